@@ -1,0 +1,70 @@
+# Every target installs what it needs: Python packages into .venv, OpenCode and ripgrep into
+# node_modules. Needed on the machine: Python 3.11 or later, Node with npm, make.
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test test-fast check docs record
+SHELL := /bin/sh
+.DELETE_ON_ERROR:
+
+WORKSPACE ?= $(or $(OPENCODE_WORKSPACE_ROOT),$(CURDIR))
+ARGS ?=
+
+# uv brings its own list of certificate authorities; the machine's may have one more.
+export UV_SYSTEM_CERTS := 1
+export UV_NATIVE_TLS := 1
+
+UV := $(or $(shell command -v uv 2>/dev/null),$(CURDIR)/.tools/bin/uv)
+PACKAGES := .venv/.installed
+PROGRAMS := node_modules/.installed
+BIN := $(CURDIR)/.venv/bin
+
+# Read when a recipe runs: before the first installation there is no such directory.
+RIPGREP = $(shell echo $(CURDIR)/node_modules/@vscode/ripgrep-*/bin)
+WITH_PROGRAMS = PATH="$(CURDIR)/node_modules/.bin:$(RIPGREP):$$PATH"
+
+help:
+	@echo 'make serve      start OpenCode and the service; the demo model if no provider is set up'
+	@echo '                WORKSPACE=directory  ARGS="flags of opencode-a2a serve"'
+	@echo 'make test       all tests, with a real OpenCode'
+	@echo 'make test-fast  the tests that need no OpenCode'
+	@echo 'make check      format, lint, types, direction of imports, generated pages'
+	@echo 'make docs       write the generated pages'
+	@echo 'make record     record event streams of the installed OpenCode into the test data'
+
+serve: $(PACKAGES) $(PROGRAMS)
+	$(WITH_PROGRAMS) exec $(BIN)/opencode-a2a serve --managed --auto-demo \
+		--opencode-workspace-root "$(WORKSPACE)" $(ARGS)
+
+test: $(PACKAGES) $(PROGRAMS)
+	$(WITH_PROGRAMS) $(BIN)/pytest $(ARGS)
+
+test-fast: $(PACKAGES)
+	$(BIN)/pytest -m "not live" $(ARGS)
+
+check: $(PACKAGES)
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/pyright
+	$(BIN)/pytest -q tests/test_architecture.py
+	$(BIN)/python tools/docs.py --check
+
+docs: $(PACKAGES)
+	$(BIN)/python tools/docs.py
+
+record: $(PACKAGES) $(PROGRAMS)
+	$(WITH_PROGRAMS) $(BIN)/python tools/record.py $(ARGS)
+
+$(PACKAGES): pyproject.toml uv.lock | $(UV)
+	$(UV) sync --frozen --quiet
+	@touch $@
+
+# The platform packages carry the programs. OpenCode's install script only links its own into
+# place; npm runs such scripts or not, depending on its version, so it is run here.
+$(PROGRAMS): package.json package-lock.json
+	npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	node node_modules/opencode-ai/postinstall.mjs
+	@touch $@
+
+$(CURDIR)/.tools/bin/uv:
+	python3 -m venv .tools
+	.tools/bin/pip install --quiet --disable-pip-version-check uv

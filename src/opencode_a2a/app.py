@@ -1,0 +1,413 @@
+"""The composition root: settings become a running service.
+
+Alone in knowing every layer. ``create_app`` is the service as an ASGI application whose
+lifespan starts and stops everything; ``serve`` runs it on a socket until a signal.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+from starlette.applications import Starlette
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from opencode_a2a import __version__, telemetry
+from opencode_a2a.clock import now_ms
+from opencode_a2a.config import Credential as CredentialEntry
+from opencode_a2a.config import Settings
+from opencode_a2a.demo.server import DemoModel, opencode_config
+from opencode_a2a.events import JsonObject
+from opencode_a2a.execution.interrupts import Interrupts, Policy, Rule
+from opencode_a2a.execution.sessions import Sessions
+from opencode_a2a.execution.turn import PromptDefaults, Turns, Watch
+from opencode_a2a.execution.workspace import Workspace
+from opencode_a2a.messages import ModelChoice
+from opencode_a2a.peers.network import EgressError, Fetched, fetch
+from opencode_a2a.protocol.announced import METADATA_EXTENSIONS
+from opencode_a2a.protocol.card import CardFacts, Cards
+from opencode_a2a.protocol.exchange import Stream, Terms
+from opencode_a2a.protocol.handler import Operations
+from opencode_a2a.protocol.rest import EXCEPTION_HANDLERS, RestBinding
+from opencode_a2a.protocol.rpc import RpcBinding
+from opencode_a2a.protocol.versions import Line
+from opencode_a2a.store.database import MEMORY, Database, DatabaseError
+from opencode_a2a.tasks.admit import Limits
+from opencode_a2a.tasks.board import Board
+from opencode_a2a.tasks.journal import Journal
+from opencode_a2a.tasks.recovery import recover, sweep
+from opencode_a2a.upstream.client import OpenCode
+from opencode_a2a.upstream.feed import Feed
+from opencode_a2a.upstream.process import (
+    Launch,
+    ManagedOpenCode,
+    OpenCodeStartError,
+)
+from opencode_a2a.web.auth import Credential, basic, bearer, generate_token
+from opencode_a2a.web.edge import EdgeRules, RateRules, edge
+from opencode_a2a.web.guards import BodyLimits, BoundaryRules
+from opencode_a2a.web.pages import PageContent, Readiness
+from opencode_a2a.web.server import server
+from opencode_a2a.web.sse import Drain, EventStream, StreamLimits, early_end
+
+log = structlog.get_logger(__name__)
+
+FEED_SILENCE_SECONDS = 30.0
+HEALTH_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """The OpenCode behind the service: how to reach it, and what to say of it."""
+
+    url: str
+    username: str
+    password: str | None
+    managed: ManagedOpenCode | None = None
+    version: str | None = None
+
+
+class Service:
+    """The service as an ASGI application; its parts exist from lifespan start to end."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.drain = Drain()
+        self.upstream: Upstream | None = None
+        self._app: ASGIApp | None = None
+        self._lifespan = Starlette(lifespan=lambda _: self.running())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or self._app is None:
+            await self._lifespan(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    @property
+    def token_file(self) -> Path:
+        return self.settings.a2a.state_dir / "token"
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        """Have all parts of the service at work."""
+        async with AsyncExitStack() as stack:
+            await self._start(stack)
+            yield
+
+    def banner(self) -> list[str]:
+        """Say in a few lines what runs here, where it is, and what to try."""
+        settings, url = self.settings, self.settings.public_url
+        parts = [f"opencode-a2a {__version__}", "A2A 1.0 and 0.3", self._opencode_line()]
+        if settings.a2a.demo:
+            parts.append("demo model")
+        lines = ["  ·  ".join(parts), f"card     {url}/.well-known/agent-card.json"]
+        if not settings.auth.configured:
+            lines.append(f"token    in {self.token_file} (mode 0600)")
+        lines.append(f'try      opencode-a2a call {url} "list the files here"')
+        return lines
+
+    def _opencode_line(self) -> str:
+        upstream = self.upstream
+        if upstream is None or upstream.managed is None:
+            return f"OpenCode at {telemetry.mask_url(self.settings.opencode.base_url)}"
+        return f"OpenCode {upstream.version} (managed, pid {upstream.managed.pid})"
+
+    async def _start(self, stack: AsyncExitStack) -> None:
+        settings = self.settings
+        database = await stack.enter_async_context(Database(_database_url(settings)))
+        upstream = self.upstream = await stack.enter_async_context(_upstream(settings))
+        opencode = await stack.enter_async_context(
+            OpenCode(
+                upstream.url,
+                username=upstream.username,
+                password=upstream.password,
+                timeout=settings.opencode.timeout,
+                max_concurrent_requests=settings.opencode.max_concurrent_requests,
+            )
+        )
+        feed = Feed(lambda: opencode.events(read_timeout=FEED_SILENCE_SECONDS))
+        journal = Journal(database)
+        turns = _turns(settings, database, opencode, feed)
+        limits = settings.limits
+        board = Board(
+            database, journal, turns, Limits(limits.max_tasks_per_principal, limits.max_open_tasks)
+        )
+        await stack.enter_async_context(_running(feed.run(), "feed"))
+        await stack.enter_async_context(_running(journal.run(), "journal"))
+        stack.push_async_callback(board.close)
+        taken_up = await recover(database, journal, board)
+        if taken_up:
+            log.warning("tasks taken up after a restart", count=taken_up)
+        retention = settings.tasks.task_retention_days * 86_400.0
+        await stack.enter_async_context(_running(sweep(database, retention), "sweep"))
+        self._app = self._edge(board, database, opencode)
+
+    def _edge(self, board: Board, database: Database, opencode: OpenCode) -> ASGIApp:
+        settings = self.settings
+
+        async def check_opencode() -> None:
+            async with asyncio.timeout(HEALTH_SECONDS):
+                await opencode.health()
+
+        readiness = Readiness({"database": database.check, "opencode": check_opencode})
+        rate = RateRules(
+            settings.limits.rate_limit_max_requests, settings.limits.rate_limit_window_seconds
+        )
+        rules = EdgeRules(
+            boundary=BoundaryRules.for_bind(
+                settings.a2a.host,
+                settings.public_url,
+                settings.auth.allowed_hosts,
+                settings.auth.allowed_origins,
+            ),
+            body=BodyLimits(max_bytes=settings.limits.max_request_body_bytes),
+            rate=rate if settings.limits.rate_limit_enabled else None,
+            gzip_minimum=settings.a2a.http_gzip_minimum_size or sys.maxsize,
+            log_payloads=settings.log.payloads,
+            log_body_limit=settings.log.body_limit,
+        )
+        pages = PageContent(readiness, self._health, settings.a2a.metrics_enabled)
+        return edge(self._protocol(board), rules, self._credentials(), pages)
+
+    def _protocol(self, board: Board) -> ASGIApp:
+        settings = self.settings
+        cards = Cards(_facts(settings), now_ms())
+        stream = StreamLimits(
+            keepalive=settings.stream.keepalive_seconds,
+            max_bytes=settings.stream.max_bytes,
+            max_seconds=settings.stream.max_duration_seconds,
+            idle_seconds=settings.stream.idle_timeout_seconds,
+        )
+
+        def write(frames: Stream) -> ASGIApp:
+            headers = tuple((k.lower().encode(), v.encode()) for k, v in frames.headers.items())
+            return EventStream(
+                frames.frames,
+                limits=stream,
+                headers=headers,
+                drain=self.drain,
+                farewell=lambda ending: frames.error_frame(early_end(ending)),
+            )
+
+        operations = Operations(board, cards, self._fetch)
+        terms = Terms(Line(settings.a2a.protocol_version), write, METADATA_EXTENSIONS)
+        routes = [
+            RpcBinding(operations, terms).route(),
+            *cards.routes(),
+            *RestBinding(operations, cards, terms).routes(),
+        ]
+        app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
+        app.router.redirect_slashes = False
+        return app
+
+    async def _fetch(self, url: str) -> Fetched:
+        a2a = self.settings.a2a
+        if not a2a.fetch_files:
+            raise EgressError("files are not fetched here; send the bytes instead")
+        return await fetch(
+            url, max_bytes=a2a.fetch_files_max_bytes, seconds=a2a.fetch_files_timeout_seconds
+        )
+
+    def _credentials(self) -> list[Credential]:
+        auth = self.settings.auth
+        found = [bearer(auth.bearer_token.get_secret_value())] if auth.bearer_token else []
+        found += [
+            _credential(entry) for entry in auth.static_auth_credentials or () if entry.enabled
+        ]
+        return found or [bearer(generate_token(self.token_file))]
+
+    def _health(self) -> JsonObject:
+        settings = self.settings
+        return {
+            "status": "ok",
+            "service": "opencode-a2a",
+            "version": __version__,
+            "opencode": {
+                "managed": settings.opencode.managed_server,
+                "version": self.upstream.version if self.upstream else None,
+            },
+            "demo": settings.a2a.demo,
+            "protocol_versions": list(settings.a2a.supported_protocol_versions),
+            "task_store": settings.tasks.task_store_backend,
+            "streams": len(self.drain),
+        }
+
+
+def create_app(settings: Settings) -> Service:
+    """Return the service; its lifespan has to be run for it to answer."""
+    return Service(settings)
+
+
+def _database_url(settings: Settings) -> str:
+    tasks = settings.tasks
+    return MEMORY if tasks.task_store_backend == "memory" else tasks.task_store_database_url
+
+
+def _credential(entry: CredentialEntry) -> Credential:
+    if entry.scheme == "basic":
+        return basic(
+            entry.username or "",
+            entry.password.get_secret_value() if entry.password else "",
+            capabilities=entry.granted,
+            credential_id=entry.credential_id,
+        )
+    return bearer(
+        entry.token.get_secret_value() if entry.token else "",
+        principal=entry.owner,
+        capabilities=entry.granted,
+        credential_id=entry.credential_id,
+    )
+
+
+def _facts(settings: Settings) -> CardFacts:
+    a2a, auth = settings.a2a, settings.auth
+    entries = [entry for entry in auth.static_auth_credentials or () if entry.enabled]
+    uses_basic = any(entry.scheme == "basic" for entry in entries)
+    return CardFacts(
+        name=a2a.title,
+        description=a2a.description,
+        version=a2a.version or __version__,
+        public_url=settings.public_url,
+        documentation_url=a2a.documentation_url,
+        bearer=bool(auth.bearer_token) or not entries or not uses_basic or len(entries) > 1,
+        basic=uses_basic,
+        demo=a2a.demo,
+        project=a2a.project,
+    )
+
+
+def _turns(settings: Settings, database: Database, opencode: OpenCode, feed: Feed) -> Turns:
+    own, interrupts = settings.opencode, settings.interrupts
+    model = None
+    if own.provider_id is not None and own.model_id is not None:
+        model = ModelChoice(own.provider_id, own.model_id)
+    workspace = Workspace(settings.workspace, allow_override=settings.a2a.allow_directory_override)
+    policy = Policy(
+        seconds=interrupts.interrupt_request_ttl_seconds,
+        tombstone_seconds=interrupts.interrupt_request_tombstone_ttl_seconds,
+        default=interrupts.interrupt_default_action,
+        allow_always=interrupts.allow_always,
+        rules=tuple(
+            Rule(rule.permission, rule.pattern, rule.action) for rule in interrupts.permission_rules
+        ),
+    )
+    watch = Watch(
+        silence_seconds=settings.turn.silence_seconds,
+        max_steps=settings.turn.max_steps,
+        max_retry_seconds=settings.turn.max_retry_wait_seconds,
+        abort_seconds=interrupts.cancel_abort_timeout_seconds,
+        connect_seconds=own.timeout,
+        turn_seconds=own.timeout_stream,
+        max_turns=own.max_concurrent_streams,
+    )
+    claim = settings.tasks.pending_session_claim_ttl_seconds
+    return Turns(
+        opencode,
+        feed,
+        Sessions(database, opencode, workspace, claim),
+        Interrupts(database, policy),
+        watch,
+        PromptDefaults(model, own.agent, own.system, own.variant),
+    )
+
+
+@asynccontextmanager
+async def _upstream(settings: Settings) -> AsyncGenerator[Upstream]:
+    """Start OpenCode, with a demo model behind it if asked for, or find the one that runs."""
+    own = settings.opencode
+    if not own.managed_server:
+        password = own.auth_password.get_secret_value() if own.auth_password else None
+        yield Upstream(own.base_url, own.auth_username, password)
+        return
+    async with AsyncExitStack() as stack:
+        config: JsonObject | None = None
+        if settings.a2a.demo:
+            model = await stack.enter_async_context(DemoModel())
+            config = opencode_config(model.url)
+        launch = Launch(
+            environment=os.environ,
+            command=own.command,
+            host=own.managed_server_host,
+            port=own.managed_server_port,
+            startup_timeout=own.startup_timeout,
+            state=settings.a2a.state_dir / "opencode" if settings.a2a.demo else None,
+            directory=settings.workspace,
+            config=config,
+        )
+        managed = await stack.enter_async_context(ManagedOpenCode(launch))
+        yield Upstream(managed.url, managed.username, managed.password, managed, managed.version)
+
+
+@asynccontextmanager
+async def _running(work: Coroutine[None, None, None], name: str) -> AsyncGenerator[None]:
+    """Run something for as long as the context lasts; without it the service cannot go on."""
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(_end_if_failed)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def _end_if_failed(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.critical(
+            "a part of the service failed", part=task.get_name(), exc_info=task.exception()
+        )
+        signal.raise_signal(signal.SIGTERM)
+
+
+# On a socket
+
+
+def serve(settings: Settings) -> int:
+    """Run the service until a signal; return the exit status."""
+    telemetry.configure(settings.log.level)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_serve(settings))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # not on every platform
+        return None
+    return uvloop.new_event_loop
+
+
+async def _serve(settings: Settings) -> int:
+    service = create_app(settings)
+    began = time.monotonic()
+    runner = server(
+        service,
+        settings.a2a.host,
+        settings.a2a.port,
+        service.drain,
+        grace=settings.a2a.shutdown_grace_seconds,
+        lifespan="off",
+    )
+    try:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(service.running())
+            announce = asyncio.create_task(_announce(service, runner.listening, began))
+            stack.callback(announce.cancel)
+            await runner.serve()
+            return 0 if runner.started else 1
+    except (DatabaseError, OpenCodeStartError) as error:
+        print(f"opencode-a2a: {error}", file=sys.stderr)
+        return 1
+
+
+async def _announce(service: Service, listening: asyncio.Event, began: float) -> None:
+    """Say where the service is, once it is there."""
+    await listening.wait()
+    for line in service.banner():
+        print(line, file=sys.stderr, flush=True)
+    log.info("started", seconds=round(time.monotonic() - began, 3))

@@ -1,0 +1,22 @@
+"""Who makes a request.
+
+``web.auth`` finds it out and puts it into the ASGI scope under ``SCOPE_KEY``; ``protocol`` and
+``extensions`` read it. Nothing here knows how a credential looks.
+"""
+
+from dataclasses import dataclass
+
+from opencode_a2a.ids import Principal
+
+SCOPE_KEY = "caller"
+CAPABILITIES = frozenset({"session_shell", "workspace_mutation"})
+"""All that a credential can be allowed beyond the ordinary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """An authenticated caller, and what its credential may do."""
+
+    principal: Principal
+    capabilities: frozenset[str] = frozenset()
+    credential_id: str | None = None

@@ -1,0 +1,58 @@
+"""The program: one file per command, loaded when that command is asked for.
+
+Commands parse, call and report; what they report on lives elsewhere. ``--help`` and ``--version``
+must answer at once, so nothing heavy is imported here.
+"""
+
+from importlib import import_module
+
+import click
+
+from opencode_a2a import __version__
+
+COMMANDS = {
+    "serve": ("serve", "Run the service, with or without starting OpenCode."),
+    "call": ("call", "Send a message to an agent and print the answer."),
+    "chat": ("chat", "Talk to an agent."),
+    "tasks": ("tasks", "List the tasks at an agent."),
+    "task": ("tasks", "Print or follow a task at an agent."),
+    "cancel": ("tasks", "Cancel a task at an agent."),
+    "doctor": ("doctor", "Check what the service needs, and say what to do."),
+    "settings": ("show", "Print the settings in effect and where they come from."),
+    "version": ("show", "Print the version."),
+}
+"""Each command's module in this package, and its line in the overview."""
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands by name and imports them by need."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"opencode_a2a.cli.{COMMANDS[cmd_name][0]}")
+        command = vars(module)[cmd_name]
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{cmd_name} is not a command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
+)
+@click.version_option(__version__, "-v", "--version", message="%(version)s")
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Turn an OpenCode server into an agent that any A2A client can talk to."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())

@@ -1,0 +1,84 @@
+"""``opencode-a2a call``: send one message to an agent and print its answer."""
+
+import base64
+import mimetypes
+import sys
+from pathlib import Path
+
+import click
+
+from opencode_a2a.messages import Part
+
+_FILE_LIMIT = 20 * 1024 * 1024
+
+
+@click.command()
+@click.argument("url")
+@click.argument("text")
+@click.option("--context", metavar="ID", help="Go on in this context: a conversation.")
+@click.option("--task", metavar="ID", help="Go on with this task, or answer what it asks.")
+@click.option(
+    "--file",
+    "files",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Send a file along; may be given several times.",
+)
+@click.option("--timeout", default=600.0, show_default=True, help="Seconds to wait for the end.")
+@click.option("--no-stream", is_flag=True, help="Poll instead of streaming.")
+@click.option("--json", "as_json", is_flag=True, help="Print each event as a line of JSON.")
+def call(
+    url: str,
+    text: str,
+    context: str | None,
+    task: str | None,
+    files: tuple[Path, ...],
+    timeout: float,
+    no_stream: bool,
+    as_json: bool,
+) -> None:
+    """Send TEXT to the agent at URL and print the answer as it arrives.
+
+    URL is the agent's base address or that of its card. TEXT may be "-" for standard input.
+    The credential comes from A2A_CLIENT_BEARER_TOKEN or A2A_CLIENT_BASIC_AUTH; for a service of
+    yours on this machine the token that it generated is found by itself.
+
+    With --json the last line is the event "interrupted" or "finished"; it holds the state, the
+    whole answer, task_id and context_id.
+
+    Exit status: 0 completed, 1 failed, 2 wrong usage, 3 input or sign-in required.
+    """
+    from opencode_a2a.cli.screen import JsonLines, Screen, report_end
+    from opencode_a2a.cli.talk import CanceledError, Talk, Turn, exit_status
+    from opencode_a2a.peers.answer import Account
+
+    parts = _parts(sys.stdin.read() if text == "-" else text, files)
+    account = Account()
+    turn = Turn(parts, account, task, context, not no_stream, timeout)
+    screen = Screen()
+    with Talk(url) as talk:
+        try:
+            talk.take(turn, JsonLines(account).show if as_json else screen.show)
+        except CanceledError as error:
+            click.echo(error, err=True)
+            sys.exit(130)
+        finally:
+            screen.close()
+    if not as_json:
+        report_end(talk.url, account)
+    sys.exit(exit_status(account.status.state))
+
+
+def _parts(text: str, files: tuple[Path, ...]) -> list[Part]:
+    if not text.strip() and not files:
+        raise click.UsageError("there is nothing to send: TEXT is empty")
+    words = [Part("text", text=text)] if text.strip() else []
+    return [*words, *(_file(path) for path in files)]
+
+
+def _file(path: Path) -> Part:
+    if path.stat().st_size > _FILE_LIMIT:
+        raise click.UsageError(f"{path.name} is larger than {_FILE_LIMIT // 1024**2} MiB")
+    raw = base64.b64encode(path.read_bytes()).decode()
+    media_type = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+    return Part("raw", raw=raw, media_type=media_type, filename=path.name)

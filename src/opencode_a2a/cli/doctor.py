@@ -1,0 +1,175 @@
+"""``opencode-a2a doctor``: check what the service needs, one line each, with the remedy.
+
+Nothing is started and nothing is changed: a check looks, and says what to do.
+"""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from pydantic import BaseModel
+
+from opencode_a2a.cli.serve import config_option
+from opencode_a2a.config import Settings, SettingsError, load
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check found; a remedy makes it a failure, unless it is only advice."""
+
+    subject: str
+    found: str
+    remedy: str | None = None
+    advice: bool = False
+
+    @property
+    def failed(self) -> bool:
+        return self.remedy is not None and not self.advice
+
+    def __str__(self) -> str:
+        mark = "failed" if self.failed else "advice" if self.remedy else "ok"
+        line = f"{mark:<7} {self.subject}: {self.found}"
+        return f"{line}; {self.remedy}" if self.remedy else line
+
+
+class Health(BaseModel):
+    """OpenCode's answer to a health check, as far as it matters here."""
+
+    version: str
+
+
+@click.command()
+@config_option
+def doctor(config: Path | None) -> None:
+    """Check what the service needs, and say what to do about what is missing."""
+    findings = list(examine(config))
+    for finding in findings:
+        click.echo(finding)
+    sys.exit(any(finding.failed for finding in findings))
+
+
+def examine(config: Path | None) -> Iterator[Finding]:
+    """Yield what the checks find; without valid settings there is little to check."""
+    yield check_python()
+    try:
+        settings = load({}, os.environ, config)
+    except SettingsError as error:
+        for problem in error.problems:
+            yield Finding("settings", str(problem), "see docs/settings.md")
+        return
+    yield from check_settings(settings)
+    yield check_opencode_server(settings)
+    yield check_search(settings)
+    yield check_database(settings)
+    yield check_port(settings)
+
+
+def check_python() -> Finding:
+    running = ".".join(map(str, sys.version_info[:3]))
+    old = sys.version_info < (3, 11)
+    return Finding("python", running, "install Python 3.11 or later" if old else None)
+
+
+def check_settings(settings: Settings) -> Iterator[Finding]:
+    for warning in settings.warnings:
+        yield Finding("settings", warning, "see docs/settings.md", advice=True)
+    yield Finding("settings", f"valid, {len(settings.sources)} given")
+
+
+def check_opencode_server(settings: Settings) -> Finding:
+    """Check the program that would be started, or the server that is to be there."""
+    if settings.opencode.managed_server:
+        return check_command(settings.opencode.command)
+    return check_reachable(settings)
+
+
+def check_command(command: str) -> Finding:
+    program = shutil.which(command)
+    if not program:
+        return Finding(
+            "opencode",
+            f"{command} not found",
+            "npm install -g opencode-ai, or set OPENCODE_COMMAND",
+        )
+    try:
+        answer = subprocess.run(  # noqa: S603 - the operator's own command, as `serve` runs it
+            [program, "--version"], capture_output=True, text=True, timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return Finding("opencode", f"{program} --version fails", "reinstall opencode-ai")
+    return judge_version(answer.stdout.strip(), program)
+
+
+def judge_version(version: str, where: str) -> Finding:
+    from opencode_a2a.upstream.process import TESTED_RANGE, tested
+
+    remedy = None if tested(version) else f"it may work, but only {TESTED_RANGE} is tested"
+    return Finding("opencode", f"{version} ({where})", remedy, advice=True)
+
+
+def check_reachable(settings: Settings) -> Finding:
+    import httpx2  # takes a third of a second to import
+
+    opencode = settings.opencode
+    password = opencode.auth_password
+    auth = (opencode.auth_username, password.get_secret_value()) if password else None
+    try:
+        # The address is the operator's; a proxy from the environment would see the password.
+        with httpx2.Client(auth=auth, timeout=5, trust_env=False) as client:
+            answer = client.get(f"{opencode.base_url}/global/health")
+            health = Health.model_validate_json(answer.raise_for_status().content)
+    except httpx2.HTTPStatusError as error:
+        return Finding(
+            "opencode",
+            f"{opencode.base_url} answers {error.response.status_code}",
+            "check OPENCODE_AUTH_USERNAME and OPENCODE_AUTH_PASSWORD",
+        )
+    except (httpx2.HTTPError, ValueError):
+        return Finding(
+            "opencode",
+            f"no OpenCode at {opencode.base_url}",
+            "run `opencode serve`, set OPENCODE_BASE_URL, or set OPENCODE_MANAGED_SERVER=true",
+        )
+    return judge_version(health.version, opencode.base_url)
+
+
+def check_search(settings: Settings) -> Finding:
+    """OpenCode downloads ripgrep at first use, which fails without a network."""
+    program = shutil.which("rg")
+    remedy = "install ripgrep, or OpenCode will try to download it"
+    managed = settings.opencode.managed_server
+    if program or not managed:
+        return Finding("rg", program or "left to the external OpenCode")
+    return Finding("rg", "not found", remedy, advice=True)
+
+
+def check_database(settings: Settings) -> Finding:
+    if settings.tasks.task_store_backend == "memory":
+        return Finding("database", "in memory, tasks end with the service")
+    name = settings.tasks.task_store_database_url.removeprefix("sqlite://").removeprefix("/")
+    file = Path(name.partition("?")[0] or ".")
+    place = file if file.exists() else file.absolute().parent
+    if os.access(place, os.W_OK):
+        return Finding("database", str(file))
+    return Finding(
+        "database", f"{place} cannot be written", "set A2A_TASK_STORE_DATABASE_URL to one that can"
+    )
+
+
+def check_port(settings: Settings) -> Finding:
+    host, port = settings.a2a.host, settings.a2a.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            remedy = "stop what uses it, or set A2A_HOST and A2A_PORT"
+            return Finding("port", f"{host}:{port}: {error.strerror}", remedy)
+    return Finding("port", f"{host}:{port} is free")

@@ -1,0 +1,223 @@
+"""What the commands that talk to an agent share: who we are to it, and one turn with it.
+
+A ``Talk`` is driven from synchronous code, so that Ctrl-C and line editing work as people know
+them. Secrets come from the environment only, or for a service of our own on this machine from
+the token that it left in its state directory. ``screen`` does the printing.
+"""
+
+import asyncio
+import os
+import uuid
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import click
+
+from opencode_a2a.messages import Message, Part
+from opencode_a2a.peers.answer import Account, PeerEvent
+from opencode_a2a.peers.client import Options, Peer
+from opencode_a2a.peers.credential import Credential
+from opencode_a2a.peers.discovery import Preference
+from opencode_a2a.peers.errors import ErrorCode, PeerError
+from opencode_a2a.peers.network import Egress, EgressError, vet
+from opencode_a2a.peers.wire import Line, State, read_binding
+
+_PREFIX = "A2A_CLIENT_"
+_BEARER = "A2A_CLIENT_BEARER_TOKEN"
+_BASIC = "A2A_CLIENT_BASIC_AUTH"
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message to the agent, and the account that the answer goes into."""
+
+    parts: list[Part]
+    account: Account
+    task_id: str | None = None
+    context_id: str | None = None
+    stream: bool = True
+    seconds: float | None = None
+
+
+class CanceledError(Exception):
+    """The person stopped the turn; the text says what became of the task."""
+
+
+class Talk:
+    """One agent at the other end of a command."""
+
+    def __init__(self, url: str) -> None:
+        self.url = full_url(url)
+        self._runner = asyncio.Runner()
+
+    def __enter__(self) -> "Talk":
+        try:
+            self.peer = self.run(_open(self.url, os.environ))
+        except BaseException:
+            self._runner.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._runner.run(self.peer.aclose())
+        self._runner.close()
+
+    def run(self, work: Coroutine[None, None, _T]) -> _T:
+        """Do one thing with the agent; what goes wrong ends the command with one line."""
+        try:
+            return self._runner.run(work)
+        except PeerError as error:
+            raise _failure(error) from error
+
+    def take(self, turn: Turn, show: Callable[[PeerEvent], None]) -> None:
+        """Send a message and show what comes back; Ctrl-C cancels the task."""
+        try:
+            self.run(self._take(turn, show))
+        except TimeoutError as error:
+            raise click.ClickException(self._unfinished(turn)) from error
+        except KeyboardInterrupt as stop:
+            raise CanceledError(self._cancel(turn.account)) from stop
+
+    def _cancel(self, account: Account) -> str:
+        if account.task_id is None or account.settled:
+            return "stopped"
+        try:
+            return str(self._runner.run(self.peer.cancel(account.task_id)).status.state)
+        except PeerError as error:
+            return f"stopped, but not canceled: {error.message}"
+
+    async def _take(self, turn: Turn, show: Callable[[PeerEvent], None]) -> None:
+        message = Message(str(uuid.uuid4()), "user", turn.parts)
+        events = self.peer.ask(
+            message,
+            task_id=turn.task_id,
+            context_id=turn.context_id,
+            account=turn.account,
+            stream=turn.stream,
+        )
+        async with asyncio.timeout(turn.seconds), aclosing(events):
+            async for event in events:
+                show(event)
+
+    def _unfinished(self, turn: Turn) -> str:
+        message = f"no end within {turn.seconds:g} s"
+        if turn.account.task_id is None:
+            return message
+        return (
+            f"{message}; the task goes on, see: "
+            f"opencode-a2a task {self.url} {turn.account.task_id} --follow"
+        )
+
+
+def exit_status(state: State) -> int:
+    """0 completed, 3 when somebody has to answer or sign in, 1 for every other end."""
+    if state is State.COMPLETED:
+        return 0
+    return 3 if state.waits else 1
+
+
+def full_url(url: str) -> str:
+    """Let people leave out the scheme."""
+    if "://" in url:
+        return url
+    return f"http://{url}" if _is_loopback(f"http://{url}") else f"https://{url}"
+
+
+async def _open(url: str, environ: Mapping[str, str]) -> Peer:
+    options, hosts = _settings(environ)
+    rules = Egress(hosts, allow_private=not await _is_public(url))
+    return await Peer.open(url, rules, credential(url, environ), options)
+
+
+async def _is_public(url: str) -> bool:
+    """A person may call any address; a public agent's card may not lead to a private one."""
+    try:
+        await vet(url, Egress())
+    except EgressError:
+        return False
+    return True
+
+
+def credential(url: str, environ: Mapping[str, str]) -> Credential | None:
+    """Return what the environment has for the agent, or our own service's token."""
+    try:
+        if token := environ.get(_BEARER):
+            return Credential.bearer(url, token)
+        if basic := environ.get(_BASIC):
+            return Credential.basic(url, basic)
+        token = _own_token(environ) if _is_loopback(url) else None
+        return Credential.bearer(url, token) if token else None
+    except ValueError as error:
+        # The message names the rule that is broken, never the value.
+        raise click.UsageError(f"{_BEARER} or {_BASIC}: {error}") from error
+
+
+def _own_token(environ: Mapping[str, str]) -> str | None:
+    try:
+        return (state_dir(environ) / "token").read_text().strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def state_dir(environ: Mapping[str, str]) -> Path:
+    """Return where a service of this user keeps its token; as ``config`` says, without its cost."""
+    if given := environ.get("A2A_STATE_DIR"):
+        return Path(given)
+    state = environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "opencode-a2a"
+
+
+def _is_loopback(url: str) -> bool:
+    try:
+        host = urlsplit(url).hostname or ""
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _settings(environ: Mapping[str, str]) -> tuple[Options, tuple[str, ...]]:
+    """Read the client settings; their machinery is only loaded when one of them is set."""
+    given = {name: value for name, value in environ.items() if name.startswith(_PREFIX)}
+    if not given.keys() - {_BEARER, _BASIC}:
+        return Options(), ()
+
+    from opencode_a2a.config import SettingsError, load
+
+    try:
+        client = load({}, given, None).client
+    except SettingsError as error:
+        raise click.UsageError("; ".join(str(problem) for problem in error.problems)) from error
+    bindings = (read_binding(name) for name in client.supported_transports)
+    line = Line(client.protocol_version) if client.protocol_version else None
+    preference = Preference(
+        tuple(binding for binding in bindings if binding), client.use_client_preference, line
+    )
+    options = Options(
+        timeout=client.timeout_seconds,
+        card_timeout=client.card_fetch_timeout_seconds,
+        preference=preference,
+        poll_first=client.polling_fallback_initial_interval_seconds,
+        poll_most=client.polling_fallback_max_interval_seconds,
+        poll_factor=client.polling_fallback_backoff_multiplier,
+    )
+    return options, client.allowed_hosts
+
+
+def _failure(error: PeerError) -> click.ClickException:
+    """A URL that cannot be called is a usage error; everything else is a failed call."""
+    refused_here = error.http_status is None and error.rpc_code is None
+    if error.code is ErrorCode.INVALID_INPUT and refused_here:
+        return click.UsageError(error.message)
+    return click.ClickException(error.message)

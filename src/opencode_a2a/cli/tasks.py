@@ -1,0 +1,100 @@
+"""``opencode-a2a tasks``, ``task`` and ``cancel``: look after work that runs at an agent."""
+
+import sys
+
+import click
+
+
+@click.command()
+@click.argument("url")
+@click.option("--context", metavar="ID", help="Only tasks of this context.")
+@click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 100))
+@click.option("--json", "as_json", is_flag=True, help="Print each task as a line of JSON.")
+def tasks(url: str, context: str | None, limit: int, as_json: bool) -> None:
+    """List the tasks at the agent at URL, the newest first."""
+    from opencode_a2a.cli.screen import clean, one_line, print_json
+    from opencode_a2a.cli.talk import Talk
+
+    with Talk(url) as talk:
+        found = talk.run(talk.peer.tasks(context, limit))
+    for task in found:
+        if as_json:
+            print_json(task)
+            continue
+        when = (task.status.timestamp or "")[:19].replace("T", " ")
+        said = task.history[0].text if task.history else task.status.text or ""
+        line = f"{task.task_id}  {task.status.state:<14}  {when:<19}  {one_line(said, 60)}"
+        click.echo(clean(line).rstrip())
+
+
+@click.command()
+@click.argument("url")
+@click.argument("task_id", metavar="TASK")
+@click.option("--follow", "-f", is_flag=True, help="Go on printing until the task ends or waits.")
+@click.option("--json", "as_json", is_flag=True, help="Print the task, or its events, as JSON.")
+def task(url: str, task_id: str, follow: bool, as_json: bool) -> None:
+    """Print the state and the answer of TASK at the agent at URL.
+
+    With --follow the exit status is that of `call`.
+    """
+    if follow:
+        sys.exit(_follow(url, task_id, as_json))
+
+    from opencode_a2a.cli.screen import Screen, clean, print_json
+    from opencode_a2a.cli.talk import Talk
+    from opencode_a2a.peers.answer import Account
+
+    with Talk(url) as talk:
+        found = talk.run(talk.peer.task(task_id, 10))
+    if as_json:
+        print_json(found)
+        return
+    context = f"  context {found.context_id}" if found.context_id else ""
+    click.echo(clean(f"{found.task_id}  {found.status.state}{context}"), err=True)
+    screen = Screen()
+    for event in Account().take(found):
+        screen.show(event)
+    screen.close()
+    if found.status.text:
+        click.echo(clean(found.status.text), err=True)
+
+
+def _follow(url: str, task_id: str, as_json: bool) -> int:
+    from contextlib import aclosing
+
+    from opencode_a2a.cli.screen import JsonLines, Screen, report_end
+    from opencode_a2a.cli.talk import Talk, exit_status
+    from opencode_a2a.peers.answer import Account
+
+    account, screen = Account(), Screen()
+    show = JsonLines(account).show if as_json else screen.show
+    with Talk(url) as talk:
+
+        async def listen() -> None:
+            async with aclosing(talk.peer.follow(task_id, account)) as events:
+                async for event in events:
+                    show(event)
+
+        try:
+            talk.run(listen())
+        except KeyboardInterrupt:
+            return 130  # only the listening ends, the task goes on
+        finally:
+            screen.close()
+    if not as_json:
+        report_end(talk.url, account)
+    return exit_status(account.status.state)
+
+
+@click.command()
+@click.argument("url")
+@click.argument("task_id", metavar="TASK")
+def cancel(url: str, task_id: str) -> None:
+    """Cancel TASK at the agent at URL, and print the state that it is in then."""
+    from opencode_a2a.cli.talk import Talk
+    from opencode_a2a.peers.wire import State
+
+    with Talk(url) as talk:
+        found = talk.run(talk.peer.cancel(task_id))
+    click.echo(found.status.state)
+    sys.exit(0 if found.status.state is State.CANCELED else 1)

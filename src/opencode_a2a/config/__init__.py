@@ -1,0 +1,66 @@
+"""The settings: from flags of ``serve``, the environment, one TOML file, or their defaults.
+
+``values`` has the kinds of values, ``groups`` the settings, ``settings`` puts them together and
+checks them against each other, ``loading`` finds them. ``cli`` loads them, ``app`` passes the
+groups on, ``tools/docs.py`` prints them. Nothing here starts anything or connects anywhere.
+"""
+
+from opencode_a2a.config.groups import (
+    Access,
+    Client,
+    Environment,
+    Group,
+    Interrupts,
+    Limits,
+    Log,
+    OpenCode,
+    Service,
+    Stream,
+    Tasks,
+    Turn,
+)
+from opencode_a2a.config.loading import load, provider_configured
+from opencode_a2a.config.settings import (
+    CONFIG_VARIABLE,
+    GROUPS,
+    SETTINGS,
+    VARIABLES,
+    Problem,
+    Setting,
+    Settings,
+    SettingsError,
+    loopback,
+    show,
+)
+from opencode_a2a.config.values import Capability, Credential, PeerEntry, PermissionRule
+
+__all__ = [
+    "CONFIG_VARIABLE",
+    "GROUPS",
+    "SETTINGS",
+    "VARIABLES",
+    "Access",
+    "Capability",
+    "Client",
+    "Credential",
+    "Environment",
+    "Group",
+    "Interrupts",
+    "Limits",
+    "Log",
+    "OpenCode",
+    "PeerEntry",
+    "PermissionRule",
+    "Problem",
+    "Service",
+    "Setting",
+    "Settings",
+    "SettingsError",
+    "Stream",
+    "Tasks",
+    "Turn",
+    "load",
+    "loopback",
+    "provider_configured",
+    "show",
+]

@@ -1,0 +1,232 @@
+"""Where settings come from: flags of ``serve``, the environment, one TOML file, defaults.
+
+Never a ``.env`` file, never a workspace. This module alone reads the environment.
+"""
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import cast
+
+from pydantic import SecretStr, ValidationError
+
+from opencode_a2a.config.groups import Group
+from opencode_a2a.config.settings import (
+    CONFIG_VARIABLE,
+    GROUPS,
+    SETTINGS,
+    VARIABLES,
+    Problem,
+    Settings,
+    SettingsError,
+    conflicts,
+    loopback,
+)
+from opencode_a2a.config.values import PeerEntry, default_state_dir
+
+_OPENCODES_OWN = re.compile(
+    r"OPENCODE(_(SERVER|CONFIG|TUI_CONFIG|DISABLE|ENABLE|EXPERIMENTAL|MODELS|TEST|AUTO|FAKE|PLUGIN|"
+    r"GITLAB|REPO_CLONE|ACP|DIRECT|EDITOR|WEBSEARCH|CONSOLE|ZED)(_\w+)?|_(PERMISSION|CLIENT|DB|"
+    r"AUTH_CONTENT|API_KEY|BIN_PATH|PURE|GIT_BASH_PATH|PID|ROUTE|TERMINAL|WORKSPACE_ID|CALLER|"
+    r"LOG_LEVEL|PRINT_LOGS|SHOW_TTFD|FAST_BOOT|ALWAYS_NOTIFY_UPDATE|VERSION|CHANNEL|RUN_ID|"
+    r"PROCESS_ROLE|APP_INFO|SESSION_ID|MESSAGE_ID))?"
+)
+"""Variables that OpenCode itself reads or sets for its children."""
+_KUBERNETES = re.compile(r"\w+_(SERVICE_(HOST|PORT\w*)|PORT_\d+_(TCP|UDP)\w*)")
+"""Variables that a cluster sets for a service that happens to be called a2a or opencode."""
+_RETIRED = {
+    "OPENCODE_DIRECTORY": "is no longer read; set OPENCODE_WORKSPACE_ROOT",
+    "A2A_SESSION_CACHE_TTL_SECONDS": "has no effect: the sessions of contexts are stored",
+    "A2A_SESSION_CACHE_MAXSIZE": "has no effect: the sessions of contexts are stored",
+    "A2A_STREAM_SSE_PING_SECONDS": "is no longer read; set A2A_STREAM_KEEPALIVE_SECONDS",
+    "A2A_STREAMING": "has no effect: streaming is always on",
+}
+_PROVIDER_VARIABLE = re.compile(
+    r"(ANTHROPIC|AZURE|CEREBRAS|COHERE|DEEPSEEK|FIREWORKS|GEMINI|GOOGLE|GOOGLE_GENERATIVE_AI|GROQ|"
+    r"MISTRAL|MOONSHOT|NVIDIA|OPENAI|OPENCODE|OPENROUTER|PERPLEXITY|TOGETHER|XAI|ZHIPU)_API_KEY|"
+    r"AWS_(ACCESS_KEY_ID|BEARER_TOKEN_BEDROCK|PROFILE)|CLOUDFLARE_API_TOKEN|HF_TOKEN|GITLAB_TOKEN|"
+    r"GOOGLE_APPLICATION_CREDENTIALS|OPENCODE_(AUTH_CONTENT|CONFIG|CONFIG_CONTENT|CONFIG_DIR)"
+)
+"""Variables through which OpenCode finds a provider."""
+
+
+class _Loading:
+    """The values found so far by key, with their sources, and the problems on the way."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.environ = environ
+        self.values: dict[str, object] = {"a2a.state_dir": default_state_dir(environ)}
+        self.sources: dict[str, str] = {}
+        self.problems: list[Problem] = []
+        self.warnings: list[str] = []
+
+    def take(self, key: str, value: object, source: str) -> None:
+        self.values[key], self.sources[key] = value, source
+
+    def problem(self, key: str, text: str) -> None:
+        variable, source = SETTINGS[key].variable, self.sources.get(key)
+        named = variable if source in (variable, None) else f"{variable} ({source})"
+        self.problems.append(Problem(named, text))
+
+    def read_file(self, path: Path) -> None:
+        try:
+            tables = tomllib.loads(path.read_text())
+        except OSError as error:
+            self.problems.append(Problem(CONFIG_VARIABLE, f"cannot read {path}: {error.strerror}"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            self.problems.append(Problem(CONFIG_VARIABLE, f"{path} is not TOML: {error}"))
+        else:
+            for key, value in _flatten(tables):
+                if key in SETTINGS:
+                    self.take(key, value, str(path))
+                else:
+                    hint = _nearest(key, SETTINGS)
+                    self.problems.append(Problem(f"{key} ({path})", f"no such setting{hint}"))
+
+    def read_environment(self) -> None:
+        for name, value in self.environ.items():
+            if not value:
+                continue  # an empty variable is how many tools write "not set"
+            if setting := VARIABLES.get(name):
+                self.take(setting.key, value, name)
+            elif name in _RETIRED or name.startswith("A2A_OAUTH_"):
+                self.warnings.append(f"{name}: {_RETIRED.get(name, 'has no effect')}")
+
+    def report_strangers(self, peers: tuple[PeerEntry, ...]) -> None:
+        """Report variables that look like settings but are none."""
+        known = {*VARIABLES, *_RETIRED, CONFIG_VARIABLE, *(peer.credential for peer in peers)}
+        for name in sorted(self.environ.keys() - known):
+            ours = name.startswith(("A2A_", "OPENCODE_")) and not name.startswith("A2A_OAUTH_")
+            if ours and not _OPENCODES_OWN.fullmatch(name) and not _KUBERNETES.fullmatch(name):
+                hint = _nearest(name, VARIABLES)
+                self.problems.append(Problem(name, f"no such setting{hint}"))
+
+    def build(self) -> Settings:
+        """Return the settings as far as they are right; what is wrong keeps its default."""
+        groups = {name: self._build_group(name, kind) for name, kind in GROUPS.items()}
+        partial = Settings.model_construct(None, **groups)
+        if partial.a2a.demo and "opencode.managed_server" not in self.sources:
+            managed = partial.opencode.model_copy(update={"managed_server": True})
+            partial = partial.model_copy(update={"opencode": managed})
+        peers = tuple(self._with_token(peer) for peer in partial.a2a.peers)
+        a2a = partial.a2a.model_copy(update={"peers": peers})
+        return partial.model_copy(update={"a2a": a2a, "sources": self.sources})
+
+    def _build_group(self, name: str, kind: type[Group]) -> Group:
+        keys = [key for key in self.values if key.startswith(f"{name}.")]
+        given = {SETTINGS[key].field: self.values[key] for key in keys}
+        try:
+            return kind.model_validate(given)
+        except ValidationError as error:
+            for detail in error.errors(include_url=False, include_input=False):
+                field, *inner = map(str, detail["loc"])
+                where = f"{'.'.join(inner)}: " if inner else ""
+                self.problem(f"{name}.{field}", where + _plain(detail["msg"]))
+                given.pop(field, None)
+            return kind.model_validate(given)
+
+    def _with_token(self, peer: PeerEntry) -> PeerEntry:
+        if not peer.credential:
+            return peer
+        token = self.environ.get(peer.credential)
+        if not token:
+            self.problem("a2a.peers", f"{peer.name}: the variable {peer.credential} is not set")
+            return peer
+        return peer.model_copy(update={"token": SecretStr(token)})
+
+    def check(self, settings: Settings) -> None:
+        """Add the conflicts between settings that are right by themselves."""
+        wrong = {problem.name.partition(" ")[0] for problem in self.problems}
+        for conflict in conflicts(settings):
+            if not any(name in str(conflict) for name in wrong):
+                self.problem(VARIABLES[conflict.name].key, conflict.text)
+
+    def advise(self, settings: Settings, file: Path | None) -> None:
+        """Add warnings about what works but may not be what was meant."""
+        level = self.values.get("log.level")
+        if isinstance(level, str) and level.upper() != settings.log.level:
+            self.warnings.append("A2A_LOG_LEVEL: not a level, WARNING is used")
+        if settings.opencode.managed_server and "opencode.base_url" in self.sources:
+            self.warnings.append("OPENCODE_BASE_URL: unused, since OpenCode is managed")
+        if not loopback(settings.a2a.host):
+            if not settings.a2a.public_url:
+                self.warnings.append("A2A_PUBLIC_URL: not set, the card names the bind address")
+            if not settings.auth.allowed_hosts:
+                self.warnings.append("A2A_ALLOWED_HOSTS: not set, any Host header is accepted")
+        if file and settings.workspace and file.resolve().is_relative_to(settings.workspace):
+            self.warnings.append(f"A2A_CONFIG: the agent can change {file}: it is in the workspace")
+        if file and self._exposes_secret(file):
+            self.warnings.append(f"A2A_CONFIG: {file} holds secrets and others can read it")
+
+    def _exposes_secret(self, file: Path) -> bool:
+        told = any(SETTINGS[k].secret for k, source in self.sources.items() if source == str(file))
+        return told and os.name == "posix" and bool(file.stat().st_mode & 0o077)
+
+
+def load(
+    flags: Mapping[str, str], environ: Mapping[str, str], file: Path | None = None
+) -> Settings:
+    """Return the settings from all sources; ``flags`` are by key, such as ``a2a.port``.
+
+    Raises ``SettingsError`` with everything that is wrong, not only the first of it.
+    """
+    loading = _Loading(environ)
+    path = file or (Path(environ[CONFIG_VARIABLE]) if environ.get(CONFIG_VARIABLE) else None)
+    if path:
+        loading.read_file(path)
+    loading.read_environment()
+    for key, value in flags.items():
+        loading.take(key, value, SETTINGS[key].flag)
+    settings = loading.build()
+    loading.report_strangers(settings.a2a.peers)
+    loading.check(settings)
+    if loading.problems:
+        raise SettingsError(tuple(loading.problems))
+    loading.advise(settings, path)
+    return settings.model_copy(update={"warnings": tuple(loading.warnings)})
+
+
+def provider_configured(settings: Settings, environ: Mapping[str, str]) -> bool:
+    """Whether OpenCode would find a model of the user's: a key, a login or a configuration."""
+    variables = (name for name, value in environ.items() if value)
+    if settings.opencode.provider_id or any(map(_PROVIDER_VARIABLE.fullmatch, variables)):
+        return True
+    home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+    data = Path(environ.get("XDG_DATA_HOME") or home / ".local" / "share") / "opencode"
+    config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "opencode"
+    # OpenCode writes an empty configuration by itself, so a file alone proves nothing.
+    return _mentions(data / "auth.json", '"type"') or any(
+        _mentions(config / name, '"provider"', '"model"')
+        for name in ("opencode.json", "opencode.jsonc", "config.json")
+    )
+
+
+def _mentions(file: Path, *words: str) -> bool:
+    try:
+        text = file.read_text(errors="replace")
+    except OSError:
+        return False
+    return any(word in text for word in words)
+
+
+def _flatten(tables: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    for group, table in tables.items():
+        if isinstance(table, dict):
+            for field, value in cast("dict[str, object]", table).items():
+                yield f"{group}.{field}", value
+        else:
+            yield group, table
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _plain(message: str) -> str:
+    """Return a pydantic message as the second half of ``NAME: …``."""
+    message = message.removeprefix("Value error, ").removeprefix("Input ")
+    return message[:1].lower() + message[1:]

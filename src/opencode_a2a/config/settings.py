@@ -1,0 +1,264 @@
+"""All settings together: how they fit each other, and what is known of each.
+
+``loading`` builds ``Settings`` from the outside world; tests and ``app`` may build one directly.
+``SETTINGS`` is what flags, the reference page and messages are made from.
+"""
+
+import ipaddress
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self, cast, get_args, get_origin
+
+from pydantic import BaseModel, SecretStr, model_validator
+from pydantic.fields import FieldInfo
+
+from opencode_a2a.config.groups import (
+    Access,
+    Client,
+    Environment,
+    Group,
+    Interrupts,
+    Limits,
+    Log,
+    OpenCode,
+    Service,
+    Stream,
+    Tasks,
+    Turn,
+)
+from opencode_a2a.config.values import STRICT
+
+
+class Settings(BaseModel):
+    """All settings, checked; ``sources`` and ``warnings`` say where they came from."""
+
+    model_config = STRICT
+
+    a2a: Service = Service()
+    auth: Access = Access()
+    opencode: OpenCode = OpenCode()
+    tasks: Tasks = Tasks()
+    interrupts: Interrupts = Interrupts()
+    turn: Turn = Turn()
+    stream: Stream = Stream()
+    limits: Limits = Limits()
+    log: Log = Log()
+    client: Client = Client()
+    environment: Environment = Environment()
+    sources: Mapping[str, str] = {}
+    """For each key that was given: the flag, variable or file that it came from."""
+    warnings: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if problems := tuple(conflicts(self)):
+            raise ValueError("; ".join(map(str, problems)))
+        return self
+
+    @property
+    def public_url(self) -> str:
+        """The base URL for the card, without a slash at the end."""
+        host = f"[{self.a2a.host}]" if ":" in self.a2a.host else self.a2a.host
+        return self.a2a.public_url or f"http://{host}:{self.a2a.port}"
+
+    @property
+    def workspace(self) -> Path | None:
+        """The directory that sessions work in; None leaves it to an OpenCode of its own."""
+        if self.opencode.workspace_root or not self.opencode.managed_server:
+            return self.opencode.workspace_root
+        return Path.cwd()
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting as declared: what flags, pages and messages are made from."""
+
+    group: str
+    field: str
+    variable: str
+    info: FieldInfo
+
+    @property
+    def key(self) -> str:
+        """Its name in the TOML file."""
+        return f"{self.group}.{self.field}"
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.group}-{self.field}".replace("_", "-")
+
+    @property
+    def help(self) -> str:
+        return self.info.description or ""
+
+    @property
+    def secret(self) -> bool:
+        """Whether the value holds a secret, and so must not stand on a command line or be shown."""
+        return _holds_secret(self.info.annotation)
+
+    @property
+    def switch(self) -> bool:
+        return self.info.annotation is bool
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The allowed values, where there is a list of them."""
+        return next(_literals(self.info.annotation), ())
+
+    @property
+    def default(self) -> str:
+        """The default as a person would write it; empty when there is none."""
+        if self.info.default_factory:
+            return self.info.default_factory.__doc__ or ""
+        return show(self.info.default)
+
+
+def show(value: object) -> str:
+    """Return a value in the form in which it can be given; secrets are masked."""
+    match value:
+        case None:
+            return ""
+        case SecretStr():
+            return "********"
+        case bool():
+            return str(value).lower()
+        case float():
+            return f"{value:g}"
+        case tuple():
+            return ",".join(show(item) for item in cast("tuple[object, ...]", value))
+        case BaseModel():
+            return value.model_dump_json(exclude_none=True)
+        case _:
+            return str(value)
+
+
+def _holds_secret(annotation: object) -> bool:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return any(_holds_secret(info.annotation) for info in annotation.model_fields.values())
+    return annotation is SecretStr or any(map(_holds_secret, get_args(annotation)))
+
+
+def _literals(annotation: object) -> Iterator[tuple[str, ...]]:
+    if get_origin(annotation) is Literal:
+        yield get_args(annotation)
+    else:
+        for argument in get_args(annotation):
+            yield from _literals(argument)
+
+
+def _groups() -> dict[str, type[Group]]:
+    kinds = {name: info.annotation for name, info in Settings.model_fields.items()}
+    return {n: k for n, k in kinds.items() if isinstance(k, type) and issubclass(k, Group)}
+
+
+GROUPS: Mapping[str, type[Group]] = _groups()
+SETTINGS: Mapping[str, Setting] = {
+    f"{name}.{field}": Setting(name, field, group.prefix + field.upper(), info)
+    for name, group in GROUPS.items()
+    for field, info in group.model_fields.items()
+}
+"""Every setting by its key."""
+VARIABLES: Mapping[str, Setting] = {setting.variable: setting for setting in SETTINGS.values()}
+"""Every setting by the name of its variable."""
+CONFIG_VARIABLE = "A2A_CONFIG"
+
+
+# --- checks that need more than one setting --------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something wrong with a setting; ``name`` is its variable, and where else it came from."""
+
+    name: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.text}"
+
+
+class SettingsError(Exception):
+    """The settings are wrong; ``problems`` has all there is to mend."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = problems
+
+
+def loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def conflicts(settings: Settings) -> Iterator[Problem]:
+    yield from _access_conflicts(settings.a2a, settings.auth)
+    yield from _opencode_conflicts(settings.a2a, settings.opencode)
+    yield from _environment_conflicts(settings)
+    client = settings.client
+    if (
+        client.polling_fallback_max_interval_seconds
+        < client.polling_fallback_initial_interval_seconds
+    ):
+        yield Problem(
+            "A2A_CLIENT_POLLING_FALLBACK_MAX_INTERVAL_SECONDS",
+            "should not be below A2A_CLIENT_POLLING_FALLBACK_INITIAL_INTERVAL_SECONDS",
+        )
+
+
+def _access_conflicts(a2a: Service, auth: Access) -> Iterator[Problem]:
+    credentials = auth.static_auth_credentials
+    if credentials and not any(credential.enabled for credential in credentials):
+        yield Problem("A2A_STATIC_AUTH_CREDENTIALS", "should have at least one enabled entry")
+    if _repeated(c.credential_id for c in credentials or ()):
+        yield Problem("A2A_STATIC_AUTH_CREDENTIALS", "has the same credential_id twice")
+    if _repeated(c.username or c.token for c in credentials or ()):
+        yield Problem("A2A_STATIC_AUTH_CREDENTIALS", "has the same token or username twice")
+    if not loopback(a2a.host) and not auth.configured:
+        yield Problem(
+            "A2A_HOST",
+            "can be reached from other machines, so set A2A_BEARER_TOKEN or "
+            "A2A_STATIC_AUTH_CREDENTIALS",
+        )
+    if a2a.protocol_version not in a2a.supported_protocol_versions:
+        yield Problem("A2A_PROTOCOL_VERSION", "is not among A2A_SUPPORTED_PROTOCOL_VERSIONS")
+    if _repeated(peer.name for peer in a2a.peers):
+        yield Problem("A2A_PEERS", "has the same name twice")
+
+
+def _repeated(values: Iterable[object]) -> bool:
+    counts = Counter(value for value in values if value is not None)
+    return any(count > 1 for count in counts.values())
+
+
+def _opencode_conflicts(a2a: Service, opencode: OpenCode) -> Iterator[Problem]:
+    if opencode.provider_id and not opencode.model_id:
+        yield Problem("OPENCODE_PROVIDER_ID", "should be given together with OPENCODE_MODEL_ID")
+    if opencode.model_id and not opencode.provider_id:
+        yield Problem("OPENCODE_MODEL_ID", "should be given together with OPENCODE_PROVIDER_ID")
+    if a2a.demo and not opencode.managed_server:
+        yield Problem("A2A_DEMO", "starts OpenCode, so leave OPENCODE_MANAGED_SERVER on")
+    if a2a.demo and opencode.provider_id:
+        yield Problem("A2A_DEMO", "uses its own model, so leave OPENCODE_PROVIDER_ID out")
+    root = opencode.workspace_root
+    if opencode.managed_server and root and not root.is_dir():
+        yield Problem("OPENCODE_WORKSPACE_ROOT", "is not a directory")
+
+
+def _environment_conflicts(settings: Settings) -> Iterator[Problem]:
+    declared, workspace = settings.environment, settings.workspace
+    roots = declared.sandbox_writable_roots
+    if roots and declared.write_access_scope == "none":
+        yield Problem(
+            "A2A_SANDBOX_WRITABLE_ROOTS", "should be empty when A2A_WRITE_ACCESS_SCOPE is none"
+        )
+    confined = "workspace_only" in (declared.write_access_scope, declared.sandbox_filesystem_scope)
+    if confined and workspace and not all(root.is_relative_to(workspace) for root in roots):
+        yield Problem(
+            "A2A_SANDBOX_WRITABLE_ROOTS",
+            "should lie in the workspace when the declared scope is workspace_only",
+        )

@@ -1,0 +1,1 @@
+"""The scripted model: an OpenAI-compatible server for demos and live tests."""

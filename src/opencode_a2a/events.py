@@ -1,0 +1,264 @@
+"""What a turn can tell its caller.
+
+This is the vocabulary between OpenCode and A2A: ``upstream.reader`` produces most of these
+values, ``execution`` adds what it alone knows and passes them on, ``tasks`` numbers and
+stores them, ``protocol.render`` turns them into A2A events. Nothing here knows either wire
+format. Every field is plain JSON, so that a stored event is its own encoding.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+from opencode_a2a.ids import MessageId, RequestId, SessionId
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+JsonObject = dict[str, Json]
+
+
+class Lane(StrEnum):
+    """The two running texts of a turn."""
+
+    TEXT = "text"
+    REASONING = "reasoning"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionBound:
+    """The session that the turn runs in; told again when OpenCode gives it a title."""
+
+    session_id: SessionId
+    directory: str | None = None
+    title: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """OpenCode has the prompt; the answer follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextGrew:
+    """New answer text; never a repeat of what an earlier event carried.
+
+    The texts of one lane, joined as they are, are the lane's text: what separates two parts
+    of an answer is already in ``text``. ``opens`` marks the first event of the lane.
+    """
+
+    message_id: MessageId
+    part_id: str
+    text: str
+    opens: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningGrew:
+    """New reasoning text, under the same rules as answer text."""
+
+    message_id: MessageId
+    part_id: str
+    text: str
+    opens: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LaneReplaced:
+    """The whole text of a lane anew: a provider's retry made a part of what was told void."""
+
+    lane: Lane
+    message_id: MessageId
+    parts: list[tuple[str, str]]
+    """(part id, text) in order; joined they are the lane's text."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneClosed:
+    """Nothing more will be told in this lane."""
+
+    lane: Lane
+    message_id: MessageId
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChanged:
+    """The state of one tool call, in full: it takes the place of the one told before."""
+
+    message_id: MessageId
+    part_id: str
+    call_id: str
+    tool: str
+    status: Literal["pending", "running", "completed", "error"]
+    title: str | None = None
+    input: JsonObject | None = None
+    output: str | None = None
+    error: str | None = None
+    metadata: JsonObject | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """A sign of life that is neither text nor tool: a step, a retry, a compaction, a wait."""
+
+    type: str
+    status: str
+    part_id: str | None = None
+    title: str | None = None
+    subtitle: str | None = None
+    reason: str | None = None
+    todos: list[JsonObject] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionOption:
+    label: str
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    question: str
+    header: str
+    options: list[QuestionOption] = field(default_factory=list[QuestionOption])
+    multiple: bool = False
+    custom: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """OpenCode asks and waits: a permission, or one or more questions.
+
+    The reader fills what OpenCode said; ``asked_at``, ``expires_at`` (milliseconds), ``default``
+    and ``allows_always`` are added by ``execution``, which owns the deadline and the policy.
+    """
+
+    request_id: RequestId
+    type: Literal["permission", "question"]
+    session_id: SessionId
+    permission: str | None = None
+    patterns: list[str] = field(default_factory=list[str])
+    always: list[str] = field(default_factory=list[str])
+    metadata: JsonObject = field(default_factory=dict[str, Json])
+    call_id: str | None = None
+    tool: str | None = None
+    tool_input: JsonObject | None = None
+    questions: list[Question] = field(default_factory=list[Question])
+    directory: str | None = None
+    asked_at: int | None = None
+    expires_at: int | None = None
+    default: str | None = None
+    allows_always: bool = False
+
+
+Resolution = Literal["once", "always", "rejected", "replied", "expired", "void"]
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """An interrupt is settled; ``void`` when OpenCode forgot it."""
+
+    request_id: RequestId
+    type: Literal["permission", "question"]
+    resolution: Resolution
+    by: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens and money: ``input`` excludes what came from the cache, ``output`` the reasoning."""
+
+    input: int = 0
+    output: int = 0
+    reasoning: int = 0
+    cache_read: int = 0
+    cache_write: int = 0
+    cost: float = 0.0
+
+    @property
+    def total(self) -> int:
+        return self.input + self.output + self.reasoning + self.cache_read + self.cache_write
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(
+            self.input + other.input,
+            self.output + other.output,
+            self.reasoning + other.reasoning,
+            self.cache_read + other.cache_read,
+            self.cache_write + other.cache_write,
+            self.cost + other.cost,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class UsageCounted:
+    """What the turn used: its own steps, and apart from them those of its sub-agents."""
+
+    own: Usage
+    children: Usage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    file: str
+    status: str
+    additions: int = 0
+    deletions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DiffChanged:
+    """The files that the turn changed, and one unified diff of all of them."""
+
+    files: list[FileChange]
+    patch: str
+    truncated: bool = False
+
+
+class Outcome(StrEnum):
+    """How a turn ended."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELED = "canceled"
+    REJECTED = "rejected"
+    """A person refused what the turn needed, and it stopped there."""
+    AUTH_REQUIRED = "auth_required"
+    """The provider wants a sign-in; the turn is over, the task waits for another try."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a turn did not complete: a stable type, and a text that names the remedy."""
+
+    type: str
+    message: str
+    upstream_status: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event of a turn."""
+
+    outcome: Outcome
+    message_id: MessageId | None = None
+    finish: str | None = None
+    """OpenCode's own word for why the model stopped: stop, length, tool-calls, …"""
+    structured: Json = None
+    failure: Failure | None = None
+
+
+TurnEvent = (
+    SessionBound
+    | Started
+    | TextGrew
+    | ReasoningGrew
+    | LaneReplaced
+    | LaneClosed
+    | ToolChanged
+    | Progressed
+    | Interrupted
+    | Resumed
+    | UsageCounted
+    | DiffChanged
+    | Finished
+)

@@ -1,0 +1,1 @@
+"""Which session, one turn at a time, interrupts. Imports neither A2A nor HTTP."""

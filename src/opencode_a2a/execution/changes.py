@@ -1,0 +1,37 @@
+"""Whether OpenCode has worked out what a turn changed. Pure.
+
+``turn`` asks before it reads the diff. OpenCode works it out anew after every step and once
+more after the turn, and does not wait for it: a diff that is read too early lacks the last
+changes. Each time ends with an update of the prompt's message.
+"""
+
+from collections.abc import Iterable
+
+from opencode_a2a.ids import MessageId
+from opencode_a2a.upstream.events import MessageUpdated, PartUpdated
+from opencode_a2a.upstream.feed import FeedItem
+from opencode_a2a.upstream.models import AssistantMessage, PatchPart, UserMessage
+
+
+class Changes:
+    def __init__(self) -> None:
+        self._steps: set[MessageId] = set()
+        self._told = 0
+        self._any = False
+
+    def hear(self, items: Iterable[FeedItem]) -> None:
+        for item in items:
+            match item:
+                case PartUpdated(part=PatchPart()):
+                    self._any = True
+                case MessageUpdated(info=AssistantMessage(summary=False, id=step)):
+                    self._steps.add(step)
+                case MessageUpdated(info=UserMessage(summary=summary)) if summary is not None:
+                    self._told += 1
+                case _:
+                    pass
+
+    @property
+    def known(self) -> bool:
+        """Whether nothing changed, or the diff is up to date."""
+        return not self._any or self._told > len(self._steps)

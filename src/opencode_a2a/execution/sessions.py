@@ -1,0 +1,247 @@
+"""Which OpenCode session a turn runs in, and whose it is.
+
+A context has one session for each place it runs in; it is made on the first turn and kept. A
+caller may name a session: one that belongs to nobody is claimed for the length of the prompt
+and becomes the caller's when the prompt was taken. Sessions of others do not exist for a
+caller. Turns of one session run one after the other.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Hashable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+from weakref import WeakValueDictionary
+
+from sqlalchemy.engine import Connection
+
+from opencode_a2a.clock import now_ms
+from opencode_a2a.errors import InvalidParamsError, SessionNotFoundError, Violation
+from opencode_a2a.execution.workspace import Workspace
+from opencode_a2a.ids import ContextId, Principal, SessionId
+from opencode_a2a.messages import Routing
+from opencode_a2a.store import links
+from opencode_a2a.store.database import Database
+from opencode_a2a.upstream.client import Location, OpenCode, well_formed
+from opencode_a2a.upstream.models import Session, SessionDraft
+
+SESSION_FIELD = "metadata.shared.session.id"
+DIRECTORY_FIELD = "metadata.opencode.directory"
+DERIVED_CONTEXT = "ctx:opencode-session:"
+"""Contexts of sessions that were listed, not begun, through this service."""
+KNOWN_SESSIONS = 10_000
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Locks(Generic[K]):
+    """A lock for each key, for as long as somebody holds or waits for it."""
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[K, asyncio.Lock] = WeakValueDictionary()
+
+    def __getitem__(self, key: K) -> asyncio.Lock:
+        lock = self._locks.get(key)
+        if lock is None:
+            lock = self._locks[key] = asyncio.Lock()
+        return lock
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A session that a turn may use."""
+
+    session_id: SessionId
+    directory: str
+    title: str | None = None
+    named: bool = False
+    """The caller chose it; it is theirs once the prompt was taken."""
+
+    @property
+    def location(self) -> Location:
+        return Location(directory=self.directory)
+
+
+class Sessions:
+    def __init__(
+        self, database: Database, opencode: OpenCode, workspace: Workspace, claim_seconds: float
+    ) -> None:
+        self._database = database
+        self._opencode = opencode
+        self._workspace = workspace
+        self._claim_ms = int(claim_seconds * 1000)
+        self._making: Locks[tuple[str, str, str]] = Locks()
+        self._known: OrderedDict[SessionId, Seat] = OrderedDict()
+        self.turns: Locks[SessionId] = Locks()
+
+    async def check(self, principal: Principal, routing: Routing) -> None:
+        """Refuse a session or directory that the caller may not use, before a task exists."""
+        self._place(routing)
+        if routing.session_id is None:
+            return
+        session_id = SessionId(routing.session_id)
+        if not well_formed("ses", session_id):
+            raise _no_session()
+        if not await self.may_use(principal, session_id):
+            raise _no_session()
+        try:
+            await self._load(session_id)
+        except SessionNotFoundError:
+            raise _no_session() from None
+
+    async def may_use(self, principal: Principal, session_id: SessionId) -> bool:
+        """Whether a session is the caller's, or nobody's."""
+
+        def read(connection: Connection) -> Principal | None:
+            return links.owner(connection, session_id, now_ms())
+
+        return await self._database.read(read) in (None, principal)
+
+    async def strangers(
+        self, principal: Principal, session_ids: Sequence[SessionId]
+    ) -> set[SessionId]:
+        """Return which of these sessions belong to somebody else."""
+
+        def read(connection: Connection) -> set[SessionId]:
+            return links.strangers(connection, principal, session_ids, now_ms())
+
+        return await self._database.read(read) if session_ids else set()
+
+    @asynccontextmanager
+    async def claimed(self, principal: Principal, session_id: SessionId) -> AsyncGenerator[None]:
+        """Hold a session while it is changed; once it was, it belongs to the caller."""
+        if not await self._hold(principal, session_id):
+            raise SessionNotFoundError(session_id=session_id)
+        try:
+            yield
+        except BaseException:
+            await self.release(Seat(session_id, "", named=True), principal)
+            raise
+
+        def write(connection: Connection) -> None:
+            now = now_ms()
+            if links.claim(connection, principal, session_id, now, now):
+                links.own(connection, principal, session_id)
+
+        await self._database.write(write)
+
+    async def take(self, principal: Principal, context_id: ContextId, routing: Routing) -> Seat:
+        """Return the session for a turn: the one named, the context's own, or a new one."""
+        location, place = self._place(routing)
+        if routing.session_id is not None:
+            return await self._claim(principal, SessionId(routing.session_id))
+        async with self._making[principal, context_id, place]:
+
+            def read(connection: Connection) -> SessionId | None:
+                return links.linked(connection, principal, context_id, place)
+
+            session_id = await self._database.read(read)
+            if session_id is None and context_id.startswith(DERIVED_CONTEXT):
+                session_id = SessionId(context_id.removeprefix(DERIVED_CONTEXT))
+                return await self._claim(principal, session_id)
+            if session_id is not None:
+                try:
+                    return await self._load(session_id)
+                except SessionNotFoundError:
+                    await self.forget(session_id)
+            return await self._create(principal, context_id, place, location)
+
+    async def confirm(
+        self, seat: Seat, principal: Principal, context_id: ContextId, routing: Routing
+    ) -> None:
+        """Let the context keep a session that the caller named, now that it took the prompt."""
+        if seat.named:
+            _, place = self._place(routing)
+            await self._link(principal, context_id, place, seat.session_id)
+
+    async def release(self, seat: Seat, principal: Principal) -> None:
+        """Give up the claim on a session that did not take the prompt."""
+        if seat.named:
+
+            def write(connection: Connection) -> None:
+                links.release(connection, principal, seat.session_id)
+
+            await self._database.write(write)
+
+    async def own(self, principal: Principal, session: Session) -> None:
+        """Write down that a session made for a caller is theirs."""
+
+        def write(connection: Connection) -> None:
+            links.own(connection, principal, session.id)
+
+        await self._database.write(write)
+        self._remember(session)
+
+    async def forget(self, session_id: SessionId) -> None:
+        """Drop what is known of a session that no longer exists."""
+        self._known.pop(session_id, None)
+
+        def write(connection: Connection) -> None:
+            links.forget(connection, session_id)
+
+        await self._database.write(write)
+
+    def _place(self, routing: Routing) -> tuple[Location, str]:
+        if routing.workspace_id is not None:
+            if not well_formed("wrk", routing.workspace_id):
+                field, text = "metadata.opencode.workspace.id", "no such workspace"
+                raise InvalidParamsError(f"{field}: {text}", violations=(Violation(field, text),))
+            location = Location(workspace=routing.workspace_id)
+            return location, f"workspace:{routing.workspace_id}"
+        directory = self._workspace.directory(routing.directory, DIRECTORY_FIELD)
+        place = "" if directory == self._workspace.root else f"directory:{directory}"
+        return Location(directory=directory), place
+
+    async def _claim(self, principal: Principal, session_id: SessionId) -> Seat:
+        if not well_formed("ses", session_id) or not await self._hold(principal, session_id):
+            raise SessionNotFoundError
+        seat = await self._load(session_id)
+        return Seat(seat.session_id, seat.directory, seat.title, named=True)
+
+    async def _hold(self, principal: Principal, session_id: SessionId) -> bool:
+        now = now_ms()
+
+        def write(connection: Connection) -> bool:
+            return links.claim(connection, principal, session_id, now, now + self._claim_ms)
+
+        return await self._database.write(write)
+
+    async def _load(self, session_id: SessionId) -> Seat:
+        seat = self._known.get(session_id)
+        if seat is None:
+            seat = self._remember(await self._opencode.session(session_id))
+        return seat
+
+    async def _create(
+        self, principal: Principal, context_id: ContextId, place: str, location: Location
+    ) -> Seat:
+        draft = SessionDraft(metadata={"a2a": {"contextId": context_id}})
+        session = await self._opencode.create_session(draft, at=location)
+        await self._link(principal, context_id, place, session.id)
+        return self._remember(session)
+
+    async def _link(
+        self, principal: Principal, context_id: ContextId, place: str, session_id: SessionId
+    ) -> None:
+        def write(connection: Connection) -> None:
+            links.link(connection, principal, context_id, place, session_id, now_ms())
+
+        await self._database.write(write)
+
+    def _remember(self, session: Session) -> Seat:
+        if not self._workspace.holds(session.directory) and session.workspace_id is None:
+            # It runs where the caller may not: for the caller it does not exist.
+            raise SessionNotFoundError
+        seat = self._known[session.id] = Seat(session.id, session.directory)
+        self._known.move_to_end(session.id)
+        if len(self._known) > KNOWN_SESSIONS:
+            self._known.popitem(last=False)
+        return seat
+
+
+def _no_session() -> InvalidParamsError:
+    text = "no such session"
+    return InvalidParamsError(
+        f"{SESSION_FIELD}: {text}", violations=(Violation(SESSION_FIELD, text),)
+    )

@@ -1,0 +1,94 @@
+"""Reads from OpenCode what it has stored about a turn."""
+
+import asyncio
+import time
+from collections.abc import Iterable
+
+from opencode_a2a.errors import SessionNotFoundError
+from opencode_a2a.ids import MessageId, SessionId
+from opencode_a2a.upstream.client import Location, OpenCode
+from opencode_a2a.upstream.models import FileDiff, MessageWithParts, PatchPart, SessionStatus
+from opencode_a2a.upstream.reader import Stored
+
+PAGE = 40
+STATUS_SECONDS = 1.0
+"""Turns of one directory share the answer to who is busy for this long."""
+
+
+class Statuses:
+    """Who is busy, asked once for all turns of a directory."""
+
+    def __init__(self, opencode: OpenCode) -> None:
+        self._opencode = opencode
+        self._asked: dict[Location, tuple[float, asyncio.Task[dict[SessionId, SessionStatus]]]] = {}
+
+    async def of(self, location: Location) -> dict[SessionId, SessionStatus]:
+        now = time.monotonic()
+        asked = self._asked.get(location)
+        if asked is None or now - asked[0] > STATUS_SECONDS:
+            self._asked = {k: v for k, v in self._asked.items() if now - v[0] <= STATUS_SECONDS}
+            asked = now, asyncio.create_task(self._opencode.session_status(at=location))
+            self._asked[location] = asked
+        return await asyncio.shield(asked[1])
+
+
+async def messages_since(
+    opencode: OpenCode, session_id: SessionId, message_id: MessageId
+) -> list[MessageWithParts]:
+    """Return a session's messages from one on, which is looked for from the end; else all."""
+    found: list[MessageWithParts] = []
+    cursor: str | None = None
+    while True:
+        page = await opencode.messages(session_id, limit=PAGE, before=cursor)
+        found[:0] = page.items
+        cursor = page.next_cursor
+        ids = [message.info.id for message in page.items]
+        if message_id in ids:
+            return found[ids.index(message_id) :]
+        if cursor is None:
+            return found
+
+
+async def read(
+    opencode: OpenCode, session_id: SessionId, message_id: MessageId, location: Location
+) -> Stored:
+    """Return all that is needed to go on after a gap."""
+    messages, statuses, permissions, questions = await asyncio.gather(
+        messages_since(opencode, session_id, message_id),
+        opencode.session_status(at=location),
+        opencode.permissions(at=location),
+        opencode.questions(at=location),
+    )
+    return Stored(
+        messages=messages,
+        statuses=statuses,
+        permissions=permissions,
+        questions=questions,
+        directory=location.directory,
+    )
+
+
+async def read_end(
+    opencode: OpenCode,
+    session_id: SessionId,
+    message_id: MessageId,
+    children: Iterable[SessionId],
+) -> Stored:
+    """Return all that is needed to end a turn whose sessions are idle."""
+    messages = await messages_since(opencode, session_id, message_id)
+    changed = any(isinstance(part, PatchPart) for m in messages for part in m.parts)
+    diffs: list[FileDiff] = []
+    if changed:
+        diffs = await opencode.session_diff(session_id, message_id)
+    return Stored(
+        messages=messages,
+        children={child: await _child(opencode, child) for child in children},
+        diffs=diffs,
+    )
+
+
+async def _child(opencode: OpenCode, session_id: SessionId) -> list[MessageWithParts]:
+    try:
+        return (await opencode.messages(session_id)).items
+    except SessionNotFoundError:
+        return []

@@ -1,0 +1,537 @@
+"""One turn: prompt, follow, interrupt, finish, abort.
+
+``tasks`` runs a turn and stores what it tells. Three signals tell that a turn is over, and
+none is trusted alone: the answer of the blocking prompt call, the events, and the session's
+status when asked; what OpenCode has stored decides. A turn has no time limit; silence, an
+endless loop of steps, and a retry far ahead end it.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import structlog
+
+from opencode_a2a.clock import now_ms
+from opencode_a2a.errors import (
+    ServiceError,
+    SessionNotFoundError,
+    UpstreamBackpressureError,
+    UpstreamError,
+    UpstreamUnreachableError,
+)
+from opencode_a2a.events import (
+    Failure,
+    Finished,
+    Outcome,
+    Progressed,
+    SessionBound,
+    Started,
+    TurnEvent,
+)
+from opencode_a2a.execution import stored
+from opencode_a2a.execution.answers import Reply
+from opencode_a2a.execution.changes import Changes
+from opencode_a2a.execution.desk import Desk
+from opencode_a2a.execution.interrupts import Interrupts, Owner
+from opencode_a2a.execution.sessions import Seat, Sessions
+from opencode_a2a.ids import ContextId, MessageId, Principal, SessionId, TaskId
+from opencode_a2a.messages import ModelChoice, PromptPart, Routing
+from opencode_a2a.upstream.client import OpenCode
+from opencode_a2a.upstream.events import Event
+from opencode_a2a.upstream.feed import WAKE, Feed, FeedItem, Gap, Subscription, Wake
+from opencode_a2a.upstream.models import (
+    FileInput,
+    InputPart,
+    MessageWithParts,
+    ModelRef,
+    Prompt,
+    TextInput,
+)
+from opencode_a2a.upstream.reader import Reader, Told
+
+__all__ = ["PromptDefaults", "Told", "Turn", "TurnSpec", "Turns", "Watch"]
+
+log = structlog.get_logger(__name__)
+T = TypeVar("T")
+
+TICK_SECONDS = 5.0
+"""How often a turn that hears nothing asks whether it is still running."""
+DRAIN_SECONDS = 2.0
+"""How long the events may come after the end of the turn is known."""
+PROMPT_TRIES = 3
+
+SILENT = "OpenCode has told nothing for {:.0f} s; the turn was stopped. Send the message again."
+LONG = "The turn took longer than {:.0f} s and was stopped. Ask for less at once."
+ENDLESS = "The model was asked {} times without coming to an end; the turn was stopped."
+RETRY_FAR = "The model provider asks to wait too long ({}); the turn was stopped. Try again later."
+UNCONFIRMED = Failure(
+    "UPSTREAM_ABORT_UNCONFIRMED",
+    "The task is canceled, but OpenCode did not confirm in time that it has stopped.",
+)
+EXPIRED = Failure("INTERRUPT_EXPIRED", "Nobody answered in time; the turn was stopped.")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptDefaults:
+    """What is sent with every prompt unless the request says otherwise."""
+
+    model: ModelChoice | None = None
+    agent: str | None = None
+    system: str | None = None
+    variant: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What ends a turn that does not end by itself."""
+
+    silence_seconds: float
+    max_steps: int
+    max_retry_seconds: float
+    abort_seconds: float
+    connect_seconds: float
+    """How long OpenCode may be away before a prompt is given up."""
+    turn_seconds: float | None = None
+    """How long a turn may take in all; None for as long as it takes."""
+    max_turns: int = 0
+    """How many turns may run at once; 0 for any number."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSpec:
+    task_id: TaskId
+    context_id: ContextId
+    principal: Principal
+    prompt: tuple[PromptPart, ...]
+    routing: Routing
+    user_message_id: MessageId
+    session_id: SessionId | None = None
+    """The session that an earlier process chose."""
+    told: Told | None = None
+    """What an earlier process told; then the prompt may have been sent already."""
+
+
+class CanceledError(Exception):
+    """The turn was canceled before OpenCode had anything to do with it."""
+
+
+class Turns:
+    """Makes turns; holds what all of them share."""
+
+    def __init__(
+        self,
+        opencode: OpenCode,
+        feed: Feed,
+        sessions: Sessions,
+        interrupts: Interrupts,
+        watch: Watch,
+        defaults: PromptDefaults,
+    ) -> None:
+        self.opencode = opencode
+        self.feed = feed
+        self.sessions = sessions
+        self.interrupts = interrupts
+        self.watch = watch
+        self.defaults = defaults
+        self.statuses = stored.Statuses(opencode)
+        self.running = 0
+
+    def turn(self, spec: TurnSpec) -> "Turn":
+        return Turn(spec, self)
+
+
+class Turn:
+    def __init__(self, spec: TurnSpec, turns: Turns) -> None:
+        self._spec = spec
+        self._turns = turns
+        self._opencode = turns.opencode
+        self._watch = turns.watch
+        self._canceled = asyncio.Event()
+        self._run: Run | None = None
+
+    async def events(self) -> AsyncGenerator[list[TurnEvent]]:
+        """Run the turn, and tell it; the last event is the end."""
+        if 0 < self._watch.max_turns <= self._turns.running:
+            raise UpstreamBackpressureError
+        self._turns.running += 1
+        try:
+            async with aclosing(self._events()) as batches:
+                async for batch in batches:
+                    yield batch
+        finally:
+            self._turns.running -= 1
+
+    async def _events(self) -> AsyncGenerator[list[TurnEvent]]:
+        try:
+            seat = await self._unless_canceled(self._take())
+            lock = self._turns.sessions.turns[seat.session_id]
+            if lock.locked():
+                yield [_bound(seat), Progressed("queue", "waiting", title="An earlier turn runs")]
+            await self._unless_canceled(lock.acquire())
+        except CanceledError:
+            yield [Finished(Outcome.CANCELED)]
+            return
+        try:
+            with self._turns.feed.follow(seat.session_id) as subscription:
+                self._run = Run(self._spec, self._turns, seat, subscription, self._canceled)
+                async with aclosing(self._run.events()) as batches:
+                    async for batch in batches:
+                        yield batch
+        finally:
+            lock.release()
+            if self._run is not None:
+                self._run.close()
+
+    def cancel(self) -> None:
+        """Ask the turn to stop; it then tells its end."""
+        self._canceled.set()
+        if self._run is not None:
+            self._run.wake()
+
+    async def answer(self, request_id: str, reply: Reply, by: Principal) -> None:
+        """Answer a prompt of this turn for a person."""
+        if self._run is None:
+            raise UpstreamUnreachableError("The turn is not connected to OpenCode yet; try again")
+        await self._run.desk.answer(request_id, reply, by)
+
+    async def _take(self) -> Seat:
+        spec = self._spec
+        routing = spec.routing
+        if spec.session_id is not None and routing.session_id is None:
+            routing = replace(routing, session_id=spec.session_id)
+        try:
+            async with asyncio.timeout(self._watch.connect_seconds):
+                return await self._patiently(spec, routing)
+        except TimeoutError:
+            raise UpstreamUnreachableError from None
+
+    async def _patiently(self, spec: TurnSpec, routing: Routing) -> Seat:
+        """Take a seat, waiting for an OpenCode that is away."""
+        while True:
+            await self._turns.feed.connected()
+            try:
+                return await self._turns.sessions.take(spec.principal, spec.context_id, routing)
+            except UpstreamUnreachableError as error:
+                log.warning("OpenCode is away, waiting", error=error.message)
+                await asyncio.sleep(TICK_SECONDS / 10)
+
+    async def _unless_canceled(self, work: Awaitable[T]) -> T:
+        task = asyncio.ensure_future(work)
+        stop = asyncio.ensure_future(self._canceled.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise CanceledError
+        finally:
+            for one in (task, stop):
+                one.cancel()
+                with suppress(asyncio.CancelledError, ServiceError):
+                    await one
+
+
+class Run:
+    """The part of a turn that talks to its session."""
+
+    def __init__(
+        self,
+        spec: TurnSpec,
+        turns: Turns,
+        seat: Seat,
+        subscription: Subscription,
+        canceled: asyncio.Event,
+    ) -> None:
+        self._spec = spec
+        self._turns = turns
+        self._opencode = turns.opencode
+        self._watch = turns.watch
+        self._seat = seat
+        self._subscription = subscription
+        self._canceled = canceled
+        self._reader = Reader(seat.session_id, spec.user_message_id, spec.told)
+        owner = Owner(spec.task_id, spec.context_id, spec.principal)
+        self.desk = Desk(turns.opencode, turns.interrupts, owner, seat.location, self.wake)
+        self._loop = asyncio.get_running_loop()
+        self._prompt: asyncio.Task[MessageWithParts] | None = None
+        self._tries = 0
+        self._began = self._heard = self._loop.time()
+        """When the turn last gave a sign of life."""
+        self._changes = Changes()
+        self._ended: float | None = None
+        """When the end of the turn was first known."""
+        self._confirmed = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def wake(self) -> None:
+        self._subscription.put(WAKE)
+
+    def close(self) -> None:
+        self.desk.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._prompt is not None:
+            self._prompt.cancel()
+
+    async def events(self) -> AsyncGenerator[list[TurnEvent]]:
+        if self._spec.told is None:
+            self._send()
+            yield [_bound(self._seat), Started()]
+        else:
+            self.desk.restore(self._reader.pending)
+            yield [_bound(self._seat)]
+        self._tick()
+        while not self._reader.finished:
+            told = self._hear(await self._subscription.batch())
+            if told:
+                yield await self.desk.screen(told)
+            try:
+                told = await self._decide()
+            except UpstreamError as error:
+                # The store could not be read; the next tick, or the feed's return, tries again.
+                log.warning("OpenCode could not be asked", error=error.message)
+                told = self._overdue()
+            if told:
+                yield await self.desk.screen(told)
+
+    def _hear(self, items: list[FeedItem]) -> list[TurnEvent]:
+        told: list[TurnEvent] = []
+        events: list[Event] = []
+        self._changes.hear(items)
+        for item in items:
+            match item:
+                case Gap():
+                    told += self._reader.feed_all(events)
+                    events = []
+                    self._reader.gap()
+                case Wake():
+                    pass
+                case _:
+                    events.append(item)
+        if events:
+            self._heard = self._loop.time()
+            told += self._reader.feed_all(events)
+        return told
+
+    async def _decide(self) -> list[TurnEvent]:
+        """Do what is to be done now that something was heard, or time has passed."""
+        reader = self._reader
+        if reader.user_message_seen and not self._confirmed:
+            await self._confirm()
+        if self._canceled.is_set():
+            return await self._abort(None)
+        if not await self.desk.act():
+            return await self._abort(EXPIRED)
+        if reader.needs_reconcile and self._turns.feed.up:
+            told = await self._reconcile()
+            if told or reader.finished:
+                return told
+        if self._prompt is not None and self._prompt.done():
+            return await self._prompt_done(self._prompt)
+        if self._prompt is None and reader.complete:
+            return await self._finish() if self._drained() else []
+        return await self._guard()
+
+    async def _confirm(self) -> None:
+        self._confirmed = True
+        spec = self._spec
+        await self._turns.sessions.confirm(
+            self._seat, spec.principal, spec.context_id, spec.routing
+        )
+
+    # The prompt
+
+    def _send(self) -> None:
+        self._tries += 1
+        self._prompt = asyncio.create_task(
+            self._opencode.prompt(self._seat.session_id, self._body(), at=self._seat.location)
+        )
+        self._prompt.add_done_callback(lambda _: self.wake())
+
+    def _body(self) -> Prompt:
+        defaults = self._turns.defaults
+        model = self._spec.routing.model or defaults.model
+        return Prompt(
+            parts=[_input(part) for part in self._spec.prompt],
+            message_id=self._spec.user_message_id,
+            model=ModelRef(provider_id=model.provider_id, model_id=model.model_id)
+            if model
+            else None,
+            agent=defaults.agent,
+            system=defaults.system,
+            variant=defaults.variant,
+        )
+
+    async def _prompt_done(self, prompt: asyncio.Task[MessageWithParts]) -> list[TurnEvent]:
+        error = prompt.exception()
+        match error:
+            case None:
+                return await self._after_answer()
+            case UpstreamUnreachableError():
+                # The connection broke; the turn may well be running. The store will tell.
+                log.warning("prompt call broke off", error=error.message)
+                self._prompt = None
+                self._reader.gap()
+                self.wake()
+                return []
+            case SessionNotFoundError():
+                await self._turns.sessions.forget(self._seat.session_id)
+                return self._fail(Failure("UPSTREAM_RESOURCE_NOT_FOUND", "The session is gone."))
+            case ServiceError():
+                return await self._refused(error)
+            case _:
+                raise error
+
+    async def _after_answer(self) -> list[TurnEvent]:
+        return await self._finish() if self._drained() else []
+
+    def _drained(self) -> bool:
+        """Whether the events have caught up with the end of the turn, or take too long."""
+        if self._ended is None:
+            self._ended = self._loop.time()
+            self._loop.call_later(DRAIN_SECONDS, self.wake)
+        late = self._loop.time() - self._ended >= DRAIN_SECONDS
+        return late or (self._reader.complete and self._changes.known)
+
+    async def _refused(self, error: ServiceError) -> list[TurnEvent]:
+        """End a turn that OpenCode would not begin; the reason may come as an event only."""
+        if self._reader.last_error is None and not self._drained():
+            return []
+        await self._turns.sessions.release(self._seat, self._spec.principal)
+        if self._reader.last_error is not None:
+            return await self._finish()
+        text = f"{error.message}; check the model, the agent and the files of the message"
+        return await self._finish(Failure("UPSTREAM_BAD_REQUEST", text))
+
+    # The store
+
+    async def _reconcile(self) -> list[TurnEvent]:
+        """Compare with the store; end the turn if OpenCode is no longer at it."""
+        spec, session_id = self._spec, self._seat.session_id
+        state = await stored.read(
+            self._opencode, session_id, spec.user_message_id, self._seat.location
+        )
+        known = any(message.info.id == spec.user_message_id for message in state.messages)
+        if not known and self._prompt is None:
+            if self._tries < PROMPT_TRIES:
+                self._reader = Reader(session_id, spec.user_message_id)
+                self._send()
+                return [Started()]
+            return self._fail(Failure("UPSTREAM_UNREACHABLE", "OpenCode did not take the prompt."))
+        self._heard = self._loop.time()
+        told = self._reader.reconcile(state)
+        if session_id not in state.statuses and not self._answer_due:
+            told += await self._finish()
+        return told
+
+    async def _finish(self, failure: Failure | None = None) -> list[TurnEvent]:
+        state = await stored.read_end(
+            self._opencode,
+            self._seat.session_id,
+            self._spec.user_message_id,
+            self._reader.children,
+        )
+        return self._reader.finish(state, failure=failure)
+
+    def _fail(self, failure: Failure) -> list[TurnEvent]:
+        return self._reader.finish(None, failure=failure)
+
+    # What ends a turn from outside
+
+    def _tick(self) -> None:
+        self._timer = self._loop.call_later(TICK_SECONDS, self._tick)
+        self.wake()
+
+    async def _guard(self) -> list[TurnEvent]:
+        """Look for signs that the turn will not end by itself, or has ended unheard."""
+        reader, watch = self._reader, self._watch
+        if reader.steps > watch.max_steps:
+            return await self._abort(Failure("UPSTREAM_ENDLESS", ENDLESS.format(reader.steps)))
+        retry = reader.retry
+        if retry is not None and retry.next - now_ms() > watch.max_retry_seconds * 1000:
+            failure = Failure("UPSTREAM_QUOTA_EXCEEDED", RETRY_FAR.format(retry.message))
+            return await self._abort(failure)
+        now = self._loop.time()
+        if watch.turn_seconds is not None and now - self._began > watch.turn_seconds:
+            return await self._abort(Failure("UPSTREAM_TIMEOUT", LONG.format(watch.turn_seconds)))
+        quiet = now - self._heard
+        if quiet < TICK_SECONDS or self.desk.waiting:
+            return []
+        statuses = await self._turns.statuses.of(self._seat.location)
+        if self._seat.session_id not in statuses and reader.user_message_seen:
+            # It is over, and neither the events nor the answer have said so.
+            return await self._finish()
+        return await self._abort(self._silence()) if quiet > watch.silence_seconds else []
+
+    @property
+    def _answer_due(self) -> bool:
+        """Whether the prompt call is still to be answered."""
+        return self._prompt is not None and not self._prompt.done()
+
+    def _silence(self) -> Failure:
+        return Failure("UPSTREAM_TIMEOUT", SILENT.format(self._watch.silence_seconds))
+
+    def _overdue(self) -> list[TurnEvent]:
+        """End a turn whose OpenCode has been away for too long."""
+        if self._canceled.is_set():
+            return _noted(self._reader.finish(None, aborted=True), UNCONFIRMED)
+        if self._loop.time() - self._heard > self._watch.silence_seconds:
+            return self._fail(self._silence())
+        return []
+
+    async def _abort(self, failure: Failure | None) -> list[TurnEvent]:
+        """Stop the session and its sub-agents, make sure of it, and end the turn."""
+        try:
+            async with asyncio.timeout(self._watch.abort_seconds):
+                await self._stop()
+            confirmed = True
+        except (TimeoutError, UpstreamError) as error:
+            log.warning("abort not confirmed", error=type(error).__name__)
+            confirmed = False
+        with suppress(TimeoutError, UpstreamError):
+            async with asyncio.timeout(self._watch.abort_seconds):
+                state = await stored.read_end(
+                    self._opencode,
+                    self._seat.session_id,
+                    self._spec.user_message_id,
+                    self._reader.children,
+                )
+                told = self._reader.finish(state, aborted=failure is None, failure=failure)
+                return told if confirmed else _noted(told, UNCONFIRMED)
+        return _noted(
+            self._reader.finish(None, aborted=failure is None, failure=failure), UNCONFIRMED
+        )
+
+    async def _stop(self) -> None:
+        sessions = {self._seat.session_id, *self._reader.children}
+        await self._opencode.abort_session(self._seat.session_id)
+        await self.desk.reject_all()
+        while True:
+            busy = sessions & set(await self._opencode.session_status(at=self._seat.location))
+            if not busy:
+                return
+            for session_id in busy:
+                await self._opencode.abort_session(session_id)
+
+
+def _bound(seat: Seat) -> SessionBound:
+    return SessionBound(seat.session_id, seat.directory, seat.title)
+
+
+def _input(part: PromptPart) -> InputPart:
+    if part.text is not None:
+        return TextInput(text=part.text)
+    media_type = part.media_type or "text/plain"
+    return FileInput(
+        mime=media_type, url=f"data:{media_type};base64,{part.data}", filename=part.filename
+    )
+
+
+def _noted(events: list[TurnEvent], note: Failure) -> list[TurnEvent]:
+    """Say on the end of a turn what could not be made sure of, unless it says more already."""
+    return [
+        replace(event, failure=note) if isinstance(event, Finished) and not event.failure else event
+        for event in events
+    ]

@@ -1,0 +1,1 @@
+"""Methods beyond A2A, each declared once."""

@@ -1,0 +1,117 @@
+"""Read JSON from strangers.
+
+Whoever takes a body or a card from outside decodes it here. Beyond what JSON forbids, this
+refuses what two readers could understand differently (a repeated key, an integer that not
+everyone can hold) and what is nested deeper than any honest document.
+
+The common case costs one parse, one encoding and a few scans at the speed of C: about 5 µs
+for a body of 1 kB. Only when a scan raises a suspicion is the document looked at again.
+"""
+
+import json
+import re
+from itertools import accumulate
+from typing import NoReturn
+
+import orjson
+
+from opencode_a2a.errors import ParseError
+from opencode_a2a.events import Json
+
+MAX_DEPTH = 64
+_LARGEST = 2**64 - 1
+_SMALLEST = -(2**63)
+_DIGITS = bytes(48 if 48 <= byte <= 57 else 32 for byte in range(256))
+"""Turns every digit into 0 and all else into a space."""
+_LONG_NUMBER = b"0" * 19
+_STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+"""Turns brackets into 1 and, as a signed byte, -1."""
+_NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
+
+
+def decode(body: bytes, *, max_depth: int = MAX_DEPTH) -> Json:
+    """Return the value of a document, or raise ParseError saying exactly what is wrong."""
+    try:
+        value: Json = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        _explain(body, error, max_depth)
+    if body.count(b"[") + body.count(b"{") > max_depth and _too_deep(body, max_depth):
+        _refuse_depth(max_depth)
+    if _LONG_NUMBER in body.translate(_DIGITS) or _keys_may_repeat(body, value):
+        _read_strictly(body)
+    return value
+
+
+def _keys_may_repeat(body: bytes, value: Json) -> bool:
+    """Compare the colons before and after: a repeated key loses at least one.
+
+    Encoding never adds a colon, except for one that was written as an escape.
+    """
+    return body.count(b":") != orjson.dumps(value).count(b":") or b"\\u003" in body
+
+
+def _too_deep(body: bytes, max_depth: int) -> bool:
+    """Go up and down the brackets of a valid document."""
+    steps = _STRINGS.sub(b"", body).translate(_STEPS, _NOT_BRACKETS)
+    return max(accumulate(memoryview(steps).cast("b"))) > max_depth
+
+
+def _read_strictly(body: bytes) -> None:
+    """Look at every key and every integer of a valid document."""
+    json.loads(body, object_pairs_hook=_unique, parse_int=_bounded)
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ParseError(
+                    f"The key {json.dumps(key[:64])} stands twice in one object; send it once",
+                    problem="duplicate_key",
+                )
+            seen.add(key)
+    return value
+
+
+def _bounded(digits: str) -> int:
+    # A 64-bit integer has at most 20 characters; int() refuses thousands of digits by itself.
+    if len(digits) > 20 or not _SMALLEST <= int(digits) <= _LARGEST:
+        raise ParseError(
+            "An integer does not fit into 64 bits; send it as a string", problem="integer_range"
+        )
+    return int(digits)
+
+
+def _explain(body: bytes, error: orjson.JSONDecodeError, max_depth: int) -> NoReturn:
+    """Say what is wrong with a body that is no JSON, in words of our own."""
+    if not body.strip():
+        raise ParseError("The body is empty; send a JSON object", problem="empty") from None
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as wrong:
+        raise ParseError(f"The body is not UTF-8: byte {wrong.start}", problem="encoding") from None
+    if text.startswith("\ufeff"):
+        raise ParseError("The body begins with a byte order mark; leave it out", problem="encoding")
+    if "depth" in error.msg or "recursion" in error.msg:
+        _refuse_depth(max_depth)
+    if "infinity" in error.msg:
+        raise ParseError("A number is too large; send it as a string", problem="number_range")
+    rest = text[error.pos : error.pos + 9]
+    for word in _NO_NUMBERS:
+        if rest.startswith(word):
+            raise ParseError(
+                f"{word} is not a JSON number; send null or a string", problem="number"
+            )
+    raise ParseError(
+        f"The body is not valid JSON: line {error.lineno}, column {error.colno}", problem="syntax"
+    )
+
+
+def _refuse_depth(max_depth: int) -> NoReturn:
+    raise ParseError(
+        f"The body is nested more than {max_depth} levels deep", problem="depth", maxDepth=max_depth
+    )

@@ -1,0 +1,105 @@
+"""Which files OpenCode survives, and in what form.
+
+Both ways to send one come through here: messages (``protocol.content``) and prompts of the
+session methods (``extensions.prompting``). A media type that OpenCode does not know would spoil
+the session for good; textual files therefore go as ``text/plain``, and everything that is
+neither text, image nor PDF is refused.
+"""
+
+import base64
+import binascii
+from urllib.parse import unquote_to_bytes
+
+from opencode_a2a.messages import PromptPart
+
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+_TEXTUAL = frozenset(
+    f"application/{name}"
+    for name in (
+        *("json", "json5", "jsonl", "ndjson", "x-ndjson", "xml", "yaml", "x-yaml", "toml", "csv"),
+        *("javascript", "x-javascript", "ecmascript", "typescript", "sql", "graphql", "markdown"),
+        *("x-sh", "x-shellscript", "x-httpd-php", "x-python", "x-ruby", "x-perl", "x-tex", "rtf"),
+    )
+)
+_UNKNOWN = "application/octet-stream"
+
+
+class UnfitError(Exception):
+    """A file cannot be sent on; the text says why and what would do."""
+
+
+def read_data_url(url: str) -> tuple[bytes, str | None]:
+    """Return the bytes in a ``data:`` URL and their declared media type; refuse any other URL."""
+    scheme, _, rest = url.partition(":")
+    head, comma, content = rest.partition(",")
+    if scheme.lower() != "data" or not comma:
+        raise UnfitError("must be a data: URL with the bytes of the file")
+    media_type, *flags = (piece.strip() for piece in head.split(";"))
+    data = unquote_to_bytes(content)
+    if "base64" not in (flag.lower() for flag in flags):
+        return data, media_type or None
+    try:
+        return base64.b64decode(data, validate=True), media_type or None
+    except binascii.Error:
+        raise UnfitError("must hold valid base64") from None
+
+
+def fit_file(data: bytes, declared: str | None, filename: str | None) -> PromptPart:
+    """Return a file as OpenCode can take it; what it is said to be has to be true."""
+    if not data:
+        raise UnfitError("is an empty file")
+    media_type = (declared or _UNKNOWN).partition(";")[0].strip().lower()
+    found = _sniff(data)
+    if media_type == "image/jpg":
+        media_type = "image/jpeg"
+    if media_type == _UNKNOWN:
+        media_type = found or "text/plain"
+    if _is_textual(media_type):
+        return _text_file(data, media_type, filename)
+    if media_type not in IMAGE_TYPES and media_type != "application/pdf":
+        raise UnfitError(
+            f"has the media type {media_type[:64]}; supported are text, images and PDF"
+        )
+    if found != media_type:
+        raise UnfitError(
+            f"is declared as {media_type}, but its bytes are {found or 'something else'}"
+        )
+    return PromptPart(
+        media_type=media_type, data=base64.b64encode(data).decode(), filename=filename
+    )
+
+
+def _is_textual(media_type: str) -> bool:
+    return (
+        media_type.startswith("text/")
+        or media_type in _TEXTUAL
+        or media_type.endswith(("+json", "+xml", "+yaml"))
+    )
+
+
+def _text_file(data: bytes, media_type: str, filename: str | None) -> PromptPart:
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UnfitError(
+            f"is not {media_type} in UTF-8; supported are text, images and PDF"
+        ) from None
+    if "\0" in text:
+        raise UnfitError(f"is not {media_type}: it holds zero bytes")
+    encoded = base64.b64encode(text.encode()).decode()
+    return PromptPart(media_type="text/plain", data=encoded, filename=filename)
+
+
+def _sniff(data: bytes) -> str | None:
+    """Tell an image or PDF by its first bytes, as far as a decoder would at least begin."""
+    if data.startswith(b"\x89PNG\r\n\x1a\n") and data[12:16] == b"IHDR" and b"IEND" in data[-16:]:
+        return "image/png"
+    if data.startswith(b"\xff\xd8\xff") and len(data) > 100:
+        return "image/jpeg"
+    if data.startswith((b"GIF87a", b"GIF89a")) and len(data) > 13:
+        return "image/gif"
+    if data.startswith(b"RIFF") and data[8:12] == b"WEBP" and len(data) > 16:
+        return "image/webp"
+    if data.startswith(b"%PDF-"):
+        return "application/pdf"
+    return None

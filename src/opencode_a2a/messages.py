@@ -1,0 +1,70 @@
+"""Messages as both protocol lines mean them, free of either line's spelling.
+
+``protocol.content`` reads and writes them, ``tasks`` stores them in the log as the history
+of a task. Values of data parts and metadata are kept exactly as they came.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from opencode_a2a.events import Json, JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One piece of content; exactly one of text, raw, url and data is meant by ``kind``."""
+
+    kind: Literal["text", "raw", "url", "data"]
+    text: str | None = None
+    raw: str | None = None
+    """Base64."""
+    url: str | None = None
+    data: Json = None
+    media_type: str | None = None
+    filename: str | None = None
+    metadata: JsonObject | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    message_id: str
+    role: Literal["user", "agent"]
+    parts: list[Part]
+    metadata: JsonObject | None = None
+    extensions: list[str] = field(default_factory=list[str])
+    reference_task_ids: list[str] = field(default_factory=list[str])
+
+    @property
+    def text(self) -> str:
+        """All text parts, a line each."""
+        return "\n".join(part.text for part in self.parts if part.text is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """What OpenCode is given: text, or a file as base64 of a media type that it survives."""
+
+    text: str | None = None
+    media_type: str | None = None
+    data: str | None = None
+    filename: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    provider_id: str
+    model_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Where a turn is to run, as far as the caller says."""
+
+    session_id: str | None = None
+    directory: str | None = None
+    workspace_id: str | None = None
+    model: ModelChoice | None = None
+
+
+ANYWHERE = Routing()
+"""The caller leaves it all to us."""

@@ -1,0 +1,61 @@
+"""The figures that ``/metrics`` shows.
+
+Each instrument is declared here once; every layer counts on the one it is about. Labels hold
+route templates, states and outcomes, never an id or a name given by a caller.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+REGISTRY = CollectorRegistry()
+
+REQUESTS = Counter(
+    "a2a_requests", "Requests answered.", ("method", "route", "status"), registry=REGISTRY
+)
+REQUEST_SECONDS = Histogram(
+    "a2a_request_duration_seconds",
+    "Seconds until a request was answered; for a stream until it began.",
+    ("route",),
+    registry=REGISTRY,
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 600),
+)
+AUTH_REJECTED = Counter(
+    "a2a_auth_rejected", "Requests without a good credential.", registry=REGISTRY
+)
+RATE_LIMIT_REJECTED = Counter(
+    "a2a_rate_limit_rejected", "Requests over the rate limit.", registry=REGISTRY
+)
+STREAM_REQUESTS = Counter("a2a_stream_requests", "Streams begun.", registry=REGISTRY)
+STREAM_ACTIVE = Gauge("a2a_stream_active", "Streams open now.", registry=REGISTRY)
+STREAM_ENDED = Counter(
+    "a2a_stream_ended", "Streams ended, by cause.", ("cause",), registry=REGISTRY
+)
+STREAM_BUDGET_REJECTED = Counter(
+    "a2a_stream_budget_rejected", "Streams ended by a budget.", registry=REGISTRY
+)
+UPSTREAM_RETRIES = Counter(
+    "opencode_stream_retries", "Reconnections to OpenCode's event stream.", registry=REGISTRY
+)
+TASKS = Gauge("a2a_tasks", "Open tasks, by state.", ("state",), registry=REGISTRY)
+TASKS_ENDED = Counter(
+    "a2a_tasks_ended", "Tasks ended, by outcome.", ("outcome",), registry=REGISTRY
+)
+INTERRUPT_REQUESTS = Counter(
+    "interrupt_requests", "Permissions and questions asked.", ("kind",), registry=REGISTRY
+)
+INTERRUPT_RESOLVED = Counter(
+    "interrupt_resolved", "Permissions and questions settled.", ("resolution",), registry=REGISTRY
+)
+CANCEL_REQUESTS = Counter("a2a_cancel_requests", "Cancel requests.", registry=REGISTRY)
+CANCEL_SECONDS = Histogram(
+    "a2a_cancel_duration_seconds",
+    "Seconds from a cancel request to its end.",
+    ("abort_outcome",),
+    registry=REGISTRY,
+)
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def exposition() -> bytes:
+    """Return all figures in the Prometheus text format 0.0.4."""
+    return generate_latest(REGISTRY)

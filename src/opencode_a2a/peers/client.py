@@ -1,0 +1,270 @@
+"""Call another A2A agent: ask, and follow the answer to its end.
+
+The commands, ``peers.pool`` and the tool use this. It speaks both protocol lines over JSON-RPC
+and HTTP+JSON straight on httpx2: the SDK's client takes most of a second to import, cannot
+resume a stream and sends its headers wherever a card points. Which addresses may be called is
+the business of ``peers.network``.
+
+A connection that drops is taken up again: with ``Last-Event-ID`` where the peer numbers its
+events, otherwise from the task as the peer has it. ``peers.answer`` sees to it that no text is
+told twice.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TypeGuard, TypeVar
+
+from opencode_a2a.events import JsonObject
+from opencode_a2a.messages import Message
+from opencode_a2a.peers import wire
+from opencode_a2a.peers.answer import Account, PeerEvent
+from opencode_a2a.peers.credential import Credential
+from opencode_a2a.peers.discovery import Preference, choose, find_card
+from opencode_a2a.peers.errors import ErrorCode, PeerError
+from opencode_a2a.peers.exchange import DroppedError, Exchange
+from opencode_a2a.peers.network import Egress
+from opencode_a2a.peers.wire import Card, Interface, Line, Operation, StatusUpdate, Task
+
+HOPS_HEADER = "A2A-Hops"
+"""How many agents a message went through; an agent that asks on sends one more."""
+_RESUMES = 4
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How peers are called; the defaults are those of the ``A2A_CLIENT_…`` settings."""
+
+    timeout: float = 30.0
+    """Seconds for one request, and of silence on a stream before it counts as dropped."""
+    card_timeout: float = 5.0
+    preference: Preference = field(default_factory=Preference)
+    poll_first: float = 0.5
+    poll_most: float = 2.0
+    poll_factor: float = 2.0
+    max_hops: int = 3
+
+
+class Peer:
+    """One agent, reached through the interface of its card that suits both sides."""
+
+    def __init__(
+        self, exchange: Exchange, card: Card, interface: Interface, options: Options
+    ) -> None:
+        self.card = card
+        self.interface = interface
+        self._exchange = exchange
+        self._options = options
+
+    @classmethod
+    async def open(
+        cls,
+        url: str,
+        rules: Egress,
+        credential: Credential | None = None,
+        options: Options | None = None,
+    ) -> "Peer":
+        """Read the card at a base URL or card URL and choose one of its interfaces."""
+        options = options or Options()
+        exchange = Exchange(rules, credential, patience=options.timeout)
+        try:
+            card = await find_card(exchange, url, options.card_timeout)
+            return cls(exchange, card, choose(card, options.preference, rules), options)
+        except BaseException:
+            await exchange.aclose()
+            raise
+
+    async def aclose(self) -> None:
+        await self._exchange.aclose()
+
+    async def __aenter__(self) -> "Peer":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def ask(
+        self,
+        message: Message,
+        *,
+        task_id: str | None = None,
+        context_id: str | None = None,
+        account: Account | None = None,
+        stream: bool = True,
+        hops: int = 0,
+    ) -> AsyncGenerator[PeerEvent]:
+        """Send a message and yield what the peer tells, until its task ends or waits.
+
+        To go on with a task, give its id, and its account if it was followed before: what
+        that has told is not told again. ``hops``
+        is the number of agents that the request behind this message went through.
+        """
+        if hops >= self._options.max_hops:
+            raise PeerError(
+                ErrorCode.CALL_FAILED,
+                f"not asked: the request went through {hops} agents already, they seem to call "
+                "each other in a circle",
+            )
+        account = account or Account()
+        if task_id and task_id != account.task_id:
+            account.prime(await self.task(task_id))
+        account.begin()
+        params = wire.send_params(self.interface, message, task_id, context_id)
+        heard = self._sent(account, params, stream and self.card.streaming, hops)
+        async with aclosing(_fold(account, heard)) as told:
+            async for event in told:
+                yield event
+
+    async def follow(
+        self, task_id: str, account: Account | None = None
+    ) -> AsyncGenerator[PeerEvent]:
+        """Yield what a task has told so far and then what it tells, until it ends or waits."""
+        account = account or Account()
+        for event in account.take(await self.task(task_id)):
+            yield event
+        if not account.settled:
+            async with aclosing(_fold(account, self._resumed(account, _Cursor()))) as told:
+                async for event in told:
+                    yield event
+
+    async def task(self, task_id: str, history: int = 0) -> Task:
+        # For 0.3 servers zero means everything.
+        shown = history if self.interface.line is Line.V1 else max(history, 1)
+        value = await self._call(Operation.GET, {"id": task_id, "historyLength": shown})
+        return _read(wire.read_task, value)
+
+    async def tasks(self, context_id: str | None = None, limit: int = 50) -> list[Task]:
+        params: JsonObject = {"pageSize": limit, "historyLength": 1}
+        if context_id:
+            params["contextId"] = context_id
+        return _read(wire.read_tasks, await self._call(Operation.LIST, params))
+
+    async def cancel(self, task_id: str) -> Task:
+        return _read(wire.read_task, await self._call(Operation.CANCEL, {"id": task_id}))
+
+    async def _sent(
+        self, account: Account, params: JsonObject, stream: bool, hops: int
+    ) -> AsyncGenerator[wire.Event]:
+        """Send, by stream if possible, and yield all that comes of it."""
+        cursor = _Cursor()
+        if stream:
+            try:
+                async with aclosing(self._stream(Operation.STREAM, params, cursor, hops)) as events:
+                    async for event in events:
+                        yield event
+            except DroppedError as error:
+                if not cursor.heard:
+                    # The peer may have the message: sending it again could do the work twice.
+                    raise PeerError(
+                        ErrorCode.RETRYABLE, "the connection broke before the agent answered"
+                    ) from error
+            except PeerError as error:
+                if not (error.retryable if cursor.heard else error.code is ErrorCode.UNSUPPORTED):
+                    raise
+        if not cursor.heard:
+            yield _read(wire.read_event, await self._call(Operation.SEND, params, hops))
+        rest = self._resumed(account, cursor) if cursor.heard else self._polled(account)
+        async with aclosing(rest) as events:
+            async for event in events:
+                yield event
+
+    async def _resumed(self, account: Account, cursor: "_Cursor") -> AsyncGenerator[wire.Event]:
+        """Take a broken stream up again; when that leads nowhere, poll."""
+        failures, pause = 0, 0.0
+        while failures < _RESUMES:
+            await asyncio.sleep(pause)
+            cursor.heard = False
+            try:
+                async with aclosing(self._subscribed(account, cursor)) as events:
+                    async for event in events:
+                        yield event
+            except PeerError:
+                break
+            except DroppedError:
+                failures = 0 if cursor.heard else failures + 1
+                pause = self._options.poll_first * (failures + 1)
+        async with aclosing(self._polled(account)) as events:
+            async for event in events:
+                yield event
+
+    async def _subscribed(self, account: Account, cursor: "_Cursor") -> AsyncGenerator[wire.Event]:
+        """Subscribe again: exactly after the last event's id, else from the task as it is."""
+        exact, aligned = cursor.last_id is not None, False
+        params: JsonObject = {"id": account.task_id}
+        async with aclosing(self._stream(Operation.SUBSCRIBE, params, cursor)) as events:
+            async for event in events:
+                aligned = aligned or exact or isinstance(event, Task)
+                if not aligned:
+                    # A 0.3 server may go on without saying what was missed.
+                    raise PeerError(ErrorCode.UNEXPECTED, "the stream cannot be resumed")
+                if not exact and _settles(event):
+                    # Not every server joins task and stream without a seam; the task is right.
+                    event = await self.task(event.task_id)
+                yield event
+
+    async def _polled(self, account: Account) -> AsyncGenerator[wire.Event]:
+        """Yield the task as it is, again and again, until the reader has heard enough."""
+        options, pause, failures = self._options, 0.0, 0
+        while account.task_id:
+            await asyncio.sleep(pause)
+            pause = min(max(pause * options.poll_factor, options.poll_first), options.poll_most)
+            try:
+                yield await self.task(account.task_id)
+                failures = 0
+            except PeerError as error:
+                failures += 1
+                if not error.retryable or failures > _RESUMES:
+                    raise
+
+    async def _call(
+        self, operation: Operation, params: JsonObject, hops: int | None = None
+    ) -> JsonObject:
+        request = wire.request(self.interface, operation, params)
+        return await self._exchange.fetch(request, self._headers(hops))
+
+    async def _stream(
+        self, operation: Operation, params: JsonObject, cursor: "_Cursor", hops: int | None = None
+    ) -> AsyncGenerator[wire.Event]:
+        resume = {"Last-Event-ID": cursor.last_id} if cursor.last_id else {}
+        request = wire.request(self.interface, operation, params)
+        results = self._exchange.stream(request, self._headers(hops) | resume)
+        async with aclosing(results):
+            async for value, cursor.last_id in results:
+                cursor.heard = True
+                yield _read(wire.read_event, value)
+
+    def _headers(self, hops: int | None) -> dict[str, str]:
+        version = {"A2A-Version": self.interface.line.value}
+        return version if hops is None else version | {HOPS_HEADER: str(hops + 1)}
+
+
+def _read(reader: Callable[[JsonObject], _T], value: JsonObject) -> _T:
+    try:
+        return reader(value)
+    except wire.MalformedError as error:
+        raise PeerError(ErrorCode.PROTOCOL, f"the agent's answer is no A2A: {error}") from error
+
+
+def _settles(event: wire.Event) -> TypeGuard[StatusUpdate]:
+    return isinstance(event, StatusUpdate) and (
+        event.status.state.ended or event.status.state.waits
+    )
+
+
+async def _fold(account: Account, heard: AsyncGenerator[wire.Event]) -> AsyncGenerator[PeerEvent]:
+    async with aclosing(heard):
+        async for event in heard:
+            for told in account.take(event):
+                yield told
+            if account.settled:
+                return
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """How far a stream was heard."""
+
+    heard: bool = False
+    last_id: str | None = None

@@ -1,0 +1,160 @@
+"""One HTTP exchange with a peer: bounded, credentialed for one origin, errors mapped.
+
+``peers.discovery`` and ``peers.client`` send through this. It follows no redirect, takes no
+compressed answer (it would hide the size), and calls only what ``peers.network`` permits. It
+knows neither cards nor tasks.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import httpx2
+
+from opencode_a2a.events import JsonObject
+from opencode_a2a.peers import wire
+from opencode_a2a.peers.credential import Credential, origin
+from opencode_a2a.peers.errors import ErrorCode, PeerError, from_rpc, from_status
+from opencode_a2a.peers.network import Egress, EgressError, client
+
+_ANSWER_BYTES = 32 * 1024 * 1024
+_EVENT_BYTES = 8 * 1024 * 1024
+_STREAM_BYTES = 256 * 1024 * 1024
+
+
+class DroppedError(Exception):
+    """A stream broke off; what it told of may well go on."""
+
+
+class Exchange:
+    """Requests to one peer, with one credential, under one set of rules."""
+
+    def __init__(self, rules: Egress, credential: Credential | None, *, patience: float) -> None:
+        self.rules = rules
+        self._credential = credential
+        self._http = client(rules, timeout=patience)
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    async def fetch(
+        self, request: wire.Request, headers: dict[str, str], limit: int = _ANSWER_BYTES
+    ) -> JsonObject:
+        """Return the result that the peer answers with, or raise the error it answers with."""
+        async with self._sent(request, headers) as response:
+            return _result(await _body(response, limit), response.status_code)
+
+    async def stream(
+        self, request: wire.Request, headers: dict[str, str]
+    ) -> AsyncGenerator[tuple[JsonObject, str | None]]:
+        """Yield the results of a stream with their ids; raise DroppedError where it breaks off.
+
+        A peer that answers with a plain document gives one result.
+        """
+        async with self._sent(request, headers | {"Accept": "text/event-stream"}) as response:
+            kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if response.status_code != 200 or kind != "text/event-stream":
+                yield _result(await _body(response, _ANSWER_BYTES), response.status_code), None
+                return
+            size = 0
+            try:
+                async for frame in httpx2.EventSource(response, _EVENT_BYTES):
+                    size += len(frame.data)
+                    if size > _STREAM_BYTES:
+                        raise PeerError(ErrorCode.UNEXPECTED, "the agent's stream is too long")
+                    if frame.data:
+                        yield _result(frame.data.encode(), 200), frame.id or None
+            except httpx2.SSEError as error:
+                raise PeerError(
+                    ErrorCode.UNEXPECTED, "an event of the agent's stream is too large"
+                ) from error
+            except httpx2.TransportError as error:
+                raise DroppedError from error
+        raise DroppedError  # a stream ends with its task, and then its reader has left
+
+    @asynccontextmanager
+    async def _sent(
+        self, request: wire.Request, headers: dict[str, str]
+    ) -> AsyncGenerator[httpx2.Response]:
+        response = await self._send(request, headers)
+        try:
+            if response.is_redirect:
+                raise PeerError(
+                    ErrorCode.UNEXPECTED,
+                    "the agent redirects, which is not followed; call the new address instead",
+                    http_status=response.status_code,
+                )
+            if response.headers.get("content-encoding", "identity") != "identity":
+                raise PeerError(ErrorCode.UNEXPECTED, "the agent answered compressed, unasked")
+            if response.status_code == 401:
+                raise self._refused(request.url)
+            yield response
+        finally:
+            await response.aclose()
+
+    async def _send(self, request: wire.Request, headers: dict[str, str]) -> httpx2.Response:
+        headers = {"Accept": "application/json", "Accept-Encoding": "identity"} | headers
+        if request.body is not None:
+            headers["Content-Type"] = "application/json"
+        if self._credential:
+            headers |= self._credential.headers(request.url)
+        try:
+            built = self._http.build_request(
+                request.verb, request.url, headers=headers, content=request.body
+            )
+            return await self._http.send(built, stream=True)
+        except httpx2.TimeoutException as error:
+            message = f"{origin(request.url)} did not answer in time"
+            raise PeerError(ErrorCode.TIMEOUT, message) from error
+        except EgressError as error:
+            raise PeerError(ErrorCode.INVALID_INPUT, f"not called: {error}") from error
+        except httpx2.InvalidURL as error:
+            raise PeerError(ErrorCode.INVALID_INPUT, "not called: the URL is malformed") from error
+        except httpx2.TransportError as error:
+            message = f"{origin(request.url)} cannot be reached"
+            raise PeerError(ErrorCode.RETRYABLE, message) from error
+
+    def _refused(self, url: str) -> PeerError:
+        if self._credential is None:
+            remedy = "and none is configured for it"
+        elif self._credential.headers(url):
+            remedy = "and refuses the one it got"
+        else:
+            remedy = f"and the one given belongs to {self._credential.origin}"
+        message = f"{origin(url)} wants a credential, {remedy}"
+        return PeerError(ErrorCode.AUTH_FAILED, message, http_status=401)
+
+
+async def _body(response: httpx2.Response, limit: int) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async for chunk in response.aiter_raw():
+            size += len(chunk)
+            if size > limit:
+                raise PeerError(ErrorCode.UNEXPECTED, f"the answer is larger than {limit} bytes")
+            chunks.append(chunk)
+    except httpx2.TimeoutException as error:
+        raise PeerError(ErrorCode.TIMEOUT, "the agent stopped in mid-answer") from error
+    except httpx2.TransportError as error:
+        raise PeerError(ErrorCode.RETRYABLE, "the connection broke in mid-answer") from error
+    return b"".join(chunks)
+
+
+def _result(body: bytes, status: int) -> JsonObject:
+    """Return the result in an answer of either binding, or raise its error."""
+    try:
+        value = wire.read_json(body)
+    except wire.MalformedError as error:
+        if status >= 400:
+            raise from_status(status, None) from error
+        raise PeerError(ErrorCode.PROTOCOL, f"the agent's answer is no A2A: {error}") from error
+    fault = wire.read_fault(value) if status >= 400 or "error" in value else None
+    if status >= 400 or (fault and fault.code and fault.code >= 400):
+        code = status if status >= 400 or not fault or not fault.code else fault.code
+        raise from_status(code, fault and fault.text, fault and fault.reason)
+    if fault:
+        raise from_rpc(fault.code or 0, fault.text)
+    result = value.get("result") if "jsonrpc" in value else value
+    if not isinstance(result, dict):
+        raise PeerError(ErrorCode.PROTOCOL, "the agent's answer holds no result")
+    return result

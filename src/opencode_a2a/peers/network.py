@@ -1,0 +1,295 @@
+"""Which addresses may be called, and connections that keep to it.
+
+``client`` makes an HTTP client that keeps to the rules, ``fetch`` reads one file that a message
+names; ``sdk_transport`` does the same for the SDK. A name is resolved once, all its addresses
+are looked at, and the connection goes to one of those: what the name points to a moment later
+does not matter. TLS and the Host header keep using the name. Nothing here knows A2A.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Iterable
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from urllib.parse import urlsplit
+
+import httpcore2
+import httpx2
+
+Address = IPv4Address | IPv6Address
+SocketOption = (
+    tuple[int, int, int] | tuple[int, int, bytes | bytearray] | tuple[int, int, None, int]
+)
+
+_PORTS = {"http": 80, "https": 443}
+_SHARED = ip_network("100.64.0.0/10")
+_PRIVATE_V6 = ip_network("fc00::/7")
+_TRANSLATED = (ip_network("64:ff9b::/96"), ip_network("::/96"))
+"""IPv6 networks whose last 32 bits are an IPv4 address."""
+_NEVER_GLOBAL = (
+    ip_network("64:ff9b:1::/48"),
+    ip_network("fec0::/10"),
+    ip_network("192.88.99.0/24"),
+    ip_network("192.0.0.0/24"),
+    ip_network("5f00::/16"),
+)
+"""Special networks that the standard library does not know as such."""
+
+
+class EgressError(Exception):
+    """An address may not be called; the text is for people and names no resolved address."""
+
+
+class FetchError(Exception):
+    """A file could not be read; the text is for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Egress:
+    """Where requests may go."""
+
+    allowed_hosts: tuple[str, ...] = ()
+    """Names or ``*.suffix``, which does not mean the name without the star; empty means all."""
+    allow_private: bool = False
+    """Whether loopback and private networks count as public; link-local never does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A URL that passed, and the addresses its name has."""
+
+    scheme: str
+    host: str
+    port: int
+    addresses: tuple[Address, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    data: bytes
+    media_type: str | None
+
+
+async def vet(url: str, rules: Egress) -> Target:
+    """Return where a URL leads, or raise EgressError."""
+    scheme, host, port = check(url, rules)
+    return Target(scheme, host, port, await resolve(host, port, rules))
+
+
+def check(url: str, rules: Egress) -> tuple[str, str, int]:
+    """Return scheme, host and port of a URL that may be called as far as its text tells."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise EgressError("The URL is malformed") from None
+    if parts.scheme not in _PORTS:
+        raise EgressError("Only http and https URLs can be called")
+    if parts.username is not None or parts.password is not None:
+        raise EgressError("The URL must not hold a user name or password")
+    if not parts.hostname:
+        raise EgressError("The URL names no host")
+    _check_name(parts.hostname, rules)
+    return parts.scheme, parts.hostname, _PORTS[parts.scheme] if port is None else port
+
+
+async def resolve(host: str, port: int, rules: Egress) -> tuple[Address, ...]:
+    """Return the addresses of a name; raise EgressError unless every one may be called."""
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        raise EgressError("The host cannot be found") from None
+    addresses = tuple(dict.fromkeys(ip_address(str(info[4][0])) for info in found))
+    if not addresses or not all(permits(address, rules) for address in addresses):
+        raise EgressError("The host is not at a public address")
+    return addresses
+
+
+def permits(address: Address, rules: Egress) -> bool:
+    """Tell whether an address may be called."""
+    if isinstance(address, IPv6Address):
+        inner = _embedded(address)
+        if inner is not None:
+            return permits(inner, rules)
+    if _is_special(address):
+        return False
+    return address.is_global or (rules.allow_private and _is_private(address))
+
+
+def client(rules: Egress, *, timeout: float = 30.0) -> httpx2.AsyncClient:
+    """Return a client that calls only what the rules permit and follows no redirect."""
+    return httpx2.AsyncClient(
+        transport=VettedTransport(rules),
+        timeout=timeout,
+        follow_redirects=False,
+        # Proxies of the environment would connect in our place, to wherever they like.
+        trust_env=False,
+    )
+
+
+async def fetch(
+    url: str, *, max_bytes: int, seconds: float, rules: Egress | None = None
+) -> Fetched:
+    """Read a file within limits of size and time; raise EgressError or FetchError.
+
+    The size counts after decompression, which happens in pieces of bounded size.
+    """
+    rules = rules or Egress()
+    check(url, rules)
+    headers = {"accept": "*/*", "accept-encoding": "identity"}
+    try:
+        async with (
+            asyncio.timeout(seconds),
+            client(rules, timeout=seconds) as http,
+            http.stream("GET", url, headers=headers) as response,
+        ):
+            if response.status_code != 200:
+                raise FetchError(_bad_status(response.status_code))
+            return Fetched(await _read(response, max_bytes), _media_type(response))
+    except TimeoutError:
+        raise FetchError(f"The file did not arrive within {seconds:g} s") from None
+    except (httpx2.HTTPError, httpx2.InvalidURL):
+        raise FetchError("The file cannot be fetched") from None
+
+
+class VettedTransport(httpx2.AsyncHTTPTransport):
+    """httpx2's transport on connections to vetted addresses."""
+
+    def __init__(self, rules: Egress) -> None:
+        context = ssl.create_default_context()
+        super().__init__(verify=context, trust_env=False)
+        self._rules = rules
+        self._pool = httpcore2.AsyncConnectionPool(
+            ssl_context=context,
+            max_connections=None,
+            max_keepalive_connections=20,
+            keepalive_expiry=30.0,
+            network_backend=VettedNetwork(rules),
+        )
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        check(str(request.url), self._rules)
+        return await super().handle_async_request(request)
+
+
+class VettedNetwork(httpcore2.AsyncNetworkBackend):
+    """Resolves, looks, connects to what it looked at, and looks again."""
+
+    def __init__(
+        self,
+        rules: Egress,
+        plain: httpcore2.AsyncNetworkBackend | None = None,
+        failures: tuple[type[Exception], ...] = (httpcore2.ConnectError, httpcore2.ConnectTimeout),
+    ) -> None:
+        self._rules = rules
+        # The library declares a stub of that name for when anyio is missing.
+        anyio: httpcore2.AsyncNetworkBackend = httpcore2.AnyIOBackend()  # type: ignore[assignment] # ditto
+        self._plain = plain or anyio
+        self._failures = failures
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 # the signature of the base
+        local_address: str | None = None,
+        socket_options: Iterable[SocketOption] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        _check_name(host, self._rules)
+        failure: Exception | None = None
+        for address in await resolve(host, port, self._rules):
+            try:
+                stream = await self._plain.connect_tcp(
+                    str(address), port, timeout, local_address, socket_options
+                )
+            except self._failures as error:
+                failure = error
+                continue
+            return await self._confirm(stream)
+        raise failure or EgressError("The host cannot be found")
+
+    async def connect_unix_socket(
+        self,
+        path: str,
+        timeout: float | None = None,  # noqa: ASYNC109 # the signature of the base
+        socket_options: Iterable[SocketOption] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        raise EgressError("Only http and https URLs can be called")
+
+    async def sleep(self, seconds: float) -> None:
+        await self._plain.sleep(seconds)
+
+    async def _confirm(self, stream: httpcore2.AsyncNetworkStream) -> httpcore2.AsyncNetworkStream:
+        """Look at whom the socket really is connected to."""
+        peer: tuple[str, int] = stream.get_extra_info("server_addr")
+        if not permits(ip_address(peer[0]), self._rules):
+            await stream.aclose()
+            raise EgressError("The host is not at a public address")
+        return stream
+
+
+def _check_name(host: str, rules: Egress) -> None:
+    name = host.lower().removesuffix(".")
+    if rules.allowed_hosts and not any(_matches(name, rule) for rule in rules.allowed_hosts):
+        raise EgressError("The host is not in the list of those that may be called")
+
+
+def _matches(name: str, rule: str) -> bool:
+    rule = rule.lower()
+    if rule.startswith("*."):
+        return name.endswith(rule[1:]) and len(name) > len(rule) - 1
+    return name == rule
+
+
+def _embedded(address: IPv6Address) -> IPv4Address | None:
+    """Return the IPv4 address that is meant by an IPv6 one."""
+    if address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    if address.sixtofour is not None:
+        return address.sixtofour
+    # ``::`` and ``::1`` are addresses in their own right.
+    if int(address) > 1 and any(address in network for network in _TRANSLATED):
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    return None
+
+
+def _is_special(address: Address) -> bool:
+    """Tell whether an address is never one of a server."""
+    return (
+        address.is_link_local
+        or address.is_multicast
+        or address.is_unspecified
+        or (address.is_reserved and not address.is_loopback)
+        or any(address in network for network in _NEVER_GLOBAL)
+    )
+
+
+def _is_private(address: Address) -> bool:
+    """Tell whether an address is of this machine or of a network behind the same door."""
+    if isinstance(address, IPv6Address):
+        return address.is_loopback or address in _PRIVATE_V6
+    return address.is_private or address in _SHARED
+
+
+async def _read(response: httpx2.Response, max_bytes: int) -> bytes:
+    announced = response.headers.get("content-length", "")
+    data = bytearray()
+    if announced.isdecimal() and int(announced) > max_bytes:
+        raise FetchError(f"The file is larger than {max_bytes} bytes")
+    async for piece in response.aiter_bytes():
+        data += piece
+        if len(data) > max_bytes:
+            raise FetchError(f"The file is larger than {max_bytes} bytes")
+    return bytes(data)
+
+
+def _media_type(response: httpx2.Response) -> str | None:
+    return response.headers.get("content-type", "").partition(";")[0].strip().lower() or None
+
+
+def _bad_status(status: int) -> str:
+    if 300 <= status < 400:
+        return "The URL redirects elsewhere; give the final one"
+    return f"The server of the file answered with status {status}"

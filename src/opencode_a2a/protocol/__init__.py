@@ -1,0 +1,1 @@
+"""A2A on the wire: requests become commands, task events become bytes."""

@@ -1,0 +1,185 @@
+"""What comes in with a message: its parts as prompt parts, its metadata as routing.
+
+``handler`` uses it before anything is asked of the tasks, so that a message that OpenCode would
+choke on is refused while nothing has happened yet. Which files it survives is known to ``media``.
+"""
+
+import base64
+from collections.abc import Awaitable, Callable, Iterable
+from urllib.parse import urlsplit
+
+import orjson
+
+from opencode_a2a.errors import (
+    ContentTypeNotSupportedError,
+    InvalidParamsError,
+    ServiceError,
+    UnsupportedOperationError,
+    Violation,
+)
+from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.media import IMAGE_TYPES, UnfitError, fit_file
+from opencode_a2a.messages import Message, ModelChoice, Part, PromptPart, Routing
+from opencode_a2a.peers.network import EgressError, Fetched, FetchError
+
+INPUT_MODES = ("text/plain", "application/json", "application/pdf", *IMAGE_TYPES)
+"""Media types that the card names; other textual ones are taken too."""
+OUTPUT_MODES = ("text/plain", "application/json", "text/x-diff")
+
+Fetch = Callable[[str], Awaitable[Fetched]]
+
+
+class _UnreadableError(UnfitError):
+    """The part is of a kind that could be taken, but it cannot be had."""
+
+
+async def read_prompt(message: Message, fetch: Fetch) -> tuple[PromptPart, ...]:
+    """Return the prompt that a message means; list all parts that cannot be taken."""
+    parts: list[PromptPart] = []
+    refused: list[tuple[str, UnfitError]] = []
+    for index, part in enumerate(message.parts):
+        try:
+            parts.append(await _prompt_part(part, fetch))
+        except UnfitError as error:
+            refused.append((f"message.parts[{index}]", error))
+    if refused:
+        raise _refusal(refused)
+    if not any(part.data or (part.text or "").strip() for part in parts):
+        nothing = Violation("message.parts", "must hold something other than blank text")
+        raise InvalidParamsError("The message is blank", violations=(nothing,))
+    return tuple(parts)
+
+
+def _refusal(refused: list[tuple[str, UnfitError]]) -> ServiceError:
+    violations = tuple(Violation(field, str(error)) for field, error in refused)
+    text = "; ".join(f"{v.field} {v.description}" for v in violations[:3])
+    if all(isinstance(error, _UnreadableError) for _, error in refused):
+        return InvalidParamsError(text, violations=violations)
+    return ContentTypeNotSupportedError(
+        text, violations=violations, supported_media_types=[*INPUT_MODES, "text/*"]
+    )
+
+
+async def _prompt_part(part: Part, fetch: Fetch) -> PromptPart:
+    match part.kind:
+        case "text":
+            return PromptPart(text=part.text)
+        case "data":
+            return PromptPart(text=_labelled(part))
+        case "raw":
+            return fit_file(base64.b64decode(part.raw or ""), part.media_type, part.filename)
+        case "url":
+            return await _linked(part, fetch)
+
+
+def _labelled(part: Part) -> str:
+    name = f" {part.filename}" if part.filename else ""
+    text = orjson.dumps(part.data, option=orjson.OPT_INDENT_2).decode()
+    return f"Structured data{name} (JSON):\n{text}"
+
+
+async def _linked(part: Part, fetch: Fetch) -> PromptPart:
+    try:
+        url = urlsplit(part.url or "")
+    except ValueError:
+        raise _UnreadableError("has a malformed URL") from None
+    if url.scheme.lower() not in ("http", "https") or not url.hostname:
+        raise UnfitError("has a URL that is not http or https; send the file itself as bytes")
+    try:
+        fetched = await fetch(part.url or "")
+    except (EgressError, FetchError) as error:
+        raise _UnreadableError(f"has a URL that cannot be used: {error}") from None
+    name = part.filename or url.path.rpartition("/")[2] or None
+    return fit_file(fetched.data, part.media_type or fetched.media_type, name)
+
+
+# --- metadata ---------------------------------------------------------------------------------
+
+
+def read_routing(params: JsonObject | None, message: JsonObject | None) -> Routing:
+    """Return where the caller wants the turn to run; the params' metadata come first."""
+    sources = _Sources([("metadata", params), ("message.metadata", message)])
+    routing = Routing(
+        session_id=sources.text("shared", "session", "id"),
+        directory=sources.text("opencode", "directory"),
+        workspace_id=sources.text("opencode", "workspace", "id"),
+        model=sources.model(),
+    )
+    if sources.wrong:
+        text = "; ".join(f"{v.field} {v.description}" for v in sources.wrong)
+        raise InvalidParamsError(f"Invalid metadata: {text}", violations=tuple(sources.wrong))
+    return routing
+
+
+class _Sources:
+    """The two places where metadata may stand, in order, and what was wrong in them."""
+
+    def __init__(self, places: Iterable[tuple[str, JsonObject | None]]) -> None:
+        self._places = [(name, value) for name, value in places if value]
+        self.wrong: list[Violation] = []
+
+    def text(self, *path: str) -> str | None:
+        for name, value in self._places:
+            found = self._text_at(name, value, path)
+            if found:
+                return found
+        return None
+
+    def model(self) -> ModelChoice | None:
+        for name, value in self._places:
+            provider = self._text_at(name, value, ("shared", "model", "providerID"))
+            model = self._text_at(name, value, ("shared", "model", "modelID"))
+            if provider and model:
+                return ModelChoice(provider, model)
+            if provider or model:
+                missing = "modelID" if provider else "providerID"
+                self._report(f"{name}.shared.model.{missing}", "is required: a model is a pair")
+                return None
+        return None
+
+    def _text_at(self, name: str, value: Json, path: tuple[str, ...]) -> str | None:
+        for step in path:
+            if not isinstance(value, dict):
+                self._report(name, "must be an object")
+                return None
+            name, value = f"{name}.{step}", value.get(step)
+            if value is None:
+                return None
+        if not isinstance(value, str):
+            self._report(name, "must be a string")
+            return None
+        return value.strip() or None
+
+    def _report(self, field: str, description: str) -> None:
+        violation = Violation(field, description)
+        if violation not in self.wrong:
+            self.wrong.append(violation)
+
+
+# --- output modes -----------------------------------------------------------------------------
+
+
+def read_output_modes(accepted: Iterable[str]) -> tuple[str, ...] | None:
+    """Return the media types that the caller accepts, sorted; None when anything will do."""
+    modes = sorted({_normal(mode) for mode in accepted} - {""})
+    if not modes or "*/*" in modes:
+        return None
+    if not accepts(modes, "text/plain"):
+        raise UnsupportedOperationError(
+            "The agent answers in text: acceptedOutputModes must hold text/plain",
+            accepted_output_modes=list(modes),
+            required_output_modes=["text/plain"],
+            supported_output_modes=list(OUTPUT_MODES),
+        )
+    return tuple(modes)
+
+
+def accepts(modes: Iterable[str], media_type: str) -> bool:
+    family = media_type.partition("/")[0] + "/*"
+    return any(mode in (media_type, family) for mode in modes)
+
+
+def _normal(mode: str) -> str:
+    plain = mode.partition(";")[0].strip().lower()
+    # older clients name the kinds of parts instead of media types
+    return {"*": "*/*", "text": "text/plain", "data": "application/json"}.get(plain, plain)

@@ -1,0 +1,195 @@
+"""HTTP+JSON: the routes of 1.0 at the root, those of 0.3 under ``/v1``.
+
+``app`` mounts them. A route belongs to one line; a request that speaks another is told which
+header to send. Bodies of 0.3 come in two spellings, and are answered in the one they came in.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
+from opencode_a2a.errors import (
+    InvalidRequestError,
+    MethodNotAllowedError,
+    MethodNotFoundError,
+    ServiceError,
+)
+from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.jsonguard import decode
+from opencode_a2a.protocol.card import Cards
+from opencode_a2a.protocol.exchange import (
+    Stream,
+    Terms,
+    as_service_error,
+    caller_of,
+    check_content_type,
+    cursor_of,
+    framed,
+    headers_of,
+    line_of,
+    success_headers,
+)
+from opencode_a2a.protocol.handler import Call, Feed, Operations, Run
+from opencode_a2a.protocol.schema import rest_dialect
+from opencode_a2a.protocol.versions import Dialect, Line, require
+from opencode_a2a.protocol.wire import rest_error, rest_error_frame
+
+_MEDIA_TYPES = {Line.V1: "application/a2a+json", Line.V03: "application/json"}
+_FLAGS: dict[str, Json] = {"true": True, "false": False}
+_KINDS = {"task": "task", "status-update": "statusUpdate", "artifact-update": "artifactUpdate"}
+
+Params = Callable[[Request], Awaitable[JsonObject]]
+
+
+async def _body(request: Request) -> JsonObject:
+    check_content_type(request)
+    match decode(await request.body()):
+        case dict() as sent:
+            return sent
+        case _:
+            raise InvalidRequestError("The body must be a JSON object")
+
+
+async def _query(request: Request) -> JsonObject:
+    """Return query and path parameters as one object, flags as flags."""
+    query: JsonObject = dict(request.query_params.items())
+    for name in ("includeArtifacts", "include_artifacts"):
+        given = query.get(name)
+        if isinstance(given, str):
+            query[name] = _FLAGS.get(given, given)
+    return query | request.path_params
+
+
+# Paths below the root of a line, their verbs, and what they do.
+_ROUTES: tuple[tuple[str, tuple[str, ...], Run, Params], ...] = (
+    ("/message:send", ("POST",), Operations.send, _body),
+    ("/message:stream", ("POST",), Operations.stream, _body),
+    ("/tasks", ("GET",), Operations.list_tasks, _query),
+    ("/tasks/{id}:cancel", ("POST",), Operations.cancel, _query),
+    ("/tasks/{id}:subscribe", ("GET", "POST"), Operations.subscribe, _query),
+    ("/tasks/{id}", ("GET",), Operations.get, _query),
+    ("/tasks/{id}/pushNotificationConfigs", ("GET", "POST"), Operations.push, _query),
+    ("/tasks/{id}/pushNotificationConfigs/{config}", ("GET", "DELETE"), Operations.push, _query),
+)
+_CARDS = (
+    ("/extendedAgentCard", Line.V1),
+    ("/v1/card", Line.V03),
+    ("/agent/authenticatedExtendedCard", Line.V03),
+)
+
+
+class RestBinding:
+    def __init__(self, operations: Operations, cards: Cards, terms: Terms) -> None:
+        self._operations = operations
+        self._cards = cards
+        self._terms = terms
+
+    def routes(self) -> list[BaseRoute]:
+        routes: list[BaseRoute] = [
+            Route(path, self._card(line), methods=["GET"]) for path, line in _CARDS
+        ]
+        for prefix, line in (("", Line.V1), ("/v1", Line.V03)):
+            for path, verbs, run, params in _ROUTES:
+                endpoint = self._endpoint(line, run, params)
+                routes.append(Route(prefix + path, endpoint, methods=[*verbs]))
+        return routes
+
+    def _endpoint(
+        self, line: Line, run: Run, params: Params
+    ) -> Callable[[Request], Awaitable[ASGIApp]]:
+        async def endpoint(request: Request) -> ASGIApp:
+            try:
+                return await self._answer(request, line, run, params)
+            except HTTPException:
+                raise
+            except Exception as error:
+                return _refused(as_service_error(error, request.url.path), line)
+
+        return endpoint
+
+    async def _answer(self, request: Request, line: Line, run: Run, read: Params) -> ASGIApp:
+        self._require(request, line)
+        _refuse_verbs(request)
+        params = await read(request)
+        dialect = _dialect(line, params)
+        call = Call(caller_of(request), dialect, params, cursor_of(request))
+        result = await run(self._operations, call)
+        headers = success_headers(request, line, self._terms.announced)
+        if isinstance(result, Feed):
+            return self._terms.serve(_stream(result, dialect, headers))
+        if run is Operations.send and dialect is Dialect.V03:
+            result = {"task": result}
+        return _json(result, line, headers)
+
+    def _card(self, line: Line) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            try:
+                self._require(request, line)
+            except ServiceError as error:
+                return _refused(error, line)
+            return self._cards.respond_extended(request, line)
+
+        return endpoint
+
+    def _require(self, request: Request, line: Line) -> None:
+        spoken = line_of(request, self._terms.default)
+        require(line, spoken, f"The route {request.method} {request.url.path[:200]}")
+
+
+def _dialect(line: Line, params: JsonObject) -> Dialect:
+    return Dialect.V1 if line is Line.V1 else rest_dialect(params)
+
+
+def _refuse_verbs(request: Request) -> None:
+    """Tell a read of ``…:cancel`` from the read of a task with such a name."""
+    if request.method != "POST" and request.path_params.get("id", "").endswith(":cancel"):
+        raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "POST"})
+
+
+def _stream(feed: Feed, dialect: Dialect, headers: dict[str, str]) -> Stream:
+    def error_frame(error: ServiceError) -> bytes:
+        return rest_error_frame(error, dialect.line)
+
+    wrap = _by_kind if dialect is Dialect.V03 else bytes
+    return Stream(framed(feed, error_frame, wrap), error_frame, headers)
+
+
+def _by_kind(body: bytes) -> bytes:
+    """Put an object of the 0.3 JSON under the name that a REST stream has for its kind."""
+    kind = body[9 : body.index(b'"', 9)].decode()
+    return b'{"%b":%b}' % (_KINDS[kind].encode(), body)
+
+
+def _json(body: Json, line: Line, headers: Mapping[str, str], status: int = 200) -> Response:
+    return Response(
+        orjson.dumps(body), status_code=status, headers=headers, media_type=_MEDIA_TYPES[line]
+    )
+
+
+def _refused(error: ServiceError, line: Line, headers: Mapping[str, str] | None = None) -> Response:
+    told = {**headers_of(line), **(headers or {})}
+    return _json(rest_error(error, line), line, told, error.http)
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    line = _line_of_path(request)
+    return _refused(MethodNotFoundError("There is nothing at this path"), line)
+
+
+async def _not_allowed(request: Request, error: Exception) -> Response:
+    allowed = error.headers if isinstance(error, HTTPException) else None
+    return _refused(MethodNotAllowedError(), _line_of_path(request), allowed)
+
+
+def _line_of_path(request: Request) -> Line:
+    return Line.V03 if request.url.path.startswith("/v1/") else Line.V1
+
+
+EXCEPTION_HANDLERS = {404: _not_found, 405: _not_allowed}
+"""For the application that mounts the routes: paths and verbs that do not exist, as JSON."""

@@ -1,0 +1,1 @@
+"""Tables and queries, SQLite and PostgreSQL through one implementation."""

@@ -1,0 +1,241 @@
+"""The database: one writer thread, a few readers, SQLite by default.
+
+Everything above asks with plain functions of a connection: ``await db.write(fn)`` and
+``await db.read(fn)``. Writes that wait at the same time share one transaction. The driver is
+used from our own threads, synchronously: the asynchronous drivers cost several times as much
+per statement. Nothing above this module sees a driver's error.
+"""
+
+import asyncio
+import fcntl
+import os
+import queue
+import stat
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import sqlalchemy as sa
+import structlog
+from sqlalchemy import event
+from sqlalchemy.engine import URL, Connection, make_url
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.pool import NullPool, QueuePool
+
+from opencode_a2a.errors import StoreUnavailableError
+from opencode_a2a.store.schema import SchemaTooNewError, migrate
+
+log = structlog.get_logger(__name__)
+
+MEMORY = "sqlite://"
+READERS = 3
+T = TypeVar("T")
+
+
+class DatabaseError(Exception):
+    """The database cannot be opened; the text says why and what to do."""
+
+
+@dataclass(slots=True)
+class _Job:
+    fn: Callable[[Connection], Any]
+    done: asyncio.Future[Any]
+
+
+_Result = tuple[_Job, Any, Exception | None]
+
+
+class Database:
+    """An open database, from ``async with`` to its end."""
+
+    def __init__(self, url: str) -> None:
+        self._url = _normalised(url)
+        self._memory = self._url.database in (None, "", ":memory:")
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="store-writer", daemon=True)
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="store-reader")
+        self._lock: int | None = None
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        if not self._memory:
+            self._lock = _claim(Path(self._url.database or ""))
+        self._engine = sa.create_engine(self._url, poolclass=NullPool)
+        self._read_engine = sa.create_engine(
+            self._url, poolclass=QueuePool, pool_size=READERS, max_overflow=0
+        )
+        for engine in (self._engine, self._read_engine):
+            event.listen(engine, "connect", _prepare)
+        self._thread.start()
+        try:
+            await self._submit(migrate)
+        except SchemaTooNewError as error:
+            await self.__aexit__()
+            raise DatabaseError(str(error)) from None
+        except SQLAlchemyError as error:
+            await self.__aexit__()
+            raise DatabaseError(f"cannot open {self.name}: {_cause(error)}") from None
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join)
+        self._readers.shutdown()
+        self._read_engine.dispose()
+        if self._lock is not None:
+            os.close(self._lock)
+
+    @property
+    def name(self) -> str:
+        """The database for people: no password in it."""
+        return "memory" if self._memory else self._url.render_as_string(hide_password=True)
+
+    async def write(self, fn: Callable[[Connection], T], operation: str = "persisting") -> T:
+        """Run ``fn`` in a transaction and return once it is committed.
+
+        ``fn`` may be run a second time when another write of the same transaction fails, so it
+        must do nothing but talk to the database.
+        """
+        try:
+            return await self._submit(fn)
+        except SQLAlchemyError as error:
+            raise _unavailable(operation, error) from None
+
+    async def read(self, fn: Callable[[Connection], T], operation: str = "loading") -> T:
+        """Run ``fn`` on a connection of its own, beside the writer."""
+        try:
+            if self._memory:
+                return await self._submit(fn)
+            return await self._loop.run_in_executor(self._readers, self._read, fn)
+        except SQLAlchemyError as error:
+            raise _unavailable(operation, error) from None
+
+    async def check(self) -> None:
+        """Raise StoreUnavailableError unless the database takes a write now."""
+        await self.write(_touch, "checking")
+
+    def _read(self, fn: Callable[[Connection], T]) -> T:
+        with self._read_engine.connect() as connection:
+            return fn(connection)
+
+    async def _submit(self, fn: Callable[[Connection], Any]) -> Any:
+        job = _Job(fn, self._loop.create_future())
+        self._jobs.put(job)
+        return await job.done
+
+    def _work(self) -> None:
+        connection: Connection | None = None
+        while jobs := self._waiting():
+            try:
+                connection = connection or self._engine.connect()
+                results = _transact(connection, jobs)
+            except SQLAlchemyError as error:
+                results: list[_Result] = [(job, None, error) for job in jobs]
+            self._loop.call_soon_threadsafe(_deliver, results)
+            if connection and not self._memory and any(_broken(error) for *_, error in results):
+                connection.close()
+                connection = None
+        if connection:
+            connection.close()
+
+    def _waiting(self) -> list[_Job]:
+        """Wait for a job, and take all others that are there by then; empty at the end."""
+        jobs: list[_Job] = []
+        while not jobs or not self._jobs.empty():
+            job = self._jobs.get()
+            if job is None:
+                if jobs:
+                    self._jobs.put(None)
+                break
+            jobs.append(job)
+        return jobs
+
+
+def _transact(connection: Connection, jobs: list[_Job]) -> list[_Result]:
+    """Run all jobs in one transaction; if one of them fails, each in its own."""
+    try:
+        with connection.begin():
+            return [(job, job.fn(connection), None) for job in jobs]
+    except Exception as error:  # a job may raise anything: it belongs to whoever waits for it
+        if len(jobs) == 1:
+            return [(jobs[0], None, error)]
+    return [result for job in jobs for result in _transact(connection, [job])]
+
+
+def _deliver(results: list[_Result]) -> None:
+    for job, value, error in results:
+        if job.done.done():
+            continue
+        if error is None:
+            job.done.set_result(value)
+        else:
+            job.done.set_exception(error)
+
+
+def _broken(error: Exception | None) -> bool:
+    """Whether a failure may be the connection's: the next write then gets a new one."""
+    return isinstance(error, SQLAlchemyError)
+
+
+def _touch(connection: Connection) -> None:
+    connection.execute(sa.text("UPDATE schema_version SET checked = checked + 1"))
+
+
+def _normalised(url: str) -> URL:
+    parsed = make_url(url)
+    if parsed.drivername.startswith("sqlite"):
+        return parsed.set(drivername="sqlite")
+    return parsed
+
+
+def _prepare(connection: Any, _record: object) -> None:
+    cursor = connection.cursor()
+    for pragma in (
+        "journal_mode=WAL",
+        "synchronous=NORMAL",
+        "busy_timeout=30000",
+        "temp_store=MEMORY",
+        "journal_size_limit=67108864",
+    ):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _claim(path: Path) -> int:
+    """Create the file for nobody but us, and hold its lock for as long as the process lives."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        os.close(os.open(path, flags, 0o600))
+        if path.stat().st_uid == os.getuid():
+            path.chmod(stat.S_IRUSR | stat.S_IWUSR)
+        lock = os.open(path.with_name(f"{path.name}.lock"), flags, 0o600)
+    except OSError as error:
+        raise DatabaseError(
+            f"cannot open the database file {path.name}: {error.strerror}; "
+            "set A2A_TASK_STORE_DATABASE_URL to a file in a writable directory"
+        ) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise DatabaseError(
+            f"the database file {path.name} is in use by another process; "
+            "stop it, or set A2A_TASK_STORE_DATABASE_URL to another file"
+        ) from None
+    return lock
+
+
+def _cause(error: SQLAlchemyError) -> str:
+    origin = error.orig if isinstance(error, DBAPIError) else error
+    return str(origin).splitlines()[0]
+
+
+def _unavailable(operation: str, error: SQLAlchemyError) -> StoreUnavailableError:
+    log.error("store failed", operation=operation, cause=_cause(error))
+    return StoreUnavailableError(
+        f"Task store unavailable while {operation} task state; try again", operation=operation
+    )

@@ -1,0 +1,129 @@
+"""A message becomes a task, once: committed before anything runs.
+
+The same message id with the same content is the same task again; with other content it is
+refused. What a caller may have open at once is limited.
+"""
+
+import hashlib
+import uuid
+from collections import Counter
+from dataclasses import dataclass
+
+import orjson
+from sqlalchemy.engine import Connection
+
+from opencode_a2a.clock import now_ms
+from opencode_a2a.errors import InvalidParamsError, LimitExceededError, Violation
+from opencode_a2a.ids import ContextId, Principal, TaskId, new_message_id
+from opencode_a2a.store import tasks as rows
+from opencode_a2a.store.database import Database
+from opencode_a2a.store.tasks import Segment, TaskRow
+from opencode_a2a.tasks.codec import Request, dump_entries, dump_request, dump_status
+from opencode_a2a.tasks.commands import Order
+from opencode_a2a.tasks.lifecycle import Accepted, TaskRef, TaskState
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    per_principal: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A new task: its number, its state after the first entry, and what it is to prompt."""
+
+    no: int
+    state: TaskState
+    request: Request
+
+
+def digest(order: Order) -> bytes:
+    """Return what two messages have in common when they ask for the same."""
+    content = (order.message, order.task_id, order.context_id, order.routing, order.output_modes)
+    return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).digest()
+
+
+class Admission:
+    def __init__(self, database: Database, limits: Limits) -> None:
+        self._database = database
+        self._limits = limits
+        self._open: Counter[Principal] = Counter()
+
+    def opened(self, principal: Principal) -> None:
+        self._open[principal] += 1
+
+    def closed(self, principal: Principal) -> None:
+        self._open[principal] -= 1
+        if self._open[principal] <= 0:
+            del self._open[principal]
+
+    async def repeated(self, order: Order) -> TaskRow | None:
+        """Return the task that this very message led to before."""
+        known = digest(order)
+
+        def read(connection: Connection) -> TaskRow | None:
+            return _earlier(connection, order, known)
+
+        return await self._database.read(read)
+
+    async def admit(self, order: Order) -> Admitted | TaskRow:
+        """Store a new task; return the earlier one if the message was here before."""
+        ref = TaskRef(
+            TaskId(str(uuid.uuid4())),
+            ContextId(order.context_id or str(uuid.uuid4())),
+            order.principal,
+            order.output_modes,
+            now_ms(),
+        )
+        state = TaskState(ref)
+        entry = state.apply(Accepted(order.message), ref.created_at)
+        request = Request(order.prompt, order.routing, new_message_id())
+        row = TaskRow(
+            id=ref.id,
+            principal=ref.principal,
+            context_id=ref.context_id,
+            state=state.status.state,
+            created_at=ref.created_at,
+            updated_at=ref.created_at,
+            status=dump_status(state.status),
+            output_modes=None if ref.output_modes is None else orjson.dumps(ref.output_modes),
+            request=dump_request(request),
+        )
+        segment, known = dump_entries([entry]), digest(order)
+        room = self._room(order.principal)
+
+        def write(connection: Connection) -> int | TaskRow:
+            earlier = _earlier(connection, order, known)
+            if earlier is not None:
+                return earlier
+            if not room:
+                raise LimitExceededError(limit=self._limits.per_principal)
+            no = rows.add_task(connection, row)
+            rows.add_message(connection, order.principal, order.message.message_id, no, known)
+            rows.append(connection, [Segment(no, 1, 1, segment)], [])
+            return no
+
+        outcome = await self._database.write(write)
+        if isinstance(outcome, TaskRow):
+            return outcome
+        return Admitted(outcome, state, request)
+
+    def _room(self, principal: Principal) -> bool:
+        return (
+            self._open[principal] < self._limits.per_principal
+            and self._open.total() < self._limits.total
+        )
+
+
+def _earlier(connection: Connection, order: Order, known: bytes) -> TaskRow | None:
+    found = rows.find_message(connection, order.principal, order.message.message_id)
+    if found is None:
+        return None
+    task_no, stored = found
+    if stored != known:
+        raise InvalidParamsError(
+            "This message id was used before, with other content; send a new message id",
+            violations=(Violation("message.messageId", "already used with other content"),),
+        )
+    return rows.load_number(connection, task_no)

@@ -1,0 +1,212 @@
+"""Entries, statuses and requests as the bytes that are stored.
+
+An event is written as its name and its fields; what is read back is equal to what was written.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from opencode_a2a.events import (
+    DiffChanged,
+    Failure,
+    FileChange,
+    Finished,
+    Interrupted,
+    Lane,
+    LaneClosed,
+    LaneReplaced,
+    Outcome,
+    Progressed,
+    Question,
+    QuestionOption,
+    ReasoningGrew,
+    Resumed,
+    SessionBound,
+    Started,
+    TextGrew,
+    ToolChanged,
+    Usage,
+    UsageCounted,
+)
+from opencode_a2a.ids import ContextId, MessageId, Principal, SessionId, TaskId
+from opencode_a2a.messages import Message, ModelChoice, Part, PromptPart, Routing
+from opencode_a2a.store.tasks import TaskRow
+from opencode_a2a.tasks.lifecycle import (
+    Accepted,
+    Answered,
+    Entry,
+    LaneText,
+    LogEvent,
+    Recovered,
+    State,
+    Status,
+    TaskRef,
+    TaskState,
+)
+
+# What comes out of the database was written by this module, so its shape is not checked again.
+_Fields = dict[str, Any]
+
+
+def _message(fields: _Fields) -> Message:
+    parts = [Part(**part) for part in fields.pop("parts")]
+    return Message(parts=parts, **fields)
+
+
+def _interrupted(fields: _Fields) -> Interrupted:
+    questions = [
+        Question(
+            options=[QuestionOption(**option) for option in question.pop("options")], **question
+        )
+        for question in fields.pop("questions")
+    ]
+    return Interrupted(questions=questions, **fields)
+
+
+def _usage(fields: _Fields) -> UsageCounted:
+    children = fields["children"]
+    return UsageCounted(Usage(**fields["own"]), Usage(**children) if children else None)
+
+
+def _finished(fields: _Fields) -> Finished:
+    failure = fields.pop("failure")
+    outcome = Outcome(fields.pop("outcome"))
+    return Finished(outcome, failure=Failure(**failure) if failure else None, **fields)
+
+
+def _replaced(fields: _Fields) -> LaneReplaced:
+    parts = [(part_id, text) for part_id, text in fields["parts"]]
+    return LaneReplaced(Lane(fields["lane"]), fields["message_id"], parts)
+
+
+def _diff(fields: _Fields) -> DiffChanged:
+    files = [FileChange(**file) for file in fields.pop("files")]
+    return DiffChanged(files, **fields)
+
+
+_READERS: dict[type[LogEvent], Callable[[_Fields], LogEvent]] = {
+    TextGrew: lambda fields: TextGrew(**fields),
+    ReasoningGrew: lambda fields: ReasoningGrew(**fields),
+    LaneReplaced: _replaced,
+    LaneClosed: lambda fields: LaneClosed(Lane(fields["lane"]), fields["message_id"]),
+    ToolChanged: lambda fields: ToolChanged(**fields),
+    Progressed: lambda fields: Progressed(**fields),
+    SessionBound: lambda fields: SessionBound(**fields),
+    Started: lambda _: Started(),
+    Interrupted: _interrupted,
+    Resumed: lambda fields: Resumed(**fields),
+    UsageCounted: _usage,
+    DiffChanged: _diff,
+    Finished: _finished,
+    Accepted: lambda fields: Accepted(_message(fields["message"])),
+    Answered: lambda fields: Answered(_message(fields["message"])),
+    Recovered: lambda fields: Recovered(**fields),
+}
+_NAMES = {event: event.__name__ for event in _READERS}
+_BY_NAME = {event.__name__: reader for event, reader in _READERS.items()}
+
+
+def dump_entries(entries: Iterable[Entry]) -> bytes:
+    return orjson.dumps([(e.at, _NAMES[type(e.event)], e.event) for e in entries])
+
+
+def load_entries(data: bytes) -> list[tuple[int, LogEvent]]:
+    """Return (time, event) of each entry in a segment."""
+    return [(at, _BY_NAME[name](fields)) for at, name, fields in orjson.loads(data)]
+
+
+def dump_status(status: Status) -> bytes:
+    return orjson.dumps(status)
+
+
+def load_status(data: bytes) -> Status:
+    fields: _Fields = orjson.loads(data)
+    failure, usage = fields.pop("failure"), fields.pop("usage")
+    return Status(
+        state=State(fields.pop("state")),
+        pending=tuple(_interrupted(one) for one in fields.pop("pending")),
+        failure=Failure(**failure) if failure else None,
+        usage=_usage(usage) if usage else None,
+        **fields,
+    )
+
+
+def dump_archive(state: TaskState) -> bytes:
+    """Encode everything of an ended task that is not in its status."""
+    return orjson.dumps(
+        {
+            "seq": state.seq,
+            "epochs": state.epochs,
+            "history": state.history,
+            "lanes": {
+                lane.value: [
+                    text.message_id,
+                    text.closed,
+                    [(part_id, "".join(pieces)) for part_id, pieces in text.parts],
+                ]
+                for lane, text in state.lanes.items()
+            },
+            "tools": list(state.tools.values()),
+            "diff": state.diff,
+            "artifacts": list(state.artifacts),
+            "settled": list(state.settled.values()),
+        }
+    )
+
+
+def load_task(row: TaskRow) -> TaskState:
+    """Build a task from its row; without the archive it has a status and nothing else."""
+    state = TaskState(ref_of(row))
+    state.status = load_status(row.status)
+    if row.archive is not None:
+        _unpack(state, orjson.loads(row.archive))
+    return state
+
+
+def _unpack(state: TaskState, fields: _Fields) -> None:
+    state.seq = fields["seq"]
+    state.epochs = fields["epochs"]
+    state.history = [_message(message) for message in fields["history"]]
+    for name, (message_id, closed, parts) in fields["lanes"].items():
+        lane = state.lanes[Lane(name)] = LaneText(message_id, closed=closed)
+        lane.parts = [(part_id, [text]) for part_id, text in parts]
+    state.tools = {tool["part_id"]: ToolChanged(**tool) for tool in fields["tools"]}
+    state.diff = _diff(fields["diff"]) if fields["diff"] else None
+    state.artifacts = dict.fromkeys(fields["artifacts"])
+    state.settled = {one["request_id"]: Resumed(**one) for one in fields["settled"]}
+
+
+def ref_of(row: TaskRow) -> TaskRef:
+    modes = tuple(orjson.loads(row.output_modes)) if row.output_modes is not None else None
+    return TaskRef(
+        TaskId(row.id), ContextId(row.context_id), Principal(row.principal), modes, row.created_at
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a task prompts: kept until it has ended, so that a restart can go on with it."""
+
+    prompt: tuple[PromptPart, ...]
+    routing: Routing
+    user_message_id: MessageId
+    session_id: SessionId | None = None
+
+
+def dump_request(request: Request) -> bytes:
+    return orjson.dumps(request)
+
+
+def load_request(data: bytes) -> Request:
+    fields: _Fields = orjson.loads(data)
+    routing: _Fields = fields["routing"]
+    model = routing.pop("model")
+    return Request(
+        tuple(PromptPart(**part) for part in fields["prompt"]),
+        Routing(model=ModelChoice(**model) if model else None, **routing),
+        fields["user_message_id"],
+        fields["session_id"],
+    )

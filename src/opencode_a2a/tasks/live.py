@@ -1,0 +1,246 @@
+"""An open task: the only writer of its log, and any number of readers.
+
+Readers share one tail of recent entries and keep nothing but their position, so that a slow
+one costs nothing and slows nobody; one that has fallen behind the tail reads from the store.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+from sqlalchemy.engine import Connection
+
+from opencode_a2a import metrics
+from opencode_a2a.clock import now_ms
+from opencode_a2a.events import Finished, Interrupted, Resumed, SessionBound, Started
+from opencode_a2a.store import tasks as rows
+from opencode_a2a.store.database import Database
+from opencode_a2a.tasks.codec import load_entries
+from opencode_a2a.tasks.commands import Cursor
+from opencode_a2a.tasks.journal import Journal
+from opencode_a2a.tasks.lifecycle import (
+    Accepted,
+    Answered,
+    Entry,
+    LogEvent,
+    Recovered,
+    State,
+    TaskRef,
+    TaskState,
+    TerminalError,
+)
+
+log = structlog.get_logger(__name__)
+
+TAIL = 512
+"""Entries kept in memory for readers that are close behind."""
+BATCH = 256
+"""Entries handed to a reader at once."""
+
+# Told only once they are stored; everything else may be told first.
+_FIRM = (Accepted, Answered, Recovered, SessionBound, Started, Interrupted, Resumed, Finished)
+
+
+class TaskLog:
+    """One open task."""
+
+    def __init__(self, no: int, state: TaskState, journal: Journal, database: Database) -> None:
+        self.no = no
+        self.state = state
+        self.database = database
+        self._journal = journal
+        self._tail: list[Entry] = []
+        self._base = state.seq + 1
+        """Sequence number of the first entry in the tail."""
+        self._shown = state.seq
+        """Readers see entries up to here."""
+        self._stored = state.seq
+        self._firm = 0
+        """Sequence number of the last entry that has to be stored before it is shown."""
+        self._stop = state.seq if state.status.state.interrupted else 0
+        """Where the task last stopped: ended, or began to wait for a person."""
+        self._waiters: list[asyncio.Future[None]] = []
+
+    @property
+    def ref(self) -> TaskRef:
+        return self.state.ref
+
+    @property
+    def over(self) -> bool:
+        return self.state.status.state.terminal and self._shown == self.state.seq
+
+    async def tell(self, events: Sequence[LogEvent]) -> bool:
+        """Append events; return once they may be relied on. False when the task had ended."""
+        before = self.state.status.state
+        entries = self._apply(events)
+        if not entries:
+            return False
+        _count(before, self.state.status.state)
+        self._tail.extend(entries)
+        self._journal.add(self, before, entries)
+        if any(isinstance(entry.event, _FIRM) for entry in entries):
+            self._firm = entries[-1].seq
+            await asyncio.shield(self._journal.commit())
+        elif self._firm <= self._stored:
+            self._show(self.state.seq)
+        return True
+
+    def _apply(self, events: Sequence[LogEvent]) -> list[Entry]:
+        at = now_ms()
+        entries: list[Entry] = []
+        for event in events:
+            try:
+                entries.append(self.state.apply(event, at))
+            except TerminalError:
+                log.info("told after the end", task_id=self.ref.id, what=type(event).__name__)
+                break
+        return entries
+
+    def stored(self, seq: int) -> None:
+        """Take the journal's word that the log is stored up to here."""
+        self._stored = seq
+        # Entries after the last firm one are text, which may be shown before it is stored.
+        self._show(self.state.seq if self._firm <= seq else seq)
+        spare = min(len(self._tail) - TAIL, seq - self._base + 1)
+        if spare > 0:
+            del self._tail[:spare]
+            self._base += spare
+
+    def _show(self, seq: int) -> None:
+        if seq <= self._shown:
+            return
+        for entry in self._tail[self._shown - self._base + 1 : seq - self._base + 1]:
+            status = entry.status
+            if status and (status.state.terminal or status.state.interrupted):
+                self._stop = entry.seq
+        self._shown = seq
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def changed(self) -> None:
+        """Wait for the next entries that readers may see."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            if waiter.cancelled():
+                self._waiters.remove(waiter)
+
+    async def steady(self) -> TaskState:
+        """Return the state once nothing in it waits to be stored; valid until the next await."""
+        while self._firm > self._stored:
+            await asyncio.shield(self._journal.commit())
+        return self.state
+
+    async def settled(self, since: int) -> TaskState:
+        """Wait until the task has ended, or waits for a person by an entry after ``since``."""
+        while True:
+            state = await self.steady()
+            if self.stopped(since):
+                return state
+            await self.changed()
+
+    def stopped(self, since: int) -> bool:
+        """Whether the task has ended, or waits for a person by an entry after ``since``."""
+        state = self.state.status.state
+        return state.terminal or (state.interrupted and self._stop > since)
+
+    def after(self, seq: int) -> list[Entry] | None:
+        """Return shown entries after a number; None when the tail no longer reaches back so far."""
+        start = seq + 1 - self._base
+        if start < 0:
+            return None
+        return self._tail[start : min(start + BATCH, self._shown - self._base + 1)]
+
+    def tap(self, cursor: Cursor | None = None) -> "Tap":
+        """Return a reader that goes on where another ended, or begins with the task as it is.
+
+        Render the task before the next await: what is appended later follows as entries.
+        """
+        if cursor is not None and resumable(self.state, cursor):
+            return Tap(self, cursor.seq, resync=False)
+        return Tap(self, self.state.seq, resync=True)
+
+
+def _count(before: State, after: State) -> None:
+    if before is after:
+        return
+    metrics.TASKS.labels(before).dec()
+    if after.terminal:
+        metrics.TASKS_ENDED.labels(after).inc()
+    else:
+        metrics.TASKS.labels(after).inc()
+
+
+class LogForgottenError(Exception):
+    """The log of an ended task is no longer kept; its result is."""
+
+
+class Tap:
+    """One reader's place in a log."""
+
+    def __init__(self, log: TaskLog, after: int, *, resync: bool) -> None:
+        self.state = log.state
+        self.resync = resync
+        """Whether the reader has to be given the task as it is before the entries that follow."""
+        self._log = log
+        self._after = after
+        self._replay: Replay | None = None
+
+    async def batch(self) -> list[Entry]:
+        """Return the next entries; none when the log is over."""
+        while True:
+            entries = self._log.after(self._after)
+            if entries is None:
+                entries = await self._catch_up()
+            if entries:
+                self._after = entries[-1].seq
+                return entries
+            if self._log.over:
+                return []
+            await self._log.changed()
+
+    async def _catch_up(self) -> list[Entry]:
+        if self._replay is None:
+            self._replay = Replay(self._log.database, self._log.no, self._log.ref)
+        entries = await self._replay.next(self._after)
+        if not entries:
+            raise LogForgottenError(self._log.ref.id)
+        return entries
+
+
+class Replay:
+    """Reads a log from the store, folding it again to know the status at each entry."""
+
+    def __init__(self, database: Database, no: int, ref: TaskRef) -> None:
+        self._database = database
+        self._no = no
+        self.state = TaskState(ref)
+
+    async def next(self, after: int) -> list[Entry]:
+        """Return the next stored entries that follow a number; none when there are no more."""
+        while True:
+            first = self.state.seq + 1
+
+            def read(connection: Connection, first: int = first) -> list[rows.Segment]:
+                return rows.load_segments(connection, self._no, first)
+
+            segments = await self._database.read(read)
+            entries = [
+                self.state.apply(event, at)
+                for segment in segments
+                for at, event in load_entries(segment.data)
+            ]
+            wanted = [entry for entry in entries if entry.seq > after]
+            if wanted or not segments:
+                return wanted
+
+
+def resumable(state: TaskState, cursor: Cursor) -> bool:
+    """Whether a reader with this cursor has seen nothing but entries that still exist."""
+    if cursor.epoch > state.epoch or cursor.seq > state.seq:
+        return False
+    return cursor.epoch == state.epoch or cursor.seq < state.epochs[cursor.epoch]

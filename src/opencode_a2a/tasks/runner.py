@@ -1,0 +1,81 @@
+"""Drives turns into the logs of their tasks, one at a time for each task."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+
+import structlog
+
+from opencode_a2a.errors import ServiceError
+from opencode_a2a.events import Failure, Finished, Outcome
+from opencode_a2a.execution.turn import Told, Turn, Turns, TurnSpec
+from opencode_a2a.tasks.codec import Request
+from opencode_a2a.tasks.lifecycle import State
+from opencode_a2a.tasks.live import TaskLog
+
+log = structlog.get_logger(__name__)
+
+INTERNAL = Failure(
+    "INTERNAL_ERROR", "The service failed while running the turn. Send the message again."
+)
+
+
+class Job:
+    """An open task, with the turn that runs for it."""
+
+    def __init__(self, log: TaskLog) -> None:
+        self.log = log
+        self.turn: Turn | None = None
+        self.task: asyncio.Task[None] | None = None
+
+
+class Runner:
+    def __init__(self, turns: Turns, closed: Callable[[Job], None]) -> None:
+        self._turns = turns
+        self._closed = closed
+        self._running: set[asyncio.Task[None]] = set()
+
+    def start(self, job: Job, request: Request, told: Told | None = None) -> None:
+        """Run a turn for a task; what it tells goes into the log.
+
+        ``told`` is what the log has of it already, if an earlier process began it.
+        """
+        ref = job.log.ref
+        spec = TurnSpec(
+            task_id=ref.id,
+            context_id=ref.context_id,
+            principal=ref.principal,
+            prompt=request.prompt,
+            routing=request.routing,
+            user_message_id=request.user_message_id,
+            session_id=job.log.state.status.session_id,
+            told=told,
+        )
+        job.turn = self._turns.turn(spec)
+        job.task = asyncio.create_task(self._run(job, job.turn), name=f"turn {ref.id}")
+        self._running.add(job.task)
+        job.task.add_done_callback(self._running.discard)
+
+    async def close(self) -> None:
+        """Stop following; the tasks stay open."""
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def _run(self, job: Job, turn: Turn) -> None:
+        with structlog.contextvars.bound_contextvars(task_id=job.log.ref.id):
+            try:
+                async with aclosing(turn.events()) as batches:
+                    async for events in batches:
+                        await job.log.tell(events)
+            except ServiceError as error:
+                failure = Failure(error.reason, error.message)
+                await job.log.tell([Finished(Outcome.FAILED, failure=failure)])
+            except Exception:
+                log.exception("turn failed")
+                await job.log.tell([Finished(Outcome.FAILED, failure=INTERNAL)])
+        job.turn = None
+        if job.log.state.status.state.terminal:
+            self._closed(job)
+        elif job.log.state.status.state is not State.AUTH_REQUIRED:
+            log.error("turn ended without an end", task_id=job.log.ref.id)

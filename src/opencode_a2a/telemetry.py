@@ -1,0 +1,119 @@
+"""Log records: one line each, with the ids of the request and task, and without secrets.
+
+``cli.serve`` calls ``configure`` once; every layer takes its logger from ``structlog.get_logger``
+and ids come from ``structlog.contextvars``. Nothing here knows what is being logged.
+"""
+
+import logging
+import re
+import sys
+from collections.abc import Mapping, MutableMapping
+from functools import lru_cache
+from typing import TextIO, cast
+
+import orjson
+import structlog
+from structlog.typing import FilteringBoundLogger, Processor
+
+MASK = "********"
+
+_SECRET_KEY = re.compile(
+    r"(?:^|_)(?:authorization|credentials?|passw(?:or)?ds?|secrets?|token|cookies?|api_?keys?)$"
+)
+"""Ends of names whose value is a secret; ``max_tokens`` and ``token_count`` are figures."""
+_URL_USER = re.compile(r"(\w://[^\s/?#@]*:)[^\s/?#]*@")
+_URL_QUERY = re.compile(r"([?&](?:\w*(?:password|token|secret|key)|sig)=)[^&#\s]+", re.IGNORECASE)
+_SCHEME = re.compile(r"\b((?:bearer|basic)\s+)[\w.~+/=-]{6,}", re.IGNORECASE)
+
+
+@lru_cache(maxsize=1024)
+def secret_key(name: str) -> bool:
+    """Whether a value under this name is to be hidden: ``accessToken``, ``X-Api-Key``."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").lower()
+    return _SECRET_KEY.search(words) is not None
+
+
+def mask_url(url: str) -> str:
+    """Return a URL without the password in front of its host and without secrets in its query."""
+    return _URL_QUERY.sub(rf"\1{MASK}", _URL_USER.sub(rf"\1{MASK}@", url))
+
+
+def mask_text(text: str) -> str:
+    """Return a text without the credentials that can be recognised in it."""
+    if "://" in text:
+        text = mask_url(text)
+    return _SCHEME.sub(rf"\1{MASK}", text)
+
+
+def redact(value: object) -> object:
+    """Return the value with everything secret masked, however deep."""
+    match value:
+        case str():
+            return mask_text(value)
+        case dict():
+            items = cast("Mapping[object, object]", value).items()
+            return {k: MASK if secret_key(str(k)) else redact(v) for k, v in items}
+        case list() | tuple():
+            return [redact(item) for item in cast("list[object]", value)]
+        case _:
+            return value
+
+
+def _redact_record(_: object, __: str, record: MutableMapping[str, object]) -> Mapping[str, object]:
+    return {
+        key: MASK if value is not None and secret_key(key) else redact(value)
+        for key, value in record.items()
+    }
+
+
+CHATTY = ("httpx2", "httpcore2", "uvicorn")
+"""Libraries that tell every request, or what the service tells itself."""
+
+AUDIT: FilteringBoundLogger = structlog.wrap_logger(
+    None,
+    wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+    cache_logger_on_first_use=False,
+    audit=True,
+)
+"""Who did what: written whatever the level of the log."""
+
+
+def configure(level: str, stream: TextIO | None = None) -> None:
+    """Send all log records of this level and above to the stream: JSON unless it is a terminal.
+
+    Records of libraries that use ``logging`` take the same way.
+    """
+    output = stream or sys.stderr
+    number = logging.getLevelNamesMapping()[level]
+    # A rich traceback would print local variables, and with them secrets.
+    pretty = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    render: Processor = pretty if output.isatty() else _json
+    steps: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        _redact_record,
+    ]
+    structlog.configure(
+        processors=[*steps, render],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.PrintLoggerFactory(output),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(output)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.add_logger_name, *steps],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, render],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(number)
+    for chatty in CHATTY:
+        logging.getLogger(chatty).setLevel(max(number, logging.WARNING))
+
+
+def _json(_: object, __: str, record: Mapping[str, object]) -> str:
+    return orjson.dumps(record, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()

@@ -1,0 +1,1 @@
+"""OpenCode over HTTP and server-sent events, as types."""

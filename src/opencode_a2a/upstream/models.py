@@ -1,0 +1,747 @@
+"""What OpenCode 1.18 sends, as types.
+
+``upstream.client`` returns these values, ``upstream.events`` and ``upstream.reader`` build on
+the messages and parts. Python names inside, OpenCode's names on the wire. Fields that nobody
+here needs are left out, and with them everything secret: no provider key, option or header
+has a field that could hold it. Nothing here knows A2A.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetPydanticSchema,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+from pydantic_core import PydanticOmit, core_schema
+
+from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.ids import MessageId, RequestId, SessionId
+
+
+def wire_name(name: str) -> str:
+    """Return OpenCode's spelling of a field: ``session_id`` is ``sessionID``."""
+    first, *rest = name.split("_")
+    return first + "".join("ID" if word == "id" else word.capitalize() for word in rest)
+
+
+class Wire(BaseModel):
+    """Base of every OpenCode payload: immutable, and indifferent to fields it does not know."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", populate_by_name=True, alias_generator=wire_name
+    )
+
+
+# Free-form JSON is taken as it is: walking through it would cost more than the message it is in.
+AnyJson = Annotated[Json, GetPydanticSchema(lambda _type, _next: core_schema.any_schema())]
+AnyObject = Annotated[JsonObject, GetPydanticSchema(lambda _type, _next: core_schema.dict_schema())]
+
+
+def _omit_malformed(value: object, validate: ValidatorFunctionWrapHandler) -> object:
+    try:
+        return validate(value)
+    except ValidationError:
+        raise PydanticOmit from None
+
+
+Lenient = WrapValidator(_omit_malformed)
+"""In a list or a map: an entry that cannot be read is left out, and the others stay."""
+
+
+class CacheTokens(Wire):
+    read: int = 0
+    write: int = 0
+
+
+class Tokens(Wire):
+    """``input`` excludes what came from the cache, ``output`` excludes the reasoning."""
+
+    input: int = 0
+    output: int = 0
+    reasoning: int = 0
+    cache: CacheTokens = CacheTokens()
+
+
+class ModelRef(Wire):
+    """A model as prompts and messages name it."""
+
+    provider_id: str
+    model_id: str
+    variant: str | None = None
+
+
+class SessionModel(Wire):
+    """A model as sessions name it: the same thing, with ``id`` where prompts say ``modelID``."""
+
+    id: str
+    provider_id: str
+    variant: str | None = None
+
+
+class FileDiff(Wire):
+    """One file of a session's, a message's or the working tree's changes."""
+
+    file: str = ""
+    patch: str = ""
+    additions: int = 0
+    deletions: int = 0
+    status: str | None = None
+
+
+class PermissionRule(Wire):
+    permission: str
+    pattern: str
+    action: Literal["allow", "ask", "deny"]
+
+
+# Sessions
+
+
+class SessionTime(Wire):
+    created: int
+    updated: int
+    compacting: int | None = None
+    archived: float | None = None
+
+
+class Share(Wire):
+    url: str
+
+
+class Revert(Wire):
+    message_id: MessageId
+    part_id: str | None = None
+    snapshot: str | None = None
+    diff: str | None = None
+
+
+class Session(Wire):
+    id: SessionId
+    title: str
+    directory: str
+    project_id: str
+    version: str
+    time: SessionTime
+    slug: str | None = None
+    parent_id: SessionId | None = None
+    workspace_id: str | None = None
+    agent: str | None = None
+    model: SessionModel | None = None
+    metadata: AnyObject | None = None
+    cost: float = 0.0
+    tokens: Tokens = Tokens()
+    share: Share | None = None
+    revert: Revert | None = None
+
+
+class StatusIdle(Wire):
+    type: Literal["idle"] = "idle"
+
+
+class StatusBusy(Wire):
+    type: Literal["busy"] = "busy"
+
+
+class StatusRetry(Wire):
+    """The provider failed and OpenCode waits until ``next`` (milliseconds), be it a day."""
+
+    type: Literal["retry"] = "retry"
+    attempt: int
+    message: str
+    next: int
+
+
+SessionStatus = Annotated[StatusIdle | StatusBusy | StatusRetry, Field(discriminator="type")]
+
+
+class Todo(Wire):
+    content: str
+    status: str
+    priority: str
+    id: str | None = None
+
+
+# Messages
+
+
+class TurnErrorData(Wire):
+    """Of a model error only what may be told: bodies, headers and URLs have no field here."""
+
+    message: str | None = None
+    status_code: int | None = None
+    is_retryable: bool | None = None
+    provider_id: str | None = None
+
+
+class TurnError(Wire):
+    """What ended a message, or what a ``session.error`` event carries."""
+
+    name: str
+    data: TurnErrorData = TurnErrorData()
+
+
+class UserTime(Wire):
+    created: int
+
+
+class UserSummary(Wire):
+    title: str | None = None
+    body: str | None = None
+    diffs: list[FileDiff] = []
+
+
+class UserMessage(Wire):
+    role: Literal["user"] = "user"
+    id: MessageId
+    session_id: SessionId
+    time: UserTime
+    agent: str | None = None
+    model: ModelRef | None = None
+    summary: UserSummary | None = None
+
+
+class AssistantTime(Wire):
+    created: int
+    completed: int | None = None
+
+
+class AssistantMessage(Wire):
+    """One model step. ``summary`` marks a compaction's own text, which is no answer."""
+
+    role: Literal["assistant"] = "assistant"
+    id: MessageId
+    session_id: SessionId
+    parent_id: MessageId
+    time: AssistantTime
+    provider_id: str | None = None
+    model_id: str | None = None
+    variant: str | None = None
+    agent: str | None = None
+    mode: str | None = None
+    summary: bool = False
+    cost: float = 0.0
+    tokens: Tokens = Tokens()
+    finish: str | None = None
+    error: TurnError | None = None
+    structured: AnyJson = None
+
+
+Message = Annotated[UserMessage | AssistantMessage, Field(discriminator="role")]
+
+
+# Parts
+
+
+class PartBase(Wire):
+    id: str
+    session_id: SessionId
+    message_id: MessageId
+
+
+class PartTime(Wire):
+    start: int
+    end: int | None = None
+
+
+class TextPart(PartBase):
+    """Without ``time.end`` its text is still growing, or it is dead."""
+
+    type: Literal["text"] = "text"
+    text: str
+    synthetic: bool = False
+    ignored: bool = False
+    time: PartTime | None = None
+    metadata: AnyObject | None = None
+
+
+class ReasoningPart(PartBase):
+    type: Literal["reasoning"] = "reasoning"
+    text: str
+    time: PartTime | None = None
+
+
+class FilePart(PartBase):
+    type: Literal["file"] = "file"
+    mime: str
+    url: str
+    filename: str | None = None
+
+
+class ToolPending(Wire):
+    status: Literal["pending"] = "pending"
+    input: AnyObject = {}
+
+
+class ToolRunning(Wire):
+    status: Literal["running"] = "running"
+    input: AnyObject = {}
+    title: str | None = None
+    metadata: AnyObject | None = None
+    time: PartTime | None = None
+
+
+class ToolCompleted(Wire):
+    status: Literal["completed"] = "completed"
+    input: AnyObject = {}
+    output: str
+    title: str | None = None
+    metadata: AnyObject | None = None
+    time: PartTime | None = None
+    attachments: list[FilePart] = []
+
+
+class ToolFailed(Wire):
+    status: Literal["error"] = "error"
+    input: AnyObject = {}
+    error: str
+    metadata: AnyObject | None = None
+    time: PartTime | None = None
+
+
+ToolState = Annotated[
+    ToolPending | ToolRunning | ToolCompleted | ToolFailed, Field(discriminator="status")
+]
+
+
+class ToolPart(PartBase):
+    type: Literal["tool"] = "tool"
+    call_id: str
+    tool: str
+    state: ToolState
+
+
+class StepStartPart(PartBase):
+    type: Literal["step-start"] = "step-start"
+    snapshot: str | None = None
+
+
+class StepFinishPart(PartBase):
+    type: Literal["step-finish"] = "step-finish"
+    reason: str
+    snapshot: str | None = None
+    cost: float = 0.0
+    tokens: Tokens = Tokens()
+
+
+class PatchPart(PartBase):
+    """Files that a step changed, by absolute path; ``hash`` is the state before."""
+
+    type: Literal["patch"] = "patch"
+    hash: str
+    files: list[str]
+
+
+class CompactionPart(PartBase):
+    type: Literal["compaction"] = "compaction"
+    auto: bool = False
+    overflow: bool = False
+
+
+class SubtaskPart(PartBase):
+    type: Literal["subtask"] = "subtask"
+    prompt: str
+    description: str
+    agent: str
+    command: str | None = None
+
+
+class AgentPart(PartBase):
+    type: Literal["agent"] = "agent"
+    name: str
+
+
+KnownPart = Annotated[
+    TextPart
+    | ReasoningPart
+    | ToolPart
+    | StepStartPart
+    | StepFinishPart
+    | PatchPart
+    | CompactionPart
+    | SubtaskPart
+    | FilePart
+    | AgentPart,
+    Field(discriminator="type"),
+]
+KNOWN_PARTS = frozenset(
+    (
+        "text",
+        "reasoning",
+        "tool",
+        "step-start",
+        "step-finish",
+        "patch",
+        "compaction",
+        "subtask",
+        "file",
+        "agent",
+    )
+)
+
+
+def _unknown(kind: str) -> str:
+    if kind in KNOWN_PARTS:
+        raise ValueError(f"malformed part of type {kind}")
+    return kind
+
+
+class UnknownPart(PartBase):
+    """A part of a kind that no turn depends on; a known kind that is malformed is an error."""
+
+    type: Annotated[str, AfterValidator(_unknown)]
+
+
+Part = Annotated[KnownPart | UnknownPart, Field(union_mode="left_to_right")]
+
+
+class MessageWithParts(Wire):
+    info: Message
+    parts: list[Part]
+
+
+# Interrupts
+
+
+class ToolRef(Wire):
+    message_id: MessageId
+    call_id: str
+
+
+class PermissionRequest(Wire):
+    id: RequestId
+    session_id: SessionId
+    permission: str
+    patterns: list[str] = []
+    always: list[str] = []
+    metadata: AnyObject = {}
+    tool: ToolRef | None = None
+
+
+class QuestionOption(Wire):
+    label: str
+    description: str = ""
+
+
+class QuestionInfo(Wire):
+    question: str
+    header: str = ""
+    options: list[QuestionOption] = []
+    multiple: bool = False
+    custom: bool = True
+
+
+class QuestionRequest(Wire):
+    id: RequestId
+    session_id: SessionId
+    questions: list[QuestionInfo]
+    tool: ToolRef | None = None
+
+
+# Catalogues
+
+
+class Inputs(Wire):
+    text: bool = True
+    audio: bool = False
+    image: bool = False
+    video: bool = False
+    pdf: bool = False
+
+
+class Capabilities(Wire):
+    reasoning: bool | None = None
+    attachment: bool | None = None
+    toolcall: bool | None = None
+    input: Inputs = Inputs()
+
+
+class ModelLimit(Wire):
+    context: int | None = None
+    output: int | None = None
+
+
+class Model(Wire):
+    id: str
+    name: str
+    provider_id: str
+    status: str | None = None
+    capabilities: Capabilities = Capabilities()
+    limit: ModelLimit = ModelLimit()
+    variants: dict[str, AnyObject] = {}
+
+
+class Provider(Wire):
+    """A provider without its keys and options, which OpenCode sends in clear."""
+
+    id: str
+    name: str
+    source: str | None = None
+    env: list[str] = []
+    models: dict[str, Annotated[Model, Lenient]] = {}
+
+
+class ConnectedProviders(Wire):
+    """``GET /config/providers``: those that can be used now. Small."""
+
+    providers: list[Annotated[Provider, Lenient]]
+    default: dict[str, str]
+
+
+class ProviderCatalogue(Wire):
+    """``GET /provider``: every provider that OpenCode knows. Seven megabytes on the wire."""
+
+    all: list[Annotated[Provider, Lenient]]
+    default: dict[str, str]
+    connected: list[str]
+
+
+class Agent(Wire):
+    name: str
+    mode: Literal["primary", "subagent", "all"]
+    description: str | None = None
+    native: bool = False
+    hidden: bool = False
+    model: ModelRef | None = None
+
+    @property
+    def selectable(self) -> bool:
+        """Whether a person may name it for a prompt."""
+        return self.mode != "subagent" and not self.hidden
+
+
+class Command(Wire):
+    name: str
+    description: str | None = None
+    agent: str | None = None
+    model: str | None = None
+    source: str | None = None
+    subtask: bool = False
+    hints: list[str] = []
+
+
+class ProjectTime(Wire):
+    created: int
+    updated: int
+
+
+class Project(Wire):
+    id: str
+    worktree: str
+    vcs: str | None = None
+    name: str | None = None
+    time: ProjectTime | None = None
+    sandboxes: list[str] = []
+
+
+class Worktree(Wire):
+    name: str
+    directory: str
+    branch: str | None = None
+
+
+class Workspace(Wire):
+    id: str
+    type: str
+    name: str
+    project_id: str | None = None
+    branch: str | None = None
+    directory: str | None = None
+
+
+class FileNode(Wire):
+    name: str
+    path: str
+    type: Literal["file", "directory"]
+    absolute: str | None = None
+    ignored: bool = False
+
+
+class FileContent(Wire):
+    """A file's text, or base64 when ``encoding`` says so. A missing file is an empty text."""
+
+    type: Literal["text", "binary"]
+    content: str
+    encoding: str | None = None
+    mime_type: str | None = None
+
+
+class FoundText(Wire):
+    text: str = ""
+
+
+class TextMatch(Wire):
+    """One line that a text search found."""
+
+    path: FoundText
+    lines: FoundText
+    line_number: int = Field(alias="line_number")
+
+
+class FileStatus(Wire):
+    path: str
+    status: str
+    added: int = 0
+    removed: int = 0
+
+
+class Vcs(Wire):
+    branch: str | None = None
+    default_branch: str | None = Field(default=None, alias="default_branch")
+
+
+class Paths(Wire):
+    home: str
+    state: str
+    config: str
+    worktree: str
+    directory: str
+
+
+class McpStatus(Wire):
+    status: str
+    error: str | None = None
+
+
+class Health(Wire):
+    healthy: bool
+    version: str
+
+
+class Config(Wire):
+    """The part of OpenCode's merged configuration that is no secret."""
+
+    model: str | None = None
+    small_model: str | None = Field(default=None, alias="small_model")
+    default_agent: str | None = Field(default=None, alias="default_agent")
+    share: str | None = None
+
+
+# What is sent
+
+
+class TextInput(Wire):
+    type: Literal["text"] = "text"
+    text: str
+    synthetic: bool | None = None
+    ignored: bool | None = None
+    metadata: AnyObject | None = None
+
+
+class FileInput(Wire):
+    """``url`` has to be a ``data:`` URL: OpenCode reads any other from its own machine."""
+
+    type: Literal["file"] = "file"
+    mime: str
+    url: str
+    filename: str | None = None
+
+
+class AgentInput(Wire):
+    type: Literal["agent"] = "agent"
+    name: str
+
+
+class SubtaskInput(Wire):
+    type: Literal["subtask"] = "subtask"
+    prompt: str
+    description: str
+    agent: str
+    model: ModelRef | None = None
+    command: str | None = None
+
+
+InputPart = Annotated[
+    TextInput | FileInput | AgentInput | SubtaskInput, Field(discriminator="type")
+]
+
+
+class OutputFormat(Wire):
+    type: Literal["text", "json_schema"] = "json_schema"
+    json_schema: AnyObject | None = Field(
+        default=None, validation_alias="schema", serialization_alias="schema"
+    )
+    retry_count: int | None = None
+
+
+class Prompt(Wire):
+    """The body of a prompt. ``agent`` is not remembered by the session: send it every time."""
+
+    parts: list[InputPart]
+    message_id: MessageId | None = None
+    model: ModelRef | None = None
+    agent: str | None = None
+    variant: str | None = None
+    system: str | None = None
+    format: OutputFormat | None = None
+    no_reply: bool | None = None
+    tools: dict[str, bool] | None = None
+    """Replaces the session's permission rules for good; only for callers who ask for that."""
+
+
+class CommandCall(Wire):
+    """A command of OpenCode's with its arguments; ``model`` is ``provider/model`` here."""
+
+    command: str
+    arguments: str = ""
+    message_id: MessageId | None = None
+    agent: str | None = None
+    model: str | None = None
+    variant: str | None = None
+    parts: list[FileInput] | None = None
+
+
+class ShellCall(Wire):
+    """A shell command; OpenCode runs it without asking for permission."""
+
+    command: str
+    agent: str
+    message_id: MessageId | None = None
+    model: ModelRef | None = None
+
+
+class SessionDraft(Wire):
+    """A new session. With a title OpenCode does not ask a model for one."""
+
+    title: str | None = None
+    parent_id: SessionId | None = None
+    agent: str | None = None
+    model: SessionModel | None = None
+    metadata: AnyObject | None = None
+    permission: list[PermissionRule] | None = None
+
+
+class ArchiveTime(Wire):
+    archived: int
+
+
+class SessionChanges(Wire):
+    """``metadata`` replaces what was there, ``permission`` is appended to it."""
+
+    title: str | None = None
+    metadata: AnyObject | None = None
+    permission: list[PermissionRule] | None = None
+    time: ArchiveTime | None = None
+
+
+class WorkspaceDraft(Wire):
+    type: str
+    id: str | None = None
+    branch: str | None = None
+    extra: AnyJson = None
+
+
+class McpServer(Wire):
+    """An MCP server over HTTP, as OpenCode is told of it; ``timeout`` in milliseconds."""
+
+    type: Literal["remote"] = "remote"
+    url: str
+    headers: dict[str, str] | None = None
+    oauth: Literal[False] = False
+    timeout: int | None = None
+    enabled: bool = True

@@ -1,0 +1,387 @@
+"""A local ``opencode serve`` that belongs to this program: found, started, watched, stopped.
+
+``app`` and the tests open a ``ManagedOpenCode`` and point an ``OpenCode`` client at its URL,
+which stays the same when OpenCode dies and is started again. Nothing of it outlives this
+program, tools' processes included. Nothing here knows what OpenCode is used for.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import secrets
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Self
+
+from opencode_a2a.errors import ServiceError, UpstreamError, UpstreamUnreachableError
+from opencode_a2a.upstream.client import Location, OpenCode
+from opencode_a2a.upstream.launch import (
+    MARKER,
+    USERNAME,
+    Launch,
+    OpenCodeStartError,
+    find_command,
+    free_port,
+)
+
+log = logging.getLogger(__name__)
+
+TESTED_RANGE: Final = "1.18.x"
+TAIL_LINES: Final = 40
+STOP_SECONDS: Final = 5.0
+LAST_WORDS_SECONDS: Final = 1.0
+FIRST_DELAY: Final = 0.5
+LONGEST_DELAY: Final = 30.0
+STEADY_SECONDS: Final = 60.0
+"""After so long a life, the next death starts again with the shortest delay."""
+PORT_ATTEMPTS: Final = 3
+LEFTOVER_ROUNDS: Final = 100
+LEFTOVER_SECONDS: Final = 0.02
+
+_LISTENING: Final = re.compile(r"listening on (https?://\S+)")
+
+
+def tested(version: str) -> bool:
+    """Tell whether this version of OpenCode is one that the tests were run with."""
+    return version.split(".")[:2] == ["1", "18"]
+
+
+def listening_url(line: str) -> str | None:
+    """Return the URL to call in OpenCode's line about it, if this line is that one."""
+    found = _LISTENING.search(line)
+    if found is None:
+        return None
+    url = found.group(1).rstrip("/")
+    return url.replace("//0.0.0.0", "//127.0.0.1").replace("//[::]", "//[::1]")
+
+
+# One life of the process
+
+
+class _Output:
+    """What OpenCode prints: its last lines, and the URL in one of them."""
+
+    def __init__(self) -> None:
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self.url: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+
+    async def drain(self, read_end: int) -> None:
+        """Read to the end, whatever is printed: a full pipe would stop OpenCode."""
+        stream = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(read_end, "rb", 0)
+        )
+        rest = b""
+        try:
+            while chunk := await stream.read(65536):
+                *lines, rest = (rest + chunk).split(b"\n")
+                rest = rest[-65536:]
+                for line in lines:
+                    self._take(line.decode(errors="replace").rstrip())
+            self._take(rest.decode(errors="replace").rstrip())
+        finally:
+            transport.close()
+
+    def _take(self, line: str) -> None:
+        if not line:
+            return
+        self.tail.append(line[:1000])
+        log.debug("opencode: %s", line)
+        if url := listening_url(line):
+            self.settle(url)
+
+    def settle(self, url: str | None) -> None:
+        """Say where OpenCode listens, or that it never will."""
+        if not self.url.done():
+            self.url.set_result(url)
+
+
+class _Life:
+    """The process from its start to its end."""
+
+    def __init__(self, process: asyncio.subprocess.Process, read_end: int) -> None:
+        self.process = process
+        self.output = _Output()
+        self._drain = asyncio.create_task(self.output.drain(read_end), name="opencode output")
+        self._watch = asyncio.create_task(self._settle(), name="opencode exit")
+
+    async def _settle(self) -> None:
+        await self.process.wait()
+        # Its children may hold the pipe open, so that the end of the output proves nothing.
+        await asyncio.wait([self._drain], timeout=LAST_WORDS_SECONDS)
+        self.output.settle(None)
+
+    async def end(self) -> None:
+        """End the process and its group: politely, then not."""
+        _signal_group(self.process.pid, signal.SIGTERM)
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await self.process.wait()
+        except TimeoutError:
+            log.warning("OpenCode does not stop; killing it")
+        await self.clear()
+
+    async def clear(self) -> None:
+        """Leave nothing of the process behind, dead or alive."""
+        _signal_group(self.process.pid, signal.SIGKILL)
+        await self.process.wait()
+        self._drain.cancel()
+        self._watch.cancel()
+        await asyncio.wait([self._drain, self._watch])
+
+
+def _signal_group(leader: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, number)
+
+
+def marked_processes() -> Iterator[tuple[int, str]]:
+    """Yield (pid, marker) of everything started by an OpenCode of ours; Linux only.
+
+    A tool's process may be in a group of its own, and outlive OpenCode. It has inherited
+    the marker, and that is how it is found.
+    """
+    if sys.platform != "linux":
+        return
+    prefix = f"{MARKER}=".encode()
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            variables = Path(entry.path, "environ").read_bytes().split(b"\0")
+            for variable in variables:
+                if variable.startswith(prefix):
+                    yield int(entry.name), variable[len(prefix) :].decode(errors="replace")
+
+
+def kill_leftovers(marker: str) -> int:
+    """Kill what carries this marker until nothing does; return how many. It may block a while."""
+    killed: set[int] = set()
+    for _ in range(LEFTOVER_ROUNDS):
+        found = {pid for pid, value in marked_processes() if value == marker}
+        if not found:
+            break
+        for pid in found - killed:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        killed |= found
+        time.sleep(LEFTOVER_SECONDS)  # the kernel takes a moment, and they may have started more
+    return len(killed)
+
+
+def kill_abandoned() -> int:
+    """Kill what an earlier run of this program left, having been killed itself."""
+    marked = list(marked_processes())
+    # This very process may have been started by some OpenCode's shell.
+    inherited = {marker for pid, marker in marked if pid == os.getpid()}
+    abandoned = {marker for _, marker in marked if not _alive(marker.partition(".")[0])}
+    return sum(kill_leftovers(marker) for marker in abandoned - inherited)
+
+
+def _alive(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+class ManagedOpenCode:
+    """OpenCode as a child process; ``async with`` starts it and leaves nothing behind.
+
+    ``url``, ``username`` and ``password`` hold for the whole time. When OpenCode dies it is
+    started again, and every function in ``on_restart`` is called: what ran in it is lost,
+    and has to be compared with what is stored.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        self._marker = f"{os.getpid()}.{secrets.token_hex(8)}"
+        self._life: _Life | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self.username = USERNAME
+        self.password = secrets.token_urlsafe(32)
+        self.url = ""
+        self.version = ""
+        self.on_restart: list[Callable[[], None]] = []
+
+    @property
+    def pid(self) -> int | None:
+        """The process, while it runs."""
+        return self._life.process.pid if self.running and self._life else None
+
+    @property
+    def running(self) -> bool:
+        return self._life is not None and self._life.process.returncode is None
+
+    async def __aenter__(self) -> Self:
+        if abandoned := await asyncio.to_thread(kill_abandoned):
+            log.warning("ended %d processes of an OpenCode whose owner is gone", abandoned)
+        try:
+            await self._start_somewhere()
+        except BaseException:
+            await self._stop()
+            raise
+        if not tested(self.version):
+            log.warning(
+                "OpenCode %s is not a tested version; tested: %s", self.version, TESTED_RANGE
+            )
+        self._keeper = asyncio.create_task(self._keep(), name="opencode keeper")
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
+        await self._stop()
+
+    # Start
+
+    async def _start_somewhere(self) -> None:
+        """Start on the given port, or on a free one; a free one may be taken meanwhile."""
+        host, port = self._launch.host, self._launch.port
+        for attempt in range(PORT_ATTEMPTS):
+            self._port = port or free_port(host)
+            try:
+                return await self._start()
+            except OpenCodeStartError as error:
+                taken = any("ServeError" in line for line in error.output)
+                if port or not taken or attempt == PORT_ATTEMPTS - 1:
+                    raise
+        return None
+
+    async def _start(self) -> None:
+        launch = self._launch
+        variables = launch.variables(self.password, self._marker)
+        executable = find_command(launch.command, variables.get("PATH"))
+        command = [executable, "serve", "--hostname", launch.host, "--port", str(self._port)]
+        self._life = life = await _spawn(command, launch.directory, variables)
+        try:
+            async with asyncio.timeout(launch.startup_timeout):
+                await self._wait_until_usable(life)
+        except TimeoutError:
+            reason = f"OpenCode was not ready after {launch.startup_timeout:g} s"
+        except UpstreamError as error:
+            reason = f"OpenCode does not work: {error.message}: {error.detail}"
+        except _EndedError:
+            reason = "OpenCode ended at once"
+        else:
+            log.info("OpenCode %s at %s, pid %d", self.version, self.url, life.process.pid)
+            return
+        await self._stop()
+        raise OpenCodeStartError(reason, command, life.output.tail)
+
+    async def _wait_until_usable(self, life: _Life) -> None:
+        url = await life.output.url
+        if url is None:
+            raise _EndedError
+        self.url = url
+        directory = self._launch.directory
+        at = Location(str(directory.absolute()) if directory else None)
+        async with self._client() as opencode:
+            self.version = await self._healthy(opencode)
+            # A broken configuration lets OpenCode listen and refuse everything else.
+            await opencode.config(at=at)
+
+    async def _healthy(self, opencode: OpenCode) -> str:
+        while self.running:
+            try:
+                return (await opencode.health()).version
+            except UpstreamUnreachableError:
+                await asyncio.sleep(0.05)  # the line comes a moment before the first answer
+        raise _EndedError
+
+    def _client(self) -> OpenCode:
+        return OpenCode(self.url, username=self.username, password=self.password)
+
+    # Watch
+
+    async def _keep(self) -> None:
+        """Start OpenCode again whenever it ends."""
+        clock = asyncio.get_running_loop().time
+        delay = FIRST_DELAY
+        while self._life is not None:
+            since = clock()
+            status = await self._life.process.wait()
+            log.error("OpenCode ended with status %s; starting it again", status)
+            if clock() - since > STEADY_SECONDS:
+                delay = FIRST_DELAY
+            await self._clear()
+            delay = await self._start_again(delay)
+            self._tell()
+
+    async def _start_again(self, delay: float) -> float:
+        """Try until it runs; return the delay for the next time."""
+        while True:
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, LONGEST_DELAY)
+            try:
+                await self._start()
+            except (OpenCodeStartError, OSError) as error:
+                log.error("OpenCode cannot be started, next try in %g s: %s", delay, error)
+            else:
+                return delay
+
+    def _tell(self) -> None:
+        for listener in self.on_restart:
+            try:
+                listener()
+            except Exception:
+                log.exception("a listener to OpenCode's restart failed")
+
+    # Stop
+
+    async def _stop(self) -> None:
+        if self.running and self.url:
+            await self._dispose()
+        if self._life is not None:
+            await self._life.end()
+        await self._clear()
+        self._life = None
+
+    async def _dispose(self) -> None:
+        """Have OpenCode abort its turns and end its tools, which a signal would orphan."""
+        with contextlib.suppress(TimeoutError, ServiceError):
+            async with asyncio.timeout(STOP_SECONDS), self._client() as opencode:
+                await opencode.dispose()
+
+    async def _clear(self) -> None:
+        if self._life is not None:
+            await self._life.clear()
+        if leftovers := await asyncio.to_thread(kill_leftovers, self._marker):
+            log.warning("ended %d processes that OpenCode had left", leftovers)
+
+
+class _EndedError(Exception):
+    """The process ended before it listened."""
+
+
+async def _spawn(
+    command: Sequence[str], directory: Path | None, variables: Mapping[str, str]
+) -> _Life:
+    # A pipe of asyncio's own would make the wait for the process a wait for all who hold it.
+    read_end, write_end = os.pipe()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            cwd=directory,
+            env=variables,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=write_end,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(read_end)
+        raise
+    finally:
+        os.close(write_end)
+    return _Life(process, read_end)

@@ -1,0 +1,1 @@
+"""The edge: who calls, and may they. Pure ASGI."""

@@ -1,0 +1,159 @@
+"""The HTTP server under the application: uvicorn, with what it lacks.
+
+uvicorn waits for ever for the rest of a header, keeps headers of any length, and stops only
+after every stream has ended by itself. ``serve`` and the tests run the service through this
+module; it knows nothing of what is served.
+"""
+
+import asyncio
+import socket
+from typing import Literal
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from opencode_a2a.web.answers import Refusal
+from opencode_a2a.web.sse import Drain
+
+HEADER_SECONDS = 15.0
+HEADER_BYTES = 64 * 1024
+BODY_SECONDS = 60.0
+"""A last resort behind ``guards.BodyLimits``, which answers politely."""
+
+
+class Connection(HttpToolsProtocol):
+    """One connection: the head of a request and its rest must arrive in time and in bounds."""
+
+    _timer: asyncio.TimerHandle | None = None
+    _in_head = True
+    _head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as the base does
+        super().connection_made(transport)
+        self._arm(HEADER_SECONDS)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._timer is None:
+                self._arm(HEADER_SECONDS)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > HEADER_BYTES and not self.transport.is_closing():
+            self._refuse(_LONG_HEAD)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        # Lets a stream cut off a reader that does not read.
+        self.scope["abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key] # ours
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._head_bytes = 0
+        self._arm(BODY_SECONDS)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_head = True
+        self._disarm()
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(_GARBAGE)
+
+    def _arm(self, seconds: float) -> None:
+        self._disarm()
+        self._timer = self.loop.call_later(seconds, self._late)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        self._timer = None
+        if self._answering:
+            # An answer is on its way; its sender has deadlines of its own.
+            self._arm(HEADER_SECONDS)
+        elif self._in_head and self._head_bytes:
+            self._refuse(_SLOW_HEAD)
+        else:
+            self.transport.abort()
+
+    @property
+    def _answering(self) -> bool:
+        # uvicorn declares the cycle and sets it to None until the first request.
+        return bool(self.cycle) and not self.cycle.response_complete
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer below ASGI, where there is no request yet, and hang up."""
+        if not (self._answering and self.cycle.response_started):
+            body = refusal.body
+            head = (
+                b"content-type: application/json\r\ncache-control: no-store\r\n"
+                b"connection: close\r\ncontent-length: %d\r\n\r\n"
+            )
+            self.transport.write(STATUS_LINE[refusal.http] + head % len(body) + body)
+        self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """uvicorn that tells open streams to end before it waits for them."""
+
+    def __init__(self, config: Config, drain: Drain) -> None:
+        super().__init__(config)
+        self._drain = drain
+        self.listening = asyncio.Event()
+        """Set once requests are answered."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self.listening.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._drain.begin()
+        await super().shutdown(sockets)
+
+
+def server(
+    app: ASGIApp,
+    host: str,
+    port: int,
+    drain: Drain,
+    *,
+    grace: float = 10.0,
+    loop: Literal["auto", "asyncio", "uvloop"] = "auto",
+    lifespan: Literal["auto", "on", "off"] = "on",
+) -> Server:
+    """Return a server for the application; ``grace`` bounds the wait for what is running."""
+    config = Config(
+        app,  # type: ignore[arg-type] # starlette's and uvicorn's ASGI types are spelt apart
+        host=host,
+        port=port,
+        http=Connection,
+        ws="none",
+        loop=loop,
+        lifespan=lifespan,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=max(1, round(grace)),
+    )
+    return Server(config, drain)
+
+
+_GARBAGE = Refusal(400, "BAD_REQUEST", "This is not HTTP/1.1")
+_LONG_HEAD = Refusal(
+    431, "REQUEST_HEADERS_TOO_LARGE", f"The headers are larger than {HEADER_BYTES} bytes"
+)
+_SLOW_HEAD = Refusal(
+    408, "REQUEST_TIMEOUT", f"The headers did not arrive within {HEADER_SECONDS:g} s"
+)

@@ -1,0 +1,272 @@
+"""Write a stream of server-sent events.
+
+``protocol`` gives an iterator of encoded frames; this module sees to it that the reader can
+tell a quiet stream from a dead one, that a reader who is gone or does not read is let go, and
+that a stream never ends without saying so. It does not look into the frames.
+
+A stream has two tasks: the server's own, which writes the frames, and one that waits for the
+end of the connection and looks at the clock. A frame costs no timer.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import structlog
+from starlette.types import Message, Receive, Scope, Send
+from structlog.typing import FilteringBoundLogger
+
+from opencode_a2a import metrics
+from opencode_a2a.errors import StreamEndedError
+from opencode_a2a.web.answers import Header
+
+log: FilteringBoundLogger = structlog.get_logger()
+
+_PING = b": ping\n\n"
+_HEADERS: tuple[Header, ...] = (
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+class Ending(StrEnum):
+    """Why a stream ended."""
+
+    COMPLETE = "complete"
+    DISCONNECTED = "disconnected"
+    STALLED = "stalled"
+    DRAINED = "drained"
+    TOO_MANY_BYTES = "too_many_bytes"
+    TOO_LONG = "too_long"
+    IDLE = "idle"
+    FAILED = "failed"
+
+
+_SILENT = frozenset({Ending.COMPLETE, Ending.DISCONNECTED, Ending.STALLED})
+_BUDGETS = frozenset({Ending.TOO_MANY_BYTES, Ending.TOO_LONG, Ending.IDLE})
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """What a stream may use; 0 switches a budget off."""
+
+    keepalive: float = 3.0
+    send_deadline: float = 30.0
+    """Seconds a reader may leave a frame unread before it is dropped."""
+    max_bytes: int = 64 * 1024 * 1024
+    max_seconds: float = 3600.0
+    idle_seconds: float = 0.0
+
+
+def resume_hint(ending: Ending) -> bytes:
+    """Return the last frame of a stream that ends before its task does."""
+    return (
+        b"retry: 1000\nevent: error\n"
+        b'data: {"error":{"code":503,"status":"UNAVAILABLE","message":"The stream ended early; '
+        b'subscribe to the task again with the header Last-Event-ID",'
+        b'"details":[{"@type":"type.googleapis.com/google.rpc.ErrorInfo","reason":"STREAM_'
+        + ending.name.encode()
+        + b'","domain":"a2a-protocol.org","metadata":{}}]}}\n\n'
+    )
+
+
+def early_end(ending: Ending) -> StreamEndedError:
+    """Return the error to break off a stream with, for a caller with frames of its own form."""
+    return StreamEndedError(cause=ending.value)
+
+
+class Drain:
+    """Ends all streams of a process when it is about to stop."""
+
+    def __init__(self) -> None:
+        self._streams: set[EventStream] = set()
+        self.begun = False
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def begin(self) -> None:
+        """Let every open stream, and every later one, say goodbye."""
+        self.begun = True
+        for stream in self._streams:
+            stream.wake()
+
+    def add(self, stream: "EventStream") -> None:
+        self._streams.add(stream)
+
+    def discard(self, stream: "EventStream") -> None:
+        self._streams.discard(stream)
+
+
+class _EndedError(Exception):
+    """Leaves the pump when the watch has found a reason to end the stream."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__(ending)
+        self.ending = ending
+
+
+class EventStream:
+    """An ASGI response that writes frames as they come.
+
+    Every chunk of ``frames`` holds whole frames, so that a comment may stand between any two.
+    """
+
+    def __init__(
+        self,
+        frames: AsyncGenerator[bytes, None],
+        *,
+        limits: StreamLimits | None = None,
+        headers: tuple[Header, ...] = (),
+        drain: Drain | None = None,
+        farewell: Callable[[Ending], bytes] = resume_hint,
+    ) -> None:
+        self._frames = frames
+        self._limits = limits or StreamLimits()
+        self._headers = headers
+        self._drain = Drain() if drain is None else drain
+        self._farewell = farewell
+        self._began = self._wrote = self._last_frame = time.monotonic()
+        self._writing = False
+        self._bytes = 0
+        self._alarm: asyncio.Timeout | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        metrics.STREAM_REQUESTS.inc()
+        self._drain.add(self)
+        with metrics.STREAM_ACTIVE.track_inprogress():
+            try:
+                ending = await self._run(receive, send)
+            finally:
+                self._drain.discard(self)
+        metrics.STREAM_ENDED.labels(ending).inc()
+        if ending in _BUDGETS:
+            metrics.STREAM_BUDGET_REJECTED.inc()
+        if ending is Ending.STALLED:
+            await _abort(scope, receive)
+
+    def wake(self) -> None:
+        """Have the watch look around now."""
+        if self._alarm is not None and not self._alarm.expired():
+            self._alarm.reschedule(asyncio.get_running_loop().time())
+
+    async def _run(self, receive: Receive, send: Send) -> Ending:
+        """Write everything there is to write; return why it ended."""
+        async with contextlib.aclosing(self._frames):
+            ending = await self._begin_and_pump(receive, send)
+        if ending in (Ending.DISCONNECTED, Ending.STALLED):
+            return ending
+        last = b"" if ending in _SILENT else self._farewell(ending)
+        try:
+            async with asyncio.timeout(self._limits.send_deadline):
+                await send({"type": "http.response.body", "body": last})
+        except TimeoutError:
+            return Ending.STALLED
+        return ending
+
+    async def _begin_and_pump(self, receive: Receive, send: Send) -> Ending:
+        start = {"status": 200, "headers": [*_HEADERS, *self._headers]}
+        await send({"type": "http.response.start", **start})
+        # A proxy may keep the headers back until there is a body.
+        await send(_chunk(_PING))
+        ending = Ending.COMPLETE
+        try:
+            async with asyncio.TaskGroup() as group:
+                watch = group.create_task(self._watch(receive, send))
+                await self._pump(send)
+                watch.cancel()
+        except* _EndedError as ended:
+            ending = _cause(ended)
+        except* OSError:
+            ending = Ending.DISCONNECTED
+        except* Exception:
+            # The outermost edge of a stream: the reader must hear of it, whatever it was.
+            log.exception("stream failed")
+            ending = Ending.FAILED
+        return ending
+
+    async def _pump(self, send: Send) -> None:
+        most = self._limits.max_bytes
+        async for chunk in self._frames:
+            self._bytes += len(chunk)
+            if most and self._bytes > most:
+                raise _EndedError(Ending.TOO_MANY_BYTES)
+            self._wrote = self._last_frame = time.monotonic()
+            self._writing = True
+            await send(_chunk(chunk))
+            self._writing = False
+
+    async def _watch(self, receive: Receive, send: Send) -> None:
+        """Wait for the reader to leave; in between, look at clock and budgets."""
+        while True:
+            now = time.monotonic()
+            reason = self._reason_to_end(now)
+            if reason is not None:
+                raise _EndedError(reason)
+            if not self._writing and now - self._wrote >= self._limits.keepalive:
+                await self._ping(send, now)
+            try:
+                async with asyncio.timeout(self._pause(now)) as self._alarm:
+                    await _disconnect(receive)
+                    raise _EndedError(Ending.DISCONNECTED)
+            except TimeoutError:
+                continue
+            finally:
+                self._alarm = None
+
+    async def _ping(self, send: Send, now: float) -> None:
+        self._wrote = now
+        try:
+            async with asyncio.timeout(self._limits.send_deadline):
+                await send(_chunk(_PING))
+        except TimeoutError:
+            raise _EndedError(Ending.STALLED) from None
+
+    def _reason_to_end(self, now: float) -> Ending | None:
+        limits = self._limits
+        if self._drain.begun:
+            return Ending.DRAINED
+        if self._writing and now - self._wrote >= limits.send_deadline:
+            return Ending.STALLED
+        if limits.max_seconds and now - self._began >= limits.max_seconds:
+            return Ending.TOO_LONG
+        if limits.idle_seconds and now - self._last_frame >= limits.idle_seconds:
+            return Ending.IDLE
+        return None
+
+    def _pause(self, now: float) -> float:
+        """Return the seconds until there is something to look at."""
+        limits = self._limits
+        due = [self._wrote + (limits.send_deadline if self._writing else limits.keepalive)]
+        if limits.max_seconds:
+            due.append(self._began + limits.max_seconds)
+        if limits.idle_seconds:
+            due.append(self._last_frame + limits.idle_seconds)
+        return max(0.0, min(due) - now)
+
+
+def _chunk(body: bytes) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": True}
+
+
+def _cause(ended: ExceptionGroup[_EndedError]) -> Ending:
+    first = ended.exceptions[0]
+    return first.ending if isinstance(first, _EndedError) else _cause(first)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _abort(scope: Scope, receive: Receive) -> None:
+    """Cut the connection of a reader that does not read; closing it would wait for the reader."""
+    abort: Callable[[], None] | None = scope.get("abort")
+    log.info("reader dropped")
+    if abort is not None:
+        abort()
+        await _disconnect(receive)

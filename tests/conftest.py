@@ -1,0 +1,56 @@
+"""What tests of every kind share."""
+
+import shutil
+import subprocess
+from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
+
+import pytest
+
+from opencode_a2a.events import JsonObject
+from tests.support.backstage import Backstage
+from tests.support.service import Running, serving, settings_for
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def opencode_command() -> str:
+    """The OpenCode that the project pins, else the one on the search path."""
+    local = ROOT / "node_modules" / ".bin" / "opencode"
+    found = str(local) if local.exists() else shutil.which("opencode")
+    if found is None:
+        pytest.fail("OpenCode is not installed: run `make test`, which installs it", pytrace=False)
+    return found
+
+
+ASKING: JsonObject = {
+    "permission": {"webfetch": "ask", "external_directory": "ask", "doom_loop": "ask"}
+}
+
+
+@pytest.fixture(scope="session")
+def backstage(
+    opencode_command: str, tmp_path_factory: pytest.TempPathFactory
+) -> Generator[Backstage]:
+    """A real OpenCode with the scripted model behind it, one for the whole run."""
+    workspace = tmp_path_factory.mktemp("workspace")
+    make_repository(workspace)
+    state = tmp_path_factory.mktemp("opencode")
+    with Backstage(opencode_command, state, workspace, ASKING) as running:
+        yield running
+
+
+def make_repository(directory: Path) -> None:
+    """Make a git repository with one commit: OpenCode keeps track of changes only in one."""
+    (directory / "hello.txt").write_text("hello\n")
+    identity = ["-c", "user.name=Test", "-c", "user.email=test@example.org"]
+    for command in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-q", "-m", "First"]):
+        subprocess.run(["git", *command], cwd=directory, check=True)  # noqa: S603, S607
+
+
+@pytest.fixture
+async def service(backstage: Backstage, tmp_path: Path) -> AsyncGenerator[Running]:
+    """The service in front of the live OpenCode, with a store of its own."""
+    async with serving(settings_for(backstage, tmp_path)) as running:
+        yield running

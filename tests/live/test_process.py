@@ -1,0 +1,127 @@
+"""The life of a managed OpenCode: start, death, restart, stop, and what is left of it."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from opencode_a2a.errors import UpstreamError
+from opencode_a2a.events import JsonObject
+from opencode_a2a.upstream.client import Location, OpenCode
+from opencode_a2a.upstream.launch import Launch, OpenCodeStartError
+from opencode_a2a.upstream.models import Session, SessionDraft, ShellCall
+from opencode_a2a.upstream.process import (
+    ManagedOpenCode,
+    marked_processes,
+)
+from opencode_a2a.upstream.process import (
+    tested as is_tested,
+)
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture
+def launch(opencode_command: str, tmp_path: Path) -> Launch:
+    return configured(opencode_command, tmp_path, {"share": "disabled"})
+
+
+def configured(command: str, path: Path, config: JsonObject) -> Launch:
+    workspace = path / "workspace"
+    workspace.mkdir()
+    return Launch(
+        environment=os.environ,
+        command=command,
+        startup_timeout=60,
+        state=path / "state",
+        directory=workspace,
+        config=config,
+    )
+
+
+def ours() -> list[int]:
+    """Return what runs of all that this test program started through OpenCode."""
+    return [pid for pid, marker in marked_processes() if marker.startswith(f"{os.getpid()}.")]
+
+
+async def session_in(opencode: OpenCode, launch: Launch) -> Session:
+    at = Location(str(launch.directory))
+    return await opencode.create_session(SessionDraft(title="T"), at=at)
+
+
+async def run_for_ever(opencode: OpenCode, session: Session) -> None:
+    """Run a shell command that ends when its processes are ended."""
+    command = "(setsid sleep 1000 &) ; echo un''der way ; sleep 1000"
+    try:
+        await opencode.run_shell(session.id, ShellCall(command=command, agent="build"))
+    except UpstreamError:
+        return
+
+
+async def under_way(chunks: AsyncIterator[bytes]) -> None:
+    """Wait until the output of the shell command was told."""
+    received = b""
+    while b"under way" not in received:
+        received += await anext(chunks)
+
+
+async def test_a_dead_opencode_is_started_again_at_the_same_address(launch: Launch) -> None:
+    async with (
+        asyncio.timeout(120),
+        ManagedOpenCode(launch) as managed,
+        OpenCode(managed.url, password=managed.password) as opencode,
+        asyncio.TaskGroup() as group,
+    ):
+        restarted = asyncio.Event()
+        managed.on_restart.append(restarted.set)
+        first, address = managed.pid, managed.url
+        session = await session_in(opencode, launch)
+        async with opencode.events(read_timeout=30) as chunks:
+            group.create_task(run_for_ever(opencode, session))
+            await under_way(chunks)
+        before = set(ours())
+
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        await restarted.wait()
+
+        assert is_tested(managed.version)
+        assert managed.running
+        assert managed.pid != first
+        assert managed.url == address
+        assert await opencode.session(session.id) is not None
+        assert before.isdisjoint(ours())
+
+    assert ours() == []
+
+
+async def test_nothing_is_left_after_a_stop_in_the_middle_of_a_tool(launch: Launch) -> None:
+    async with asyncio.timeout(120), asyncio.TaskGroup() as group:
+        async with (
+            ManagedOpenCode(launch) as managed,
+            OpenCode(managed.url, password=managed.password) as opencode,
+        ):
+            session = await session_in(opencode, launch)
+            async with opencode.events(read_timeout=30) as chunks:
+                work = group.create_task(run_for_ever(opencode, session))
+                await under_way(chunks)
+        work.cancel()
+
+    assert managed.pid is None
+    assert ours() == []
+
+
+async def test_an_invalid_configuration_is_a_start_error_that_names_it(
+    opencode_command: str, tmp_path: Path
+) -> None:
+    launch = configured(opencode_command, tmp_path, {"model": 5})
+
+    with pytest.raises(OpenCodeStartError) as caught:
+        async with ManagedOpenCode(launch):
+            pass
+
+    assert "OPENCODE_CONFIG_CONTENT: model:" in caught.value.reason
+    assert ours() == []

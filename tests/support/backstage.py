@@ -1,0 +1,115 @@
+"""What stands behind the service in live tests: a real OpenCode and the scripted model.
+
+Both run in one thread with a loop of its own, started once for the test run, so that tests of
+any loop can use them through their URLs.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from opencode_a2a.demo.script import enclose
+from opencode_a2a.demo.server import DemoModel, opencode_config
+from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.upstream.process import Launch, ManagedOpenCode
+
+T = TypeVar("T")
+
+
+def script(*actions: Json) -> str:
+    """Return a prompt that makes the model do exactly this."""
+    return enclose(list(actions))
+
+
+class Backstage:
+    """A running OpenCode with its model; ``with`` starts and stops both."""
+
+    def __init__(self, command: str, state: Path, workspace: Path, config: JsonObject) -> None:
+        self._command = command
+        self._state = state
+        self._config = config
+        self.workspace = workspace
+        self.model = DemoModel()
+        self.opencode = ManagedOpenCode(Launch(environment={}))
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="backstage")
+
+    @property
+    def url(self) -> str:
+        return self.opencode.url
+
+    @property
+    def password(self) -> str:
+        return self.opencode.password
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        try:
+            self.run(self._start())
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.run(self._stop())
+        finally:
+            self._end()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run something in the thread and wait for it; never from the thread's own loop."""
+        return self._submit(work).result(120)
+
+    async def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """The same for a test's loop, which goes on meanwhile."""
+        return await asyncio.wrap_future(self._submit(work))
+
+    async def reached(self, gate: str) -> None:
+        """Wait until a reply of the model stands at a gate."""
+        await self.call(self._reached(gate))
+
+    async def open(self, gate: str) -> None:
+        """Let the replies at a gate go on."""
+        await self.call(self._on_loop(self.model.gate(gate).opened.set))
+
+    async def kill(self) -> None:
+        """Kill OpenCode as a crash would; it is started again by its keeper."""
+        pid = self.opencode.pid
+        assert pid is not None
+        os.kill(pid, 9)
+
+    async def _reached(self, gate: str) -> None:
+        await self.model.gate(gate).reached.wait()
+
+    async def _on_loop(self, do: Callable[[], None]) -> None:
+        do()
+
+    def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def _start(self) -> None:
+        await self.model.__aenter__()
+        launch = Launch(
+            environment=os.environ,
+            command=self._command,
+            startup_timeout=90,
+            state=self._state,
+            directory=self.workspace,
+            config={**opencode_config(self.model.url), **self._config},
+        )
+        self.opencode = ManagedOpenCode(launch)
+        await self.opencode.__aenter__()
+
+    async def _stop(self) -> None:
+        await self.opencode.__aexit__()
+        await self.model.__aexit__(None, None, None)
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

@@ -1,0 +1,78 @@
+"""An ASGI app on a socket, for as long as a test needs it."""
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Literal
+
+from starlette.types import ASGIApp
+
+from opencode_a2a.web.server import Server, server
+from opencode_a2a.web.sse import Drain
+
+
+@asynccontextmanager
+async def running(
+    app: ASGIApp,
+    port: int = 0,
+    *,
+    drain: Drain | None = None,
+    grace: float = 5.0,
+    lifespan: Literal["on", "off"] = "on",
+) -> AsyncGenerator[str]:
+    """Serve the app, and yield its URL; stop it as SIGTERM would.
+
+    Pass the drain that the app's streams have, so that they end with the server.
+    """
+    streams = Drain() if drain is None else drain
+    serving = server(app, "127.0.0.1", port, streams, grace=grace, lifespan=lifespan)
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_serve(serving, listener))
+            async with asyncio.timeout(30):
+                await serving.listening.wait()
+            try:
+                yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            finally:
+                serving.should_exit = True
+
+
+async def _serve(serving: Server, listener: socket.socket) -> None:
+    """Serve without taking over the signal handlers of the test run."""
+    try:
+        await serving._serve([listener])  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] # no public way
+    except SystemExit:
+        raise RuntimeError("the app did not start; its log says why") from None
+
+
+class RawClient:
+    """A connection that sends exactly the given bytes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def answer(self) -> tuple[int, dict[str, str], bytes]:
+        """Read one response: status, headers and, when its length is known, the body."""
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        first, *lines = head.removesuffix("\r\n\r\n").split("\r\n")
+        pairs = (line.partition(": ") for line in lines)
+        headers = {name.lower(): value for name, _, value in pairs}
+        body = await self.reader.readexactly(int(headers.get("content-length", "0")))
+        return int(first.split(" ")[1]), headers, body
+
+
+@asynccontextmanager
+async def raw(url: str) -> AsyncGenerator[RawClient]:
+    """Open a bare connection to a server."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield RawClient(reader, writer)
+    finally:
+        writer.transport.abort()

@@ -1,0 +1,90 @@
+"""The service on a socket in front of a live OpenCode, and stock clients for it."""
+
+import uuid
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+import orjson
+
+from opencode_a2a.app import Service, create_app
+from opencode_a2a.config import Settings, load
+from opencode_a2a.events import Json, JsonObject
+from tests.support.backstage import Backstage
+from tests.support.running import running
+
+TOKEN = "a-token-for-the-tests-of-one-caller"  # noqa: S105 - not a secret
+
+
+def settings_for(backstage: Backstage, state: Path, **changes: str) -> Settings:
+    """Return settings as environment variables would give them."""
+    variables = {
+        "A2A_BEARER_TOKEN": TOKEN,
+        "A2A_STATE_DIR": str(state),
+        "A2A_TASK_STORE_DATABASE_URL": f"sqlite:///{state / 'tasks.db'}",
+        "A2A_RATE_LIMIT_ENABLED": "false",
+        "OPENCODE_BASE_URL": backstage.url,
+        "OPENCODE_AUTH_PASSWORD": backstage.password,
+        "OPENCODE_WORKSPACE_ROOT": str(backstage.workspace),
+        **changes,
+    }
+    return load({}, variables)
+
+
+@dataclass
+class Running:
+    """A running service, with a plain HTTP client that has the credential."""
+
+    url: str
+    http: httpx2.AsyncClient
+    service: Service
+
+    async def rpc(self, method: str, params: JsonObject, version: str = "1.0") -> JsonObject:
+        """Call a JSON-RPC method and return the whole answer."""
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        answer = await self.http.post("/", json=body, headers={"A2A-Version": version})
+        return orjson.loads(answer.content)
+
+    async def send(
+        self, text: str, *, configuration: JsonObject | None = None, **fields: Json
+    ) -> JsonObject:
+        """Send a message on the 1.0 line, wait, and return the task."""
+        params = message(text, configuration=configuration, **fields)
+        answer = await self.rpc("SendMessage", params)
+        result = answer["result"]
+        assert isinstance(result, dict)
+        task = result["task"]
+        assert isinstance(task, dict)
+        return task
+
+
+def message(text: str, *, configuration: JsonObject | None = None, **fields: Json) -> JsonObject:
+    """Return the params of a 1.0 send with one text part."""
+    message_id = fields.pop("messageId", None) or str(uuid.uuid4())
+    params: JsonObject = {
+        "message": {
+            "messageId": message_id,
+            "role": "ROLE_USER",
+            "parts": [{"text": text}],
+            **fields,
+        }
+    }
+    if configuration is not None:
+        params["configuration"] = configuration
+    return params
+
+
+@asynccontextmanager
+async def serving(
+    settings: Settings, headers: Mapping[str, str] | None = None
+) -> AsyncGenerator[Running]:
+    """Run the service with these settings."""
+    app = create_app(settings)
+    sent = {"Authorization": f"Bearer {TOKEN}", **(headers or {})}
+    async with (
+        running(app, drain=app.drain) as url,
+        httpx2.AsyncClient(base_url=url, headers=sent, timeout=60, trust_env=False) as http,
+    ):
+        yield Running(url, http, app)

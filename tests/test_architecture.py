@@ -1,0 +1,94 @@
+"""The direction of imports: a layer knows only those to its right."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = "opencode_a2a"
+SOURCE = Path(__file__).parent.parent / "src" / PACKAGE
+OUTER = ["cli", "app", "web", "protocol", "extensions", "tasks", "execution"]
+LAYERS = [*OUTER, "upstream", "peers", "store"]
+"""From the outside in; below them are the root modules, which every layer may use."""
+BESIDE = {"demo"}
+"""Stands alone: a model server that only the composition root starts."""
+SDK = {"cli", "peers"}
+"""The A2A SDK is for calling other agents and for tests; the server does without."""
+NO_UPSTREAM = {"web", "protocol", "tasks"}
+"""Layers that never see what OpenCode sends."""
+
+MODULES = sorted(SOURCE.rglob("*.py"))
+
+
+def layer_of(module: str) -> str:
+    """Return the part after the package: ``opencode_a2a.web.sse`` lies in ``web``."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Yield every imported module, those inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module=str(module), level=0, names=names):
+                whole = module == PACKAGE
+                yield from ((f"{module}.{a.name}" for a in names) if whole else (module,))
+            case ast.ImportFrom(level=level) if level:
+                yield f"{PACKAGE}.relative"
+            case _:
+                pass
+
+
+def ours(path: Path) -> set[str]:
+    """Return the layers that a module imports, without its own."""
+    own = layer_of(name_of(path))
+    modules = (m for m in imports_of(path) if m.startswith(f"{PACKAGE}."))
+    return {layer_of(m) for m in modules} - {own, "__version__"}
+
+
+def identify(path: Path) -> str:
+    return name_of(path)
+
+
+ROOT = {layer_of(name_of(path)) for path in MODULES} - {"", "__main__", *LAYERS, *BESIDE}
+
+
+def allowed(own: str) -> set[str]:
+    """Return the layers that one may import."""
+    if own not in LAYERS:
+        return ROOT
+    below = {*LAYERS[LAYERS.index(own) + 1 :], *ROOT}
+    return below | BESIDE if own in ("cli", "app") else below
+
+
+@pytest.mark.parametrize("path", MODULES, ids=identify)
+def test_imports_go_down(path: Path) -> None:
+    own = layer_of(name_of(path))
+    if own not in ("", "__main__"):  # the package itself offers the program and the application
+        assert ours(path) <= allowed(own)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=identify)
+def test_the_server_does_without_the_sdk(path: Path) -> None:
+    if layer_of(name_of(path)) not in SDK:
+        assert not [module for module in imports_of(path) if module.split(".")[0] == "a2a"]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=identify)
+def test_only_the_inner_layers_see_what_opencode_sends(path: Path) -> None:
+    if layer_of(name_of(path)) in NO_UPSTREAM:
+        assert "upstream" not in ours(path)
+
+
+def test_root_modules_are_single_files() -> None:
+    """A new folder is a new layer: it gets its place in the order first."""
+    folders = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+
+    assert folders == {*LAYERS, *BESIDE, "config"} - {"app"}

@@ -1,0 +1,156 @@
+"""The program: what it prints and how it exits."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from opencode_a2a import __version__
+from opencode_a2a.cli import COMMANDS, main
+from opencode_a2a.cli.doctor import check_database, check_port, judge_version
+from opencode_a2a.config import SETTINGS, Service, Settings, Tasks
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(  # pyright: ignore[reportUnusedFunction] - used by pytest
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in [n for n in os.environ if n.startswith(("A2A_", "OPENCODE"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def invoke(*arguments: str, **environ: str) -> Result:
+    return CliRunner().invoke(main, arguments, env=environ)
+
+
+def test_without_a_command_the_help_is_printed() -> None:
+    result = invoke()
+
+    assert result.exit_code == 0
+    assert all(name in result.output for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str) -> None:
+    result = invoke(name, "--help")
+
+    assert result.exit_code == 0
+    assert result.output.startswith("Usage: ")
+
+
+@pytest.mark.parametrize("arguments", [("--version",), ("-v",), ("version",)])
+def test_the_version_is_printed(arguments: tuple[str, ...]) -> None:
+    assert invoke(*arguments).output == f"{__version__}\n"
+
+
+@pytest.mark.parametrize("name", ["nothing", "init-release-system", "deploy-release"])
+def test_an_unknown_command_is_wrong_usage(name: str) -> None:
+    assert invoke(name).exit_code == 2
+
+
+@pytest.mark.parametrize("argument", ["--help", "--version"])
+def test_help_and_version_load_nothing_heavy(argument: str) -> None:
+    code = (
+        "import sys\nfrom opencode_a2a.cli import main\n"
+        f"main(['{argument}'], standalone_mode=False)\n"
+        "heavy = {'pydantic', 'structlog', 'starlette', 'sqlalchemy', 'httpx2', 'a2a'}\n"
+        "sys.exit(bool(heavy & sys.modules.keys()))"
+    )
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0  # noqa: S603 - our own
+
+
+def test_every_setting_but_a_secret_is_a_flag_of_serve() -> None:
+    words = set(invoke("serve", "--help").output.replace(",", " ").split())
+
+    assert {s.flag for s in SETTINGS.values() if s.flag in words} == {
+        s.flag for s in SETTINGS.values() if not s.secret
+    }
+    assert {"--config", "--managed", "--demo", "--port"} <= words
+
+
+def test_serve_lists_all_that_is_wrong_and_exits_as_for_wrong_usage() -> None:
+    result = invoke("serve", "--port", "x", "--demo", A2A_HOTS="1", OPENCODE_MODEL_ID="m")
+
+    assert result.exit_code == 2
+    assert [line.partition(":")[0] for line in result.stderr.splitlines()] == [
+        "A2A_PORT (--a2a-port)",
+        "A2A_HOTS",
+        "OPENCODE_MODEL_ID",
+    ]
+
+
+def test_settings_are_printed_with_their_sources_and_without_secrets(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('[a2a]\ntitle = "Mine"\n')
+
+    result = invoke("settings", "--config", str(file), A2A_BEARER_TOKEN="geheim")  # noqa: S106 - the case under test
+
+    lines = result.stdout.splitlines()
+    assert result.exit_code == 0
+    assert f"A2A_TITLE=Mine\t{file}" in lines
+    assert "A2A_BEARER_TOKEN=********\tA2A_BEARER_TOKEN" in lines
+    assert "A2A_PORT=8000\tdefault" in lines
+    assert "geheim" not in result.output
+
+
+def test_settings_tells_what_is_wrong() -> None:
+    result = invoke("settings", A2A_PORT="x")
+
+    assert (result.exit_code, result.stdout) == (2, "")
+
+
+def test_the_doctor_names_what_is_wrong_with_the_settings() -> None:
+    result = invoke("doctor", A2A_PORT="x")
+
+    assert result.exit_code == 1
+    assert "failed  settings: A2A_PORT" in result.stdout
+
+
+def test_the_doctor_names_a_missing_opencode() -> None:
+    result = invoke("doctor", OPENCODE_MANAGED_SERVER="1", OPENCODE_COMMAND="no-such-program")
+
+    assert result.exit_code == 1
+    assert "failed  opencode: no-such-program not found; npm install" in result.stdout
+
+
+def test_the_doctor_names_an_opencode_that_is_not_there() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+
+        result = invoke("doctor", OPENCODE_BASE_URL=url)
+
+    assert result.exit_code == 1
+    assert f"failed  opencode: no OpenCode at {url}; " in result.stdout
+
+
+def test_a_port_in_use_is_found() -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        settings = Settings(a2a=Service(port=busy.getsockname()[1]))
+
+        assert check_port(settings).failed
+    assert not check_port(settings).failed
+
+
+def test_a_database_in_a_missing_directory_is_found(tmp_path: Path) -> None:
+    missing = Settings(tasks=Tasks(task_store_database_url=f"sqlite:///{tmp_path}/none/x.db"))
+    usable = Settings(tasks=Tasks(task_store_database_url=f"sqlite:///{tmp_path}/x.db"))
+
+    assert check_database(missing).failed
+    assert not check_database(usable).failed
+
+
+def test_an_untested_opencode_is_advised_against_and_no_failure() -> None:
+    untested, known = judge_version("0.1.0", "opencode"), judge_version("1.18.33", "opencode")
+
+    assert str(untested).startswith("advice  opencode: 0.1.0 (opencode); it may work, but only ")
+    assert not untested.failed
+    assert str(known) == "ok      opencode: 1.18.33 (opencode)"

@@ -1,0 +1,455 @@
+"""Settings: where they come from, which win, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import SecretStr, ValidationError
+
+from opencode_a2a.config import (
+    SETTINGS,
+    VARIABLES,
+    Access,
+    Credential,
+    Service,
+    Settings,
+    SettingsError,
+    load,
+    provider_configured,
+)
+
+
+def problems(environ: dict[str, str], flags: dict[str, str] | None = None) -> list[str]:
+    """Return the lines that a user sees for these variables."""
+    with pytest.raises(SettingsError) as caught:
+        load(flags or {}, environ)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_the_documented_defaults_hold() -> None:
+    settings = load({}, {"HOME": "/home/someone"})
+
+    assert (settings.a2a.host, settings.a2a.port) == ("127.0.0.1", 8000)
+    assert settings.public_url == "http://127.0.0.1:8000"
+    assert settings.opencode.base_url == "http://127.0.0.1:4096"
+    assert settings.opencode.startup_timeout == 20
+    assert settings.opencode.timeout == 120
+    assert settings.opencode.timeout_stream is None
+    assert settings.limits.max_request_body_bytes == 1048576
+    assert settings.log.level == "WARNING"
+    assert settings.tasks.task_store_database_url == "sqlite:///./opencode-a2a.db"
+    assert settings.a2a.state_dir == Path("/home/someone/.local/state/opencode-a2a")
+    assert (settings.sources, settings.warnings) == ({}, ())
+
+
+def test_a_flag_wins_over_a_variable_and_that_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('[a2a]\nport = 1\ntitle = "file"\nhost = "localhost"\n')
+
+    settings = load({"a2a.port": "3"}, {"A2A_PORT": "2", "A2A_TITLE": "variable"}, file)
+
+    assert settings.a2a.model_dump(include={"port", "title", "host"}) == {
+        "port": 3,
+        "title": "variable",
+        "host": "localhost",
+    }
+    assert settings.sources == {
+        "a2a.port": "--a2a-port",
+        "a2a.title": "A2A_TITLE",
+        "a2a.host": str(file),
+    }
+
+
+def test_the_file_can_be_named_by_a_variable(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("[opencode]\nmanaged_server = true\n")
+
+    assert load({}, {"A2A_CONFIG": str(file)}).opencode.managed_server
+
+
+def test_nothing_is_read_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".env").write_text("A2A_PORT=1\n")
+    monkeypatch.chdir(tmp_path)
+
+    assert load({}, {}).a2a.port == 8000
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("[a2a]\nprot = 1\n", "a2a.prot ({file}): no such setting; did you mean a2a.port?"),
+        ("port = 1\n", "port ({file}): no such setting"),
+        ('[a2a]\nport = "x"\n', "A2A_PORT ({file}): "),
+        ("port", "A2A_CONFIG: {file} is not TOML: "),
+    ],
+)
+def test_a_wrong_file_is_refused(tmp_path: Path, content: str, line: str) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(content)
+
+    [problem] = problems({"A2A_CONFIG": str(file)})
+
+    assert problem.startswith(line.format(file=file))
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    [problem] = problems({"A2A_CONFIG": str(tmp_path / "none.toml")})
+
+    assert problem.startswith("A2A_CONFIG: cannot read ")
+
+
+def test_an_empty_variable_is_not_set() -> None:
+    assert load({}, {"A2A_BEARER_TOKEN": "", "A2A_PORT": ""}) == load({}, {})
+
+
+def test_all_problems_are_told_at_once() -> None:
+    lines = problems(
+        {"A2A_PORT": "x", "A2A_HOTS": "1", "OPENCODE_MODEL_ID": "m", "A2A_SANDBOX_MODE": "y"}
+    )
+
+    assert [line.partition(":")[0] for line in lines] == [
+        "A2A_PORT",
+        "A2A_SANDBOX_MODE",
+        "A2A_HOTS",
+        "OPENCODE_MODEL_ID",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("A2A_HOTS", "no such setting; did you mean A2A_HOST?"),
+        ("OPENCODE_BASEURL", "no such setting; did you mean OPENCODE_BASE_URL?"),
+        ("A2A_BEARER_TOKENS", "no such setting; did you mean A2A_BEARER_TOKEN?"),
+        ("A2A_ZZZ", "no such setting"),
+    ],
+)
+def test_a_misspelt_variable_is_refused_with_the_nearest_name(name: str, hint: str) -> None:
+    assert problems({name: "1"}) == [f"{name}: {hint}"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "OPENCODE",
+        "OPENCODE_SERVER_PASSWORD",
+        "OPENCODE_CONFIG",
+        "OPENCODE_CONFIG_CONTENT",
+        "OPENCODE_DISABLE_AUTOUPDATE",
+        "OPENCODE_EXPERIMENTAL",
+        "OPENCODE_EXPERIMENTAL_WORKSPACES",
+        "OPENCODE_ENABLE_QUESTION_TOOL",
+        "OPENCODE_PERMISSION",
+        "OPENCODE_BIN_PATH",
+        "OPENCODE_SERVICE_HOST",
+        "A2A_PORT_8000_TCP_ADDR",
+    ],
+)
+def test_variables_of_others_are_left_alone(name: str) -> None:
+    assert load({}, {name: "x"}).warnings == ()
+
+
+def test_the_removed_directory_setting_gets_a_hint() -> None:
+    settings = load({}, {"OPENCODE_DIRECTORY": "/x"})
+
+    assert settings.warnings == (
+        "OPENCODE_DIRECTORY: is no longer read; set OPENCODE_WORKSPACE_ROOT",
+    )
+
+
+def test_an_unknown_log_level_means_warning() -> None:
+    settings = load({}, {"A2A_LOG_LEVEL": "loud"})
+
+    assert settings.log.level == "WARNING"
+    assert settings.warnings == ("A2A_LOG_LEVEL: not a level, WARNING is used",)
+
+
+def test_a_log_level_is_known_in_any_case() -> None:
+    assert load({}, {"A2A_LOG_LEVEL": "debug"}).log.level == "DEBUG"
+
+
+@pytest.mark.parametrize("text", ["a, b", '["a", "b"]'])
+def test_lists_come_with_commas_or_as_json(text: str) -> None:
+    assert load({}, {"A2A_ALLOWED_HOSTS": text}).auth.allowed_hosts == ("a", "b")
+
+
+@given(st.lists(st.from_regex(r"[a-z][a-z.]*", fullmatch=True), max_size=5))
+def test_both_spellings_of_a_list_agree(hosts: list[str]) -> None:
+    commas = load({"auth.allowed_hosts": ",".join(hosts)}, {})
+    array = load({"auth.allowed_hosts": json.dumps(hosts)}, {})
+
+    assert commas.auth.allowed_hosts == array.auth.allowed_hosts == tuple(hosts)
+
+
+@given(st.sampled_from(sorted(VARIABLES)), st.text(min_size=1, max_size=30))
+def test_no_value_of_a_variable_breaks_loading(name: str, value: str) -> None:
+    try:
+        load({}, {name: value})
+    except SettingsError as error:
+        assert all(name in problem.name for problem in error.problems)  # noqa: PT017 - either is right
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite+aiosqlite:///./x.db", "sqlite:///./x.db", "sqlite+pysqlite:///./x.db"]
+)
+def test_every_spelling_of_a_sqlite_url_is_one(url: str) -> None:
+    settings = load({}, {"A2A_TASK_STORE_DATABASE_URL": url})
+
+    assert settings.tasks.task_store_database_url == "sqlite:///./x.db"
+
+
+@pytest.mark.parametrize("url", ["mysql://u:geheim@h/d", "x.db", "postgresql://u:geheim@h/d"])
+def test_another_database_is_refused_without_telling_its_password(url: str) -> None:
+    [problem] = problems({"A2A_TASK_STORE_DATABASE_URL": url})
+
+    assert "geheim" not in problem
+
+
+def test_an_open_address_needs_a_credential() -> None:
+    [problem] = problems({"A2A_HOST": "0.0.0.0"})  # noqa: S104 - the case under test
+
+    assert problem.startswith("A2A_HOST: can be reached from other machines")
+    assert load({}, {"A2A_HOST": "0.0.0.0", "A2A_BEARER_TOKEN": "t"}).auth.configured  # noqa: S104 - same
+    assert load({}, {"A2A_HOST": "::1"}).public_url == "http://[::1]:8000"
+
+
+def test_the_rule_holds_for_settings_built_in_code() -> None:
+    with pytest.raises(ValidationError):
+        Settings(a2a=Service(host="0.0.0.0"))  # noqa: S104 - the case under test
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        ("OPENCODE_PROVIDER_ID", "OPENCODE_MODEL_ID"),
+        ("OPENCODE_MODEL_ID", "OPENCODE_PROVIDER_ID"),
+    ],
+)
+def test_provider_and_model_come_together(given: str, missing: str) -> None:
+    assert problems({given: "x"}) == [f"{given}: should be given together with {missing}"]
+
+
+def test_the_demo_starts_opencode() -> None:
+    assert load({}, {"A2A_DEMO": "true"}).opencode.managed_server
+    assert problems({"A2A_DEMO": "true", "OPENCODE_MANAGED_SERVER": "false"}) == [
+        "A2A_DEMO: starts OpenCode, so leave OPENCODE_MANAGED_SERVER on"
+    ]
+
+
+def test_a_managed_workspace_is_a_directory(tmp_path: Path) -> None:
+    root = {"OPENCODE_WORKSPACE_ROOT": str(tmp_path / "none")}
+
+    assert load({}, root).workspace == tmp_path / "none"
+    assert problems({**root, "OPENCODE_MANAGED_SERVER": "1"}) == [
+        "OPENCODE_WORKSPACE_ROOT: is not a directory"
+    ]
+
+
+def test_a_managed_opencode_works_in_the_current_directory() -> None:
+    assert load({}, {"OPENCODE_MANAGED_SERVER": "yes"}).workspace == Path.cwd()
+    assert load({}, {}).workspace is None
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"A2A_WRITE_ACCESS_SCOPE": "none"},
+        {"A2A_WRITE_ACCESS_SCOPE": "workspace_only", "OPENCODE_WORKSPACE_ROOT": "/w"},
+        {"A2A_SANDBOX_FILESYSTEM_SCOPE": "workspace_only", "OPENCODE_WORKSPACE_ROOT": "/w"},
+    ],
+)
+def test_declared_roots_fit_the_declared_scope(environ: dict[str, str]) -> None:
+    [problem] = problems({**environ, "A2A_SANDBOX_WRITABLE_ROOTS": "/elsewhere"})
+
+    assert problem.startswith("A2A_SANDBOX_WRITABLE_ROOTS: ")
+
+
+def test_declared_roots_in_the_workspace_fit() -> None:
+    environ = {
+        "OPENCODE_WORKSPACE_ROOT": "/w",
+        "A2A_WRITE_ACCESS_SCOPE": "workspace_only",
+        "A2A_SANDBOX_WRITABLE_ROOTS": "/w/a,/w/b",
+    }
+
+    roots = load({}, environ).environment.sandbox_writable_roots
+
+    assert roots == (Path("/w/a"), Path("/w/b"))
+
+
+def test_several_credentials_are_understood() -> None:
+    entries = """[
+        {"scheme": "bearer", "principal": "anna", "token": "t1", "credential_id": "a"},
+        {"scheme": "basic", "username": "ben", "password": "p", "capabilities": []},
+        {"scheme": "basic", "username": "carl", "password": "p"}
+    ]"""
+
+    auth = load({}, {"A2A_STATIC_AUTH_CREDENTIALS": entries}).auth
+
+    assert auth.static_auth_credentials
+    assert [(c.owner, sorted(c.granted)) for c in auth.static_auth_credentials] == [
+        ("anna", []),
+        ("ben", []),
+        ("carl", ["session_shell", "workspace_mutation"]),
+    ]
+
+
+BEARER = {"scheme": "bearer", "principal": "anna", "token": "geheim"}
+BASIC = {"scheme": "basic", "username": "ben", "password": "geheim"}
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [],
+        [{**BEARER, "principal": None}],
+        [{**BEARER, "username": "x"}],
+        [{**BASIC, "principal": "x"}],
+        [{**BASIC, "password": ""}],
+        [{**BEARER, "scheme": "digest"}],
+        [{**BEARER, "capabilities": ["everything"]}],
+        [{**BEARER, "extra": 1}],
+        [{**BEARER, "enabled": False}],
+        [BEARER, BEARER],
+        [{**BEARER, "credential_id": "a"}, {**BASIC, "credential_id": "a"}],
+        {"scheme": "bearer"},
+        "geheim",
+    ],
+)
+def test_wrong_credentials_are_refused_and_not_told(entries: object) -> None:
+    text = entries if isinstance(entries, str) else json.dumps(entries)
+
+    lines = problems({"A2A_STATIC_AUTH_CREDENTIALS": text})
+
+    assert {line.partition(":")[0] for line in lines} == {"A2A_STATIC_AUTH_CREDENTIALS"}
+    assert "geheim" not in "".join(lines)
+
+
+def test_a_secret_is_not_shown_by_accident() -> None:
+    auth = Access(
+        bearer_token=SecretStr("geheim"),
+        static_auth_credentials=(Credential.model_validate(BEARER),),
+    )
+
+    assert "geheim" not in repr(Settings(auth=auth))
+
+
+def test_what_holds_a_secret_is_known() -> None:
+    assert {s.variable for s in SETTINGS.values() if s.secret} == {
+        "A2A_BEARER_TOKEN",
+        "A2A_STATIC_AUTH_CREDENTIALS",
+        "A2A_PEERS",
+        "OPENCODE_AUTH_PASSWORD",
+        "A2A_CLIENT_BEARER_TOKEN",
+        "A2A_CLIENT_BASIC_AUTH",
+    }
+
+
+@pytest.mark.parametrize("text", ["user:pass", "dXNlcjpwYXNz"])
+def test_basic_credentials_come_plain_or_in_base64(text: str) -> None:
+    basic = load({}, {"A2A_CLIENT_BASIC_AUTH": text}).client.basic_auth
+
+    assert basic
+    assert basic.get_secret_value() == "user:pass"
+
+
+@pytest.mark.parametrize("text", ["user", "geheim!", "////"])
+def test_other_basic_credentials_are_refused(text: str) -> None:
+    assert problems({"A2A_CLIENT_BASIC_AUTH": text}) == [
+        "A2A_CLIENT_BASIC_AUTH: should be user:password, or that in base64"
+    ]
+
+
+def test_transports_are_known_by_their_usual_spellings() -> None:
+    client = load({}, {"A2A_CLIENT_SUPPORTED_TRANSPORTS": "http_json,json-rpc,grpc"}).client
+
+    assert client.supported_transports == ("HTTP+JSON", "JSONRPC", "GRPC")
+
+
+def test_polling_grows() -> None:
+    [problem] = problems({"A2A_CLIENT_POLLING_FALLBACK_INITIAL_INTERVAL_SECONDS": "5"})
+
+    assert problem.startswith("A2A_CLIENT_POLLING_FALLBACK_MAX_INTERVAL_SECONDS: ")
+
+
+def test_protocol_lines_ignore_the_patch_number() -> None:
+    settings = load({}, {"A2A_PROTOCOL_VERSION": "1.0.1"})
+
+    assert settings.a2a.protocol_version == "1.0"
+
+
+def test_the_default_line_is_one_that_is_spoken() -> None:
+    assert problems({"A2A_SUPPORTED_PROTOCOL_VERSIONS": "1.0"}) == [
+        "A2A_PROTOCOL_VERSION: is not among A2A_SUPPORTED_PROTOCOL_VERSIONS"
+    ]
+
+
+def test_a_peer_takes_its_token_from_the_variable_it_names() -> None:
+    peers = '[{"name": "build", "url": "https://build.example/", "credential": "A2A_BUILD_TOKEN"}]'
+
+    [peer] = load({}, {"A2A_PEERS": peers, "A2A_BUILD_TOKEN": "geheim"}).a2a.peers
+
+    assert peer.url == "https://build.example"
+    assert peer.token
+    assert peer.token.get_secret_value() == "geheim"
+
+
+def test_a_peer_without_its_variable_is_refused() -> None:
+    peers = '[{"name": "build", "url": "https://build.example", "credential": "BUILD"}]'
+
+    assert problems({"A2A_PEERS": peers}) == ["A2A_PEERS: build: the variable BUILD is not set"]
+
+
+def test_permission_rules_are_understood() -> None:
+    rules = '[{"permission": "bash", "pattern": "git *", "action": "allow"}]'
+
+    [rule] = load({}, {"A2A_PERMISSION_RULES": rules}).interrupts.permission_rules
+
+    assert (rule.permission, rule.pattern, rule.action) == ("bash", "git *", "allow")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["ftp://x", "http://", "127.0.0.1:4096", "http://u:geheim@h", "http://h:geheim", "http://["],
+)
+def test_a_wrong_url_is_refused_and_not_told(url: str) -> None:
+    [problem] = problems({"OPENCODE_BASE_URL": url})
+
+    assert problem.startswith("OPENCODE_BASE_URL: should ")
+    assert "geheim" not in problem
+
+
+def test_a_file_that_others_can_read_or_the_agent_can_change_is_warned_of(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('[auth]\nbearer_token = "t"\n')
+    file.chmod(0o644)
+
+    settings = load({}, {"OPENCODE_WORKSPACE_ROOT": str(tmp_path)}, file)
+
+    assert settings.warnings == (
+        f"A2A_CONFIG: the agent can change {file}: it is in the workspace",
+        f"A2A_CONFIG: {file} holds secrets and others can read it",
+    )
+
+
+def test_a_provider_is_found_by_key_login_or_configuration(tmp_path: Path) -> None:
+    home = {"HOME": str(tmp_path)}
+    login = tmp_path / ".local" / "share" / "opencode" / "auth.json"
+    config = tmp_path / ".config" / "opencode" / "opencode.json"
+    for file in (login, config):
+        file.parent.mkdir(parents=True)
+        file.write_text("{}")
+
+    assert not provider_configured(load({}, home), home)
+    assert provider_configured(load({}, home), {**home, "ANTHROPIC_API_KEY": "k"})
+    assert provider_configured(
+        load({"opencode.provider_id": "p", "opencode.model_id": "m"}, home), home
+    )
+    login.write_text('{"anthropic": {"type": "api", "key": "k"}}')
+    assert provider_configured(load({}, home), home)
+    login.unlink()
+    config.write_text('{"model": "anthropic/claude"}')
+    assert provider_configured(load({}, home), home)

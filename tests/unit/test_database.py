@@ -1,0 +1,110 @@
+"""The database file, its lock, its schema and its failures."""
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from opencode_a2a.errors import StoreUnavailableError
+from opencode_a2a.store.database import MEMORY, Database, DatabaseError
+from opencode_a2a.store.schema import STEPS, version
+
+
+def url(path: Path) -> str:
+    return f"sqlite+aiosqlite:///{path}"
+
+
+def select_version(connection: sa.Connection) -> int:
+    return connection.execute(sa.select(version.c.version)).scalar_one()
+
+
+async def test_the_file_is_for_its_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "tasks.db"
+    async with Database(url(path)) as database:
+        await database.check()
+
+        modes = {file.name: file.stat().st_mode & 0o777 for file in path.parent.iterdir()}
+        assert set(modes.values()) == {0o600}
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+async def test_a_second_process_is_refused_with_a_clear_text(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.db"
+    async with Database(url(path)):
+        with pytest.raises(DatabaseError, match="in use by another process"):
+            async with Database(url(path)):
+                pass
+
+
+async def test_a_file_that_cannot_be_opened_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseError, match="A2A_TASK_STORE_DATABASE_URL"):
+        async with Database(url(tmp_path)):
+            pass
+
+
+async def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "link.db").symlink_to(tmp_path / "elsewhere.db")
+
+    with pytest.raises(DatabaseError):
+        async with Database(url(tmp_path / "link.db")):
+            pass
+    assert not (tmp_path / "elsewhere.db").exists()
+
+
+async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.db"
+    path.write_text("no database at all, but long enough to look at it" * 40)
+
+    with pytest.raises(DatabaseError, match="cannot open"):
+        async with Database(url(path)):
+            pass
+
+
+async def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.db"
+    async with Database(url(path)):
+        pass
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE schema_version SET version = 99")
+    connection.close()
+
+    with pytest.raises(DatabaseError, match="99"):
+        async with Database(url(path)):
+            pass
+
+
+async def test_what_was_written_is_there_after_a_restart(tmp_path: Path) -> None:
+    for _ in range(2):
+        async with Database(url(tmp_path / "tasks.db")) as database:
+            assert await database.read(select_version) == len(STEPS)
+
+
+async def test_a_write_that_fails_leaves_the_others_of_its_transaction_alone() -> None:
+    def good(connection: sa.Connection) -> str:
+        connection.execute(sa.text("UPDATE schema_version SET checked = checked + 1"))
+        return "done"
+
+    def bad(connection: sa.Connection) -> str:
+        raise LookupError("mine")
+
+    async with Database(MEMORY) as database:
+        results = await asyncio.gather(
+            *(database.write(fn) for fn in (good, bad, good)), return_exceptions=True
+        )
+
+        assert results[0] == results[2] == "done"
+        assert isinstance(results[1], LookupError)
+
+
+async def test_a_failure_of_the_driver_is_told_without_its_text(tmp_path: Path) -> None:
+    def broken(connection: sa.Connection) -> None:
+        connection.execute(sa.text("SELECT * FROM missing_table"))
+
+    async with Database(url(tmp_path / "tasks.db")) as database:
+        for attempt in (database.read, database.write):
+            with pytest.raises(StoreUnavailableError) as caught:
+                await attempt(broken)
+            assert "missing_table" not in caught.value.message
+        await database.check()

@@ -1,0 +1,131 @@
+"""Recorded events decode, foreign ones are ignored, malformed ones are named as such."""
+
+import orjson
+import pytest
+
+from opencode_a2a.ids import MessageId, SessionId
+from opencode_a2a.upstream.events import (
+    EVENTS,
+    FOLLOWED,
+    MalformedEventError,
+    PartDelta,
+    PartUpdated,
+    PermissionAsked,
+    StatusChanged,
+    decode,
+    glance,
+)
+from opencode_a2a.upstream.models import StatusRetry, UnknownPart
+from tests.support.opencode_state import NAMES, frames
+
+DELTA = {
+    "sessionID": "ses_1",
+    "messageID": "msg_1",
+    "partID": "prt_1",
+    "field": "text",
+    "delta": 'a "b"\n',
+}
+
+
+def frame(kind: str, properties: object) -> bytes:
+    return orjson.dumps(
+        {
+            "directory": '/a "sessionID":"ses_9" b',
+            "payload": {"id": "evt_1", "type": kind, "properties": properties},
+        }
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recorded_event_is_decoded_or_foreign(name: str) -> None:
+    for data in frames(name):
+        payload = orjson.loads(data)["payload"]
+        kind, session = glance(data)
+        event = decode(data)
+
+        assert kind.decode() == payload["type"]
+        assert (event is not None) == (kind in FOLLOWED)
+        if event is not None:
+            assert session.decode() == event.session_id
+            assert event.event_id == payload["id"]
+
+
+def test_a_delta_is_taken_as_it_is() -> None:
+    assert decode(frame("message.part.delta", DELTA)) == PartDelta(
+        "evt_1", SessionId("ses_1"), MessageId("msg_1"), "prt_1", 'a "b"\n'
+    )
+
+
+def test_growth_of_another_field_is_no_text() -> None:
+    assert decode(frame("message.part.delta", DELTA | {"field": "raw"})) is None
+
+
+def test_a_glance_is_not_deceived_by_what_is_inside_a_string() -> None:
+    assert glance(frame("message.part.delta", DELTA)) == (b"message.part.delta", b"ses_1")
+
+
+def test_a_frame_of_the_server_has_no_session() -> None:
+    assert glance(b'{"payload":{"id":"evt_1","type":"server.heartbeat","properties":{}}}') == (
+        b"server.heartbeat",
+        b"",
+    )
+
+
+def test_the_second_copy_of_a_durable_event_is_foreign() -> None:
+    copies = [data for data in frames("plain-text-global") if glance(data)[0] == b"sync"]
+
+    assert copies
+    assert [decode(data) for data in copies] == [None] * len(copies)
+
+
+def test_an_event_of_one_directory_has_no_envelope() -> None:
+    status = {"type": "retry", "attempt": 2, "message": "busy", "next": 5}
+    event = decode(
+        orjson.dumps(
+            {
+                "id": "evt_1",
+                "type": "session.status",
+                "properties": {"sessionID": "ses_1", "status": status, "new": 1},
+            }
+        )
+    )
+
+    assert isinstance(event, StatusChanged)
+    assert event.status == StatusRetry(attempt=2, message="busy", next=5)
+    assert event.directory is None
+
+
+def test_an_interrupt_knows_the_directory_that_its_answer_needs() -> None:
+    asked = {"id": "per_1", "sessionID": "ses_1", "permission": "bash"}
+
+    event = decode(frame("permission.asked", asked))
+
+    assert isinstance(event, PermissionAsked)
+    assert event.directory == '/a "sessionID":"ses_9" b'
+
+
+def test_a_part_of_a_new_kind_is_no_error() -> None:
+    part = {"id": "prt_1", "sessionID": "ses_1", "messageID": "msg_1", "type": "hologram"}
+
+    event = decode(frame("message.part.updated", {"sessionID": "ses_1", "part": part}))
+
+    assert isinstance(event, PartUpdated)
+    assert isinstance(event.part, UnknownPart)
+
+
+@pytest.mark.parametrize("kind", ["message.part.delta", *EVENTS])
+@pytest.mark.parametrize(
+    "properties", [None, [], {}, {"sessionID": 5}, {"sessionID": "ses_1"} | {"delta": 5}]
+)
+def test_a_known_event_of_another_shape_is_malformed(kind: str, properties: object) -> None:
+    if kind in ("session.idle", "session.error", "session.deleted") and properties:
+        properties = {"sessionID": 5}
+
+    with pytest.raises(MalformedEventError):
+        decode(frame(kind, properties))
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"null", b"[]", b'"x"', b"{}", b'{"payload":5}'])
+def test_what_is_no_event_is_malformed(data: bytes) -> None:
+    with pytest.raises(MalformedEventError):
+        decode(data)

@@ -1,0 +1,265 @@
+"""One connection for all turns: each gets its own session tree, and a gap for what it missed."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from opencode_a2a.errors import UpstreamUnreachableError
+from opencode_a2a.ids import SessionId
+from opencode_a2a.upstream.events import PartDelta
+from opencode_a2a.upstream.feed import Feed, FeedItem, Frames, Gap, Subscription
+from tests.support.opencode_state import frames, recording
+
+CONNECTED = b'data: {"payload":{"id":"evt_0","type":"server.connected","properties":{}}}\n\n'
+HEARTBEAT = b'data: {"payload":{"type":"server.heartbeat","properties":{}}}\n\n'
+ROOT = SessionId("ses_root")
+CHILD = SessionId("ses_child")
+
+
+def sse(kind: str, session: str, **properties: object) -> bytes:
+    payload = {"id": "evt_1", "type": kind, "properties": {"sessionID": session, **properties}}
+    return b"data: " + orjson.dumps({"directory": "/workspace", "payload": payload}) + b"\n\n"
+
+
+def delta(session: str, text: str) -> bytes:
+    return sse(
+        "message.part.delta", session, messageID="msg_1", partID="prt_1", field="text", delta=text
+    )
+
+
+def created(session: str, parent: str) -> bytes:
+    info = {
+        "id": session,
+        "title": "sub",
+        "directory": "/workspace",
+        "projectID": "p",
+        "version": "1",
+        "time": {"created": 1, "updated": 1},
+        "parentID": parent,
+    }
+    return sse("session.created", session, info=info)
+
+
+class Stream:
+    """OpenCode's end of the event stream: says what it is told to, and can be cut."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+        self.refuse = 0
+        self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    def say(self, *chunks: bytes) -> None:
+        for chunk in chunks:
+            self._chunks.put_nowait(chunk)
+
+    def cut(self) -> None:
+        self._chunks.put_nowait(None)
+
+    def __call__(self) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        return self._open()
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncGenerator[AsyncIterator[bytes]]:
+        self.opened += 1
+        if self.opened <= self.refuse:
+            raise UpstreamUnreachableError
+        yield self._read()
+
+    async def _read(self) -> AsyncIterator[bytes]:
+        while (chunk := await self._chunks.get()) is not None:
+            yield chunk
+
+
+@asynccontextmanager
+async def running(feed: Feed) -> AsyncGenerator[Feed]:
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        task = group.create_task(feed.run())
+        yield feed
+        task.cancel()
+
+
+def quick(stream: Stream, *, silence: float = 5, inbox: int = 100) -> Feed:
+    return Feed(stream, silence=silence, first_delay=0.001, last_delay=0.002, inbox=inbox)
+
+
+async def until(subscription: Subscription, text: str) -> list[FeedItem]:
+    """Collect items up to the delta with this text."""
+    items: list[FeedItem] = []
+    while not any(isinstance(item, PartDelta) and item.delta == text for item in items):
+        items += await subscription.batch()
+    return items
+
+
+def texts(items: list[FeedItem]) -> list[str]:
+    return [item.delta for item in items if isinstance(item, PartDelta)]
+
+
+@given(st.binary(min_size=1), st.integers(1, 40))
+@settings(max_examples=50, deadline=None)
+def test_frames_do_not_depend_on_where_the_stream_is_cut(noise: bytes, size: int) -> None:
+    line = b"data: " + noise.replace(b"\n", b"").replace(b"\r", b"").lstrip() + b"x"
+    stream = b": comment\n\nevent: x\r\n" + line + b"\r\n\r\n" + CONNECTED + line + b"\ndata:y\n\n"
+    cutter = Frames()
+
+    pieces = (stream[at : at + size] for at in range(0, len(stream), size))
+    data = [frame for piece in pieces for frame in cutter.push(piece)]
+
+    assert data == [line[6:], CONNECTED[6:-2], line[6:] + b"\ny"]
+
+
+async def test_a_turn_gets_the_events_of_its_session_and_no_others() -> None:
+    stream = Stream()
+    async with running(quick(stream)) as feed:
+        mine, other = feed.follow(ROOT), feed.follow(SessionId("ses_other"))
+        stream.say(CONNECTED, delta(ROOT, "a"), delta("ses_other", "b"), delta(ROOT, "c"))
+
+        assert texts(await until(mine, "c")) == ["a", "c"]
+        assert texts(await until(other, "b")) == ["b"]
+
+
+async def test_sub_agents_of_any_depth_belong_to_the_tree() -> None:
+    stream = Stream()
+    async with running(quick(stream)) as feed, asyncio.timeout(5):
+        turn = feed.follow(ROOT)
+        stream.say(CONNECTED, created(CHILD, ROOT), created("ses_grandchild", CHILD))
+        stream.say(delta("ses_grandchild", "deep"), delta(CHILD, "near"))
+
+        assert texts(await until(turn, "near")) == ["deep", "near"]
+        assert turn.sessions == {ROOT, CHILD, "ses_grandchild"}
+
+
+async def test_a_sub_agent_that_began_unheard_is_learned_from_the_task_tool() -> None:
+    stream = Stream()
+    part = {
+        "id": "prt_1",
+        "sessionID": ROOT,
+        "messageID": "msg_1",
+        "type": "tool",
+        "tool": "task",
+        "callID": "c",
+        "state": {"status": "running", "input": {}, "metadata": {"sessionId": CHILD}},
+    }
+    async with running(quick(stream)) as feed:
+        turn = feed.follow(ROOT)
+        stream.say(CONNECTED, sse("message.part.updated", ROOT, part=part), delta(CHILD, "heard"))
+
+        assert texts(await until(turn, "heard")) == ["heard"]
+
+
+async def test_a_known_child_can_be_adopted() -> None:
+    stream = Stream()
+    async with running(quick(stream)) as feed:
+        turn = feed.follow(ROOT)
+        turn.adopt(CHILD)
+        stream.say(CONNECTED, delta(CHILD, "x"))
+
+        assert texts(await until(turn, "x")) == ["x"]
+
+
+async def test_many_events_are_one_batch() -> None:
+    stream = Stream()
+    async with running(quick(stream)) as feed:
+        turn = feed.follow(ROOT)
+        stream.say(CONNECTED + b"".join(delta(ROOT, str(number)) for number in range(50)))
+
+        assert texts(await turn.batch()) == [str(number) for number in range(50)]
+
+
+async def test_a_lost_connection_is_a_gap_and_so_is_its_return() -> None:
+    stream = Stream()
+    stream.refuse = 3
+    async with running(quick(stream)) as feed:
+        await feed_connected(feed, stream)
+        turn = feed.follow(ROOT)
+        stream.say(delta(ROOT, "a"))
+        await until(turn, "a")
+
+        stream.cut()
+        stream.say(CONNECTED, delta(ROOT, "b"))
+        items = await until(turn, "b")
+
+        assert items[:-1] == [Gap("closed", connected=False), Gap("connected")]
+        assert (feed.generation, stream.opened) == (2, 5)
+
+
+async def feed_connected(feed: Feed, stream: Stream) -> None:
+    stream.say(CONNECTED)
+    await feed.connected()
+
+
+async def test_silence_is_a_lost_connection_and_a_heartbeat_is_none() -> None:
+    stream = Stream()
+    async with running(quick(stream, silence=0.05)) as feed:
+        await feed_connected(feed, stream)
+        turn = feed.follow(ROOT)
+        stream.say(HEARTBEAT)
+
+        assert await turn.batch() == [Gap("silence", connected=False)]
+
+
+async def test_a_disposed_instance_is_a_gap() -> None:
+    stream = Stream()
+    async with running(quick(stream)) as feed:
+        await feed_connected(feed, stream)
+        turn = feed.follow(ROOT)
+        stream.say(HEARTBEAT.replace(b"heartbeat", b"instance.disposed"))
+
+        assert await turn.batch() == [Gap("disposed")]
+
+
+async def test_a_slow_reader_gets_a_gap_and_blocks_nobody() -> None:
+    stream = Stream()
+    async with running(quick(stream, inbox=10)) as feed:
+        await feed_connected(feed, stream)
+        slow, other = feed.follow(ROOT), feed.follow(SessionId("ses_other"))
+        stream.say(*(delta(ROOT, str(number)) for number in range(12)), delta("ses_other", "end"))
+
+        await until(other, "end")
+        items = await slow.batch()
+
+        assert items[0] == Gap("overflow")
+        assert texts(items) == ["11"]
+
+
+async def test_a_malformed_event_is_a_gap_for_its_session_only() -> None:
+    stream = Stream()
+    async with running(quick(stream)) as feed:
+        await feed_connected(feed, stream)
+        mine, other = feed.follow(ROOT), feed.follow(SessionId("ses_other"))
+        stream.say(sse("session.status", ROOT, status=5), delta(ROOT, "on"))
+        stream.say(delta("ses_other", "on"))
+
+        assert (await until(mine, "on"))[0] == Gap("malformed")
+        assert len(await until(other, "on")) == 1
+
+
+async def test_a_closed_subscription_hears_nothing_more() -> None:
+    stream = Stream()
+    async with running(quick(stream)) as feed:
+        await feed_connected(feed, stream)
+        with feed.follow(ROOT) as turn:
+            turn.adopt(CHILD)
+        other = feed.follow(CHILD)
+        stream.say(delta(ROOT, "a"), delta(CHILD, "b"))
+
+        assert texts(await until(other, "b")) == ["b"]
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await turn.batch()
+
+
+async def test_a_recording_of_the_global_stream_reaches_its_turn_once() -> None:
+    stored = recording("plain-text-global")
+    stream = Stream()
+    async with running(quick(stream)) as feed:
+        turn = feed.follow(stored.root)
+        stream.say(b"".join(b"data: " + data + b"\n\n" for data in frames(stored.name)))
+
+        items = await turn.batch()
+
+        assert [item for item in items if not isinstance(item, Gap)] == list(stored.events)

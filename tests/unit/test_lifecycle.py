@@ -1,0 +1,176 @@
+"""A task is the fold of its log."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opencode_a2a.events import (
+    Finished,
+    Interrupted,
+    Lane,
+    Outcome,
+    Resumed,
+    Started,
+    TextGrew,
+    TurnEvent,
+)
+from opencode_a2a.ids import ContextId, MessageId, Principal, RequestId, SessionId, TaskId
+from opencode_a2a.store.tasks import TaskRow
+from opencode_a2a.tasks.codec import (
+    dump_archive,
+    dump_entries,
+    dump_status,
+    load_entries,
+    load_status,
+    load_task,
+)
+from opencode_a2a.tasks.commands import Cursor
+from opencode_a2a.tasks.lifecycle import (
+    Entry,
+    LogEvent,
+    Recovered,
+    State,
+    TaskRef,
+    TaskState,
+    TerminalError,
+)
+from opencode_a2a.tasks.live import resumable
+from tests.support.events import ANY_EVENT, FINISHED, UNFINISHED
+
+REF = TaskRef(TaskId("t"), ContextId("c"), Principal("p"), created_at=1)
+
+
+def asked(request_id: str) -> Interrupted:
+    return Interrupted(RequestId(request_id), "permission", SessionId("ses_1"))
+
+
+def test_a_task_waits_until_the_last_prompt_is_settled() -> None:
+    state = TaskState(REF)
+    states = [
+        state.apply(event, at).status
+        for at, event in enumerate(
+            [
+                Started(),
+                asked("per_1"),
+                asked("per_2"),
+                Resumed(RequestId("per_1"), "permission", "once"),
+                Resumed(RequestId("per_2"), "permission", "rejected"),
+            ]
+        )
+    ]
+
+    assert [status.state for status in states if status] == [
+        State.WORKING,
+        State.INPUT_REQUIRED,
+        State.INPUT_REQUIRED,
+        State.INPUT_REQUIRED,
+        State.WORKING,
+    ]
+    assert state.status.pending == ()
+    assert list(state.settled) == ["per_1", "per_2"]
+
+
+@pytest.mark.requirement("I2")
+@given(st.lists(UNFINISHED, max_size=5), FINISHED, ANY_EVENT)
+def test_nothing_follows_a_terminal_state(
+    events: list[TurnEvent], end: Finished, late: LogEvent
+) -> None:
+    state = TaskState(REF)
+    for event in [*events, end]:
+        state.apply(event, 2)
+    status, seq = state.status, state.seq
+
+    with pytest.raises(TerminalError):
+        state.apply(late, 3)
+
+    assert (state.status, state.seq) == (status, seq)
+
+
+@pytest.mark.requirement("I4")
+@given(st.lists(UNFINISHED, max_size=8))
+def test_numbers_have_no_gap_and_every_change_of_state_has_its_time(
+    events: list[TurnEvent],
+) -> None:
+    state = TaskState(REF)
+    entries = [state.apply(event, at) for at, event in enumerate(events, 10)]
+
+    assert [entry.seq for entry in entries] == list(range(1, len(events) + 1))
+    before = State.SUBMITTED
+    for entry in entries:
+        if entry.status and entry.status.state is not before:
+            assert entry.status.at == entry.at
+            before = entry.status.state
+
+
+def test_a_lane_that_opens_again_begins_anew() -> None:
+    state = TaskState(REF)
+    for text, opens in (("first", True), (" more", False), ("second", True)):
+        state.apply(TextGrew(MessageId("m"), "p", text, opens), 1)
+
+    assert state.lanes[Lane.TEXT].text == "second"
+
+
+@given(st.lists(ANY_EVENT, min_size=1, max_size=5))
+def test_what_is_stored_is_read_back_equal(events: list[LogEvent]) -> None:
+    entries = [Entry(seq, seq * 7, event) for seq, event in enumerate(events, 1)]
+
+    assert load_entries(dump_entries(entries)) == [(e.at, e.event) for e in entries]
+
+
+@given(st.lists(UNFINISHED, max_size=8), FINISHED)
+def test_an_archived_task_is_the_task(events: list[TurnEvent], end: Finished) -> None:
+    state = TaskState(REF)
+    for event in [*events, end]:
+        state.apply(event, 5)
+    status = dump_status(state.status)
+    row = TaskRow("t", "p", "c", state.status.state, 1, 5, status, archive=dump_archive(state))
+
+    loaded = load_task(row)
+
+    assert load_status(status) == state.status == loaded.status
+    assert {k: v.text for k, v in loaded.lanes.items()} == {
+        k: v.text for k, v in state.lanes.items()
+    }
+    assert (loaded.tools, loaded.diff, loaded.settled) == (state.tools, state.diff, state.settled)
+    assert list(loaded.artifacts) == list(state.artifacts)
+    assert (loaded.seq, loaded.ref) == (state.seq, replace(REF, created_at=1))
+
+
+@pytest.mark.parametrize(
+    ("cursor", "exact"),
+    [
+        (Cursor(2), True),
+        (Cursor(3), False),  # the third entry of the first life is lost
+        (Cursor(9), False),
+        (Cursor(3, 1), True),
+        (Cursor(4, 1), True),
+        (Cursor(5, 1), False),  # not told yet
+        (Cursor(2, 2), False),
+    ],
+)
+def test_a_cursor_from_before_a_restart_is_exact_only_for_what_was_stored(
+    cursor: Cursor, exact: bool
+) -> None:
+    state = TaskState(REF)
+    grew = TextGrew(MessageId("m"), "p", "x")
+    for event in (Started(), grew, Recovered("restart"), grew):
+        state.apply(event, 1)
+
+    assert resumable(state, cursor) is exact
+
+
+@given(st.integers(0, 10**15 - 1), st.integers(0, 10**9 - 1))
+def test_a_cursor_survives_the_wire(seq: int, epoch: int) -> None:
+    assert Cursor.parse(str(Cursor(seq, epoch))) == Cursor(seq, epoch)
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1.x", "٣", "1" * 16, "1.2.3"])
+def test_what_is_no_cursor_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a cursor"):
+        Cursor.parse(text)
+
+
+def test_outcomes_and_states_have_the_same_names() -> None:
+    assert {outcome.value for outcome in Outcome} <= {state.value for state in State}

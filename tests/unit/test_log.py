@@ -1,0 +1,248 @@
+"""The log of a task: one writer, any number of readers, nothing lost and nothing twice."""
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from opencode_a2a.errors import InvalidParamsError, LimitExceededError
+from opencode_a2a.events import Finished, Outcome, Progressed, Started, TextGrew
+from opencode_a2a.ids import MessageId, Principal
+from opencode_a2a.messages import Message, Part, PromptPart
+from opencode_a2a.store.database import MEMORY, Database
+from opencode_a2a.store.tasks import TaskRow
+from opencode_a2a.tasks import live
+from opencode_a2a.tasks.admit import Admission, Admitted, Limits
+from opencode_a2a.tasks.commands import Cursor, Order
+from opencode_a2a.tasks.journal import Journal
+from opencode_a2a.tasks.lifecycle import Entry, State
+from opencode_a2a.tasks.live import Replay, Tap, TaskLog
+
+
+def order(message_id: str, text: str = "hello", principal: str = "alice") -> Order:
+    message = Message(message_id, "user", [Part("text", text=text)])
+    return Order(Principal(principal), message, (PromptPart(text=text),))
+
+
+class Office:
+    """A store with a journal, and tasks in it."""
+
+    def __init__(self, database: Database, limits: Limits) -> None:
+        self.database = database
+        self.journal = Journal(database)
+        self.admission = Admission(database, limits)
+
+    async def task(self, message_id: str = "m1") -> TaskLog:
+        admitted = await self.admission.admit(order(message_id))
+        assert isinstance(admitted, Admitted)
+        return TaskLog(admitted.no, admitted.state, self.journal, self.database)
+
+    async def stored(self, log: TaskLog) -> list[Entry]:
+        replay, entries = Replay(self.database, log.no, log.ref), list[Entry]()
+        while more := await replay.next(replay.state.seq):
+            entries += more
+        return entries
+
+
+@asynccontextmanager
+async def office(url: str = MEMORY, limits: Limits | None = None) -> AsyncGenerator[Office]:
+    async with Database(url) as database:
+        desk = Office(database, limits or Limits(100, 100))
+        journal = asyncio.create_task(desk.journal.run())
+        try:
+            yield desk
+        finally:
+            journal.cancel()
+            await asyncio.wait([journal])
+
+
+def grew(text: str, *, opens: bool = False) -> TextGrew:
+    return TextGrew(MessageId("msg_1"), "prt_1", text, opens)
+
+
+async def read_all(tap: Tap) -> list[Entry]:
+    entries: list[Entry] = []
+    while batch := await tap.batch():
+        entries += batch
+    return entries
+
+
+def seen(entries: list[Entry]) -> list[tuple[int, object, object]]:
+    return [(entry.seq, entry.event, entry.status) for entry in entries]
+
+
+@pytest.mark.requirement("I4")
+@given(
+    texts=st.lists(st.text("ab ", min_size=1, max_size=3), max_size=40),
+    taps=st.lists(st.integers(0, 40), min_size=1, max_size=4),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_every_reader_sees_the_log_whenever_it_comes_and_however_often_it_leaves(
+    texts: list[str], taps: list[int], seed: int
+) -> None:
+    """Readers leave after any batch and resume with their last number; the tail is short."""
+    tail, live.TAIL = live.TAIL, 3
+    try:
+        asyncio.run(read_and_write(texts, taps, seed))
+    finally:
+        live.TAIL = tail
+
+
+async def read_and_write(texts: list[str], taps: list[int], seed: int) -> None:
+    async with office() as desk:
+        log = await desk.task()
+        starts = [asyncio.Event() for _ in taps]
+        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            readers = [
+                group.create_task(restless(log, start, random.Random(seed + place)))  # noqa: S311
+                for place, start in enumerate(starts)
+            ]
+            for place, text in enumerate(texts):
+                for start in (s for s, tap in zip(starts, taps, strict=True) if tap <= place):
+                    start.set()
+                event = grew(text) if place % 7 else Progressed("step", str(place))
+                await log.tell([event] if place % 5 else [Started(), event])
+            await log.tell([Finished(Outcome.COMPLETED)])
+            for start in starts:
+                start.set()
+        stored = seen(await desk.stored(log))
+        assert [seq for seq, *_ in stored] == list(range(1, len(stored) + 1))
+        for task in readers:
+            assert seen(task.result()) == stored[1:]
+
+
+async def restless(log: TaskLog, start: asyncio.Event, patience: random.Random) -> list[Entry]:
+    """Read the log, leaving and coming back at random."""
+    await start.wait()
+    entries: list[Entry] = []
+    while True:
+        tap = log.tap(Cursor(entries[-1].seq if entries else 1))
+        while batch := await tap.batch():
+            entries += batch
+            if patience.random() < 0.3:
+                break
+        else:
+            return entries
+
+
+async def test_a_reader_far_behind_goes_back_to_the_store() -> None:
+    async with office() as desk, asyncio.timeout(10):
+        log = await desk.task()
+        tap = log.tap(Cursor(1))
+        for place in range(live.TAIL * 3):
+            await log.tell([grew(str(place), opens=place == 0)])
+        await log.tell([Finished(Outcome.COMPLETED)])
+
+        entries = await read_all(tap)
+
+        assert log.after(1) is None  # the tail does not reach back so far
+        assert seen(entries) == seen(await desk.stored(log))[1:]
+
+
+async def test_text_is_told_at_once_and_a_state_only_when_stored(tmp_path: Path) -> None:
+    async with office(f"sqlite:///{tmp_path / 'tasks.db'}") as desk, asyncio.timeout(10):
+        log = await desk.task()
+        await log.tell([grew("now", opens=True)])
+        assert [entry.event for entry in log.after(1) or []] == [grew("now", opens=True)]
+
+        ended = asyncio.create_task(log.tell([Finished(Outcome.COMPLETED)]))
+        await asyncio.sleep(0)
+        told_early = log.over
+        await ended
+
+        assert not told_early
+        assert log.over
+        assert len(await desk.stored(log)) == 3
+
+
+async def test_a_blocking_reader_waits_for_the_next_stop() -> None:
+    async with office() as desk, asyncio.timeout(10):
+        log = await desk.task()
+        waiting = asyncio.create_task(log.settled(0))
+        await log.tell([Started(), grew("x", opens=True)])
+        assert not waiting.done()
+        await log.tell([Finished(Outcome.FAILED)])
+
+        assert (await waiting).status.state is State.FAILED
+
+
+async def test_a_later_end_changes_nothing() -> None:
+    async with office() as desk, asyncio.timeout(10):
+        log = await desk.task()
+        assert await log.tell([Finished(Outcome.CANCELED)])
+        assert not await log.tell([Finished(Outcome.COMPLETED)])
+
+        assert log.state.status.state is State.CANCELED
+
+
+async def test_a_store_that_is_away_delays_and_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.db"
+    async with office(f"sqlite:///{path}") as desk, asyncio.timeout(20):
+        log = await desk.task()
+
+        def break_it(connection: sa.Connection) -> None:
+            connection.execute(sa.text("ALTER TABLE entries RENAME TO hidden"))
+
+        def mend_it(connection: sa.Connection) -> None:
+            connection.execute(sa.text("ALTER TABLE hidden RENAME TO entries"))
+
+        await desk.database.write(break_it)
+        ending = asyncio.create_task(log.tell([grew("kept", opens=True), Started()]))
+        await asyncio.wait([ending], timeout=0.3)
+        assert not ending.done()
+        assert log.after(1) == []
+        await desk.database.write(mend_it)
+        await ending
+
+        assert [entry.event for entry in await desk.stored(log)][1:] == [
+            grew("kept", opens=True),
+            Started(),
+        ]
+
+
+@pytest.mark.requirement("I6")
+async def test_one_message_id_is_one_task() -> None:
+    async with office() as desk, asyncio.timeout(10):
+        outcomes = await asyncio.gather(*(desk.admission.admit(order("m")) for _ in range(8)))
+
+        new = [outcome for outcome in outcomes if isinstance(outcome, Admitted)]
+        again = [outcome for outcome in outcomes if isinstance(outcome, TaskRow)]
+        assert len(new) == 1
+        assert {row.id for row in again} == {new[0].state.ref.id}
+
+
+async def test_the_same_message_id_with_other_content_is_refused() -> None:
+    async with office() as desk, asyncio.timeout(10):
+        await desk.admission.admit(order("m", "one"))
+
+        with pytest.raises(InvalidParamsError):
+            await desk.admission.admit(order("m", "two"))
+
+
+async def test_another_principal_may_use_the_same_message_id() -> None:
+    async with office() as desk, asyncio.timeout(10):
+        first = await desk.admission.admit(order("m"))
+        second = await desk.admission.admit(order("m", principal="bob"))
+
+        assert isinstance(first, Admitted)
+        assert isinstance(second, Admitted)
+
+
+async def test_too_many_open_tasks_are_refused_but_a_repeat_is_not() -> None:
+    async with office(limits=Limits(1, 10)) as desk, asyncio.timeout(10):
+        await desk.admission.admit(order("m1"))
+        desk.admission.opened(Principal("alice"))
+
+        with pytest.raises(LimitExceededError):
+            await desk.admission.admit(order("m2"))
+        assert isinstance(await desk.admission.admit(order("m1")), TaskRow)
+
+        desk.admission.closed(Principal("alice"))
+        assert isinstance(await desk.admission.admit(order("m2")), Admitted)

@@ -1,0 +1,305 @@
+"""Where requests may go, and that they go nowhere else."""
+
+import asyncio
+import gzip
+import socket
+import ssl
+from collections.abc import Sequence
+from ipaddress import ip_address
+from pathlib import Path
+
+import httpx2
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from opencode_a2a.peers.network import (
+    Egress,
+    EgressError,
+    FetchError,
+    check,
+    client,
+    fetch,
+    permits,
+    vet,
+)
+from opencode_a2a.peers.sdk_transport import sdk_client
+from opencode_a2a.web.answers import answer
+from tests.support.running import running
+
+LOCAL = Egress(allow_private=True)
+
+
+@pytest.mark.requirement("I11")
+@pytest.mark.parametrize(
+    ("address", "public", "private"),
+    [
+        ("8.8.8.8", True, True),
+        ("2606:4700::1111", True, True),
+        ("127.0.0.1", False, True),
+        ("127.9.9.9", False, True),
+        ("::1", False, True),
+        ("10.0.0.1", False, True),
+        ("172.16.0.1", False, True),
+        ("192.168.1.1", False, True),
+        ("100.64.0.1", False, True),
+        ("fd00::1", False, True),
+        ("::ffff:127.0.0.1", False, True),
+        ("::ffff:8.8.8.8", True, True),
+        ("64:ff9b::7f00:1", False, True),
+        ("64:ff9b::a9fe:a9fe", False, False),
+        ("2002:7f00:1::", False, True),
+        ("::7f00:1", False, True),
+        ("169.254.169.254", False, False),
+        ("::ffff:169.254.169.254", False, False),
+        ("fe80::1", False, False),
+        ("0.0.0.0", False, False),  # noqa: S104 # not bound
+        ("::", False, False),
+        ("224.0.0.1", False, False),
+        ("ff02::1", False, False),
+        ("240.0.0.1", False, False),
+        ("255.255.255.255", False, False),
+        ("192.0.0.8", False, False),
+        ("fec0::1", False, False),
+        ("64:ff9b:1::1", False, False),
+    ],
+)
+def test_addresses_are_told_apart(address: str, public: bool, private: bool) -> None:
+    found = ip_address(address)
+
+    assert (permits(found, Egress()), permits(found, LOCAL)) == (public, private)
+
+
+@pytest.mark.requirement("I11")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:///etc/passwd",
+        "ftp://example.com/",
+        "gopher://example.com",
+        "//example.com",
+        "example.com",
+        "http://",
+        "http:///x",
+        "http://user@example.com/",
+        "http://user:pw@example.com/",
+        "http://@example.com/",
+        "http://example.com:99999/",
+        "http://[::1/",
+        "",
+    ],
+)
+def test_urls_that_are_no_plain_web_addresses_are_refused(url: str) -> None:
+    with pytest.raises(EgressError):
+        check(url, Egress())
+
+
+@pytest.mark.requirement("I11")
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "localhost", "127.1", "2130706433", "0x7f.1", "0177.0.0.1", "[::1]", "0", "[::]",
+     "[::ffff:7f00:1]", "10.0.0.1", "169.254.169.254", "localhost."],
+)  # fmt: skip
+async def test_no_spelling_of_a_private_address_passes(host: str) -> None:
+    with pytest.raises(EgressError):
+        await vet(f"http://{host}/", Egress())
+    async with client(Egress()) as http:
+        with pytest.raises((EgressError, httpx2.HTTPError, httpx2.InvalidURL)):
+            await http.get(f"http://{host}/")
+
+
+@pytest.mark.parametrize(
+    ("host", "passes"),
+    [
+        ("a.example", True),
+        ("A.EXAMPLE.", True),
+        ("b.a.example", False),
+        ("x.wild.example", True),
+        ("y.x.wild.example", True),
+        ("wild.example", False),
+        ("evilwild.example", False),
+        ("wild.example.evil", False),
+        (".wild.example", False),
+    ],
+)
+def test_the_allow_list_means_what_it_says(host: str, passes: bool) -> None:
+    rules = Egress(("a.example", "*.wild.example"))
+    try:
+        check(f"https://{host}/", rules)
+    except EgressError:
+        assert not passes
+    else:
+        assert passes
+
+
+async def names(scope: Scope, receive: Receive, send: Send) -> None:
+    headers = dict(scope["headers"])
+    await answer(send, 200, headers[b"host"], b"text/plain; charset=utf-8")
+
+
+async def test_a_vetted_name_is_called_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    point(monkeypatch, {"peer.test": ["127.0.0.1"]})
+    async with running(names, lifespan="off") as url:
+        port = url.rpartition(":")[2]
+        async with client(LOCAL) as http, sdk_client(LOCAL) as sdk:
+            mine = await http.get(f"http://peer.test:{port}/")
+            theirs = await sdk.get(f"http://peer.test:{port}/")
+
+    assert mine.text == theirs.text == f"peer.test:{port}"
+
+
+@pytest.mark.requirement("I11")
+async def test_a_name_that_moves_to_a_private_address_is_not_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = point(monkeypatch, {"rebind.test": ["8.8.8.8"], "mixed.test": ["8.8.8.8", "127.0.0.1"]})
+    await vet("http://rebind.test/", Egress())
+    asked["rebind.test"] = ["127.0.0.1"]
+
+    async with running(names, lifespan="off") as url:
+        port = url.rpartition(":")[2]
+        for name in ("rebind.test", "mixed.test"):
+            async with client(Egress()) as http, sdk_client(Egress()) as sdk:
+                with pytest.raises(EgressError, match="public"):
+                    await http.get(f"http://{name}:{port}/")
+                with pytest.raises(EgressError, match="public"):
+                    await sdk.get(f"http://{name}:{port}/")
+
+
+async def test_tls_is_checked_against_the_name_not_the_address(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[str | None] = []
+    certificate = self_signed(tmp_path, "peer.test")
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(certificate)
+
+    def note(connection: object, name: str | None, context: object) -> None:
+        asked.append(name)
+
+    serving.sni_callback = note
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    point(monkeypatch, {"peer.test": ["127.0.0.1"], "other.test": ["127.0.0.1"]})
+    server = await asyncio.start_server(hello, "127.0.0.1", 0, ssl=serving)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        async with client(LOCAL, timeout=5) as http:
+            good = await http.get(f"https://peer.test:{port}/")
+            with pytest.raises(httpx2.ConnectError):
+                await http.get(f"https://other.test:{port}/")
+
+    assert (good.text, asked) == ("hi", ["peer.test", "other.test"])
+
+
+async def file_server(scope: Scope, receive: Receive, send: Send) -> None:
+    match scope["path"]:
+        case "/plain":
+            await answer(send, 200, b"x" * 1000, b"image/PNG; q=1")
+        case "/bomb":
+            bomb = gzip.compress(gzip.compress(b"\0" * 200_000_000, 9), 9)
+            await answer(send, 200, bomb, b"text/plain", ((b"content-encoding", b"gzip, gzip"),))
+        case "/gzip":
+            body = gzip.compress(b"y" * 1000)
+            await answer(send, 200, body, b"text/plain", ((b"content-encoding", b"gzip"),))
+        case "/redirect":
+            await answer(send, 302, b"", b"text/plain", ((b"location", b"/plain"),))
+        case "/slow":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        case "/endless":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for _ in range(1000):
+                await send({"type": "http.response.body", "body": b"z" * 999, "more_body": True})
+        case _:
+            await answer(send, 404, b"no", b"text/plain")
+
+
+async def test_a_file_is_fetched_with_its_type() -> None:
+    async with running(file_server, lifespan="off") as url:
+        plain = await fetch(f"{url}/plain", max_bytes=1000, seconds=5, rules=LOCAL)
+        packed = await fetch(f"{url}/gzip", max_bytes=1000, seconds=5, rules=LOCAL)
+
+    assert (plain.data, plain.media_type) == (b"x" * 1000, "image/png")
+    assert packed.data == b"y" * 1000
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/bomb", "larger"),
+        ("/endless", "larger"),
+        ("/redirect", "redirects"),
+        ("/missing", "404"),
+        ("/slow", "within"),
+    ],
+)
+async def test_a_file_that_keeps_to_no_limit_is_given_up(path: str, message: str) -> None:
+    seconds = 0.2 if path == "/slow" else 5
+    async with running(file_server, lifespan="off") as url:
+        with pytest.raises(FetchError, match=message):
+            await fetch(f"{url}{path}", max_bytes=1_000, seconds=seconds, rules=LOCAL)
+
+
+@pytest.mark.requirement("I11")
+async def test_files_come_from_public_addresses_only() -> None:
+    async with running(file_server, lifespan="off") as url:
+        with pytest.raises(EgressError):
+            await fetch(f"{url}/plain", max_bytes=1000, seconds=5)
+
+
+async def hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nhi")
+    writer.close()
+
+
+def point(monkeypatch: pytest.MonkeyPatch, where: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Let names of the test point to addresses, and nothing else be resolved."""
+    real = socket.getaddrinfo
+
+    def lookup(
+        host: str,
+        port: int,
+        family: int = 0,
+        type: int = 0,  # noqa: A002 # the signature of the original
+        proto: int = 0,
+        flags: int = 0,
+    ) -> Sequence[object]:
+        addresses = where.get(host, [host])
+        found = (real(address, port, family, type, proto, flags) for address in addresses)
+        return [info for infos in found for info in infos]
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    return where
+
+
+def self_signed(folder: Path, name: str) -> Path:
+    """Make a certificate for one name; key and certificate in one file."""
+    from datetime import UTC, datetime, timedelta
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    path = folder / "peer.pem"
+    secret = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    path.write_bytes(secret + certificate.public_bytes(serialization.Encoding.PEM))
+    return path

@@ -1,0 +1,402 @@
+"""Calling other agents: what is told, what is spelt, where a secret goes, what is kept open."""
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from opencode_a2a.events import JsonObject, Question, QuestionOption
+from opencode_a2a.messages import Message, Part
+from opencode_a2a.peers import wire
+from opencode_a2a.peers.answer import (
+    Account,
+    AnswerGrew,
+    AnswerReplaced,
+    FileGiven,
+    Finished,
+    Interrupted,
+    PeerEvent,
+    ReasoningGrew,
+    StatusChanged,
+    TaskOpened,
+    ToolChanged,
+)
+from opencode_a2a.peers.credential import Credential, origin
+from opencode_a2a.peers.discovery import Preference, card_urls, choose
+from opencode_a2a.peers.errors import ErrorCode, PeerError, from_rpc, from_status
+from opencode_a2a.peers.hints import Prompt
+from opencode_a2a.peers.network import Egress
+from opencode_a2a.peers.wire import (
+    Artifact,
+    ArtifactUpdate,
+    Binding,
+    Card,
+    Interface,
+    Line,
+    Operation,
+    State,
+    Status,
+    StatusUpdate,
+    Task,
+)
+
+OPEN = Egress(allow_private=True)
+CHUNKS = st.lists(st.tuples(st.text(max_size=5), st.sampled_from(["delta", "whole", "task"])))
+
+
+def lane(name: str) -> JsonObject:
+    return {"shared": {"stream": {"block_type": name}}}
+
+
+def artifact(text: str, name: str = "a", metadata: JsonObject | None = None) -> Artifact:
+    return Artifact(name, [Part("text", text=text)], None, metadata or {})
+
+
+def grew(text: str, name: str = "a", metadata: JsonObject | None = None) -> ArtifactUpdate:
+    return ArtifactUpdate("t", "c", artifact(text, name, metadata), True, {})
+
+
+def status(state: State, text: str | None = None, metadata: JsonObject | None = None) -> Status:
+    said = Message("m", "agent", [Part("text", text=text)], metadata) if text else None
+    return Status(state, said)
+
+
+def update(
+    state: State, text: str | None = None, metadata: JsonObject | None = None
+) -> StatusUpdate:
+    return StatusUpdate("t", "c", status(state, text), metadata or {})
+
+
+def told(account: Account, *events: wire.Event) -> list[PeerEvent]:
+    """What an account tells of events, without the opening of the task."""
+    news = [new for event in events for new in account.take(event)]
+    return [new for new in news if not isinstance(new, TaskOpened)]
+
+
+def answer_of(news: Iterator[PeerEvent]) -> str:
+    return "".join(new.text for new in news if isinstance(new, AnswerGrew))
+
+
+@given(CHUNKS)
+@example([("a", "delta"), ("a", "whole"), ("", "task")])
+def test_answer_text_is_told_once_however_it_arrives(chunks: list[tuple[str, str]]) -> None:
+    account, whole, heard = Account(), "", ""
+    for chunk, way in chunks:
+        whole += chunk
+        match way:
+            case "delta":
+                event: wire.Event = grew(chunk)
+            case "whole":
+                event = ArtifactUpdate("t", "c", artifact(whole), False, {})
+            case _:
+                event = Task("t", "c", status(State.WORKING), [artifact(whole)])
+        heard += answer_of(account.take(event))
+
+    assert heard == whole == account.answer
+
+
+def test_text_taken_back_by_the_peer_is_told_as_a_replacement() -> None:
+    account = Account()
+    told(account, grew("first try"))
+
+    assert told(account, ArtifactUpdate("t", "c", artifact("second"), False, {})) == [
+        AnswerReplaced("a", "second")
+    ]
+    assert account.answer == "second"
+
+
+def test_reasoning_tools_and_files_stay_out_of_the_answer() -> None:
+    account = Account()
+    call: JsonObject = {"call_id": "c1", "tool": "bash", "status": "running", "title": "ls"}
+    tool = Artifact("t1", [Part("data", data=call)], None, lane("tool_call"))
+    diff = Part("text", text="+x", media_type="text/x-diff", filename="changes.diff")
+
+    news = told(
+        account,
+        grew("hm", "r", lane("reasoning")),
+        ArtifactUpdate("t", "c", tool, False, {}),
+        ArtifactUpdate("t", "c", tool, False, {}),
+        grew("yes", "a", lane("text")),
+        ArtifactUpdate("t", "c", Artifact("d", [diff], "diff"), False, {}),
+        Task("t", "c", status(State.UNKNOWN), [Artifact("d", [diff], "diff")]),
+    )
+
+    assert [type(new) for new in news] == [ReasoningGrew, ToolChanged, AnswerGrew, FileGiven]
+    assert account.answer == "yes"
+
+
+def test_an_answer_that_is_only_the_last_status_is_still_an_answer() -> None:
+    account = Account()
+
+    news = told(account, update(State.WORKING, "busy"), update(State.COMPLETED, "done it"))
+
+    assert news == [
+        StatusChanged(State.WORKING, "busy"),
+        AnswerGrew("status", "done it"),
+        Finished(State.COMPLETED, "done it"),
+    ]
+
+
+def test_a_last_status_beside_an_answer_is_not_the_answer() -> None:
+    account = Account()
+    told(account, grew("the answer"), update(State.COMPLETED, "Completed."))
+    assert account.answer == "the answer"
+
+
+def test_a_primed_task_tells_only_news_and_its_old_prompt_ends_nothing() -> None:
+    account = Account()
+    before = Task("t", "c", status(State.INPUT_REQUIRED, "which?"), [artifact("so far ")])
+    account.prime(before)
+
+    assert told(account, before) == []
+    assert not account.settled
+    assert told(account, grew("more"), update(State.COMPLETED)) == [
+        AnswerGrew("a", "more"),
+        Finished(State.COMPLETED, None),
+    ]
+
+
+def test_a_prompt_of_opencode_is_read_with_its_questions() -> None:
+    asked: JsonObject = {
+        "request_id": "que_1",
+        "type": "question",
+        "details": {
+            "questions": [
+                {
+                    "header": "Colour",
+                    "question": "Which?",
+                    "options": [{"label": "red", "description": "warm"}],
+                    "multiple": True,
+                    "custom": False,
+                }
+            ]
+        },
+    }
+
+    news = told(Account(), update(State.INPUT_REQUIRED, "Which?", {"shared": {"interrupt": asked}}))
+
+    question = Question("Which?", "Colour", [QuestionOption("red", "warm")], True, False)
+    prompt = Prompt("que_1", "question", questions=[question])
+    assert news == [Interrupted(State.INPUT_REQUIRED, "Which?", prompt)]
+
+
+@pytest.mark.parametrize(
+    ("binding", "line", "expected"),
+    [
+        (Binding.JSONRPC, Line.V1, {"text": "hi"}),
+        (Binding.JSONRPC, Line.V03, {"kind": "text", "text": "hi"}),
+        (Binding.HTTP_JSON, Line.V1, {"text": "hi"}),
+        (Binding.HTTP_JSON, Line.V03, {"text": "hi"}),
+    ],
+)
+def test_a_message_is_spelt_as_its_line_and_binding_want(
+    binding: Binding, line: Line, expected: JsonObject
+) -> None:
+    at = Interface("http://x", binding, line)
+
+    params = wire.send_params(at, Message("m", "user", [Part("text", text="hi")]), None, "ctx")
+
+    message = params["message"]
+    assert isinstance(message, dict)
+    parts = message.get("parts", message.get("content"))
+    assert parts == [expected]
+    assert message["contextId"] == "ctx"
+
+
+def test_an_id_from_outside_cannot_leave_its_place_in_the_path() -> None:
+    at = Interface("http://x/", Binding.HTTP_JSON, Line.V1, "te/nant")
+
+    request = wire.request(at, Operation.GET, {"id": "../a?b#c", "historyLength": 0})
+
+    assert request.url == "http://x/te%2Fnant/tasks/..%2Fa%3Fb%23c?historyLength=0"
+
+
+def test_states_of_both_lines_and_both_spellings_are_understood() -> None:
+    def state(name: str) -> State:
+        task: JsonObject = {"id": "t", "status": {"state": name}}
+        return wire.read_task(task).status.state
+
+    assert state("TASK_STATE_INPUT_REQUIRED") is state("input-required") is State.INPUT_REQUIRED
+    assert state("TASK_STATE_CANCELLED") is state("canceled") is State.CANCELED
+    assert state("TASK_STATE_INVENTED") is State.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "body", [b"[]", b"{", b"\xff", b'{"a":' * 70 + b"1" + b"}" * 70, b"[" * 100_000]
+)
+def test_json_that_no_honest_agent_sends_is_refused(body: bytes) -> None:
+    with pytest.raises(wire.MalformedError):
+        wire.read_json(body)
+
+
+@pytest.mark.parametrize(
+    "value", [{}, {"kind": "task"}, {"task": {}}, {"statusUpdate": {"status": {}}}, {"task": 3}]
+)
+def test_an_event_without_what_it_needs_is_refused(value: JsonObject) -> None:
+    with pytest.raises(wire.MalformedError):
+        wire.read_event(value)
+
+
+HYBRID: JsonObject = {
+    "name": "A",
+    "url": "http://x/old",
+    "protocolVersion": "0.3.0",
+    "preferredTransport": "JSONRPC",
+    "supportedInterfaces": [
+        {"url": "x:1", "protocolBinding": "GRPC", "protocolVersion": "1.0"},
+        {"url": "http://x/r", "protocolBinding": "HTTP+JSON", "protocolVersion": "1.0"},
+        {"url": "http://x/j", "protocolBinding": "JSONRPC", "protocolVersion": "1.0"},
+        {"url": "http://x/j", "protocolBinding": "JSONRPC", "protocolVersion": "0.3"},
+        {"url": "http://x/n", "protocolBinding": "JSONRPC", "protocolVersion": "2.0"},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("preference", "expected"),
+    [
+        (Preference(), ("http://x/r", Line.V1)),
+        (Preference(own=True), ("http://x/j", Line.V1)),
+        (Preference((Binding.JSONRPC,)), ("http://x/j", Line.V1)),
+        (Preference(line=Line.V03), ("http://x/j", Line.V03)),
+    ],
+)
+def test_the_interface_follows_the_peers_order_unless_ours_is_to_win(
+    preference: Preference, expected: tuple[str, Line]
+) -> None:
+    chosen = choose(wire.read_card(HYBRID), preference, OPEN)
+    assert (chosen.url, chosen.line) == expected
+
+
+def test_a_card_of_0_3_gives_its_main_and_its_further_interfaces() -> None:
+    card = wire.read_card(
+        {
+            "name": "A",
+            "url": "http://x/j",
+            "protocolVersion": "0.3.0",
+            "additionalInterfaces": [{"url": "http://x/r", "transport": "HTTP+JSON"}],
+        }
+    )
+    assert card.interfaces == (
+        Interface("http://x/j", Binding.JSONRPC, Line.V03),
+        Interface("http://x/r", Binding.HTTP_JSON, Line.V03),
+    )
+
+
+def test_a_card_that_offers_nothing_we_speak_is_an_invalid_card() -> None:
+    with pytest.raises(PeerError) as caught:
+        choose(Card("A", "", "", True, ()), Preference(), OPEN)
+    assert caught.value.code is ErrorCode.INVALID_CARD
+
+
+@pytest.mark.parametrize(
+    ("url", "first"),
+    [
+        ("http://x", "http://x/.well-known/agent-card.json"),
+        ("http://x/", "http://x/.well-known/agent-card.json"),
+        ("http://x/a/", "http://x/a/.well-known/agent-card.json"),
+        ("http://x/.well-known/agent-card.json", "http://x/.well-known/agent-card.json"),
+        ("http://x/.well-known/agent.json?v=1", "http://x/.well-known/agent.json?v=1"),
+        ("http://x/cards/mine.json", "http://x/cards/mine.json"),
+    ],
+)
+def test_the_well_known_path_is_added_to_a_base_and_never_twice(url: str, first: str) -> None:
+    assert card_urls(url, OPEN)[0] == first
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "x", "http://", "http://u:p@x", "http://x:99999"])
+def test_a_url_that_cannot_be_called_is_refused_before_anything_is_sent(url: str) -> None:
+    with pytest.raises(PeerError) as caught:
+        card_urls(url, OPEN)
+    assert caught.value.code is ErrorCode.INVALID_INPUT
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        "https://a.test/x",
+        "http://a.test:81/",
+        "http://b.test/",
+        "http://a.test.evil/",
+        "http://sub.a.test",
+    ],
+)
+def test_a_secret_belongs_to_one_origin(elsewhere: str) -> None:
+    credential = Credential.bearer("http://a.test/path", "canary")
+
+    assert credential.headers("http://A.test:80/other") == {"Authorization": "Bearer canary"}
+    assert credential.headers(elsewhere) == {}
+    assert "canary" not in repr(credential)
+
+
+def test_basic_credentials_are_taken_plain_and_in_base64() -> None:
+    plain = Credential.basic("http://x", "user:pass")
+    assert plain == Credential.basic("http://x", "dXNlcjpwYXNz")
+    assert plain.headers("http://x") == {"Authorization": "Basic dXNlcjpwYXNz"}
+
+
+@pytest.mark.parametrize("value", ["", "nonsense", "dXNlcg=="])
+def test_what_is_no_basic_credential_is_refused_without_being_shown(value: str) -> None:
+    with pytest.raises(ValueError, match="user:password"):
+        Credential.basic("http://x", value)
+
+
+@pytest.mark.parametrize("token", ["", " ", "a\nb", "a\x00", "ä"])
+def test_a_token_that_would_break_a_header_is_refused(token: str) -> None:
+    with pytest.raises(ValueError, match="one line"):
+        Credential.bearer("http://x", token)
+
+
+def test_an_origin_always_names_its_port() -> None:
+    assert origin("https://X.test/a") == origin("https://x.test:443") == "https://x.test:443"
+
+
+@pytest.mark.parametrize(
+    ("status_code", "code"),
+    [
+        (400, "a2a_invalid_input"),
+        (401, "a2a_peer_auth_failed"),
+        (403, "a2a_peer_permission_denied"),
+        (404, "a2a_unsupported_operation"),
+        (405, "a2a_unsupported_operation"),
+        (408, "a2a_timeout"),
+        (409, "a2a_unsupported_operation"),
+        (429, "a2a_retryable_unavailable"),
+        (500, "a2a_unavailable"),
+        (501, "a2a_unsupported_operation"),
+        (502, "a2a_retryable_unavailable"),
+        (503, "a2a_retryable_unavailable"),
+        (504, "a2a_retryable_unavailable"),
+    ],
+)
+def test_http_statuses_have_their_codes(status_code: int, code: str) -> None:
+    error = from_status(status_code, None)
+    assert (error.code, error.http_status) == (code, status_code)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (-32601, "a2a_unsupported_operation"),
+        (-32004, "a2a_unsupported_operation"),
+        (-32602, "a2a_invalid_input"),
+        (-32603, "a2a_retryable_unavailable"),
+        (-32001, "a2a_call_failed"),
+        (-31999, "a2a_call_failed"),
+    ],
+)
+def test_json_rpc_errors_have_their_codes(number: int, code: str) -> None:
+    error = from_rpc(number, "x")
+    assert (error.code, error.rpc_code) == (code, number)
+
+
+def test_an_error_reason_of_the_specification_beats_the_status() -> None:
+    error = from_status(404, "gone", "TASK_NOT_FOUND")
+    assert (error.code, error.rpc_code) == (ErrorCode.CALL_FAILED, -32001)
+
+
+def test_the_words_of_a_peer_in_an_error_are_cut_and_harmless() -> None:
+    message = from_rpc(-32001, "\x1b[2J" + "x" * 10_000).message
+    assert message.isprintable()
+    assert len(message) < 600

@@ -1,0 +1,237 @@
+"""The parts of starting OpenCode that need no OpenCode, and starts that fail.
+
+The doubles are small programs in the place of ``opencode``.
+"""
+
+import asyncio
+import os
+import signal
+import stat
+import sys
+from pathlib import Path
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opencode_a2a.upstream import process
+from opencode_a2a.upstream.launch import (
+    Launch,
+    OpenCodeStartError,
+    find_command,
+    free_port,
+    passed_environment,
+)
+from opencode_a2a.upstream.process import ManagedOpenCode, listening_url, marked_processes
+
+
+@pytest.mark.parametrize(
+    ("line", "url"),
+    [
+        ("opencode server listening on http://127.0.0.1:4100", "http://127.0.0.1:4100"),
+        ("opencode server listening on http://localhost:4100/", "http://localhost:4100"),
+        ("opencode server listening on http://0.0.0.0:4100", "http://127.0.0.1:4100"),
+        ("opencode server listening on http://[::]:4100", "http://[::1]:4100"),
+        ("Warning: OPENCODE_SERVER_PASSWORD is not set; server is unsecured.", None),
+        ("listening on nothing", None),
+    ],
+)
+def test_the_url_is_read_from_the_line_about_it(line: str, url: str | None) -> None:
+    assert listening_url(line) == url
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [("1.18.33", True), ("1.18.0", True), ("1.19.0", False), ("0.18.1", False), ("", False)],
+)
+def test_only_the_minor_version_of_the_tests_counts_as_tested(version: str, expected: bool) -> None:
+    assert process.tested(version) is expected
+
+
+def test_a_missing_command_is_an_error_with_its_remedy() -> None:
+    with pytest.raises(OpenCodeStartError) as caught:
+        find_command("no-such-opencode", "/nowhere")
+
+    assert "OPENCODE_COMMAND" in caught.value.reason
+
+
+def test_a_free_port_can_be_bound() -> None:
+    assert 1024 <= free_port("127.0.0.1") < 65536
+
+
+OURS = st.sampled_from(
+    [
+        "A2A_BEARER_TOKEN",
+        "A2A_PEER_API_KEY",
+        "A2A_STATIC_AUTH_CREDENTIALS",
+        "OPENCODE_AUTH_PASSWORD",
+        "OPENCODE_AUTH_USERNAME",
+        "OPENCODE_SERVER_PASSWORD",
+        "OPENCODE_BASE_URL",
+        "OPENCODE_WORKSPACE_ROOT",
+        "OPENCODE_MANAGED_SERVER_PORT",
+        "OPENCODE_A2A_INSTANCE",
+        "DATABASE_URL",
+        "PYTHONPATH",
+        "LD_PRELOAD",
+    ]
+)
+OPENCODES = st.sampled_from(
+    [
+        "PATH",
+        "HOME",
+        "LC_ALL",
+        "https_proxy",
+        "NO_PROXY",
+        "NODE_EXTRA_CA_CERTS",
+        "ANTHROPIC_API_KEY",
+        "WATSONX_AI_APIKEY",
+        "SOME_NEW_PROVIDER_API_KEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "GITHUB_TOKEN",
+        "OPENCODE_API_KEY",
+        "OPENCODE_CONFIG",
+        "OPENCODE_AUTH_CONTENT",
+        "OPENCODE_DISABLE_PROJECT_CONFIG",
+    ]
+)
+
+
+@given(
+    ours=st.dictionaries(OURS, st.text()),
+    a2a=st.dictionaries(st.text("ABC_1").map("A2A_{}".format), st.text()),
+    theirs=st.dictionaries(OPENCODES, st.text()),
+)
+def test_opencode_sees_its_own_variables_and_none_of_ours(
+    ours: dict[str, str], a2a: dict[str, str], theirs: dict[str, str]
+) -> None:
+    assert passed_environment(ours | a2a | theirs) == theirs
+
+
+def test_the_environment_has_its_own_directories_tools_and_merged_configuration(
+    tmp_path: Path,
+) -> None:
+    theirs = orjson.dumps({"model": "a/b", "mcp": {"x": {"enabled": False}}}).decode()
+    launch = Launch(
+        environment={"PATH": "/bin", "HOME": "/root", "OPENCODE_CONFIG_CONTENT": theirs},
+        extra={"EXTRA": "1", "OPENCODE_SERVER_PASSWORD": "weak"},
+        state=tmp_path,
+        tools=Path("/tools"),
+        config={"share": "disabled", "mcp": {"bridge": {"type": "remote"}}},
+    )
+
+    variables = launch.variables("secret", "1.abc")
+
+    config = orjson.loads(variables.pop("OPENCODE_CONFIG_CONTENT"))
+    assert config == {
+        "model": "a/b",
+        "share": "disabled",
+        "mcp": {"x": {"enabled": False}, "bridge": {"type": "remote"}},
+    }
+    assert variables == {
+        "PATH": "/tools:/bin",
+        "HOME": str(tmp_path / "home"),
+        "XDG_DATA_HOME": str(tmp_path / "data"),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "EXTRA": "1",
+        "OPENCODE_DISABLE_AUTOUPDATE": "1",
+        "OPENCODE_DISABLE_MODELS_FETCH": "1",
+        "OPENCODE_SERVER_USERNAME": "opencode",
+        "OPENCODE_SERVER_PASSWORD": "secret",
+        "OPENCODE_A2A_INSTANCE": "1.abc",
+    }
+
+
+def test_a_configuration_that_is_no_json_is_said_so() -> None:
+    launch = Launch(environment={"OPENCODE_CONFIG_CONTENT": "{"}, config={})
+
+    with pytest.raises(OpenCodeStartError) as caught:
+        launch.variables("secret", "1.abc")
+
+    assert caught.value.reason.startswith("OPENCODE_CONFIG_CONTENT is not JSON")
+
+
+def double(directory: Path, text: str) -> str:
+    """Write a program that stands for OpenCode."""
+    program = directory / "opencode"
+    program.write_text(f"#!{sys.executable}\nimport os, sys, time\n{text}\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return str(program)
+
+
+def ours() -> list[int]:
+    """Return what is left of the processes that this test program started."""
+    return [pid for pid, marker in marked_processes() if marker.startswith(f"{os.getpid()}.")]
+
+
+async def start(launch: Launch) -> OpenCodeStartError:
+    with pytest.raises(OpenCodeStartError) as caught:
+        async with ManagedOpenCode(launch):
+            pass
+    return caught.value
+
+
+async def test_an_early_end_shows_the_command_and_the_last_lines(tmp_path: Path) -> None:
+    command = double(tmp_path, "for i in range(60): print('line', i)\nsys.exit(1)")
+
+    error = await start(Launch(environment={}, command=command, port=4999))
+
+    assert error.reason == "OpenCode ended at once"
+    assert error.command == (command, "serve", "--hostname", "127.0.0.1", "--port", "4999")
+    assert error.output == tuple(f"line {i}" for i in range(20, 60))
+    assert str(error).splitlines()[-1] == "  line 59"
+
+
+async def test_a_start_that_takes_too_long_is_ended_with_its_children(tmp_path: Path) -> None:
+    child = "if os.fork() == 0: os.setsid()"
+    command = double(tmp_path, f"print('hm', flush=True)\n{child}\ntime.sleep(1000)")
+
+    error = await start(Launch(environment={}, command=command, startup_timeout=2.0))
+
+    assert (error.reason, error.output) == ("OpenCode was not ready after 2 s", ("hm",))
+    assert ours() == []
+
+
+async def test_a_port_that_was_taken_meanwhile_is_replaced_by_another(tmp_path: Path) -> None:
+    record = tmp_path / "ports"
+    command = double(
+        tmp_path,
+        f"open({str(record)!r}, 'a').write(sys.argv[-1] + '\\n')\nsys.exit('ServeError')",
+    )
+
+    error = await start(Launch(environment={}, command=command))
+
+    assert error.output == ("ServeError",)
+    assert len(record.read_text().split()) == 3
+
+
+async def test_a_given_port_that_is_taken_is_an_error_at_once(tmp_path: Path) -> None:
+    record = tmp_path / "ports"
+    command = double(
+        tmp_path,
+        f"open({str(record)!r}, 'a').write(sys.argv[-1] + '\\n')\nsys.exit('ServeError')",
+    )
+
+    await start(Launch(environment={}, command=command, port=4999))
+
+    assert record.read_text().split() == ["4999"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+async def test_what_a_killed_owner_left_behind_is_ended_at_the_next_start(tmp_path: Path) -> None:
+    gone = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
+    await gone.wait()
+    orphan = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        "import time; time.sleep(1000)",
+        env={"OPENCODE_A2A_INSTANCE": f"{gone.pid}.abc"},
+    )
+
+    await start(Launch(environment={}, command=double(tmp_path, "sys.exit(1)")))
+
+    async with asyncio.timeout(5):
+        assert await orphan.wait() == -signal.SIGKILL

@@ -1,0 +1,113 @@
+"""What a person reads when a task waits."""
+
+from opencode_a2a.events import Interrupted, Question, QuestionOption
+from opencode_a2a.execution.answers import accepted
+from opencode_a2a.ids import RequestId, SessionId
+from opencode_a2a.protocol.prompts import moment, prompt_text
+
+AT = 1_794_733_200_123
+BASH = Interrupted(
+    RequestId("per_1"),
+    "permission",
+    SessionId("ses_1"),
+    permission="bash",
+    patterns=["git status", "rm -rf foo"],
+    always=["git status *", "rm *"],
+    metadata={"command": "git status && rm -rf foo"},
+    expires_at=AT,
+    default="reject",
+)
+EDIT = Interrupted(
+    RequestId("per_2"),
+    "permission",
+    SessionId("ses_1"),
+    permission="edit",
+    patterns=["a.py"],
+    metadata={"filepath": "/w/a.py", "diff": "--- a.py\n+++ a.py\n-x\n+y"},
+)
+CUSTOM_TOOL = Interrupted(
+    RequestId("per_3"),
+    "permission",
+    SessionId("ses_1"),
+    permission="deploy",
+    patterns=["*"],
+    tool="deploy",
+    tool_input={"to": "production"},
+)
+COLOR = Question("Which color?", "Color", [QuestionOption("Red", "warm"), QuestionOption("Blue")])
+ASK = Interrupted(RequestId("que_1"), "question", SessionId("ses_1"), questions=[COLOR])
+
+
+def test_a_permission_shows_the_exact_command_the_answers_and_the_deadline() -> None:
+    assert prompt_text((BASH,)) == "\n".join(
+        [
+            "OpenCode asks for permission to run a command (bash).",
+            "Command:",
+            "    git status && rm -rf foo",
+            "For: git status, rm -rf foo",
+            "Always would mean: git status *, rm *",
+            "",
+            accepted(BASH),
+            "Without an answer until 2026-11-15T09:00:00.123Z it is rejected.",
+        ]
+    )
+
+
+def test_a_change_is_shown_as_the_patch_it_is() -> None:
+    text = prompt_text((EDIT,))
+
+    assert "change a file (edit)" in text
+    assert "    -x\n    +y" in text
+    assert "Without an answer" not in text
+
+
+def test_a_tool_without_description_shows_its_input() -> None:
+    assert 'Input of deploy:\n    {"to":"production"}' in prompt_text((CUSTOM_TOOL,))
+
+
+def test_a_question_lists_its_options_by_number() -> None:
+    assert prompt_text((ASK,)).splitlines()[:4] == [
+        "OpenCode asks:",
+        "Which color?",
+        "  1. Red - warm",
+        "  2. Blue",
+    ]
+
+
+def test_several_questions_are_numbered() -> None:
+    both = Interrupted(
+        RequestId("que_2"), "question", SessionId("ses_1"), questions=[COLOR, Question("Why?", "W")]
+    )
+
+    text = prompt_text((both,))
+
+    assert "Question 1: Which color?" in text
+    assert "Question 2: Why?" in text
+
+
+def test_several_requests_are_told_apart_by_their_ids() -> None:
+    text = prompt_text((BASH, ASK))
+
+    assert text.startswith("2 requests wait for an answer; begin your message with the id")
+    assert "\n\nper_1:\nOpenCode asks for permission" in text
+    assert "\n\nque_1:\nOpenCode asks:" in text
+
+
+def test_a_huge_patch_is_cut_and_says_so() -> None:
+    huge = Interrupted(
+        RequestId("per_4"),
+        "permission",
+        SessionId("ses_1"),
+        permission="edit",
+        metadata={"diff": "x" * 10_000},
+    )
+
+    text = prompt_text((huge,))
+
+    assert len(text) < 5000
+    assert "6000 characters more" in text
+
+
+def test_times_are_spelled_with_milliseconds_and_z() -> None:
+    assert moment(0) == "1970-01-01T00:00:00.000Z"
+    assert moment(AT) == "2026-11-15T09:00:00.123Z"

@@ -1,0 +1,482 @@
+"""The law of the reader: what was told is what OpenCode has stored, whatever broke between."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from opencode_a2a.events import (
+    Failure,
+    Finished,
+    Interrupted,
+    Lane,
+    LaneClosed,
+    LaneReplaced,
+    Outcome,
+    Progressed,
+    ReasoningGrew,
+    Resumed,
+    TextGrew,
+    ToolChanged,
+    TurnEvent,
+    UsageCounted,
+)
+from opencode_a2a.upstream.events import PartDelta, PermissionAsked, StatusChanged
+from opencode_a2a.upstream.models import ToolCompleted, ToolFailed, ToolPart
+from opencode_a2a.upstream.reader import Reader
+from opencode_a2a.upstream.told import Told
+from tests.support.opencode_state import NAMES, Recording, recording, recordings
+
+# By name and number, since a failing example is printed.
+TURNS = {
+    f"{name} {number}": turn
+    for name in NAMES
+    for number, turn in enumerate([r for r in recordings() if r.name == name], 1)
+}
+Move = tuple[str, int]
+MOVES = st.lists(
+    st.one_of(
+        st.tuples(st.just("play"), st.integers(1, 12)),
+        st.tuples(st.just("repeat"), st.integers(1, 12)),
+        st.tuples(st.just("lose"), st.integers(1, 12)),
+        st.tuples(st.just("snapshot"), st.integers(-6, 12)),
+        st.tuples(st.just("restart"), st.integers(0, 6)),
+    ),
+    max_size=12,
+)
+
+
+@dataclass
+class Play:
+    """Drives a reader through a recording, the way a turn and its accidents would."""
+
+    recording: Recording
+    told: list[TurnEvent] = field(default_factory=list[TurnEvent])
+    at: int = 0
+    since: int = 0
+    """A snapshot is never older than the last loss, nor than the snapshot before."""
+    lossless: bool = True
+
+    def __post_init__(self) -> None:
+        self.reader = self._reader(None)
+
+    def _reader(self, told: Told | None) -> Reader:
+        return Reader(self.recording.root, self.recording.prompt, told)
+
+    def move(self, move: Move) -> None:
+        kind, count = move
+        events = self.recording.events
+        match kind:
+            case "play":
+                self.told += self.reader.feed_all(events[self.at : self.at + count])
+                self.at = min(self.at + count, len(events))
+            case "repeat":
+                self.told += self.reader.feed_all(events[max(0, self.at - count) : self.at])
+            case "lose":
+                self._lose(count)
+                self.reader.gap()
+            case "restart":
+                self._lose(count)
+                self.reader = self._reader(Told.of(self.told))
+            case _:
+                self.since = min(max(self.at + count, self.since), len(events))
+                self.told += self.reader.reconcile(self.recording.states[self.since])
+
+    def _lose(self, count: int) -> None:
+        self.at = min(self.at + count, len(self.recording.events))
+        self.since = max(self.since, self.at)
+        self.lossless = False
+
+    def end(self) -> list[TurnEvent]:
+        self.move(("play", len(self.recording.events)))
+        self.told += self.reader.finish(self.recording.states[-1])
+        return self.told
+
+
+def text(told: Sequence[TurnEvent], lane: Lane) -> str:
+    """Join what was told in a lane."""
+    whole = ""
+    for event in told:
+        match event:
+            case TextGrew() if lane is Lane.TEXT:
+                whole += event.text
+            case ReasoningGrew() if lane is Lane.REASONING:
+                whole += event.text
+            case LaneReplaced() if event.lane is lane:
+                whole = "".join(text for _, text in event.parts)
+            case _:
+                pass
+    return whole
+
+
+def assert_law(play: Play) -> None:
+    told, stored = play.told, play.recording
+    assert [e for e in told if isinstance(e, Finished)] == told[-1:]
+    assert play.reader.feed_all(stored.events) == []
+    if stored.deleted:
+        return
+    for lane in Lane:
+        assert text(told, lane) == stored.text(lane)
+        assert_lane_opens_once_and_closes(told, lane)
+    if not stored.dead_parts():
+        assert not [event for event in told if isinstance(event, LaneReplaced)]
+    assert_tools(told, stored)
+    assert_interrupts(play)
+
+
+def assert_lane_opens_once_and_closes(told: Sequence[TurnEvent], lane: Lane) -> None:
+    kind = TextGrew if lane is Lane.TEXT else ReasoningGrew
+    opens = [event.opens for event in told if isinstance(event, kind)]
+    assert opens == [place == 0 for place in range(len(opens))]
+    closed = [event for event in told if isinstance(event, LaneClosed) and event.lane is lane]
+    assert len(closed) == bool(opens)
+
+
+def assert_tools(told: Sequence[TurnEvent], stored: Recording) -> None:
+    last = {event.part_id: event for event in told if isinstance(event, ToolChanged)}
+    assert {key: seen(tool) for key, tool in last.items()} == {
+        key: kept(part) for key, part in stored.tools().items()
+    }
+    changes = [event for event in told if isinstance(event, ToolChanged)]
+    assert all(before != after for before, after in pairwise(changes))
+
+
+def seen(tool: ToolChanged) -> tuple[object, ...]:
+    output = tool.output if tool.status == "completed" else None
+    return tool.tool, tool.call_id, tool.status, tool.input or {}, output, tool.error
+
+
+def kept(part: ToolPart) -> tuple[object, ...]:
+    output = part.state.output if isinstance(part.state, ToolCompleted) else None
+    error = part.state.error if isinstance(part.state, ToolFailed) else None
+    return part.tool, part.call_id, part.state.status, part.state.input, output, error
+
+
+def assert_interrupts(play: Play) -> None:
+    asked = [e.request_id for e in play.told if isinstance(e, Interrupted)]
+    settled = [e.request_id for e in play.told if isinstance(e, Resumed)]
+    assert len(set(asked)) == len(asked)
+    assert sorted(settled) == sorted(asked)
+    if play.lossless:
+        assert sorted(asked) == sorted(play.recording.requests())
+        resolutions = {e.request_id: e.resolution for e in play.told if isinstance(e, Resumed)}
+        assert resolutions == play.recording.resolutions()
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(list(TURNS)), MOVES)
+@example("abort-during-tool 1", [("play", 3), ("snapshot", 12)])
+@example(
+    "compaction-auto 1",
+    [("play", 27), ("lose", 12), ("play", 8), ("lose", 1), ("snapshot", 0)],
+)
+@example("permission-once 1", [("play", 16), ("snapshot", -2)])
+@example("error-in-stream 1", [("play", 14), ("restart", 0), ("snapshot", 6)])
+def test_what_was_told_is_what_is_stored_whatever_broke(turn: str, moves: list[Move]) -> None:
+    play = Play(TURNS[turn])
+
+    for move in moves:
+        play.move(move)
+    play.end()
+
+    assert_law(play)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recording_obeys_the_law_however_it_is_cut(name: str) -> None:
+    for stored in [r for r in recordings() if r.name == name]:
+        for at in range(len(stored.events) + 1):
+            for moves in (
+                [("play", at), ("lose", 3), ("snapshot", 0)],
+                [("play", at), ("restart", 0), ("snapshot", 2)],
+                [("play", at), ("snapshot", 0)],
+                [("play", at), ("snapshot", -3)],
+                [("play", at), ("lose", 2), ("play", 3), ("snapshot", -1)],
+            ):
+                play = Play(stored)
+                for move in moves:
+                    play.move(move)
+                play.end()
+                assert_law(play)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_unbroken_stream_tells_everything_before_the_end(name: str) -> None:
+    for stored in [r for r in recordings() if r.name == name]:
+        play = Play(stored)
+
+        for _ in stored.events:
+            play.move(("play", 1))
+
+        assert not play.reader.needs_reconcile or stored.deleted
+        if not stored.dead_parts():
+            assert stored.deleted or {lane: text(play.told, lane) for lane in Lane} == {
+                lane: stored.text(lane) for lane in Lane
+            }
+
+
+ENDINGS = {
+    "plain-text": (Outcome.COMPLETED, "stop", None),
+    "compaction-auto": (Outcome.COMPLETED, "stop", None),
+    "error-context-length": (Outcome.COMPLETED, "stop", None),
+    "error-drop-mid-stream": (Outcome.COMPLETED, "stop", None),
+    "finish-length": (Outcome.COMPLETED, "length", None),
+    "shell": (Outcome.COMPLETED, None, None),
+    "structured-output": (Outcome.COMPLETED, "tool-calls", None),
+    "concurrent-prompt-during-tools": (Outcome.COMPLETED, "tool-calls", None),
+    "permission-reject-message": (Outcome.COMPLETED, "stop", None),
+    "permission-reject": (Outcome.REJECTED, "tool-calls", "UPSTREAM_REQUEST_REJECTED"),
+    "question-rejected": (Outcome.REJECTED, "tool-calls", "UPSTREAM_REQUEST_REJECTED"),
+    "error-401": (Outcome.AUTH_REQUIRED, None, "UPSTREAM_UNAUTHORIZED"),
+    "error-400": (Outcome.FAILED, None, "UPSTREAM_BAD_REQUEST"),
+    "error-404-model": (Outcome.FAILED, None, "UPSTREAM_RESOURCE_NOT_FOUND"),
+    "error-500-exhausted": (Outcome.FAILED, None, "UPSTREAM_SERVER_ERROR"),
+    "error-malformed-chunk": (Outcome.FAILED, None, "UPSTREAM_EXECUTION_ERROR"),
+    "async-unknown-agent": (Outcome.FAILED, None, "UPSTREAM_EXECUTION_ERROR"),
+    "async-unknown-model": (Outcome.FAILED, None, "UPSTREAM_EXECUTION_ERROR"),
+    "delete-while-busy": (Outcome.FAILED, None, "UPSTREAM_EXECUTION_ERROR"),
+    "finish-content-filter": (Outcome.FAILED, "content-filter", "UPSTREAM_CONTENT_FILTERED"),
+    "structured-output-missing": (Outcome.FAILED, "stop", "UPSTREAM_STRUCTURED_OUTPUT"),
+    "abort-mid-stream": (Outcome.FAILED, None, "UPSTREAM_ABORTED"),
+    "abort-during-retry": (Outcome.FAILED, None, "UPSTREAM_ABORTED"),
+    "doom-loop": (Outcome.FAILED, None, "UPSTREAM_INTERRUPTED"),
+    "finish-missing-loop": (Outcome.FAILED, "unknown", "UPSTREAM_INTERRUPTED"),
+    "prompt-async-three": (Outcome.FAILED, None, "UPSTREAM_INTERRUPTED"),
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_a_turn_ends_as_its_stored_messages_say(name: str) -> None:
+    end = Play(recording(name)).end()[-1]
+
+    assert isinstance(end, Finished)
+    assert (end.outcome, end.finish, end.failure and end.failure.type) == ENDINGS[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_failure_tells_a_path_an_address_or_a_second_line(name: str) -> None:
+    for event in Play(recording(name)).end():
+        match event:
+            case (
+                Finished(failure=Failure(message=words))
+                | Progressed(type="retry", title=str(words))
+            ):
+                secrets = ("\n", "bunfs", "://", "127.0.0.1", "/workspace", "insert into")
+                assert not [secret for secret in secrets if secret in words]
+            case _:
+                pass
+
+
+def test_a_canceled_turn_keeps_its_partial_text() -> None:
+    play = Play(recording("abort-mid-stream"))
+    play.move(("play", 100))
+
+    told = play.told + play.reader.finish(play.recording.states[-1], aborted=True)
+
+    assert text(told, Lane.TEXT) == "slow " * 6
+    assert isinstance(told[-1], Finished)
+    assert told[-1].outcome is Outcome.CANCELED
+
+
+def test_a_turn_that_is_given_up_says_why() -> None:
+    play = Play(recording("finish-missing-loop"))
+    play.move(("play", 15))
+    why = Failure("UPSTREAM_LOOP", "The model was asked too often")
+
+    told = play.reader.finish(None, failure=why)
+
+    assert told[-1:] == [
+        Finished(Outcome.FAILED, play.recording.run()[0].info.id, "unknown", None, why)
+    ]
+
+
+def test_structured_output_comes_with_the_end() -> None:
+    end = Play(recording("structured-output")).end()[-1]
+
+    assert isinstance(end, Finished)
+    assert end.structured == {"n": 5, "s": "x"}
+
+
+def test_text_that_a_retry_made_void_is_replaced_when_the_retry_is_told() -> None:
+    play = Play(recording("error-drop-mid-stream"))
+
+    play.end()
+
+    story = [e for e in play.told if isinstance(e, TextGrew | LaneReplaced)]
+    replaced = [place for place, event in enumerate(story) if isinstance(event, LaneReplaced)]
+    assert replaced == [1]
+    assert [e.parts for e in story if isinstance(e, LaneReplaced)] == [[]]
+    assert [e.text for e in story if isinstance(e, TextGrew)] == [
+        "partial words here ",
+        "partial words here and the rest",
+    ]
+
+
+def test_text_of_a_part_that_was_open_in_a_gap_waits_for_its_end() -> None:
+    play = Play(recording("plain-text"))
+    first = play.recording.first(PartDelta)
+    play.move(("play", first + 1))
+    play.move(("lose", 1))
+    play.move(("snapshot", 0))
+
+    play.move(("play", 1))
+    before = text(play.told, Lane.TEXT)
+    play.move(("play", 2))
+
+    assert before == "one "
+    assert [e.text for e in play.told if isinstance(e, TextGrew)] == ["one ", "two three four"]
+
+
+def test_a_part_that_begins_after_a_gap_is_told_as_it_grows() -> None:
+    play = Play(recording("plain-text"))
+    first = play.recording.first(PartDelta)
+    play.move(("play", first - 3))
+    play.move(("lose", 1))
+    play.move(("snapshot", 0))
+
+    play.move(("play", 3))
+
+    assert text(play.told, Lane.TEXT) == "one "
+
+
+def test_a_part_that_begins_before_an_older_snapshot_comes_is_told_as_it_grows() -> None:
+    play = Play(recording("plain-text"))
+    first = play.recording.first(PartDelta)
+    play.move(("play", first - 3))
+    play.move(("lose", 1))
+    play.move(("play", 3))
+
+    play.move(("snapshot", -3))
+    play.move(("play", 1))
+
+    assert text(play.told, Lane.TEXT) == "one two "
+
+
+def test_a_retry_that_was_missed_is_found_in_the_store() -> None:
+    play = Play(recording("error-drop-mid-stream"))
+    retry = next(
+        place
+        for place, event in enumerate(play.recording.events)
+        if isinstance(event, StatusChanged) and event.status.type == "retry"
+    )
+    play.move(("play", retry))
+    play.move(("lose", 3))
+
+    play.move(("snapshot", 0))
+    replaced = [event for event in play.told if isinstance(event, LaneReplaced)]
+    play.move(("play", 2))
+
+    assert [event.parts for event in replaced] == [[]]
+    assert text(play.told, Lane.TEXT) == "partial "
+
+
+@pytest.mark.parametrize("back", range(1, 8))
+def test_an_older_snapshot_does_not_undo_the_end(back: int) -> None:
+    play = Play(recording("plain-text"))
+    play.move(("play", len(play.recording.events)))
+    before = list(play.told)
+
+    play.move(("snapshot", -back))
+
+    assert play.told == before
+    assert play.reader.complete
+
+
+def test_two_prompts_in_one_session_get_their_own_answers() -> None:
+    told = [
+        text(Play(stored).end(), Lane.TEXT)
+        for stored in recordings()
+        if stored.name == "concurrent-two-prompts"
+    ]
+
+    assert told == ["AAA " * 20, "BBB done"]
+
+
+def test_a_compaction_is_progress_and_its_summary_no_answer() -> None:
+    told = Play(recording("compaction-auto")).end()
+
+    compactions = [e.status for e in told if isinstance(e, Progressed) and e.type == "compaction"]
+    assert compactions == ["running", "completed"]
+    assert "Objective" not in text(told, Lane.TEXT)
+
+
+def test_a_sub_agents_interrupt_belongs_to_the_turn() -> None:
+    told = Play(recording("subagent-permission")).end()
+
+    asked = [event for event in told if isinstance(event, Interrupted)]
+    assert [(e.permission, e.patterns, e.directory) for e in asked] == [
+        ("bash", ["whoami"], "/workspace")
+    ]
+    assert [e.resolution for e in told if isinstance(e, Resumed)] == ["once"]
+    subagents = [e for e in told if isinstance(e, Progressed) and e.type == "subagent"]
+    assert [(e.status, e.title) for e in subagents] == [
+        ("running", "do sub"),
+        ("completed", "do sub"),
+    ]
+
+
+def test_usage_is_summed_over_steps_and_sub_agents_apart() -> None:
+    told = Play(recording("subagent")).end()
+
+    counted = [event for event in told if isinstance(event, UsageCounted)]
+    assert [(c.own.total, c.children and c.children.total) for c in counted] == [(240, 240)]
+
+
+def test_an_interrupt_that_vanished_is_void() -> None:
+    stored = recording("permission-once")
+    play = Play(stored)
+    asked = 1 + stored.first(PermissionAsked)
+    play.move(("play", asked))
+
+    play.reader.gap()
+    told = play.reader.reconcile(stored.states[asked + 2])
+
+    assert [e.resolution for e in told if isinstance(e, Resumed)] == ["void"]
+    assert play.reader.pending == []
+
+
+def test_an_interrupt_names_the_input_of_its_tool_when_it_is_known() -> None:
+    stored = recording("mcp-tool-permission")
+    play = Play(stored)
+    asked = 1 + stored.first(PermissionAsked)
+    play.move(("lose", asked))
+
+    told = play.reader.reconcile(stored.states[asked + 1])
+
+    assert [(e.tool, e.tool_input) for e in told if isinstance(e, Interrupted)] == [
+        ("bridge_a2a_call", {"agent": "planner", "message": "hello"})
+    ]
+
+
+def test_a_retry_is_announced_with_its_time() -> None:
+    play = Play(recording("abort-during-retry"))
+    while play.reader.retry is None:
+        play.move(("play", 1))
+
+    assert (play.reader.retry.attempt, play.reader.retry.message) == (1, "fake http 429")
+    assert play.reader.retry.next == 1794725426894
+    play.end()
+    assert play.reader.retry is None
+
+
+def test_the_turn_is_complete_only_when_the_message_is_and_the_session_idle() -> None:
+    play = Play(recording("error-401"))
+    story: list[tuple[bool, bool]] = []
+
+    for _ in play.recording.events:
+        play.move(("play", 1))
+        state = (play.reader.idle_seen, play.reader.complete)
+        story += [] if story[-1:] == [state] else [state]
+
+    assert story == [(False, False), (True, False), (True, True)]
+
+
+def test_growth_of_one_part_in_a_batch_is_one_event() -> None:
+    play = Play(recording("command"))
+
+    play.move(("play", 1000))
+
+    assert len([event for event in play.told if isinstance(event, TextGrew)]) == 1

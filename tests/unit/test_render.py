@@ -1,0 +1,553 @@
+"""Tasks and entries on the wire, read back by the SDK's own types of each line."""
+
+from typing import cast
+
+import orjson
+import pytest
+from a2a.compat.v0_3 import a2a_v0_3_pb2, conversions, proto_utils
+from a2a.compat.v0_3 import types as v03
+from a2a.types import StreamResponse, Task
+from google.protobuf.json_format import ParseDict
+from google.protobuf.message import Message as ProtoMessage
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opencode_a2a.events import (
+    DiffChanged,
+    Failure,
+    FileChange,
+    Finished,
+    Interrupted,
+    Json,
+    JsonObject,
+    Lane,
+    LaneClosed,
+    LaneReplaced,
+    Outcome,
+    Progressed,
+    Question,
+    QuestionOption,
+    ReasoningGrew,
+    Resumed,
+    SessionBound,
+    Started,
+    TextGrew,
+    ToolChanged,
+    Usage,
+    UsageCounted,
+)
+from opencode_a2a.ids import ContextId, MessageId, Principal, RequestId, SessionId, TaskId
+from opencode_a2a.messages import Message, Part
+from opencode_a2a.protocol import render
+from opencode_a2a.protocol.versions import Dialect
+from opencode_a2a.tasks.lifecycle import (
+    Accepted,
+    Answered,
+    Entry,
+    LogEvent,
+    Recovered,
+    TaskRef,
+    TaskState,
+)
+
+AT = 1_794_733_200_123
+TIME = "2026-11-15T09:00:00.123Z"
+MSG = MessageId("msg_1")
+REF = TaskRef(TaskId("t1"), ContextId("c1"), Principal("p"), created_at=AT)
+ASKED = Interrupted(
+    RequestId("per_1"),
+    "permission",
+    SessionId("ses_1"),
+    permission="bash",
+    patterns=["rm -rf x"],
+    always=["rm *"],
+    metadata={"command": "rm -rf x"},
+    call_id="call_1",
+    tool="bash",
+    tool_input={"command": "rm -rf x"},
+    asked_at=AT,
+    expires_at=AT + 600_000,
+    default="reject",
+)
+QUESTION = Interrupted(
+    RequestId("que_1"),
+    "question",
+    SessionId("ses_1"),
+    questions=[Question("Which?", "Color", [QuestionOption("Red", "r")], multiple=True)],
+)
+USER = Message(
+    "m1",
+    "user",
+    [
+        Part("text", "do it"),
+        Part("raw", raw="QUJD", media_type="image/png", filename="a.png"),
+        Part("url", url="https://x/y"),
+        Part("data", data=[2**53 + 1], metadata={"a": 1}),
+    ],
+    metadata={"n": 5},
+    extensions=["urn:x"],
+    reference_task_ids=["t0"],
+)
+TOOL = ToolChanged(
+    MSG, "prt_2", "call_1", "bash", "completed", "Remove x", {"command": "rm"}, "done"
+)
+DIFF = DiffChanged([FileChange("a.py", "modified", 2, 1)], "--- a.py\n+++ a.py\n")
+USAGE = UsageCounted(Usage(90, 15, 5, 10, 0, 0.5), Usage(1, 2))
+TURN: tuple[LogEvent, ...] = (
+    Accepted(USER),
+    SessionBound(SessionId("ses_1"), title="Fix"),
+    Started(),
+    ReasoningGrew(MSG, "prt_0", "hm", opens=True),
+    LaneClosed(Lane.REASONING, MSG),
+    TextGrew(MSG, "prt_1", 'I "will"\n', opens=True),
+    ToolChanged(MSG, "prt_2", "call_1", "bash", "running", input={"command": "rm"}),
+    Progressed("step", "running", part_id="prt_9", todos=[{"content": "x"}]),
+    ASKED,
+    QUESTION,
+    Answered(Message("m2", "user", [Part("text", "once")])),
+    Resumed(RequestId("per_1"), "permission", "once", by="p"),
+    Resumed(RequestId("que_1"), "question", "replied"),
+    Recovered("restart"),
+    TOOL,
+    TextGrew(MSG, "prt_3", "Done."),
+    LaneReplaced(Lane.TEXT, MSG, [("prt_1", "I will.\n"), ("prt_3", "Done.")]),
+    LaneClosed(Lane.TEXT, MSG),
+    DIFF,
+    USAGE,
+    Finished(Outcome.COMPLETED, MSG, "stop"),
+)
+ENDINGS = (
+    Finished(Outcome.COMPLETED, MSG, "stop", structured={"a": 1}),
+    Finished(Outcome.FAILED, failure=Failure("UPSTREAM_QUOTA_EXCEEDED", "Wait.", 429)),
+    Finished(Outcome.CANCELED),
+    Finished(Outcome.REJECTED, failure=Failure("PERMISSION_REJECTED", "No.")),
+    Finished(Outcome.AUTH_REQUIRED, failure=Failure("UPSTREAM_UNAUTHORIZED", "Sign in.", 401)),
+)
+
+
+def run(*events: LogEvent, ref: TaskRef = REF) -> tuple[TaskState, list[Entry]]:
+    state = TaskState(ref)
+    return state, [state.apply(event, AT) for event in events]
+
+
+def last(*events: LogEvent, ref: TaskRef = REF, dialect: Dialect = Dialect.V1) -> JsonObject:
+    """Return the last of some events as a stream carries it."""
+    _, entries = run(*events, ref=ref)
+    encoded = render.entry(entries[-1], ref, dialect)
+    assert encoded is not None
+    return orjson.loads(encoded)
+
+
+def artifact(update: JsonObject) -> JsonObject:
+    return cast(JsonObject, cast(JsonObject, update["artifactUpdate"])["artifact"])
+
+
+def at(value: Json, *path: str | int) -> Json:
+    for step in path:
+        value = cast(dict[str | int, Json], value)[step]
+    return value
+
+
+def reads(rendered: JsonObject, proto: ProtoMessage) -> ProtoMessage:
+    return ParseDict(rendered, proto, ignore_unknown_fields=False)
+
+
+def read_event03(rendered: JsonObject) -> object:
+    models = {
+        "status-update": v03.TaskStatusUpdateEvent,
+        "artifact-update": v03.TaskArtifactUpdateEvent,
+    }
+    event = models[str(rendered["kind"])].model_validate(rendered, extra="forbid")
+    response = v03.SendStreamingMessageSuccessResponse(result=event)
+    return conversions.to_core_stream_response(response)
+
+
+@pytest.mark.parametrize("length", range(1, len(TURN) + 1))
+def test_the_sdk_reads_the_task_of_every_line_at_any_moment(length: int) -> None:
+    state, _ = run(*TURN[:length])
+
+    reads(render.task(state, Dialect.V1), Task())
+    old = v03.Task.model_validate(render.task(state, Dialect.V03), extra="forbid")
+    conversions.to_core_task(old)
+    proto = reads(render.task(state, Dialect.PROTO03), a2a_v0_3_pb2.Task())
+    proto_utils.FromProto.task(cast(a2a_v0_3_pb2.Task, proto))
+
+
+@pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: ending.outcome.value)
+def test_the_sdk_reads_every_ending(ending: Finished) -> None:
+    state, entries = run(Accepted(USER), Started(), ending)
+    reads(render.task(state, Dialect.V1), Task())
+    conversions.to_core_task(v03.Task.model_validate(render.task(state, Dialect.V03)))
+    reads(render.task(state, Dialect.PROTO03), a2a_v0_3_pb2.Task())
+    assert [render.ends_stream(entry) for entry in entries] == [False, False, True]
+
+
+def test_the_sdk_reads_every_entry_of_every_line() -> None:
+    _, entries = run(*TURN)
+    silent = [type(e.event) for e in entries if render.entry(e, REF, Dialect.V1) is None]
+    assert silent == [Accepted, Answered, UsageCounted]
+
+    for entry in entries:
+        for dialect in Dialect:
+            encoded = render.entry(entry, REF, dialect)
+            if encoded is None:
+                continue
+            rendered: JsonObject = orjson.loads(encoded)
+            match dialect:
+                case Dialect.V1:
+                    reads(rendered, StreamResponse())
+                case Dialect.V03:
+                    read_event03(rendered)
+                case Dialect.PROTO03:
+                    proto = reads(rendered, a2a_v0_3_pb2.StreamResponse())
+                    proto_utils.FromProto.stream_response(cast(a2a_v0_3_pb2.StreamResponse, proto))
+
+
+def test_an_entry_is_encoded_once() -> None:
+    _, entries = run(Accepted(USER), TextGrew(MSG, "prt_1", "x", opens=True))
+
+    for entry in entries:
+        assert render.entry(entry, REF, Dialect.V1) is render.entry(entry, REF, Dialect.V1)
+
+
+@given(st.text(), st.integers(1, 2**53), st.text(), st.text(min_size=1), st.booleans())
+def test_growing_text_is_framed_as_json_would_be(
+    text: str, seq: int, context: str, message_id: str, opens: bool
+) -> None:
+    ref = TaskRef(TaskId("t1"), ContextId(context), Principal("p"))
+    entry = Entry(seq, AT, TextGrew(MessageId(message_id), "prt_1", text, opens))
+
+    encoded = render.entry(entry, ref, Dialect.V1)
+
+    assert encoded is not None
+    assert orjson.loads(encoded) == {
+        "artifactUpdate": {
+            "taskId": "t1",
+            "contextId": context,
+            "artifact": {
+                "artifactId": "t1:stream:text",
+                "name": "text",
+                "parts": [{"text": text}],
+                "metadata": {
+                    "shared": {
+                        "stream": {
+                            "block_type": "text",
+                            "source": "stream",
+                            "message_id": message_id,
+                            "event_id": f"t1:{context}:t1:stream:{seq}",
+                            "sequence": seq,
+                        }
+                    }
+                },
+            },
+            "append": not opens,
+            "lastChunk": False,
+        }
+    }
+
+
+def test_growing_text_of_0_3_has_its_kinds() -> None:
+    update = last(TextGrew(MSG, "prt_1", "x", opens=True), dialect=Dialect.V03)
+
+    assert (update["kind"], update["append"]) == ("artifact-update", False)
+    assert at(update, "artifact", "parts") == [{"kind": "text", "text": "x"}]
+
+
+def flags(update: JsonObject) -> tuple[Json, Json]:
+    inner = cast(JsonObject, update["artifactUpdate"])
+    return inner["append"], inner["lastChunk"]
+
+
+@pytest.mark.requirement("A2A-3.5.2")
+def test_append_and_last_chunk_are_true_to_what_happens() -> None:
+    text = TextGrew(MSG, "prt_1", "x", opens=True)
+    more = TextGrew(MSG, "prt_1", "y")
+    running = ToolChanged(MSG, "prt_2", "call_1", "bash", "running")
+    failed = ToolChanged(MSG, "prt_2", "call_1", "bash", "error", error="no")
+
+    assert flags(last(text)) == (False, False)
+    assert flags(last(text, more)) == (True, False)
+    assert flags(last(text, LaneReplaced(Lane.TEXT, MSG, [("p", "z")]))) == (False, False)
+    assert flags(last(text, LaneClosed(Lane.TEXT, MSG))) == (True, True)
+    assert artifact(last(text, LaneClosed(Lane.TEXT, MSG)))["parts"] == [{"text": ""}]
+    assert flags(last(running)) == (False, False)
+    assert flags(last(running, TOOL)) == (False, True)
+    assert flags(last(running, failed)) == (False, True)
+    assert flags(last(DIFF)) == (False, True)
+
+
+CHUNKS = st.lists(
+    st.tuples(st.sampled_from(["grow", "replace"]), st.text(max_size=4)), min_size=1, max_size=12
+)
+
+
+@given(CHUNKS)
+def test_a_reader_of_the_stream_ends_with_the_text_of_the_stored_task(
+    chunks: list[tuple[str, str]],
+) -> None:
+    events: list[LogEvent] = []
+    for kind, text in chunks:
+        if kind == "grow":
+            events.append(TextGrew(MSG, "prt_1", text, opens=not events))
+        else:
+            events.append(LaneReplaced(Lane.TEXT, MSG, [("prt_1", text)]))
+    state, entries = run(*events, LaneClosed(Lane.TEXT, MSG))
+
+    seen = ""
+    for entry in entries:
+        update = at(orjson.loads(render.entry(entry, REF, Dialect.V1) or b""), "artifactUpdate")
+        text = str(at(update, "artifact", "parts", 0, "text"))
+        seen = seen + text if at(update, "append") else text
+
+    stored = render.task(state, Dialect.V1)
+    assert at(stored, "artifacts", 0, "parts") == [{"text": seen}]
+
+
+def test_a_finished_task_tells_it_all() -> None:
+    state, _ = run(*TURN)
+
+    task = render.task(state, Dialect.V1)
+
+    artifacts = cast(list[JsonObject], task["artifacts"])
+    assert [(a["artifactId"], a["name"]) for a in artifacts] == [
+        ("t1:stream:reasoning", "reasoning"),
+        ("t1:stream:text", "text"),
+        ("t1:stream:tool:prt_2", "bash"),
+        ("t1:diff", "diff"),
+    ]
+    assert artifacts[1]["parts"] == [{"text": "I will.\nDone."}]
+    assert artifacts[2]["parts"] == [
+        {
+            "data": {
+                "call_id": "call_1",
+                "tool": "bash",
+                "status": "completed",
+                "title": "Remove x",
+                "input": {"command": "rm"},
+                "output": "done",
+            },
+            "mediaType": "application/json",
+        }
+    ]
+    assert artifacts[3]["parts"] == [
+        {
+            "text": "--- a.py\n+++ a.py\n",
+            "mediaType": "text/x-diff",
+            "filename": "changes.diff",
+        },
+        {
+            "data": {
+                "files": [{"file": "a.py", "status": "modified", "additions": 2, "deletions": 1}],
+                "truncated": False,
+            },
+            "mediaType": "application/json",
+        },
+    ]
+    assert task["status"] == {"state": "TASK_STATE_COMPLETED", "timestamp": TIME}
+    assert task["metadata"] == {
+        "shared": {
+            "session": {"id": "ses_1", "title": "Fix"},
+            "usage": {
+                "input_tokens": 90,
+                "output_tokens": 15,
+                "total_tokens": 120,
+                "reasoning_tokens": 5,
+                "cache_tokens": {"read_tokens": 10, "write_tokens": 0},
+                "cost": 0.5,
+                "children": {
+                    "input_tokens": 1,
+                    "output_tokens": 2,
+                    "total_tokens": 3,
+                    "reasoning_tokens": 0,
+                    "cache_tokens": {"read_tokens": 0, "write_tokens": 0},
+                    "cost": 0.0,
+                },
+            },
+        },
+        "opencode": {"finish": "stop"},
+    }
+    assert [at(m, "messageId") for m in cast(list[Json], task["history"])] == ["m1", "m2"]
+    assert at(task, "history", 0, "parts", 3, "data") == [2**53 + 1]
+
+
+@pytest.mark.requirement("A2A-3.2.4")
+def test_history_is_cut_to_the_newest_and_left_out_when_none_is_wanted() -> None:
+    state, _ = run(*TURN)
+
+    assert [
+        at(m, "messageId") for m in cast(list[Json], render.task(state, Dialect.V1, 1)["history"])
+    ] == ["m2"]
+    assert "history" not in render.task(state, Dialect.V1, 0)
+    assert "artifacts" not in render.task(state, Dialect.V1, artifacts=False)
+
+
+def test_a_prompt_is_told_with_a_message_and_in_full_detail() -> None:
+    update = at(last(Started(), ASKED), "statusUpdate")
+
+    status = cast(JsonObject, at(update, "status"))
+    assert status["state"] == "TASK_STATE_INPUT_REQUIRED"
+    message = cast(JsonObject, status["message"])
+    assert (message["messageId"], message["role"]) == ("t1:prompt:per_1", "ROLE_AGENT")
+    assert (message["taskId"], message["contextId"]) == ("t1", "c1")
+    assert "rm -rf x" in str(at(message, "parts", 0, "text"))
+    assert at(update, "metadata", "shared", "interrupt") == {
+        "request_id": "per_1",
+        "type": "permission",
+        "phase": "asked",
+        "session_id": "ses_1",
+        "details": {
+            "permission": "bash",
+            "patterns": ["rm -rf x"],
+            "always": ["rm *"],
+            "metadata": {"command": "rm -rf x"},
+            "tool": {"call_id": "call_1", "name": "bash", "input": {"command": "rm -rf x"}},
+        },
+        "asked_at": TIME,
+        "expires_at": "2026-11-15T09:10:00.123Z",
+        "default": "reject",
+    }
+    assert at(update, "metadata", "shared", "stream") == {
+        "source": "interrupt",
+        "message_id": "t1:c1:assistant",
+        "event_id": "t1:c1:t1:stream:2",
+        "sequence": 2,
+    }
+
+
+def test_a_question_is_told_with_its_options() -> None:
+    update = last(Started(), QUESTION)
+
+    assert at(update, "statusUpdate", "metadata", "shared", "interrupt", "details") == {
+        "questions": [
+            {
+                "header": "Color",
+                "question": "Which?",
+                "options": [{"label": "Red", "value": "Red", "description": "r"}],
+                "multiple": True,
+                "custom": True,
+            }
+        ]
+    }
+
+
+def test_an_answer_is_told_with_its_resolution() -> None:
+    resumed = Resumed(RequestId("per_1"), "permission", "rejected", by="p")
+    update = at(last(Started(), ASKED, resumed), "statusUpdate")
+
+    assert at(update, "status") == {"state": "TASK_STATE_WORKING", "timestamp": TIME}
+    assert at(update, "metadata", "shared", "interrupt") == {
+        "request_id": "per_1",
+        "type": "permission",
+        "phase": "resolved",
+        "resolution": "rejected",
+        "by": "p",
+    }
+
+
+def test_a_failure_names_its_remedy_type_and_upstream_status() -> None:
+    update = at(last(Started(), ENDINGS[1]), "statusUpdate")
+
+    assert at(update, "status", "state") == "TASK_STATE_FAILED"
+    assert at(update, "status", "message", "parts") == [{"text": "Wait."}]
+    assert at(update, "metadata", "opencode", "error") == {
+        "type": "UPSTREAM_QUOTA_EXCEEDED",
+        "upstream_status": 429,
+    }
+    assert at(update, "metadata", "shared", "stream") == {
+        "source": "status",
+        "message_id": "t1:c1:assistant",
+        "event_id": "t1:c1:t1:stream:status",
+    }
+
+
+def test_a_recovery_is_told_as_progress() -> None:
+    update = at(last(Started(), Recovered("The service was restarted")), "statusUpdate")
+
+    assert at(update, "status", "state") == "TASK_STATE_WORKING"
+    assert at(update, "metadata", "shared", "progress") == {
+        "type": "recovered",
+        "status": "resumed",
+        "reason": "The service was restarted",
+    }
+
+
+@pytest.mark.requirement("A2A-0.3-final")
+def test_final_of_0_3_is_set_where_a_stream_ends() -> None:
+    _, entries = run(*TURN)
+
+    final = {
+        type(entry.event)
+        for entry in entries
+        if entry.status
+        and (encoded := render.entry(entry, REF, Dialect.V03))
+        and orjson.loads(encoded).get("final")
+    }
+
+    # The first answer leaves the question open: the task still waits.
+    assert final == {Interrupted, Resumed, Finished}
+    assert last(Started(), Progressed("step", "running"), dialect=Dialect.V03)["final"] is False
+
+
+def test_states_are_spelled_as_each_line_has_them() -> None:
+    state, _ = run(Started(), Finished(Outcome.CANCELED))
+    assert [at(render.task(state, dialect), "status", "state") for dialect in Dialect] == [
+        "TASK_STATE_CANCELED",
+        "canceled",
+        "TASK_STATE_CANCELLED",
+    ]
+
+
+TEXT_ONLY = TaskRef(TaskId("t1"), ContextId("c1"), Principal("p"), ("text/plain",), AT)
+WITH_JSON = TaskRef(
+    TaskId("t1"), ContextId("c1"), Principal("p"), ("application/json", "text/plain"), AT
+)
+
+
+def test_a_caller_that_takes_only_text_gets_data_as_sorted_json_and_no_files() -> None:
+    state, _ = run(*TURN, ref=TEXT_ONLY)
+
+    task = render.task(state, Dialect.V1)
+
+    artifacts = cast(list[JsonObject], task["artifacts"])
+    assert artifacts[2]["parts"] == [
+        {
+            "text": '{"call_id":"call_1","input":{"command":"rm"},"output":"done",'
+            '"status":"completed","title":"Remove x","tool":"bash"}'
+        }
+    ]
+    assert at(artifacts[2], "metadata", "shared", "stream", "block_type") == "tool_call"
+    assert [list(cast(JsonObject, part)) for part in cast(list[Json], artifacts[3]["parts"])] == [
+        ["text"]
+    ]
+    assert at(task, "metadata", "opencode", "output_negotiation") == {
+        "accepted_output_modes": ["text/plain"]
+    }
+    assert at(task, "history", 0, "parts") == [
+        {"text": "do it"},
+        {"text": f"[{2**53 + 1}]", "metadata": {"a": 1}},
+    ]
+
+
+def test_negotiated_modes_are_told_with_every_event_and_data_stay_data_when_accepted() -> None:
+    for event in (TextGrew(MSG, "p", "x", opens=True), TOOL, DIFF):
+        update = cast(JsonObject, last(event, ref=WITH_JSON)["artifactUpdate"])
+        assert at(update, "metadata", "opencode", "output_negotiation") == {
+            "accepted_output_modes": ["application/json", "text/plain"]
+        }
+    data = artifact(last(DIFF, ref=WITH_JSON))["parts"]
+    assert [at(part, "mediaType") for part in cast(list[Json], data)] == ["application/json"]
+
+
+def test_the_diff_is_a_file_in_0_3_json_and_text_in_its_proto_form() -> None:
+    old = cast(JsonObject, last(DIFF, dialect=Dialect.V03)["artifact"])
+    assert at(old, "parts", 0, "file", "mimeType") == "text/x-diff"
+
+    proto = artifact(last(DIFF, dialect=Dialect.PROTO03))
+    assert at(proto, "parts", 0) == {"text": DIFF.patch}
+
+
+def test_a_cursor_counts_the_recoveries_before_it() -> None:
+    state, _ = run(Accepted(USER), Started(), Recovered("x"), Started())
+
+    assert [render.cursor(seq, state) for seq in range(1, 5)] == [b"1", b"2", b"3.1", b"4.1"]
+    assert render.cursor(7, TaskState(REF)) == b"7"

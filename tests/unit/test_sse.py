@@ -1,0 +1,221 @@
+"""A stream says what there is to say, and never ends in silence."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+
+import httpx2
+import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from opencode_a2a.web.sse import Drain, Ending, EventStream, StreamLimits
+from tests.support.running import RawClient, raw, running
+
+Frames = AsyncGenerator[bytes, None]
+PING = b": ping\n\n"
+
+
+class Source:
+    """Frames that come when the test says so, and a note of how they ended."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
+        self.closed = asyncio.Event()
+
+    async def frames(self) -> Frames:
+        try:
+            while (item := await self.queue.get()) is not None:
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+        finally:
+            self.closed.set()
+
+
+def farewell(ending: Ending) -> bytes:
+    return f"event: end\ndata: {ending}\n\n".encode()
+
+
+def stream_app(
+    frames: Callable[[], Frames], limits: StreamLimits | None = None, drain: Drain | None = None
+) -> ASGIApp:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        stream = EventStream(
+            frames(),
+            limits=limits,
+            drain=drain,
+            farewell=farewell,
+            headers=((b"x-mine", b"1"),),
+        )
+        await stream(scope, receive, send)
+
+    return app
+
+
+async def read_all(url: str) -> tuple[httpx2.Headers, bytes]:
+    async with httpx2.AsyncClient() as http:
+        response = await http.get(url)
+    return response.headers, response.content
+
+
+async def test_frames_are_written_as_they_are_after_a_first_comment() -> None:
+    source = Source()
+    for frame in (b"id: 1\ndata: a\n\n", b"id: 2\ndata: \xc3\xa4\n\n", None):
+        source.queue.put_nowait(frame)
+
+    async with asyncio.timeout(5), running(stream_app(source.frames), lifespan="off") as url:
+        headers, body = await read_all(url)
+
+    assert body == PING + b"id: 1\ndata: a\n\nid: 2\ndata: \xc3\xa4\n\n"
+    assert headers["content-type"] == "text/event-stream"
+    assert headers["cache-control"] == "no-cache, no-transform"
+    assert (headers["x-accel-buffering"], headers["x-mine"]) == ("no", "1")
+    assert source.closed.is_set()
+
+
+async def test_a_quiet_stream_is_kept_alive_by_comments_and_goes_on() -> None:
+    source = Source()
+    app = stream_app(source.frames, StreamLimits(keepalive=0.01))
+
+    async with asyncio.timeout(5), running(app, lifespan="off") as url, raw(url) as reader:
+        await ask(reader)
+        comments = [await chunk(reader) for _ in range(4)]
+        source.queue.put_nowait(b"data: x\n\n")
+        while (frame := await chunk(reader)) == PING:
+            pass
+
+    assert (comments, frame) == ([PING] * 4, b"data: x\n\n")
+
+
+async def test_a_reader_who_leaves_ends_the_stream_at_once() -> None:
+    source = Source()
+    app = stream_app(source.frames, StreamLimits(keepalive=3600))
+
+    async with asyncio.timeout(5), running(app, lifespan="off") as url:
+        async with raw(url) as reader:
+            await ask(reader)
+            await chunk(reader)
+        await source.closed.wait()
+
+
+@pytest.mark.requirement("I8")
+async def test_a_reader_who_does_not_read_is_cut_off() -> None:
+    closed = asyncio.Event()
+
+    async def flood() -> Frames:
+        try:
+            while True:
+                yield b"data: " + b"x" * 65536 + b"\n\n"
+        finally:
+            closed.set()
+
+    app = stream_app(flood, StreamLimits(keepalive=0.05, send_deadline=0.2, max_bytes=0))
+    # The server can stop only when the connection is really gone.
+    async with asyncio.timeout(10), running(app, lifespan="off") as url, raw(url) as reader:
+        reader.writer.transport.pause_reading()  # type: ignore[attr-defined] # a socket's can
+        await ask(reader, read=False)
+        await closed.wait()
+
+
+@pytest.mark.requirement("I14")
+async def test_when_the_server_stops_every_stream_says_goodbye() -> None:
+    source, drain = Source(), Drain()
+    app = stream_app(source.frames, StreamLimits(keepalive=3600), drain)
+
+    async with asyncio.timeout(5), raw_after(app, drain) as (readers, stop):
+        for reader in readers:
+            await ask(reader)
+            await chunk(reader)
+        stop()
+        last = [await chunk(reader) for reader in readers]
+        rest = [await chunk(reader) for reader in readers]
+
+    assert last == [farewell(Ending.DRAINED)] * 3
+    assert rest == [b""] * 3
+    assert len(drain) == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "ending"),
+    [
+        (StreamLimits(max_bytes=30), Ending.TOO_MANY_BYTES),
+        (StreamLimits(max_seconds=0.05), Ending.TOO_LONG),
+        (StreamLimits(idle_seconds=0.05), Ending.IDLE),
+    ],
+)
+async def test_a_budget_ends_a_stream_with_a_word(limits: StreamLimits, ending: Ending) -> None:
+    source = Source()
+    for _ in range(2):
+        source.queue.put_nowait(b"data: 0123456789\n\n")
+
+    async with (
+        asyncio.timeout(5),
+        running(stream_app(source.frames, limits), lifespan="off") as url,
+    ):
+        _, body = await read_all(url)
+
+    assert body.endswith(farewell(ending))
+    assert source.closed.is_set()
+
+
+@pytest.mark.requirement("I5")
+async def test_a_defect_behind_the_stream_is_told_without_its_text() -> None:
+    source = Source()
+    source.queue.put_nowait(b"data: a\n\n")
+    source.queue.put_nowait(ValueError("a secret"))
+
+    async with asyncio.timeout(5), running(stream_app(source.frames), lifespan="off") as url:
+        _, body = await read_all(url)
+
+    assert body == PING + b"data: a\n\n" + farewell(Ending.FAILED)
+
+
+async def test_the_last_word_of_its_own_says_how_to_come_back() -> None:
+    drain = Drain()
+    drain.begin()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await EventStream(Source().frames(), drain=drain)(scope, receive, send)
+
+    async with asyncio.timeout(5), running(app, lifespan="off") as url:
+        _, body = await read_all(url)
+
+    assert b"Last-Event-ID" in body
+    assert b"STREAM_DRAINED" in body
+
+
+class raw_after:  # noqa: N801 # used like a function
+    """Three readers of an app, and a way to stop its server while they read."""
+
+    def __init__(self, app: ASGIApp, drain: Drain) -> None:
+        self._app = app
+        self._drain = drain
+        self._stop = asyncio.Event()
+        self._url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def __aenter__(self) -> tuple[list[RawClient], Callable[[], None]]:
+        self._serving = asyncio.create_task(self._serve())
+        self._connections = [raw(await self._url) for _ in range(3)]
+        readers = [await connection.__aenter__() for connection in self._connections]
+        return readers, self._stop.set
+
+    async def __aexit__(self, *_: object) -> None:
+        for connection in self._connections:
+            await connection.__aexit__(None, None, None)
+        await self._serving
+
+    async def _serve(self) -> None:
+        async with running(self._app, drain=self._drain, lifespan="off") as url:
+            self._url.set_result(url)
+            await self._stop.wait()
+
+
+async def ask(reader: RawClient, *, read: bool = True) -> None:
+    await reader.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    if read:
+        await reader.answer()
+
+
+async def chunk(reader: RawClient) -> bytes:
+    """Read one chunk of the body; nothing at its end."""
+    size = int(await reader.reader.readline(), 16)
+    return (await reader.reader.readexactly(size + 2))[:-2]

@@ -1,0 +1,146 @@
+"""Log records: their form, their ids, and what they do not tell."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from opencode_a2a.telemetry import configure, mask_text, mask_url, redact, secret_key
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _restore_logging() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction] - used by pytest
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+    structlog.reset_defaults()
+
+
+def records(stream: io.StringIO) -> list[dict[str, object]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_a_record_is_one_line_of_json_with_its_ids() -> None:
+    stream = io.StringIO()
+    configure("INFO", stream)
+
+    with structlog.contextvars.bound_contextvars(request_id="r1", task_id="t1"):
+        structlog.get_logger().info("turn ended", seconds=2)
+
+    [record] = records(stream)
+    assert record.pop("timestamp")
+    assert record == {
+        "event": "turn ended",
+        "level": "info",
+        "request_id": "r1",
+        "task_id": "t1",
+        "seconds": 2,
+    }
+
+
+def test_records_below_the_level_are_left_out() -> None:
+    stream = io.StringIO()
+    configure("WARNING", stream)
+
+    structlog.get_logger().info("quiet")
+    logging.getLogger("library").info("quiet")
+
+    assert records(stream) == []
+
+
+def test_records_of_libraries_take_the_same_way() -> None:
+    stream = io.StringIO()
+    configure("INFO", stream)
+
+    logging.getLogger("library").warning("calling %s", "https://user:geheim@host/")
+
+    [record] = records(stream)
+    assert (record["logger"], record["level"]) == ("library", "warning")
+    assert record["event"] == "calling https://user:********@host/"
+
+
+def test_an_exception_is_told_without_its_secrets() -> None:
+    stream = io.StringIO()
+    configure("INFO", stream)
+
+    try:
+        raise ValueError("postgresql://user:geheim@host/db")
+    except ValueError:
+        structlog.get_logger().exception("no database")
+
+    [record] = records(stream)
+    assert "ValueError" in str(record["exception"])
+    assert "geheim" not in stream.getvalue()
+
+
+def test_a_terminal_gets_text_for_people() -> None:
+    stream = Terminal()
+    configure("INFO", stream)
+
+    structlog.get_logger().info("turn ended", token="geheim")  # noqa: S106 - the case under test
+
+    assert "turn ended" in stream.getvalue()
+    assert "geheim" not in stream.getvalue()
+    assert not stream.getvalue().startswith("{")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Authorization",
+        "proxy-authorization",
+        "token",
+        "accessToken",
+        "bearer_token",
+        "password",
+        "client_secret",
+        "apiKey",
+        "api_key",
+        "X-Api-Key",
+        "Set-Cookie",
+        "credentials",
+    ],
+)
+def test_names_of_secrets_are_known(name: str) -> None:
+    assert secret_key(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["max_tokens", "inputTokens", "token_count", "tokens", "author", "key", "secretary"]
+)
+def test_names_of_figures_are_no_secrets(name: str) -> None:
+    assert not secret_key(name)
+
+
+def test_secrets_are_masked_at_any_depth() -> None:
+    value = {"headers": [{"Authorization": "Basic abc", "accept": "*/*"}], "max_tokens": 5}
+
+    assert redact(value) == {
+        "headers": [{"Authorization": "********", "accept": "*/*"}],
+        "max_tokens": 5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("url", "masked"),
+    [
+        ("postgresql://u:p@ss@h/db", "postgresql://u:********@h/db"),
+        ("https://h/x?api_key=abc&page=2", "https://h/x?api_key=********&page=2"),
+        ("sqlite:///./x.db", "sqlite:///./x.db"),
+    ],
+)
+def test_a_url_is_told_without_its_secrets(url: str, masked: str) -> None:
+    assert mask_url(url) == masked
+
+
+def test_a_header_in_a_text_is_masked() -> None:
+    assert mask_text("sent Bearer abcdef.ghi to them") == "sent Bearer ******** to them"
