@@ -7,6 +7,7 @@ a target is missed or an answer of ours is not whole.
 import argparse
 import os
 import resource
+import signal
 import sys
 import time
 from dataclasses import asdict
@@ -55,6 +56,11 @@ def kept() -> tuple[Results, float]:
     }, value["load"]
 
 
+def terminate(number: int, frame: object) -> None:
+    """Leave in order, so that every process that was started is stopped."""
+    sys.exit(128 + number)
+
+
 def main() -> int:
     options = arguments()
     if options.report:
@@ -63,6 +69,7 @@ def main() -> int:
     # A thousand streams are a thousand descriptors, in every process of the bench.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    signal.signal(signal.SIGTERM, terminate)
     started = time.monotonic()
     results, load = run(options)
     print(f"\n{report.table(results)}\n\n{report.targets(results)}\n")

@@ -246,16 +246,19 @@ class Running:
         self.system = system
         self.state = state or Path(tempfile.mkdtemp(prefix="bench-"))
         self.keeps_state = state is not None
-        self.upstream = self._spawn([sys.executable, "-m", "bench.upstream"])
-        if self.upstream.stdout is None:
-            raise RuntimeError("the upstream has no output")
-        upstream_port = int(self.upstream.stdout.readline())
-        self.server: subprocess.Popen[bytes] | None = None
-        self.place = Place(free_port(), upstream_port, self.state)
         self.start_seconds = 0.0
-        command = system.command(self.place)
-        if command:
-            self._start(command)
+        self.server: subprocess.Popen[bytes] | None = None
+        self.upstream = self._spawn([sys.executable, "-m", "bench.upstream"])
+        try:
+            if self.upstream.stdout is None:
+                raise RuntimeError("the upstream has no output")
+            self.place = Place(free_port(), int(self.upstream.stdout.readline()), self.state)
+            command = system.command(self.place)
+            if command:
+                self._start(command)
+        except BaseException:  # nobody else can stop what a constructor has started
+            self.__exit__()
+            raise
 
     @property
     def port(self) -> int:
@@ -266,7 +269,6 @@ class Running:
         self.server = self._spawn(command, self.system.settings(self.place))
         while not self._answers():
             if self.server.poll() is not None or time.monotonic() - started > START_SECONDS:
-                self.stop()
                 raise RuntimeError(f"{self.system.label} did not start: {self.output()}")
             time.sleep(0.002)
         self.start_seconds = time.monotonic() - started

@@ -7,10 +7,11 @@ lifespan starts and stops everything; ``serve`` runs it on a socket until a sign
 import asyncio
 import os
 import signal
+import socket
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,21 +23,25 @@ from opencode_a2a import __version__, telemetry
 from opencode_a2a.clock import now_ms
 from opencode_a2a.config import Credential as CredentialEntry
 from opencode_a2a.config import Settings
-from opencode_a2a.demo.server import DemoModel, opencode_config
 from opencode_a2a.events import JsonObject
 from opencode_a2a.execution.interrupts import Interrupts, Policy, Rule
 from opencode_a2a.execution.sessions import Sessions
+from opencode_a2a.execution.tools import Tools
 from opencode_a2a.execution.turn import PromptDefaults, Turns, Watch
 from opencode_a2a.execution.workspace import Workspace
+from opencode_a2a.extensions import Deps, Dispatcher, dispatcher
 from opencode_a2a.messages import ModelChoice
 from opencode_a2a.peers.network import EgressError, Fetched, fetch
-from opencode_a2a.protocol.announced import METADATA_EXTENSIONS
-from opencode_a2a.protocol.card import CardFacts, Cards
+from opencode_a2a.peers.tool import SERVER, PeerTool
+from opencode_a2a.protocol.card import Cards
+from opencode_a2a.protocol.contracts import card_facts, contracts, spoken
 from opencode_a2a.protocol.exchange import Stream, Terms
 from opencode_a2a.protocol.handler import Operations
+from opencode_a2a.protocol.openapi import OpenApi
 from opencode_a2a.protocol.rest import EXCEPTION_HANDLERS, RestBinding
 from opencode_a2a.protocol.rpc import RpcBinding
 from opencode_a2a.protocol.versions import Line
+from opencode_a2a.protocol.views import Views
 from opencode_a2a.store.database import MEMORY, Database, DatabaseError
 from opencode_a2a.tasks.admit import Limits
 from opencode_a2a.tasks.board import Board
@@ -44,6 +49,7 @@ from opencode_a2a.tasks.journal import Journal
 from opencode_a2a.tasks.recovery import recover, sweep
 from opencode_a2a.upstream.client import OpenCode
 from opencode_a2a.upstream.feed import Feed
+from opencode_a2a.upstream.models import McpServer
 from opencode_a2a.upstream.process import (
     Launch,
     ManagedOpenCode,
@@ -53,7 +59,7 @@ from opencode_a2a.web.auth import Credential, basic, bearer, generate_token
 from opencode_a2a.web.edge import EdgeRules, RateRules, edge
 from opencode_a2a.web.guards import BodyLimits, BoundaryRules
 from opencode_a2a.web.pages import PageContent, Readiness
-from opencode_a2a.web.server import server
+from opencode_a2a.web.server import BindError, Server, bind, server
 from opencode_a2a.web.sse import Drain, EventStream, StreamLimits, early_end
 
 log = structlog.get_logger(__name__)
@@ -80,12 +86,18 @@ class Service:
         self.settings = settings
         self.drain = Drain()
         self.upstream: Upstream | None = None
+        self.failed = False
+        """A part without which the service cannot go on has failed."""
+        self.tool = _peer_tool(settings)
+        """What OpenCode's model asks other agents with."""
         self._app: ASGIApp | None = None
         self._lifespan = Starlette(lifespan=lambda _: self.running())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or self._app is None:
             await self._lifespan(scope, receive, send)
+        elif self.tool is not None and scope.get("path") == self.tool.server.path:
+            await self.tool.server(scope, receive, send)  # it has a credential of its own
         else:
             await self._app(scope, receive, send)
 
@@ -121,7 +133,11 @@ class Service:
     async def _start(self, stack: AsyncExitStack) -> None:
         settings = self.settings
         database = await stack.enter_async_context(Database(_database_url(settings)))
-        upstream = self.upstream = await stack.enter_async_context(_upstream(settings))
+        tool: JsonObject | None = None
+        if self.tool is not None:
+            stack.push_async_callback(self.tool.aclose)
+            tool = self.tool.server.config(settings.local_url)
+        upstream = self.upstream = await stack.enter_async_context(_upstream(settings, tool))
         opencode = await stack.enter_async_context(
             OpenCode(
                 upstream.url,
@@ -134,21 +150,56 @@ class Service:
         feed = Feed(lambda: opencode.events(read_timeout=FEED_SILENCE_SECONDS))
         journal = Journal(database)
         turns = _turns(settings, database, opencode, feed)
+        if self.tool is not None and tool is not None:
+            turns.tools = Tools(
+                opencode,
+                SERVER,
+                McpServer.model_validate(tool),
+                self.tool.origins,
+                known=upstream.managed is not None,
+            )
         limits = settings.limits
         board = Board(
             database, journal, turns, Limits(limits.max_tasks_per_principal, limits.max_open_tasks)
         )
-        await stack.enter_async_context(_running(feed.run(), "feed"))
-        await stack.enter_async_context(_running(journal.run(), "journal"))
-        stack.push_async_callback(board.close)
+        await stack.enter_async_context(self._beside(feed.run(), "feed"))
+        await stack.enter_async_context(self._beside(journal.run(), "journal"))
+        stack.push_async_callback(self._close, board)
         taken_up = await recover(database, journal, board)
         if taken_up:
             log.warning("tasks taken up after a restart", count=taken_up)
         retention = settings.tasks.task_retention_days * 86_400.0
-        await stack.enter_async_context(_running(sweep(database, retention), "sweep"))
-        self._app = self._edge(board, database, opencode)
+        await stack.enter_async_context(self._beside(sweep(database, retention), "sweep"))
+        methods = dispatcher(_deps(settings, turns, board), settings)
+        self._app = self._edge(self._protocol(board, methods), database, opencode)
 
-    def _edge(self, board: Board, database: Database, opencode: OpenCode) -> ASGIApp:
+    async def _close(self, board: Board) -> None:
+        """Store what was told; a database that is away is waited for, but not for ever."""
+        try:
+            async with asyncio.timeout(self.settings.a2a.shutdown_grace_seconds):
+                await board.close()
+        except TimeoutError:
+            log.error("not all that was told could be stored before the end")
+
+    @asynccontextmanager
+    async def _beside(self, work: Coroutine[None, None, None], name: str) -> AsyncGenerator[None]:
+        """Run something for as long as the context lasts; without it the service cannot go on."""
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(self._end_if_failed)
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def _end_if_failed(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            part = task.get_name()
+            log.critical("a part of the service failed", part=part, exc_info=task.exception())
+            self.failed = True
+            signal.raise_signal(signal.SIGTERM)
+
+    def _edge(self, protocol: ASGIApp, database: Database, opencode: OpenCode) -> ASGIApp:
         settings = self.settings
 
         async def check_opencode() -> None:
@@ -173,11 +224,12 @@ class Service:
             log_body_limit=settings.log.body_limit,
         )
         pages = PageContent(readiness, self._health, settings.a2a.metrics_enabled)
-        return edge(self._protocol(board), rules, self._credentials(), pages)
+        return edge(protocol, rules, self._credentials(), pages)
 
-    def _protocol(self, board: Board) -> ASGIApp:
+    def _protocol(self, board: Board, methods: Dispatcher) -> ASGIApp:
         settings = self.settings
-        cards = Cards(_facts(settings), now_ms())
+        published = contracts(settings)
+        cards = Cards(card_facts(settings, published), now_ms())
         stream = StreamLimits(
             keepalive=settings.stream.keepalive_seconds,
             max_bytes=settings.stream.max_bytes,
@@ -196,10 +248,13 @@ class Service:
             )
 
         operations = Operations(board, cards, self._fetch)
-        terms = Terms(Line(settings.a2a.protocol_version), write, METADATA_EXTENSIONS)
+        terms = Terms(
+            Line(settings.a2a.protocol_version), write, published.announcements, spoken(settings)
+        )
         routes = [
-            RpcBinding(operations, terms).route(),
+            RpcBinding(operations, terms, [methods]).route(),
             *cards.routes(),
+            *OpenApi(settings, published).routes(),
             *RestBinding(operations, cards, terms).routes(),
         ]
         app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
@@ -265,20 +320,19 @@ def _credential(entry: CredentialEntry) -> Credential:
     )
 
 
-def _facts(settings: Settings) -> CardFacts:
-    a2a, auth = settings.a2a, settings.auth
-    entries = [entry for entry in auth.static_auth_credentials or () if entry.enabled]
-    uses_basic = any(entry.scheme == "basic" for entry in entries)
-    return CardFacts(
-        name=a2a.title,
-        description=a2a.description,
-        version=a2a.version or __version__,
-        public_url=settings.public_url,
-        documentation_url=a2a.documentation_url,
-        bearer=bool(auth.bearer_token) or not entries or not uses_basic or len(entries) > 1,
-        basic=uses_basic,
-        demo=a2a.demo,
-        project=a2a.project,
+def _workspace(settings: Settings) -> Workspace:
+    return Workspace(settings.workspace, allow_override=settings.a2a.allow_directory_override)
+
+
+def _deps(settings: Settings, turns: Turns, board: Board) -> Deps:
+    return Deps(
+        opencode=turns.opencode,
+        sessions=turns.sessions,
+        workspace=_workspace(settings),
+        interrupts=turns.interrupts,
+        board=board,
+        spelling=Views(),
+        defaults=turns.defaults,
     )
 
 
@@ -287,7 +341,6 @@ def _turns(settings: Settings, database: Database, opencode: OpenCode, feed: Fee
     model = None
     if own.provider_id is not None and own.model_id is not None:
         model = ModelChoice(own.provider_id, own.model_id)
-    workspace = Workspace(settings.workspace, allow_override=settings.a2a.allow_directory_override)
     policy = Policy(
         seconds=interrupts.interrupt_request_ttl_seconds,
         tombstone_seconds=interrupts.interrupt_request_tombstone_ttl_seconds,
@@ -310,15 +363,22 @@ def _turns(settings: Settings, database: Database, opencode: OpenCode, feed: Fee
     return Turns(
         opencode,
         feed,
-        Sessions(database, opencode, workspace, claim),
+        Sessions(database, opencode, _workspace(settings), claim),
         Interrupts(database, policy),
         watch,
         PromptDefaults(model, own.agent, own.system, own.variant),
     )
 
 
+def _peer_tool(settings: Settings) -> PeerTool | None:
+    """Return the tool for asking other agents, if there are any and OpenCode can reach it."""
+    if not settings.a2a.peers and not settings.a2a.peers_allow_urls:
+        return None
+    return PeerTool(settings) if settings.opencode_is_here else None
+
+
 @asynccontextmanager
-async def _upstream(settings: Settings) -> AsyncGenerator[Upstream]:
+async def _upstream(settings: Settings, tool: JsonObject | None) -> AsyncGenerator[Upstream]:
     """Start OpenCode, with a demo model behind it if asked for, or find the one that runs."""
     own = settings.opencode
     if not own.managed_server:
@@ -326,10 +386,12 @@ async def _upstream(settings: Settings) -> AsyncGenerator[Upstream]:
         yield Upstream(own.base_url, own.auth_username, password)
         return
     async with AsyncExitStack() as stack:
-        config: JsonObject | None = None
+        config: JsonObject = {"mcp": {SERVER: tool}} if tool is not None else {}
         if settings.a2a.demo:
+            from opencode_a2a.demo.server import DemoModel, opencode_config  # only for demos
+
             model = await stack.enter_async_context(DemoModel())
-            config = opencode_config(model.url)
+            config |= opencode_config(model.url)
         launch = Launch(
             environment=os.environ,
             command=own.command,
@@ -338,30 +400,10 @@ async def _upstream(settings: Settings) -> AsyncGenerator[Upstream]:
             startup_timeout=own.startup_timeout,
             state=settings.a2a.state_dir / "opencode" if settings.a2a.demo else None,
             directory=settings.workspace,
-            config=config,
+            config=config or None,
         )
         managed = await stack.enter_async_context(ManagedOpenCode(launch))
         yield Upstream(managed.url, managed.username, managed.password, managed, managed.version)
-
-
-@asynccontextmanager
-async def _running(work: Coroutine[None, None, None], name: str) -> AsyncGenerator[None]:
-    """Run something for as long as the context lasts; without it the service cannot go on."""
-    task = asyncio.create_task(work, name=name)
-    task.add_done_callback(_end_if_failed)
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-
-
-def _end_if_failed(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.critical(
-            "a part of the service failed", part=task.get_name(), exc_info=task.exception()
-        )
-        signal.raise_signal(signal.SIGTERM)
 
 
 # On a socket
@@ -370,8 +412,13 @@ def _end_if_failed(task: asyncio.Task[None]) -> None:
 def serve(settings: Settings) -> int:
     """Run the service until a signal; return the exit status."""
     telemetry.configure(settings.log.level)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(settings))
+    try:
+        listeners = bind(settings.a2a.host, settings.a2a.port)
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(_serve(settings, listeners))
+    except (BindError, DatabaseError, OpenCodeStartError) as error:
+        print(f"opencode-a2a: {error}", file=sys.stderr)
+        return 1
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -382,7 +429,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-async def _serve(settings: Settings) -> int:
+async def _serve(settings: Settings, listeners: list[socket.socket]) -> int:
     service = create_app(settings)
     began = time.monotonic()
     runner = server(
@@ -394,15 +441,54 @@ async def _serve(settings: Settings) -> int:
         lifespan="off",
     )
     try:
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(service.running())
-            announce = asyncio.create_task(_announce(service, runner.listening, began))
-            stack.callback(announce.cancel)
-            await runner.serve()
-            return 0 if runner.started else 1
-    except (DatabaseError, OpenCodeStartError) as error:
-        print(f"opencode-a2a: {error}", file=sys.stderr)
-        return 1
+        with _ended_by_signals(runner):
+            async with AsyncExitStack() as stack:
+                await stack.enter_async_context(service.running())
+                if not settings.auth.configured:
+                    stack.enter_context(_whereabouts(settings))
+                announce = asyncio.create_task(_announce(service, runner.listening, began))
+                stack.callback(announce.cancel)
+                await runner.serve(listeners)
+    except asyncio.CancelledError:
+        if not runner.should_exit:
+            raise
+    return 1 if service.failed else 0
+
+
+@contextmanager
+def _whereabouts(settings: Settings) -> Generator[None]:
+    """Leave beside the generated token where it is good: the commands send it nowhere else."""
+    file, url = settings.a2a.state_dir / "url", settings.local_url
+    file.touch(mode=0o600)
+    file.write_text(f"{url}\n")
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if file.read_text().strip() == url:
+                file.unlink()
+
+
+@contextmanager
+def _ended_by_signals(runner: Server) -> Generator[None]:
+    """Let a signal end the serving, or break off the start; what was begun is ended in order."""
+    loop, main = asyncio.get_running_loop(), asyncio.current_task()
+
+    def end() -> None:
+        if runner.should_exit:
+            runner.force_exit = True  # asked twice: open requests are not waited for
+        elif main is not None and not runner.started:
+            main.cancel()
+        runner.should_exit = True
+
+    signals = (signal.SIGINT, signal.SIGTERM)
+    for number in signals:
+        loop.add_signal_handler(number, end)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
 
 
 async def _announce(service: Service, listening: asyncio.Event, began: float) -> None:

@@ -4,9 +4,10 @@ Used by every layer; knows nothing of any wire format except the shape of OpenCo
 which sort by time.
 """
 
-import secrets
+import os
 import threading
 import time
+import uuid
 from typing import NewType
 
 SessionId = NewType("SessionId", str)
@@ -21,15 +22,45 @@ Principal = NewType("Principal", str)
 """Who a credential belongs to; everything stored has one as its owner."""
 
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-_lock = threading.Lock()
-_last = 0
+_STOCK_BYTES = 8192
+
+
+class _Ids:
+    """Random bytes taken from the system in bulk, and the last time that was used in an id."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stock = b""
+        self._used = 0
+        self._last = 0
+
+    def random(self, count: int) -> bytes:
+        with self._lock:
+            if self._used + count > len(self._stock):
+                self._stock, self._used = os.urandom(_STOCK_BYTES), 0
+            self._used += count
+            return self._stock[self._used - count : self._used]
+
+    def stamp(self) -> int:
+        with self._lock:
+            self._last = max(time.time_ns() // 1_000_000 * 4096, self._last + 1)
+            return self._last % 2**48
+
+
+_IDS = _Ids()
 
 
 def new_message_id() -> MessageId:
     """Return an OpenCode message id that sorts after every one made before it."""
-    global _last
-    with _lock:
-        _last = max(time.time_ns() // 1_000_000 * 4096, _last + 1)
-        stamp = _last % 2**48
-    tail = "".join(secrets.choice(_ALPHABET) for _ in range(14))
-    return MessageId(f"msg_{stamp:012x}{tail}")
+    tail = "".join(_ALPHABET[byte % 62] for byte in _IDS.random(14))
+    return MessageId(f"msg_{_IDS.stamp():012x}{tail}")
+
+
+def new_uuid() -> str:
+    """Return a random UUID."""
+    return str(uuid.UUID(bytes=_IDS.random(16), version=4))
+
+
+def new_hex(count: int) -> str:
+    """Return this many random bytes in hexadecimal; not for secrets."""
+    return _IDS.random(count).hex()

@@ -64,6 +64,8 @@ class Routing:
     directory: str | None = None
     workspace_id: str | None = None
     model: ModelChoice | None = None
+    hops: int = 0
+    """How many agents the request went through before it came here."""
 
 
 ANYWHERE = Routing()

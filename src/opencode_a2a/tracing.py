@@ -5,9 +5,10 @@ here knows what is traced.
 """
 
 import re
-import secrets
 from contextvars import ContextVar
 from dataclasses import dataclass
+
+from opencode_a2a.ids import new_hex
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _TRACESTATE_LIMIT = 512
@@ -27,7 +28,7 @@ class Trace:
         return f"00-{self.trace_id}-{self.span_id}-{self.flags}"
 
     def child(self) -> "Trace":
-        return Trace(self.trace_id, secrets.token_hex(8), self.flags, self.state)
+        return Trace(self.trace_id, new_hex(8), self.flags, self.state)
 
 
 current_trace: ContextVar[Trace | None] = ContextVar("current_trace", default=None)
@@ -59,5 +60,5 @@ def trace_headers() -> dict[str, str]:
 
 
 def _new_trace() -> Trace:
-    fresh = secrets.token_hex(24)
+    fresh = new_hex(24)
     return Trace(fresh[:32], fresh[32:])

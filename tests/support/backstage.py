@@ -14,13 +14,13 @@ from typing import Any, Self, TypeVar
 
 from opencode_a2a.demo.script import enclose
 from opencode_a2a.demo.server import DemoModel, opencode_config
-from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.events import JsonObject
 from opencode_a2a.upstream.process import Launch, ManagedOpenCode
 
 T = TypeVar("T")
 
 
-def script(*actions: Json) -> str:
+def script(*actions: Any) -> str:
     """Return a prompt that makes the model do exactly this."""
     return enclose(list(actions))
 
@@ -71,7 +71,8 @@ class Backstage:
 
     async def reached(self, gate: str) -> None:
         """Wait until a reply of the model stands at a gate."""
-        await self.call(self._reached(gate))
+        async with asyncio.timeout(30):
+            await self.call(self._reached(gate))
 
     async def open(self, gate: str) -> None:
         """Let the replies at a gate go on."""

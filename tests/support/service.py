@@ -1,10 +1,11 @@
-"""The service on a socket in front of a live OpenCode, and stock clients for it."""
+"""The service on a socket in front of an OpenCode, live or not, and stock clients for it."""
 
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import httpx2
 import orjson
@@ -12,15 +13,32 @@ import orjson
 from opencode_a2a.app import Service, create_app
 from opencode_a2a.config import Settings, load
 from opencode_a2a.events import Json, JsonObject
-from tests.support.backstage import Backstage
 from tests.support.running import running
 
 TOKEN = "a-token-for-the-tests-of-one-caller"  # noqa: S105 - not a secret
 
 
-def settings_for(backstage: Backstage, state: Path, **changes: str) -> Settings:
-    """Return settings as environment variables would give them."""
-    variables = {
+class Behind(Protocol):
+    """What stands behind a service."""
+
+    @property
+    def url(self) -> str: ...
+    @property
+    def password(self) -> str: ...
+    @property
+    def workspace(self) -> Path: ...
+
+
+class Reachable(Protocol):
+    """A service with a plain HTTP client for it."""
+
+    @property
+    def http(self) -> httpx2.AsyncClient: ...
+
+
+def variables_for(backstage: Behind, state: Path, **changes: str) -> dict[str, str]:
+    """Return the environment variables of a service in front of an OpenCode."""
+    return {
         "A2A_BEARER_TOKEN": TOKEN,
         "A2A_STATE_DIR": str(state),
         "A2A_TASK_STORE_DATABASE_URL": f"sqlite:///{state / 'tasks.db'}",
@@ -30,7 +48,11 @@ def settings_for(backstage: Backstage, state: Path, **changes: str) -> Settings:
         "OPENCODE_WORKSPACE_ROOT": str(backstage.workspace),
         **changes,
     }
-    return load({}, variables)
+
+
+def settings_for(backstage: Behind, state: Path, **changes: str) -> Settings:
+    """Return settings as environment variables would give them."""
+    return load({}, variables_for(backstage, state, **changes))
 
 
 @dataclass
@@ -78,13 +100,13 @@ def message(text: str, *, configuration: JsonObject | None = None, **fields: Jso
 
 @asynccontextmanager
 async def serving(
-    settings: Settings, headers: Mapping[str, str] | None = None
+    settings: Settings, headers: Mapping[str, str] | None = None, port: int = 0
 ) -> AsyncGenerator[Running]:
     """Run the service with these settings."""
     app = create_app(settings)
     sent = {"Authorization": f"Bearer {TOKEN}", **(headers or {})}
     async with (
-        running(app, drain=app.drain) as url,
+        running(app, port, drain=app.drain) as url,
         httpx2.AsyncClient(base_url=url, headers=sent, timeout=60, trust_env=False) as http,
     ):
         yield Running(url, http, app)

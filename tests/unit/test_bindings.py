@@ -1,6 +1,6 @@
 """Envelopes, versions, routes and shapes: everything that is decided before a task is touched."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import cast
 
 import httpx
@@ -31,6 +31,7 @@ class Echo:
     """An extension method that gives back what it got."""
 
     names = frozenset({"opencode.echo", "opencode.fail", "opencode.crash"})
+    disabled: Mapping[str, Mapping[str, str]] = {}
 
     def __init__(self) -> None:
         self.calls: list[str] = []

@@ -421,7 +421,7 @@ async def test_a_closed_port_is_unreachable() -> None:
         with pytest.raises(UpstreamUnreachableError) as caught:
             await opencode.health()
 
-    assert caught.value.detail == "GET /global/health: ConnectError"
+    assert caught.value.detail == "GET /global/health: ConnectionRefusedError"
 
 
 async def test_an_ordinary_call_times_out_and_a_turn_does_not(server: Recorder) -> None:

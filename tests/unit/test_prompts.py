@@ -15,7 +15,8 @@ BASH = Interrupted(
     always=["git status *", "rm *"],
     metadata={"command": "git status && rm -rf foo"},
     expires_at=AT,
-    default="reject",
+    default="the turn ends",
+    allows_always=True,
 )
 EDIT = Interrupted(
     RequestId("per_2"),
@@ -48,7 +49,7 @@ def test_a_permission_shows_the_exact_command_the_answers_and_the_deadline() -> 
             "Always would mean: git status *, rm *",
             "",
             accepted(BASH),
-            "Without an answer until 2026-11-15T09:00:00.123Z it is rejected.",
+            "Without an answer until 2026-11-15T09:00:00.123Z the turn ends.",
         ]
     )
 

@@ -18,6 +18,8 @@ COMMANDS = {
     "task": ("tasks", "Print or follow a task at an agent."),
     "cancel": ("tasks", "Cancel a task at an agent."),
     "doctor": ("doctor", "Check what the service needs, and say what to do."),
+    "card": ("show", "Print the agent card that these settings give."),
+    "methods": ("show", "List the methods beyond A2A, and which are switched on."),
     "settings": ("show", "Print the settings in effect and where they come from."),
     "version": ("show", "Print the version."),
 }

@@ -25,7 +25,7 @@ _FILE_LIMIT = 20 * 1024 * 1024
     help="Send a file along; may be given several times.",
 )
 @click.option("--timeout", default=600.0, show_default=True, help="Seconds to wait for the end.")
-@click.option("--no-stream", is_flag=True, help="Poll instead of streaming.")
+@click.option("--no-stream", is_flag=True, help="Wait for the whole answer instead of streaming.")
 @click.option("--json", "as_json", is_flag=True, help="Print each event as a line of JSON.")
 def call(
     url: str,

@@ -33,27 +33,26 @@ class Conversation:
 
     def hold(self) -> None:
         """Go on until the person leaves: end of input, /quit, or Ctrl-C twice."""
-        stopped = False
-        while True:
-            try:
-                parts = self._read()
-                if parts is None:
-                    return
-                self._turn(parts)
-                stopped = False
-            except CanceledError as error:
-                click.echo(f"{error}; Ctrl-C again leaves", err=True)
-                stopped = True
-            except click.ClickException as error:
-                error.show()
-            except EOFError:
-                return
-            except KeyboardInterrupt:
-                click.echo(err=True)
-                if stopped:
-                    return
-                click.echo("Ctrl-C again leaves", err=True)
-                stopped = True
+        # A Ctrl-C that comes between two steps is the second one, or as good as that.
+        with contextlib.suppress(KeyboardInterrupt, EOFError):
+            stopped = False
+            while True:
+                try:
+                    parts = self._read()
+                    if parts is None:
+                        return
+                    self._turn(parts)
+                    stopped = False
+                except CanceledError as error:
+                    stopped = True
+                    click.echo(f"{error}; Ctrl-C again leaves", err=True)
+                except click.ClickException as error:
+                    error.show()
+                except KeyboardInterrupt:
+                    if stopped:
+                        return
+                    stopped = True
+                    click.echo("\nCtrl-C again leaves", err=True)
 
     def _turn(self, parts: list[Part]) -> None:
         account = self._waiting or Account()

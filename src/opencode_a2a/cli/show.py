@@ -1,5 +1,6 @@
 """Commands that print what is known without a running service."""
 
+import json
 from pathlib import Path
 
 import click
@@ -24,6 +25,34 @@ def settings(config: Path | None) -> None:
     for setting in SETTINGS.values():
         value = _value(effective, setting)
         click.echo(f"{setting.variable}={value}\t{effective.sources.get(setting.key, 'default')}")
+
+
+@click.command()
+@config_option
+@click.option("--extended", is_flag=True, help="The card that callers with a credential get.")
+def card(config: Path | None, extended: bool) -> None:
+    """Print the agent card that these settings give."""
+    from opencode_a2a.clock import now_ms  # what follows takes most of a second to import
+    from opencode_a2a.protocol.card import Cards
+    from opencode_a2a.protocol.contracts import card_facts, contracts
+
+    effective = load_settings({}, config)
+    cards = Cards(card_facts(effective, contracts(effective)), now_ms())
+    click.echo(json.dumps(cards.hybrid if extended else cards.public, indent=2))
+
+
+@click.command()
+@config_option
+def methods(config: Path | None) -> None:
+    """List the methods beyond A2A: name, access, and the setting that switches them off."""
+    from opencode_a2a.protocol.contracts import declared  # takes most of a second to import
+
+    effective = load_settings({}, config)
+    for _, method in declared():
+        state = method.state(effective)
+        off = f" ({state}: {method.condition.variable})" if method.condition else ""
+        note = off if state != "enabled" else ""
+        click.echo(f"{method.name}\t{method.access}\t{method.summary}{note}")
 
 
 def _value(effective: Settings, setting: Setting) -> str:

@@ -22,11 +22,10 @@ import click
 from opencode_a2a.messages import Message, Part
 from opencode_a2a.peers.answer import Account, PeerEvent
 from opencode_a2a.peers.client import Options, Peer
-from opencode_a2a.peers.credential import Credential
-from opencode_a2a.peers.discovery import Preference
+from opencode_a2a.peers.credential import Credential, origin
 from opencode_a2a.peers.errors import ErrorCode, PeerError
 from opencode_a2a.peers.network import Egress, EgressError, vet
-from opencode_a2a.peers.wire import Line, State, read_binding
+from opencode_a2a.peers.wire import State
 
 _PREFIX = "A2A_CLIENT_"
 _BEARER = "A2A_CLIENT_BEARER_TOKEN"
@@ -54,7 +53,7 @@ class Talk:
     """One agent at the other end of a command."""
 
     def __init__(self, url: str) -> None:
-        self.url = full_url(url)
+        self.url = full_url(url, os.environ)
         self._runner = asyncio.Runner()
 
     def __enter__(self) -> "Talk":
@@ -84,9 +83,14 @@ class Talk:
     def take(self, turn: Turn, show: Callable[[PeerEvent], None]) -> None:
         """Send a message and show what comes back; Ctrl-C cancels the task."""
         try:
-            self.run(self._take(turn, show))
+            self._runner.run(self._take(turn, show))
         except TimeoutError as error:
-            raise click.ClickException(self._unfinished(turn)) from error
+            message = f"no end within {turn.seconds:g} s"
+            raise click.ClickException(self._unfinished(turn, message)) from error
+        except PeerError as error:
+            if not error.retryable:
+                raise _failure(error) from error
+            raise click.ClickException(self._unfinished(turn, error.message)) from error
         except KeyboardInterrupt as stop:
             raise CanceledError(self._cancel(turn.account)) from stop
 
@@ -111,8 +115,7 @@ class Talk:
             async for event in events:
                 show(event)
 
-    def _unfinished(self, turn: Turn) -> str:
-        message = f"no end within {turn.seconds:g} s"
+    def _unfinished(self, turn: Turn, message: str) -> str:
         if turn.account.task_id is None:
             return message
         return (
@@ -128,11 +131,15 @@ def exit_status(state: State) -> int:
     return 3 if state.waits else 1
 
 
-def full_url(url: str) -> str:
-    """Let people leave out the scheme."""
-    if "://" in url:
-        return url
-    return f"http://{url}" if _is_loopback(f"http://{url}") else f"https://{url}"
+def full_url(url: str, environ: Mapping[str, str]) -> str:
+    """Let people leave out the scheme, and say localhost for the address of their own service."""
+    if "://" not in url:
+        url = f"http://{url}" if _is_loopback(f"http://{url}") else f"https://{url}"
+    ours = _own_service(environ)
+    if ours and url.replace("//localhost", "//127.0.0.1", 1).rstrip("/") == ours[0]:
+        # By name another program might be reached: it may listen on the other loopback address.
+        return ours[0]
+    return url
 
 
 async def _open(url: str, environ: Mapping[str, str]) -> Peer:
@@ -157,18 +164,21 @@ def credential(url: str, environ: Mapping[str, str]) -> Credential | None:
             return Credential.bearer(url, token)
         if basic := environ.get(_BASIC):
             return Credential.basic(url, basic)
-        token = _own_token(environ) if _is_loopback(url) else None
-        return Credential.bearer(url, token) if token else None
+        ours = _own_service(environ)
+        return Credential.bearer(*ours) if ours and origin(ours[0]) == origin(url) else None
     except ValueError as error:
         # The message names the rule that is broken, never the value.
         raise click.UsageError(f"{_BEARER} or {_BASIC}: {error}") from error
 
 
-def _own_token(environ: Mapping[str, str]) -> str | None:
+def _own_service(environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return where a service of this user runs, as it says itself, and its token."""
+    state = state_dir(environ)
     try:
-        return (state_dir(environ) / "token").read_text().strip() or None
+        found = (state / "url").read_text().strip(), (state / "token").read_text().strip()
     except (OSError, UnicodeDecodeError):
         return None
+    return found if all(found) else None
 
 
 def state_dir(environ: Mapping[str, str]) -> Path:
@@ -194,25 +204,13 @@ def _settings(environ: Mapping[str, str]) -> tuple[Options, tuple[str, ...]]:
         return Options(), ()
 
     from opencode_a2a.config import SettingsError, load
+    from opencode_a2a.peers.options import options
 
     try:
         client = load({}, given, None).client
     except SettingsError as error:
         raise click.UsageError("; ".join(str(problem) for problem in error.problems)) from error
-    bindings = (read_binding(name) for name in client.supported_transports)
-    line = Line(client.protocol_version) if client.protocol_version else None
-    preference = Preference(
-        tuple(binding for binding in bindings if binding), client.use_client_preference, line
-    )
-    options = Options(
-        timeout=client.timeout_seconds,
-        card_timeout=client.card_fetch_timeout_seconds,
-        preference=preference,
-        poll_first=client.polling_fallback_initial_interval_seconds,
-        poll_most=client.polling_fallback_max_interval_seconds,
-        poll_factor=client.polling_fallback_backoff_multiplier,
-    )
-    return options, client.allowed_hosts
+    return options(client), client.allowed_hosts
 
 
 def _failure(error: PeerError) -> click.ClickException:

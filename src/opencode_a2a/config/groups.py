@@ -83,6 +83,9 @@ class Service(Group, prefix="A2A_"):
         True, "Let a request choose a directory inside the workspace."
     )
     enable_session_shell: bool = setting(False, "Offer `opencode.sessions.shell`.")
+    enable_session_mutations: bool = setting(
+        True, "Offer the methods that create, change and delete sessions."
+    )
     enable_workspace_mutations: bool = setting(
         False, "Offer the methods that create and remove workspaces."
     )
@@ -96,6 +99,12 @@ class Service(Group, prefix="A2A_"):
         (),
         "Agents that the `a2a_call` tool may call by name: a list of "
         "`{name, url, credential}`; `credential` names the variable with the bearer token.",
+    )
+    peers_allow_urls: bool = setting(
+        False, "Let the `a2a_call` tool call agents by URL too, without a credential."
+    )
+    peers_wait_seconds: Annotated[float, Field(gt=0, le=280)] = setting(
+        240, "Time that the tool waits for an agent before it gives the model a handle."
     )
     http_gzip_minimum_size: CountOrOff = setting(
         8192, "Answers of this size and more are compressed; 0 = never."

@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import cast
+from urllib.parse import urlsplit
 
 from pydantic import SecretStr, ValidationError
 
@@ -151,6 +152,7 @@ class _Loading:
             self.warnings.append("A2A_LOG_LEVEL: not a level, WARNING is used")
         if settings.opencode.managed_server and "opencode.base_url" in self.sources:
             self.warnings.append("OPENCODE_BASE_URL: unused, since OpenCode is managed")
+        self._advise_peers(settings)
         if not loopback(settings.a2a.host):
             if not settings.a2a.public_url:
                 self.warnings.append("A2A_PUBLIC_URL: not set, the card names the bind address")
@@ -160,6 +162,17 @@ class _Loading:
             self.warnings.append(f"A2A_CONFIG: the agent can change {file}: it is in the workspace")
         if file and self._exposes_secret(file):
             self.warnings.append(f"A2A_CONFIG: {file} holds secrets and others can read it")
+
+    def _advise_peers(self, settings: Settings) -> None:
+        if (settings.a2a.peers or settings.a2a.peers_allow_urls) and not settings.opencode_is_here:
+            self.warnings.append("A2A_PEERS: unused, since OpenCode is on another machine")
+        for peer in settings.a2a.peers:
+            private = loopback(urlsplit(peer.url).hostname or "")
+            if private and not settings.client.allow_private_hosts:
+                self.warnings.append(
+                    f"A2A_PEERS: {peer.name} is on this machine, so set "
+                    "A2A_CLIENT_ALLOW_PRIVATE_HOSTS"
+                )
 
     def _exposes_secret(self, file: Path) -> bool:
         told = any(SETTINGS[k].secret for k, source in self.sources.items() if source == str(file))

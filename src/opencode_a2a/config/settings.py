@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self, cast, get_args, get_origin
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, SecretStr, model_validator
 from pydantic.fields import FieldInfo
@@ -62,6 +63,19 @@ class Settings(BaseModel):
         """The base URL for the card, without a slash at the end."""
         host = f"[{self.a2a.host}]" if ":" in self.a2a.host else self.a2a.host
         return self.a2a.public_url or f"http://{host}:{self.a2a.port}"
+
+    @property
+    def local_url(self) -> str:
+        """The base URL for what runs on this machine."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.a2a.host, self.a2a.host)  # noqa: S104 - not bound here
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.a2a.port}"
+
+    @property
+    def opencode_is_here(self) -> bool:
+        """Whether OpenCode runs on this machine and so can call a loopback address."""
+        return self.opencode.managed_server or loopback(
+            urlsplit(self.opencode.base_url).hostname or ""
+        )
 
     @property
     def workspace(self) -> Path | None:

@@ -22,7 +22,7 @@ _CALL_ID = re.compile(r"call_(?P<digest>[0-9a-f]+)_(?P<reply>\d+)_(?P<attempt>\d
 class Wire(BaseModel):
     """Base of every request payload: immutable, and indifferent to fields it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
 
 class ContentPart(Wire):
@@ -102,7 +102,7 @@ class CallId:
 class Tokens(BaseModel):
     """What a reply is said to have cost; OpenAI counts the cached and reasoning tokens within."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     prompt: int = Field(default=0, ge=0)
     completion: int = Field(default=0, ge=0)

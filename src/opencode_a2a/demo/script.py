@@ -45,7 +45,7 @@ class ScriptError(ValueError):
 class Action(BaseModel):
     """One thing to do. With ``times`` it is done in the first so many requests, then left out."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     times: PositiveInt | None = None
 
@@ -161,7 +161,7 @@ VERBS: Mapping[str, type[Action]] = {
     "gate": Gate,
 }
 _Item = dict[str, JsonValue]
-_ITEMS = TypeAdapter(list[_Item | list[_Item]])
+_ITEMS = TypeAdapter(list[_Item | list[_Item]], config=ConfigDict(defer_build=True))
 _DECODER = json.JSONDecoder()
 Reply = tuple[Action, ...]
 """What the model does in answer to one request."""

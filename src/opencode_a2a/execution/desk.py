@@ -5,7 +5,7 @@ the task. An answer counts when OpenCode says so.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -21,10 +21,12 @@ from opencode_a2a.errors import (
     Violation,
 )
 from opencode_a2a.events import Interrupted, Progressed, Resolution, Resumed, TurnEvent
+from opencode_a2a.execution import stored
 from opencode_a2a.execution.answers import PermissionReply, QuestionRejection, QuestionReply, Reply
 from opencode_a2a.execution.interrupts import DENIED_MESSAGE, Interrupts, Owner
-from opencode_a2a.ids import RequestId
+from opencode_a2a.ids import RequestId, SessionId
 from opencode_a2a.upstream.client import Location, OpenCode
+from opencode_a2a.upstream.translate import interrupted
 
 log = structlog.get_logger(__name__)
 
@@ -58,6 +60,8 @@ class Desk:
         self._location = location
         self._wake = wake
         self._open: dict[RequestId, _Open] = {}
+        self.stale = False
+        """OpenCode does not know a prompt that is open here: the store has to be read."""
         self._due: list[RequestId] = []
         """Past their deadline, or to be answered by a rule."""
 
@@ -89,7 +93,7 @@ class Desk:
 
     async def _ask(self, event: Interrupted) -> TurnEvent:
         action = self._interrupts.policy.action(event)
-        asked = await self._interrupts.ask(self._owner, event)
+        asked = await self._interrupts.ask(self._owner, await self._with_input(event))
         self._open[asked.request_id] = _Open(asked, told=action == "ask")
         if action == "ask":
             self._arm(asked)
@@ -103,6 +107,19 @@ class Desk:
             title=f"{asked.permission}: {', '.join(asked.patterns)}",
             reason="answered by a rule of this service",
         )
+
+    async def _with_input(self, asked: Interrupted) -> Interrupted:
+        """Add what the tool was called with: OpenCode tells it a moment after it asks."""
+        if asked.call_id is None or asked.tool_input is not None:
+            return asked
+        try:
+            called = await stored.tool_call(self._opencode, asked.session_id, asked.call_id)
+        except UpstreamError as error:
+            log.warning("input of a prompt not known", error=error.message)
+            return asked
+        if called is None:
+            return asked
+        return replace(asked, tool=called.tool, tool_input=called.state.input)
 
     def _arm(self, asked: Interrupted) -> None:
         left = max(0, (asked.expires_at or 0) - now_ms()) / 1000
@@ -156,18 +173,25 @@ class Desk:
             one.by = None
             self._due.append(one.asked.request_id)
 
-    async def answer(self, request_id: str, reply: Reply, by: str) -> None:
-        """Answer a prompt for a person; return once OpenCode has taken the answer."""
+    def check(self, request_id: str, reply: Reply) -> _Open:
+        """Return the prompt that a person may answer so; raise when nobody may."""
         one = self._open.get(RequestId(request_id))
         if one is None or not one.told or one.by is not None:
             raise InterruptNotFoundError(request_id=request_id)
         self._check(one.asked, reply)
+        return one
+
+    async def answer(self, request_id: str, reply: Reply, by: str) -> None:
+        """Answer a prompt for a person; return once OpenCode has taken the answer."""
+        one = self.check(request_id, reply)
         one.by = by
         try:
             await self._reply(one.asked, reply)
             async with asyncio.timeout(CONFIRM_SECONDS):
                 await one.settled.wait()
         except UpstreamNotFoundError:
+            self.stale = True
+            self._wake()
             raise InterruptNotFoundError(request_id=request_id) from None
         except TimeoutError:
             one.by = None
@@ -203,14 +227,21 @@ class Desk:
             case QuestionRejection():
                 await self._opencode.reject_question(asked.request_id, at=at)
 
-    async def reject_all(self) -> None:
+    async def reject_all(self, sessions: Container[SessionId]) -> None:
         """Clear what is pending after the turn was stopped: OpenCode does not."""
-        for one in self._open.values():
-            reply = PermissionReply("reject") if one.asked.type == "permission" else None
-            try:
-                await self._reply(one.asked, reply or QuestionRejection())
-            except UpstreamError as error:
-                log.debug("leftover not rejected", error=error.message)
+        for one in [one.asked for one in self._open.values()]:
+            await self._reject(one)
+        permissions, questions = await stored.pending(self._opencode, self._location)
+        for request in (*(permissions or ()), *(questions or ())):
+            if request.session_id in sessions:  # asked in the very last moment, and not heard
+                await self._reject(interrupted(request, None, self._location.directory))
+
+    async def _reject(self, asked: Interrupted) -> None:
+        reply = PermissionReply("reject") if asked.type == "permission" else QuestionRejection()
+        try:
+            await self._reply(asked, reply)
+        except UpstreamError as error:
+            log.debug("leftover not rejected", error=error.message)
 
     def close(self) -> None:
         for one in self._open.values():

@@ -2,13 +2,27 @@
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
+from typing import TypeVar
 
-from opencode_a2a.errors import SessionNotFoundError
+import structlog
+
+from opencode_a2a.errors import SessionNotFoundError, UpstreamHttpError
 from opencode_a2a.ids import MessageId, SessionId
 from opencode_a2a.upstream.client import Location, OpenCode
-from opencode_a2a.upstream.models import FileDiff, MessageWithParts, PatchPart, SessionStatus
+from opencode_a2a.upstream.models import (
+    FileDiff,
+    MessageWithParts,
+    PatchPart,
+    PermissionRequest,
+    QuestionRequest,
+    SessionStatus,
+    ToolPart,
+)
 from opencode_a2a.upstream.reader import Stored
+
+log = structlog.get_logger(__name__)
+R = TypeVar("R", PermissionRequest, QuestionRequest)
 
 PAGE = 40
 STATUS_SECONDS = 1.0
@@ -53,11 +67,10 @@ async def read(
     opencode: OpenCode, session_id: SessionId, message_id: MessageId, location: Location
 ) -> Stored:
     """Return all that is needed to go on after a gap."""
-    messages, statuses, permissions, questions = await asyncio.gather(
+    messages, statuses, (permissions, questions) = await asyncio.gather(
         messages_since(opencode, session_id, message_id),
         opencode.session_status(at=location),
-        opencode.permissions(at=location),
-        opencode.questions(at=location),
+        pending(opencode, location),
     )
     return Stored(
         messages=messages,
@@ -66,6 +79,36 @@ async def read(
         questions=questions,
         directory=location.directory,
     )
+
+
+async def pending(
+    opencode: OpenCode, location: Location
+) -> tuple[list[PermissionRequest] | None, list[QuestionRequest] | None]:
+    """Return the prompts of a directory; None for a list that OpenCode cannot write.
+
+    One request that it cannot encode, such as a ``webfetch`` without a timeout, spoils the
+    whole list for as long as it is pending.
+    """
+    return await asyncio.gather(
+        _listed(opencode.permissions(at=location)), _listed(opencode.questions(at=location))
+    )
+
+
+async def _listed(asked: Coroutine[None, None, list[R]]) -> list[R] | None:
+    try:
+        return await asked
+    except UpstreamHttpError as error:
+        log.warning("prompts not listed", error=error.message)
+        return None
+
+
+async def tool_call(opencode: OpenCode, session_id: SessionId, call_id: str) -> ToolPart | None:
+    """Return a call of a session's latest messages."""
+    for message in (await opencode.messages(session_id, limit=2)).items:
+        for part in message.parts:
+            if isinstance(part, ToolPart) and part.call_id == call_id:
+                return part
+    return None
 
 
 async def read_end(

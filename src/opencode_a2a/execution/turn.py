@@ -36,7 +36,9 @@ from opencode_a2a.execution.answers import Reply
 from opencode_a2a.execution.changes import Changes
 from opencode_a2a.execution.desk import Desk
 from opencode_a2a.execution.interrupts import Interrupts, Owner
+from opencode_a2a.execution.models import Models
 from opencode_a2a.execution.sessions import Seat, Sessions
+from opencode_a2a.execution.tools import Tools
 from opencode_a2a.ids import ContextId, MessageId, Principal, SessionId, TaskId
 from opencode_a2a.messages import ModelChoice, PromptPart, Routing
 from opencode_a2a.upstream.client import OpenCode
@@ -58,9 +60,10 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 TICK_SECONDS = 5.0
-"""How often a turn that hears nothing asks whether it is still running."""
+"""How often a turn that hears nothing asks whether it is still running, at the least."""
 DRAIN_SECONDS = 2.0
 """How long the events may come after the end of the turn is known."""
+READY_SECONDS = 10.0
 PROMPT_TRIES = 3
 
 SILENT = "OpenCode has told nothing for {:.0f} s; the turn was stopped. Send the message again."
@@ -70,6 +73,10 @@ RETRY_FAR = "The model provider asks to wait too long ({}); the turn was stopped
 UNCONFIRMED = Failure(
     "UPSTREAM_ABORT_UNCONFIRMED",
     "The task is canceled, but OpenCode did not confirm in time that it has stopped.",
+)
+GONE = Failure(
+    "UPSTREAM_RESOURCE_NOT_FOUND",
+    "The session was deleted inside OpenCode. Send the message again to begin a new one.",
 )
 EXPIRED = Failure("INTERRUPT_EXPIRED", "Nobody answered in time; the turn was stopped.")
 
@@ -99,6 +106,11 @@ class Watch:
     max_turns: int = 0
     """How many turns may run at once; 0 for any number."""
 
+    @property
+    def tick_seconds(self) -> float:
+        """How often a turn that hears nothing is looked at."""
+        return min(TICK_SECONDS, self.silence_seconds, self.turn_seconds or TICK_SECONDS)
+
 
 @dataclass(frozen=True, slots=True)
 class TurnSpec:
@@ -112,6 +124,10 @@ class TurnSpec:
     """The session that an earlier process chose."""
     told: Told | None = None
     """What an earlier process told; then the prompt may have been sent already."""
+
+
+class SessionGoneError(Exception):
+    """The session of the context was deleted inside OpenCode; there has to be a new one."""
 
 
 class CanceledError(Exception):
@@ -129,13 +145,16 @@ class Turns:
         interrupts: Interrupts,
         watch: Watch,
         defaults: PromptDefaults,
+        tools: Tools | None = None,
     ) -> None:
+        self.tools = tools
         self.opencode = opencode
         self.feed = feed
         self.sessions = sessions
         self.interrupts = interrupts
         self.watch = watch
         self.defaults = defaults
+        self.models = Models(opencode, defaults.model)
         self.statuses = stored.Statuses(opencode)
         self.running = 0
 
@@ -151,6 +170,7 @@ class Turn:
         self._watch = turns.watch
         self._canceled = asyncio.Event()
         self._run: Run | None = None
+        self._ready = asyncio.Event()
 
     async def events(self) -> AsyncGenerator[list[TurnEvent]]:
         """Run the turn, and tell it; the last event is the end."""
@@ -165,8 +185,20 @@ class Turn:
             self._turns.running -= 1
 
     async def _events(self) -> AsyncGenerator[list[TurnEvent]]:
+        while True:
+            try:
+                async with aclosing(self._seated()) as batches:
+                    async for batch in batches:
+                        yield batch
+                return
+            except SessionGoneError:
+                log.warning("the session was deleted, the context goes on in a new one")
+
+    async def _seated(self) -> AsyncGenerator[list[TurnEvent]]:
         try:
             seat = await self._unless_canceled(self._take())
+            if self._turns.tools is not None:
+                await self._unless_canceled(self._turns.tools.offer(seat.location))
             lock = self._turns.sessions.turns[seat.session_id]
             if lock.locked():
                 yield [_bound(seat), Progressed("queue", "waiting", title="An earlier turn runs")]
@@ -177,6 +209,7 @@ class Turn:
         try:
             with self._turns.feed.follow(seat.session_id) as subscription:
                 self._run = Run(self._spec, self._turns, seat, subscription, self._canceled)
+                self._ready.set()
                 async with aclosing(self._run.events()) as batches:
                     async for batch in batches:
                         yield batch
@@ -191,19 +224,35 @@ class Turn:
         if self._run is not None:
             self._run.wake()
 
+    async def ready(self) -> None:
+        """Wait until prompts can be answered; after a restart of the service it takes a moment."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(READY_SECONDS):
+                await self._ready.wait()
+
+    def check(self, request_id: str, reply: Reply) -> None:
+        """Raise when a person may not answer a prompt of this turn so."""
+        self._desk.check(request_id, reply)
+
     async def answer(self, request_id: str, reply: Reply, by: Principal) -> None:
         """Answer a prompt of this turn for a person."""
+        await self._desk.answer(request_id, reply, by)
+
+    @property
+    def _desk(self) -> Desk:
         if self._run is None:
             raise UpstreamUnreachableError("The turn is not connected to OpenCode yet; try again")
-        await self._run.desk.answer(request_id, reply, by)
+        return self._run.desk
 
     async def _take(self) -> Seat:
         spec = self._spec
         routing = spec.routing
         if spec.session_id is not None and routing.session_id is None:
             routing = replace(routing, session_id=spec.session_id)
+        # A task that an earlier process began waits for OpenCode for as long as it takes.
+        limit = self._watch.connect_seconds if spec.told is None else None
         try:
-            async with asyncio.timeout(self._watch.connect_seconds):
+            async with asyncio.timeout(limit):
                 return await self._patiently(spec, routing)
         except TimeoutError:
             raise UpstreamUnreachableError from None
@@ -260,6 +309,10 @@ class Run:
         self._began = self._heard = self._loop.time()
         """When the turn last gave a sign of life."""
         self._changes = Changes()
+        self._notes: list[TurnEvent] = []
+        """Progress of what works for the turn elsewhere."""
+        tools = turns.tools
+        self._origin = tools and tools.origins.enter(spec.routing.hops, self._note)
         self._ended: float | None = None
         """When the end of the turn was first known."""
         self._confirmed = False
@@ -270,10 +323,17 @@ class Run:
 
     def close(self) -> None:
         self.desk.close()
+        if self._turns.tools is not None and self._origin is not None:
+            self._turns.tools.origins.leave(self._origin, canceled=self._canceled.is_set())
         if self._timer is not None:
             self._timer.cancel()
         if self._prompt is not None:
             self._prompt.cancel()
+
+    def _note(self, progress: Progressed) -> None:
+        self._notes.append(progress)
+        self._heard = self._loop.time()
+        self.wake()
 
     async def events(self) -> AsyncGenerator[list[TurnEvent]]:
         if self._spec.told is None:
@@ -289,6 +349,8 @@ class Run:
                 yield await self.desk.screen(told)
             try:
                 told = await self._decide()
+            except SessionNotFoundError:
+                told = await self._gone()
             except UpstreamError as error:
                 # The store could not be read; the next tick, or the feed's return, tries again.
                 log.warning("OpenCode could not be asked", error=error.message)
@@ -297,9 +359,11 @@ class Run:
                 yield await self.desk.screen(told)
 
     def _hear(self, items: list[FeedItem]) -> list[TurnEvent]:
-        told: list[TurnEvent] = []
+        told, self._notes = self._notes, []
         events: list[Event] = []
         self._changes.hear(items)
+        if self._turns.tools is not None and self._origin is not None:
+            self._turns.tools.hear(self._origin, items)
         for item in items:
             match item:
                 case Gap():
@@ -324,6 +388,9 @@ class Run:
             return await self._abort(None)
         if not await self.desk.act():
             return await self._abort(EXPIRED)
+        if self.desk.stale:
+            self.desk.stale = False
+            reader.gap()
         if reader.needs_reconcile and self._turns.feed.up:
             told = await self._reconcile()
             if told or reader.finished:
@@ -345,14 +412,16 @@ class Run:
 
     def _send(self) -> None:
         self._tries += 1
-        self._prompt = asyncio.create_task(
-            self._opencode.prompt(self._seat.session_id, self._body(), at=self._seat.location)
-        )
+        self._prompt = asyncio.create_task(self._prompting())
         self._prompt.add_done_callback(lambda _: self.wake())
 
-    def _body(self) -> Prompt:
+    async def _prompting(self) -> MessageWithParts:
+        model = await self._turns.models.choose(self._seat, self._spec.routing.model)
+        body = self._body(model)
+        return await self._opencode.prompt(self._seat.session_id, body, at=self._seat.location)
+
+    def _body(self, model: ModelChoice | None) -> Prompt:
         defaults = self._turns.defaults
-        model = self._spec.routing.model or defaults.model
         return Prompt(
             parts=[_input(part) for part in self._spec.prompt],
             message_id=self._spec.user_message_id,
@@ -377,8 +446,7 @@ class Run:
                 self.wake()
                 return []
             case SessionNotFoundError():
-                await self._turns.sessions.forget(self._seat.session_id)
-                return self._fail(Failure("UPSTREAM_RESOURCE_NOT_FOUND", "The session is gone."))
+                raise error
             case ServiceError():
                 return await self._refused(error)
             case _:
@@ -404,6 +472,13 @@ class Run:
             return await self._finish()
         text = f"{error.message}; check the model, the agent and the files of the message"
         return await self._finish(Failure("UPSTREAM_BAD_REQUEST", text))
+
+    async def _gone(self) -> list[TurnEvent]:
+        """End a turn whose session was deleted, or begin anew if nothing was prompted yet."""
+        await self._turns.sessions.forget(self._seat.session_id)
+        if not self._seat.named and not self._reader.user_message_seen:
+            raise SessionGoneError
+        return self._fail(GONE)
 
     # The store
 
@@ -441,7 +516,7 @@ class Run:
     # What ends a turn from outside
 
     def _tick(self) -> None:
-        self._timer = self._loop.call_later(TICK_SECONDS, self._tick)
+        self._timer = self._loop.call_later(self._watch.tick_seconds, self._tick)
         self.wake()
 
     async def _guard(self) -> list[TurnEvent]:
@@ -457,7 +532,7 @@ class Run:
         if watch.turn_seconds is not None and now - self._began > watch.turn_seconds:
             return await self._abort(Failure("UPSTREAM_TIMEOUT", LONG.format(watch.turn_seconds)))
         quiet = now - self._heard
-        if quiet < TICK_SECONDS or self.desk.waiting:
+        if quiet < watch.tick_seconds or self.desk.waiting:
             return []
         statuses = await self._turns.statuses.of(self._seat.location)
         if self._seat.session_id not in statuses and reader.user_message_seen:
@@ -507,7 +582,7 @@ class Run:
     async def _stop(self) -> None:
         sessions = {self._seat.session_id, *self._reader.children}
         await self._opencode.abort_session(self._seat.session_id)
-        await self.desk.reject_all()
+        await self.desk.reject_all(sessions)
         while True:
             busy = sessions & set(await self._opencode.session_status(at=self._seat.location))
             if not busy:

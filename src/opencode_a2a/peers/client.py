@@ -11,6 +11,7 @@ told twice.
 """
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -41,9 +42,12 @@ class Options:
     """Seconds for one request, and of silence on a stream before it counts as dropped."""
     card_timeout: float = 5.0
     preference: Preference = field(default_factory=Preference)
+    polling: bool = False
+    """Ask for the task again and again when an answer was not final and nothing streams."""
     poll_first: float = 0.5
     poll_most: float = 2.0
     poll_factor: float = 2.0
+    poll_timeout: float = 10.0
     max_hops: int = 3
 
 
@@ -111,7 +115,9 @@ class Peer:
         if task_id and task_id != account.task_id:
             account.prime(await self.task(task_id))
         account.begin()
-        params = wire.send_params(self.interface, message, task_id, context_id)
+        # Whoever may not poll has to be told the end by the answer itself; a stream ignores it.
+        waits = not self._options.polling
+        params = wire.send_params(self.interface, message, task_id, context_id, waits=waits)
         heard = self._sent(account, params, stream and self.card.streaming, hops)
         async with aclosing(_fold(account, heard)) as told:
             async for event in told:
@@ -120,12 +126,17 @@ class Peer:
     async def follow(
         self, task_id: str, account: Account | None = None
     ) -> AsyncGenerator[PeerEvent]:
-        """Yield what a task has told so far and then what it tells, until it ends or waits."""
+        """Yield what a task has told so far and then what it tells, until it ends or waits.
+
+        A peer that does not stream is polled for as long as it takes: that is what was asked for.
+        """
         account = account or Account()
         for event in account.take(await self.task(task_id)):
             yield event
         if not account.settled:
-            async with aclosing(_fold(account, self._resumed(account, _Cursor()))) as told:
+            polled = self._polled(account, math.inf)
+            rest = self._resumed(account, _Cursor(), polled)
+            async with aclosing(polled), aclosing(_fold(account, rest)) as told:
                 async for event in told:
                     yield event
 
@@ -165,12 +176,16 @@ class Peer:
                     raise
         if not cursor.heard:
             yield _read(wire.read_event, await self._call(Operation.SEND, params, hops))
-        rest = self._resumed(account, cursor) if cursor.heard else self._polled(account)
-        async with aclosing(rest) as events:
+        seconds = self._options.poll_timeout if self._options.polling else 0.0
+        polled = self._polled(account, seconds)
+        rest = self._resumed(account, cursor, polled) if cursor.heard else polled
+        async with aclosing(polled), aclosing(rest) as events:
             async for event in events:
                 yield event
 
-    async def _resumed(self, account: Account, cursor: "_Cursor") -> AsyncGenerator[wire.Event]:
+    async def _resumed(
+        self, account: Account, cursor: "_Cursor", polled: AsyncGenerator[wire.Event]
+    ) -> AsyncGenerator[wire.Event]:
         """Take a broken stream up again; when that leads nowhere, poll."""
         failures, pause = 0, 0.0
         while failures < _RESUMES:
@@ -185,9 +200,8 @@ class Peer:
             except DroppedError:
                 failures = 0 if cursor.heard else failures + 1
                 pause = self._options.poll_first * (failures + 1)
-        async with aclosing(self._polled(account)) as events:
-            async for event in events:
-                yield event
+        async for event in polled:
+            yield event
 
     async def _subscribed(self, account: Account, cursor: "_Cursor") -> AsyncGenerator[wire.Event]:
         """Subscribe again: exactly after the last event's id, else from the task as it is."""
@@ -204,12 +218,13 @@ class Peer:
                     event = await self.task(event.task_id)
                 yield event
 
-    async def _polled(self, account: Account) -> AsyncGenerator[wire.Event]:
-        """Yield the task as it is, again and again, until the reader has heard enough."""
+    async def _polled(self, account: Account, seconds: float) -> AsyncGenerator[wire.Event]:
+        """Yield the task as it is, once and then for so many seconds again and again."""
         options, pause, failures = self._options, 0.0, 0
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + seconds
         while account.task_id:
             await asyncio.sleep(pause)
-            pause = min(max(pause * options.poll_factor, options.poll_first), options.poll_most)
             try:
                 yield await self.task(account.task_id)
                 failures = 0
@@ -217,12 +232,17 @@ class Peer:
                 failures += 1
                 if not error.retryable or failures > _RESUMES:
                     raise
+            pause = min(max(pause * options.poll_factor, options.poll_first), options.poll_most)
+            if clock() + pause > deadline:
+                raise PeerError(ErrorCode.TIMEOUT, _unfinished(seconds))
 
     async def _call(
         self, operation: Operation, params: JsonObject, hops: int | None = None
     ) -> JsonObject:
         request = wire.request(self.interface, operation, params)
-        return await self._exchange.fetch(request, self._headers(hops))
+        # The answer to a message may take as long as the work; who asks has a limit of their own.
+        endless = operation is Operation.SEND
+        return await self._exchange.fetch(request, self._headers(hops), endless=endless)
 
     async def _stream(
         self, operation: Operation, params: JsonObject, cursor: "_Cursor", hops: int | None = None
@@ -238,6 +258,12 @@ class Peer:
     def _headers(self, hops: int | None) -> dict[str, str]:
         version = {"A2A-Version": self.interface.line.value}
         return version if hops is None else version | {HOPS_HEADER: str(hops + 1)}
+
+
+def _unfinished(seconds: float) -> str:
+    if seconds:
+        return f"the agent had not finished after {seconds:g} s of polling"
+    return "the agent has not finished, and A2A_CLIENT_POLLING_FALLBACK_ENABLED is off"
 
 
 def _read(reader: Callable[[JsonObject], _T], value: JsonObject) -> _T:

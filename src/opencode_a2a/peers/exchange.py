@@ -31,16 +31,22 @@ class Exchange:
     def __init__(self, rules: Egress, credential: Credential | None, *, patience: float) -> None:
         self.rules = rules
         self._credential = credential
+        self._patience = patience
         self._http = client(rules, timeout=patience)
 
     async def aclose(self) -> None:
         await self._http.aclose()
 
     async def fetch(
-        self, request: wire.Request, headers: dict[str, str], limit: int = _ANSWER_BYTES
+        self,
+        request: wire.Request,
+        headers: dict[str, str],
+        limit: int = _ANSWER_BYTES,
+        *,
+        endless: bool = False,
     ) -> JsonObject:
         """Return the result that the peer answers with, or raise the error it answers with."""
-        async with self._sent(request, headers) as response:
+        async with self._sent(request, headers, endless=endless) as response:
             return _result(await _body(response, limit), response.status_code)
 
     async def stream(
@@ -73,9 +79,9 @@ class Exchange:
 
     @asynccontextmanager
     async def _sent(
-        self, request: wire.Request, headers: dict[str, str]
+        self, request: wire.Request, headers: dict[str, str], *, endless: bool = False
     ) -> AsyncGenerator[httpx2.Response]:
-        response = await self._send(request, headers)
+        response = await self._send(request, headers, endless)
         try:
             if response.is_redirect:
                 raise PeerError(
@@ -91,15 +97,18 @@ class Exchange:
         finally:
             await response.aclose()
 
-    async def _send(self, request: wire.Request, headers: dict[str, str]) -> httpx2.Response:
+    async def _send(
+        self, request: wire.Request, headers: dict[str, str], endless: bool
+    ) -> httpx2.Response:
         headers = {"Accept": "application/json", "Accept-Encoding": "identity"} | headers
         if request.body is not None:
             headers["Content-Type"] = "application/json"
         if self._credential:
             headers |= self._credential.headers(request.url)
         try:
+            patience = httpx2.Timeout(self._patience, read=None if endless else self._patience)
             built = self._http.build_request(
-                request.verb, request.url, headers=headers, content=request.body
+                request.verb, request.url, headers=headers, content=request.body, timeout=patience
             )
             return await self._http.send(built, stream=True)
         except httpx2.TimeoutException as error:

@@ -191,9 +191,14 @@ def _query(value: Json) -> str:
 
 
 def send_params(
-    at: Interface, message: Message, task_id: str | None, context_id: str | None
+    at: Interface,
+    message: Message,
+    task_id: str | None,
+    context_id: str | None,
+    *,
+    waits: bool = False,
 ) -> JsonObject:
-    """Return the params of a send that does not wait for the end of the task."""
+    """Return the params of a send, which may have its answer wait for the end of the task."""
     proto03 = at.line is Line.V03 and at.binding is Binding.HTTP_JSON
     body: JsonObject = {
         "messageId": message.message_id,
@@ -210,7 +215,7 @@ def send_params(
     if message.metadata:
         body["metadata"] = message.metadata
     waiting: JsonObject = (
-        {"blocking": False} if at.line is Line.V03 else {"returnImmediately": True}
+        {"blocking": waits} if at.line is Line.V03 else {"returnImmediately": not waits}
     )
     return {"message": body, "configuration": waiting}
 

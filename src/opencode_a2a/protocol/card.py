@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute, Route
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.protocol.announced import METADATA_EXTENSIONS, Announcement
 from opencode_a2a.protocol.content import INPUT_MODES, OUTPUT_MODES
-from opencode_a2a.protocol.versions import HEADER, Dialect, Line
+from opencode_a2a.protocol.versions import EVERY, HEADER, Dialect, Line
 
 _BINDINGS = ("HTTP+JSON", "JSONRPC")
 _PUBLIC = "public, max-age=300"
@@ -42,6 +42,8 @@ class CardFacts:
     basic: bool = False
     demo: bool = False
     project: str | None = None
+    lines: tuple[Line, ...] = EVERY
+    """Protocol lines that are spoken."""
     extensions: tuple[Announcement, ...] = METADATA_EXTENSIONS
     skills: tuple[JsonObject, ...] = ()
     """Skills beside the chat, for the extended card."""
@@ -86,6 +88,11 @@ class Cards:
         return self._extended[form].content
 
     @property
+    def public(self) -> JsonObject:
+        """The public card in the form that clients of either line can read."""
+        return self._public["hybrid"].content
+
+    @property
     def hybrid(self) -> JsonObject:
         """The extended card in the form that clients of either line can read."""
         return self._extended["hybrid"].content
@@ -125,6 +132,8 @@ def _forms(facts: CardFacts, cache: str, vary: str, *, extended: bool) -> dict[_
         "0.3": {**both, **old, "capabilities": capabilities},
         "hybrid": {**both, **old, **pure, **modern, **schemes},
     }
+    if len(facts.lines) == 1:
+        forms = dict.fromkeys(forms, forms["1.0" if Line.V1 in facts.lines else "0.3"])
     return {name: Document(form, cache, vary) for name, form in forms.items()}
 
 
@@ -148,6 +157,7 @@ def _only1(facts: CardFacts) -> JsonObject:
     interfaces: list[Json] = [
         {"url": facts.public_url, "protocolBinding": binding, "protocolVersion": line.value}
         for line in Line
+        if line in facts.lines
         for binding in _BINDINGS
     ]
     return {
@@ -214,7 +224,7 @@ def _description(facts: CardFacts) -> str:
     if facts.demo:
         sentences.append("A scripted demo model answers, not a real one.")
     sentences.append(
-        "A2A 1.0 and 0.3 over HTTP+JSON and JSON-RPC, with streaming; "
+        f"A2A {' and '.join(facts.lines)} over HTTP+JSON and JSON-RPC, with streaming; "
         "all callers share the workspace of one OpenCode server."
     )
     if facts.project:

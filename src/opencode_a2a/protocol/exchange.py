@@ -10,9 +10,10 @@ from structlog.typing import FilteringBoundLogger
 
 from opencode_a2a.callers import SCOPE_KEY, Caller
 from opencode_a2a.errors import ContentTypeNotSupportedError, InternalError, ServiceError
+from opencode_a2a.peers.client import HOPS_HEADER
 from opencode_a2a.protocol.announced import Announcement, activated
 from opencode_a2a.protocol.handler import Feed
-from opencode_a2a.protocol.versions import HEADER, Line, negotiate
+from opencode_a2a.protocol.versions import EVERY, HEADER, Line, negotiate
 
 log: FilteringBoundLogger = structlog.get_logger(__name__)
 
@@ -41,6 +42,7 @@ class Terms:
     """The line of a request that names none."""
     serve: Serve
     announced: tuple[Announcement, ...] = ()
+    spoken: tuple[Line, ...] = EVERY
 
 
 def caller_of(request: Request) -> Caller:
@@ -48,12 +50,18 @@ def caller_of(request: Request) -> Caller:
     return caller
 
 
-def line_of(request: Request, default: Line) -> Line:
-    return negotiate(request.headers.get(HEADER), request.query_params.get(HEADER), default)
+def line_of(request: Request, terms: Terms) -> Line:
+    header, query = request.headers.get(HEADER), request.query_params.get(HEADER)
+    return negotiate(header, query, terms.default, terms.spoken)
 
 
 def cursor_of(request: Request) -> str | None:
     return request.headers.get("last-event-id") or request.query_params.get("after")
+
+
+def hops_of(request: Request) -> int:
+    given = request.headers.get(HOPS_HEADER, "")
+    return int(given) if given.isascii() and given.isdigit() and len(given) < 4 else 0
 
 
 def check_content_type(request: Request) -> None:

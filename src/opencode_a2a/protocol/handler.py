@@ -5,7 +5,7 @@
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import orjson
 
@@ -38,6 +38,8 @@ class Call:
     params: JsonObject
     cursor: str | None = None
     """The last event that a reader has, as it was told to it."""
+    hops: int = 0
+    """How many agents the request went through, as the last of them says."""
 
 
 Event = tuple[bytes, bytes]
@@ -61,7 +63,7 @@ class Operations:
     async def send(self, call: Call) -> Json:
         """Send a message; unless told otherwise, wait until the task stops."""
         send = read_send(call.params, call.dialect)
-        submitted = await self._submit(call.caller, send)
+        submitted = await self._submit(call, send)
         if send.blocking:
             state = await submitted.log.settled(submitted.seq)
         else:
@@ -70,12 +72,12 @@ class Operations:
 
     async def begin(self, call: Call) -> None:
         """Send a message without waiting for anything: nobody reads the answer."""
-        await self._submit(call.caller, read_send(call.params, call.dialect))
+        await self._submit(call, read_send(call.params, call.dialect))
 
     async def stream(self, call: Call) -> Feed:
         """Send a message and follow the task until it stops."""
         send = read_send(call.params, call.dialect)
-        submitted = await self._submit(call.caller, send)
+        submitted = await self._submit(call, send)
         await submitted.log.steady()
         tap = submitted.log.tap()
         # Encoded now, in the same turn of the loop: later entries are the tap's.
@@ -84,16 +86,16 @@ class Operations:
             return Feed(_only(first))
         return Feed(_follow(tap, call.dialect, first, stops_at_prompts=True))
 
-    async def _submit(self, caller: Caller, send: Send) -> Submitted:
+    async def _submit(self, call: Call, send: Send) -> Submitted:
         if send.push:
             raise PushNotSupportedError
         order = Order(
-            principal=caller.principal,
+            principal=call.caller.principal,
             message=send.message,
             prompt=await read_prompt(send.message, self._fetch),
             task_id=send.task_id,
             context_id=send.context_id,
-            routing=read_routing(send.metadata, send.message.metadata),
+            routing=replace(read_routing(send.metadata, send.message.metadata), hops=call.hops),
             output_modes=read_output_modes(send.accepted_output_modes),
         )
         return await self._board.submit(order)

@@ -23,12 +23,6 @@ _TITLES = {
     "doom_loop": "repeat the same tool call once more",
 }
 _SHOWN = {"command": "Command", "url": "URL", "diff": "Change", "description": "Purpose"}
-_DEFAULTS = {
-    "reject": "it is rejected",
-    "rejected": "it is rejected",
-    "once": "it is allowed once",
-    "always": "it is allowed for good",
-}
 
 
 def moment(at: int) -> str:
@@ -62,7 +56,7 @@ def _permission(asked: Interrupted) -> list[str]:
         lines.append("For: " + _short(", ".join(asked.patterns)))
     if asked.tool_input and not any(value for _, value in shown):
         lines.append(_block(f"Input of {asked.tool or name}", asked.tool_input))
-    if asked.always:
+    if asked.always and asked.allows_always:
         lines.append("Always would mean: " + _short(", ".join(asked.always)))
     return lines
 
@@ -86,7 +80,7 @@ def _question(question: Question, label: str) -> list[str]:
 def _deadline(asked: Interrupted) -> list[str]:
     if asked.expires_at is None:
         return []
-    then = _DEFAULTS.get(asked.default or "reject", f"the answer is {asked.default}")
+    then = asked.default or "it is rejected"
     return [f"Without an answer until {moment(asked.expires_at)} {then}."]
 
 

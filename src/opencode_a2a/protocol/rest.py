@@ -32,6 +32,7 @@ from opencode_a2a.protocol.exchange import (
     cursor_of,
     framed,
     headers_of,
+    hops_of,
     line_of,
     success_headers,
 )
@@ -67,7 +68,7 @@ async def _query(request: Request) -> JsonObject:
 
 
 # Paths below the root of a line, their verbs, and what they do.
-_ROUTES: tuple[tuple[str, tuple[str, ...], Run, Params], ...] = (
+ROUTES: tuple[tuple[str, tuple[str, ...], Run, Params], ...] = (
     ("/message:send", ("POST",), Operations.send, _body),
     ("/message:stream", ("POST",), Operations.stream, _body),
     ("/tasks", ("GET",), Operations.list_tasks, _query),
@@ -77,11 +78,14 @@ _ROUTES: tuple[tuple[str, tuple[str, ...], Run, Params], ...] = (
     ("/tasks/{id}/pushNotificationConfigs", ("GET", "POST"), Operations.push, _query),
     ("/tasks/{id}/pushNotificationConfigs/{config}", ("GET", "DELETE"), Operations.push, _query),
 )
-_CARDS = (
+CARDS = (
     ("/extendedAgentCard", Line.V1),
     ("/v1/card", Line.V03),
     ("/agent/authenticatedExtendedCard", Line.V03),
 )
+
+
+PREFIXES = {Line.V1: "", Line.V03: "/v1"}
 
 
 class RestBinding:
@@ -92,10 +96,10 @@ class RestBinding:
 
     def routes(self) -> list[BaseRoute]:
         routes: list[BaseRoute] = [
-            Route(path, self._card(line), methods=["GET"]) for path, line in _CARDS
+            Route(path, self._card(line), methods=["GET"]) for path, line in CARDS
         ]
-        for prefix, line in (("", Line.V1), ("/v1", Line.V03)):
-            for path, verbs, run, params in _ROUTES:
+        for line, prefix in PREFIXES.items():
+            for path, verbs, run, params in ROUTES:
                 endpoint = self._endpoint(line, run, params)
                 routes.append(Route(prefix + path, endpoint, methods=[*verbs]))
         return routes
@@ -118,7 +122,7 @@ class RestBinding:
         _refuse_verbs(request)
         params = await read(request)
         dialect = _dialect(line, params)
-        call = Call(caller_of(request), dialect, params, cursor_of(request))
+        call = Call(caller_of(request), dialect, params, cursor_of(request), hops_of(request))
         result = await run(self._operations, call)
         headers = success_headers(request, line, self._terms.announced)
         if isinstance(result, Feed):
@@ -138,8 +142,8 @@ class RestBinding:
         return endpoint
 
     def _require(self, request: Request, line: Line) -> None:
-        spoken = line_of(request, self._terms.default)
-        require(line, spoken, f"The route {request.method} {request.url.path[:200]}")
+        what = f"The route {request.method} {request.url.path[:200]}"
+        require(line, line_of(request, self._terms), what, self._terms.spoken)
 
 
 def _dialect(line: Line, params: JsonObject) -> Dialect:

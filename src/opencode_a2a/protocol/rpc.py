@@ -4,7 +4,7 @@
 has it; a call without id is executed and answered with 204 and nothing.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,6 +34,7 @@ from opencode_a2a.protocol.exchange import (
     cursor_of,
     framed,
     headers_of,
+    hops_of,
     line_of,
     success_headers,
 )
@@ -46,7 +47,12 @@ class ExtensionMethods(Protocol):
     """Methods beyond A2A."""
 
     @property
-    def names(self) -> Collection[str]: ...
+    def names(self) -> Iterable[str]: ...
+
+    @property
+    def disabled(self) -> Mapping[str, Mapping[str, str]]:
+        """Methods that are declared but switched off: by which setting, and why."""
+        ...
 
     async def call(self, caller: Caller, method: str, params: JsonObject, line: Line) -> Json: ...
 
@@ -70,6 +76,7 @@ class RpcBinding:
         self._operations = operations
         self._terms = terms
         self._extensions = {name: methods for methods in extensions for name in methods.names}
+        self._disabled = {name: why for one in extensions for name, why in one.disabled.items()}
 
     def route(self) -> Route:
         return Route("/", self.answer, methods=["POST"])
@@ -80,7 +87,7 @@ class RpcBinding:
         try:
             check_content_type(request)
             envelope = _read(await request.body())
-            line = line_of(request, self._terms.default)
+            line = line_of(request, self._terms)
             result = await self._call(request, envelope, line)
         except Exception as error:
             told = as_service_error(error, envelope.method if envelope else "JSON-RPC")
@@ -94,7 +101,7 @@ class RpcBinding:
         if envelope and envelope.method in _CORE:
             line = _CORE[envelope.method][1]
         else:
-            line = _line_or(request, self._terms.default)
+            line = _line_or_default(request, self._terms)
         if envelope and envelope.notification:
             return Response(status_code=204, headers=headers_of(line))
         return _json(rpc_error(error, envelope.id if envelope else None, line), headers_of(line))
@@ -106,17 +113,23 @@ class RpcBinding:
         if name not in _CORE:
             raise self._unknown(name, line)
         method, needed = _CORE[name]
-        require(needed, line, f"The method {name}")
-        call = Call(caller_of(request), _DIALECTS[line], params, cursor_of(request))
+        require(needed, line, f"The method {name}", self._terms.spoken)
+        cursor, hops = cursor_of(request), hops_of(request)
+        call = Call(caller_of(request), _DIALECTS[line], params, cursor, hops)
         return await _run(self._operations, method, call, envelope.notification)
 
     def _unknown(self, name: str, line: Line) -> MethodNotFoundError:
         core = [known for method in METHODS if (known := method.name(line))]
+        off = self._disabled.get(name)
+        text = f"There is no method {name[:128]}"
         return MethodNotFoundError(
-            f"There is no method {name[:128]}",
+            text if off is None else f"{text} here: {off['reason']} ({off['toggle']})",
             method=name[:128],
             supported_methods=[*core, *sorted(self._extensions)],
             protocol_version=line.value,
+            conditional=None if off is None else True,
+            toggle=off["toggle"] if off else None,
+            disabled=off["reason"] if off else None,
         )
 
     def _respond(
@@ -138,11 +151,11 @@ async def _run(
     return await run(operations, call)
 
 
-def _line_or(request: Request, default: Line) -> Line:
+def _line_or_default(request: Request, terms: Terms) -> Line:
     try:
-        return line_of(request, default)
+        return line_of(request, terms)
     except VersionNotSupportedError:
-        return default
+        return terms.default
 
 
 def _stream(feed: Feed, request_id: RpcId, line: Line, headers: dict[str, str]) -> Stream:

@@ -91,6 +91,11 @@ def read_list(params: JsonObject, dialect: Dialect) -> Listing:
     return Listing(query, model.history_length or 0)
 
 
+def send_model(dialect: Dialect) -> type[BaseModel]:
+    """Return the declaration of a send's params, for those who describe it."""
+    return _SEND[dialect]
+
+
 def rest_dialect(body: JsonObject) -> Dialect:
     """Tell which of its two spellings the body of a 0.3 REST request uses."""
     message = body.get("message", body.get("request"))
@@ -277,6 +282,7 @@ class _Wire(BaseModel):
     model_config = ConfigDict(
         frozen=True,
         extra="ignore",
+        defer_build=True,
         alias_generator=AliasGenerator(
             validation_alias=lambda name: AliasChoices(to_camel(name), name)
         ),

@@ -5,10 +5,10 @@ neither methods nor routes: the caller names what it compares.
 """
 
 import re
+from collections.abc import Collection
 from enum import StrEnum
 
 from opencode_a2a.errors import VersionNotSupportedError
-from opencode_a2a.events import Json
 
 HEADER = "A2A-Version"
 _VERSION = re.compile(r"(\d{1,4}\.\d{1,4})(?:\.\d{1,9})?")
@@ -40,36 +40,41 @@ class Dialect(StrEnum):
         return Line.V1 if self is Dialect.V1 else Line.V03
 
 
-_SUPPORTED: list[Json] = [line.value for line in Line]
+EVERY = tuple(Line)
 
 
-def negotiate(header: str | None, query: str | None, default: Line) -> Line:
+def negotiate(
+    header: str | None, query: str | None, default: Line, supported: Collection[Line] = EVERY
+) -> Line:
     """Return the line asked for by header, else by query parameter, else the default one."""
     asked = (header or "").strip() or (query or "").strip()
     if not asked:
         return default
     found = _VERSION.fullmatch(asked)
-    for line in Line:
+    for line in supported:
         if found and found[1] == line.value:
             return line
     raise VersionNotSupportedError(
-        f"A2A version {asked[:32]} is not supported; send the header {HEADER}: 1.0 or 0.3",
+        f"A2A version {asked[:32]} is not supported; "
+        f"send the header {HEADER}: {' or '.join(supported)}",
         requested_version=asked[:32],
-        supported_protocol_versions=_SUPPORTED,
+        supported_protocol_versions=[line.value for line in supported],
         default_protocol_version=default.value,
         header=HEADER,
     )
 
 
-def require(needed: Line, line: Line, what: str) -> None:
+def require(needed: Line, line: Line, what: str, supported: Collection[Line] = EVERY) -> None:
     """Refuse a method or route that belongs to another line than the negotiated one."""
     if needed is line:
         return
+    remedy = f"send the header {HEADER}: {needed}"
+    if needed not in supported:
+        remedy = f"only {' and '.join(supported)} is spoken here"
     raise VersionNotSupportedError(
-        f"{what} belongs to A2A {needed}, this request speaks {line}; "
-        f"send the header {HEADER}: {needed}",
+        f"{what} belongs to A2A {needed}, this request speaks {line}; {remedy}",
         requested_version=line.value,
         required_version=needed.value,
-        supported_protocol_versions=_SUPPORTED,
+        supported_protocol_versions=[line.value for line in supported],
         header=HEADER,
     )

@@ -64,6 +64,7 @@ class Database:
         if not self._memory:
             self._lock = _claim(Path(self._url.database or ""))
         self._engine = sa.create_engine(self._url, poolclass=NullPool)
+        self._failures = (SQLAlchemyError, self._engine.dialect.loaded_dbapi.Error)
         self._read_engine = sa.create_engine(
             self._url, poolclass=QueuePool, pool_size=READERS, max_overflow=0
         )
@@ -101,7 +102,7 @@ class Database:
         """
         try:
             return await self._submit(fn)
-        except SQLAlchemyError as error:
+        except self._failures as error:
             raise _unavailable(operation, error) from None
 
     async def read(self, fn: Callable[[Connection], T], operation: str = "loading") -> T:
@@ -110,7 +111,7 @@ class Database:
             if self._memory:
                 return await self._submit(fn)
             return await self._loop.run_in_executor(self._readers, self._read, fn)
-        except SQLAlchemyError as error:
+        except self._failures as error:
             raise _unavailable(operation, error) from None
 
     async def check(self) -> None:
@@ -132,10 +133,11 @@ class Database:
             try:
                 connection = connection or self._engine.connect()
                 results = _transact(connection, jobs)
-            except SQLAlchemyError as error:
+            except self._failures as error:
                 results: list[_Result] = [(job, None, error) for job in jobs]
             self._loop.call_soon_threadsafe(_deliver, results)
-            if connection and not self._memory and any(_broken(error) for *_, error in results):
+            failed = any(isinstance(error, self._failures) for *_, error in results)
+            if connection and failed and not self._memory:
                 connection.close()
                 connection = None
         if connection:
@@ -173,11 +175,6 @@ def _deliver(results: list[_Result]) -> None:
             job.done.set_result(value)
         else:
             job.done.set_exception(error)
-
-
-def _broken(error: Exception | None) -> bool:
-    """Whether a failure may be the connection's: the next write then gets a new one."""
-    return isinstance(error, SQLAlchemyError)
 
 
 def _touch(connection: Connection) -> None:
@@ -229,12 +226,12 @@ def _claim(path: Path) -> int:
     return lock
 
 
-def _cause(error: SQLAlchemyError) -> str:
+def _cause(error: Exception) -> str:
     origin = error.orig if isinstance(error, DBAPIError) else error
     return str(origin).splitlines()[0]
 
 
-def _unavailable(operation: str, error: SQLAlchemyError) -> StoreUnavailableError:
+def _unavailable(operation: str, error: Exception) -> StoreUnavailableError:
     log.error("store failed", operation=operation, cause=_cause(error))
     return StoreUnavailableError(
         f"Task store unavailable while {operation} task state; try again", operation=operation

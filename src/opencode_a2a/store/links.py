@@ -10,20 +10,50 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.ids import ContextId, Principal, SessionId
+from opencode_a2a.store.prepared import Prepared
 from opencode_a2a.store.schema import links, owners
+
+_PLACE = (
+    links.c.principal == sa.bindparam("who"),
+    links.c.context_id == sa.bindparam("context"),
+    links.c.place == sa.bindparam("where"),
+)
+_SESSION = owners.c.session_id == sa.bindparam("session")
+_LINKED = Prepared(sa.select(links.c.session_id).where(*_PLACE))
+_RELINK = Prepared(
+    links.update()
+    .where(*_PLACE)
+    .values(session_id=sa.bindparam("session"), updated_at=sa.bindparam("now"))
+)
+_LINK = Prepared(
+    links.insert().values(
+        principal=sa.bindparam("who"),
+        context_id=sa.bindparam("context"),
+        place=sa.bindparam("where"),
+        session_id=sa.bindparam("session"),
+        updated_at=sa.bindparam("now"),
+    )
+)
+_REOWN = Prepared(
+    owners.update()
+    .where(_SESSION)
+    .values(principal=sa.bindparam("who"), claimed_until=sa.bindparam("until"))
+)
+_OWN = Prepared(
+    owners.insert().values(
+        session_id=sa.bindparam("session"),
+        principal=sa.bindparam("who"),
+        claimed_until=sa.bindparam("until"),
+    )
+)
+_OWNER = Prepared(sa.select(owners.c.principal, owners.c.claimed_until).where(_SESSION))
 
 
 def linked(
     connection: Connection, principal: Principal, context_id: ContextId, place: str
 ) -> SessionId | None:
-    found = connection.scalar(
-        sa.select(links.c.session_id).where(
-            links.c.principal == principal,
-            links.c.context_id == context_id,
-            links.c.place == place,
-        )
-    )
-    return SessionId(found) if found else None
+    found = _LINKED.first(connection, who=principal, context=context_id, where=place)
+    return SessionId(found[0]) if found else None
 
 
 def link(
@@ -34,46 +64,40 @@ def link(
     session_id: SessionId,
     now: int,
 ) -> None:
-    """Let a context use a session that belongs to the principal."""
-    key = (
-        links.c.principal == principal,
-        links.c.context_id == context_id,
-        links.c.place == place,
-    )
-    values = {"session_id": session_id, "updated_at": now}
-    if connection.execute(links.update().where(*key).values(**values)).rowcount == 0:
-        connection.execute(
-            links.insert().values(principal=principal, context_id=context_id, place=place, **values)
-        )
+    """Let a context use a session, which then belongs to the principal."""
+    values = {
+        "who": principal,
+        "context": context_id,
+        "where": place,
+        "session": session_id,
+        "now": now,
+    }
+    if _RELINK.run(connection, **values) == 0:
+        _LINK.run(connection, **values)
     own(connection, principal, session_id)
 
 
-def own(connection: Connection, principal: Principal, session_id: SessionId) -> None:
-    """Write down that a session belongs to a principal, for good."""
-    values = {"principal": principal, "claimed_until": None}
-    done = connection.execute(
-        owners.update().where(owners.c.session_id == session_id).values(**values)
-    )
-    if done.rowcount == 0:
-        connection.execute(owners.insert().values(session_id=session_id, **values))
+def own(
+    connection: Connection, principal: Principal, session_id: SessionId, until: int | None = None
+) -> None:
+    """Write down that a session belongs to a principal: for good, or until a time."""
+    values = {"session": session_id, "who": principal, "until": until}
+    if _REOWN.run(connection, **values) == 0:
+        _OWN.run(connection, **values)
 
 
 def owner(connection: Connection, session_id: SessionId, now: int) -> Principal | None:
     """Return whom a session belongs to, or who has claimed it at the moment."""
-    row = connection.execute(
-        sa.select(owners.c.principal, owners.c.claimed_until).where(
-            owners.c.session_id == session_id
-        )
-    ).first()
-    if row is None or (row.claimed_until is not None and row.claimed_until <= now):
+    row = _OWNER.first(connection, session=session_id)
+    if row is None or (row[1] is not None and row[1] <= now):
         return None
-    return Principal(row.principal)
+    return Principal(row[0])
 
 
 def strangers(
     connection: Connection, principal: Principal, session_ids: Sequence[SessionId], now: int
 ) -> set[SessionId]:
-    """Return which of these sessions belong to, or are claimed by, somebody else."""
+    """Return those sessions that belong to somebody else, or are claimed by somebody else."""
     rows = connection.execute(
         sa.select(owners.c.session_id).where(
             owners.c.session_id.in_(session_ids),
@@ -89,13 +113,9 @@ def claim(
 ) -> bool:
     """Claim a session that nobody has; tell whether the principal may use it."""
     holder = owner(connection, session_id, now)
-    if holder is not None:
-        return holder == principal
-    connection.execute(owners.delete().where(owners.c.session_id == session_id))
-    connection.execute(
-        owners.insert().values(session_id=session_id, principal=principal, claimed_until=until)
-    )
-    return True
+    if holder is None:
+        own(connection, principal, session_id, until)
+    return holder in (None, principal)
 
 
 def release(connection: Connection, principal: Principal, session_id: SessionId) -> None:

@@ -4,11 +4,14 @@ Rows hold encoded values; what is inside them is known to ``tasks.codec`` alone.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from opencode_a2a.store.prepared import Prepared
 from opencode_a2a.store.schema import entries, interrupts, messages, tallies, tasks
 
 
@@ -79,25 +82,63 @@ _ROW = (
     tasks.c.archive,
     tasks.c.no,
 )
-_BRIEF = (*_ROW[:8], sa.null(), sa.null(), tasks.c.no)
-_MOVE = (
-    tasks.update()
-    .where(tasks.c.no == sa.bindparam("task_no"))
-    .values(
-        state=sa.bindparam("to"),
-        updated_at=sa.bindparam("time"),
-        status=sa.bindparam("body"),
+_BRIEF = (*_ROW[:8], sa.null().label("request"), sa.null().label("archive"), tasks.c.no)
+
+
+def _given(*names: str) -> dict[str, sa.BindParameter[Any]]:
+    return {name: sa.bindparam(name) for name in names}
+
+
+_MINE = tasks.c.principal == sa.bindparam("principal")
+_FIND_MESSAGE = Prepared(
+    sa.select(messages.c.task_no, messages.c.digest).where(
+        messages.c.principal == sa.bindparam("principal"),
+        messages.c.message_id == sa.bindparam("message_id"),
     )
 )
-_ARCHIVE = (
+_ADD_MESSAGE = Prepared(
+    messages.insert().values(_given("principal", "message_id", "task_no", "digest"))
+)
+_ADD_TASK = Prepared(
+    tasks.insert()
+    .values(
+        _given(
+            *("id", "principal", "context_id", "state", "created_at", "updated_at"),
+            *("output_modes", "status", "request"),
+        )
+    )
+    .returning(tasks.c.no)
+)
+_ADD_ENTRIES = Prepared(entries.insert().values(_given("task_no", "first_seq", "last_seq", "data")))
+_MOVE = Prepared(
     tasks.update()
     .where(tasks.c.no == sa.bindparam("task_no"))
-    .values(archive=sa.bindparam("body"), request=None)
+    .values(state=sa.bindparam("to"), updated_at=sa.bindparam("time"), status=sa.bindparam("body"))
 )
-_TALLY = (
+_ARCHIVE = Prepared(
+    tasks.update()
+    .where(tasks.c.no == sa.bindparam("task_no"))
+    .values(archive=sa.bindparam("body"), request=sa.null())
+)
+_REQUEST = Prepared(
+    tasks.update().where(tasks.c.no == sa.bindparam("task_no")).values(request=sa.bindparam("body"))
+)
+_TALLY = Prepared(
     tallies.update()
     .where(tallies.c.principal == sa.bindparam("who"), tallies.c.state == sa.bindparam("what"))
     .values(n=tallies.c.n + sa.bindparam("change"))
+)
+_NEW_TALLY = Prepared(tallies.insert().values(_given("principal", "state", "n")))
+_LOAD = Prepared(sa.select(*_ROW).where(tasks.c.id == sa.bindparam("id"), _MINE))
+_LOAD_NUMBER = Prepared(sa.select(*_ROW).where(tasks.c.no == sa.bindparam("no")))
+_SEGMENTS = Prepared(
+    sa.select(entries.c.task_no, entries.c.first_seq, entries.c.last_seq, entries.c.data)
+    .where(
+        entries.c.task_no == sa.bindparam("task_no"),
+        entries.c.first_seq >= sa.bindparam("first_seq"),
+    )
+    .order_by(entries.c.first_seq)
+    .limit(sa.bindparam("most"))
 )
 
 
@@ -105,72 +146,51 @@ def find_message(
     connection: Connection, principal: str, message_id: str
 ) -> tuple[int, bytes] | None:
     """Return the number of the task that a message belongs to, and the digest of its content."""
-    row = connection.execute(
-        sa.select(messages.c.task_no, messages.c.digest).where(
-            messages.c.principal == principal, messages.c.message_id == message_id
-        )
-    ).first()
-    return (row.task_no, row.digest) if row else None
+    row = _FIND_MESSAGE.first(connection, principal=principal, message_id=message_id)
+    return (row[0], row[1]) if row else None
 
 
 def add_message(
     connection: Connection, principal: str, message_id: str, task_no: int, digest: bytes
 ) -> None:
-    connection.execute(
-        messages.insert().values(
-            principal=principal, message_id=message_id, task_no=task_no, digest=digest
-        )
+    _ADD_MESSAGE.run(
+        connection, principal=principal, message_id=message_id, task_no=task_no, digest=digest
     )
 
 
 def add_task(connection: Connection, row: TaskRow) -> int:
-    number = connection.execute(
-        tasks.insert()
-        .values(
-            id=row.id,
-            principal=row.principal,
-            context_id=row.context_id,
-            state=row.state,
-            created_at=row.created_at,
-            updated_at=row.updated_at,
-            output_modes=row.output_modes,
-            status=row.status,
-            request=row.request,
-        )
-        .returning(tasks.c.no)
-    ).scalar_one()
+    added = _ADD_TASK.all(
+        connection,
+        id=row.id,
+        principal=row.principal,
+        context_id=row.context_id,
+        state=row.state,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        output_modes=row.output_modes,
+        status=row.status,
+        request=row.request,
+    )
     _count(connection, row.principal, row.state, 1)
-    return number
+    return added[0][0]
 
 
 def set_request(connection: Connection, task_no: int, request: bytes | None) -> None:
     """Keep what the task is to prompt next, for a restart in between."""
-    connection.execute(tasks.update().where(tasks.c.no == task_no).values(request=request))
+    _REQUEST.run(connection, task_no=task_no, body=request)
 
 
 def append(connection: Connection, segments: Sequence[Segment], moves: Sequence[Move]) -> None:
     """Write entries of any number of tasks, and the statuses they lead to."""
-    if segments:
-        connection.execute(
-            entries.insert(),
-            [
-                {
-                    "task_no": s.task_no,
-                    "first_seq": s.first_seq,
-                    "last_seq": s.last_seq,
-                    "data": s.data,
-                }
-                for s in segments
-            ],
-        )
-    if moves:
-        connection.execute(
-            _MOVE,
-            [{"task_no": m.task_no, "to": m.state, "time": m.at, "body": m.status} for m in moves],
-        )
-    ended = [{"task_no": m.task_no, "body": m.archive} for m in moves if m.archive is not None]
-    if ended:
-        connection.execute(_ARCHIVE, ended)
+    _ADD_ENTRIES.run_many(connection, [asdict(segment) for segment in segments])
+    _MOVE.run_many(
+        connection,
+        [{"task_no": m.task_no, "to": m.state, "time": m.at, "body": m.status} for m in moves],
+    )
+    _ARCHIVE.run_many(
+        connection,
+        [{"task_no": m.task_no, "body": m.archive} for m in moves if m.archive is not None],
+    )
     for move in moves:
         if move.before != move.state:
             _count(connection, move.principal, move.before, -1)
@@ -178,20 +198,20 @@ def append(connection: Connection, segments: Sequence[Segment], moves: Sequence[
 
 
 def _count(connection: Connection, principal: str, state: str, change: int) -> None:
-    done = connection.execute(_TALLY, {"who": principal, "what": state, "change": change})
-    if done.rowcount == 0:
-        connection.execute(tallies.insert().values(principal=principal, state=state, n=change))
+    if _TALLY.run(connection, who=principal, what=state, change=change) == 0:
+        _NEW_TALLY.run(connection, principal=principal, state=state, n=change)
 
 
 def load(connection: Connection, principal: str, task_id: str) -> TaskRow | None:
-    row = connection.execute(
-        sa.select(*_ROW).where(tasks.c.id == task_id, tasks.c.principal == principal)
-    ).first()
+    row = _LOAD.first(connection, principal=principal, id=task_id)
     return TaskRow(*row) if row else None
 
 
 def load_number(connection: Connection, task_no: int) -> TaskRow:
-    return TaskRow(*connection.execute(sa.select(*_ROW).where(tasks.c.no == task_no)).one())
+    row = _LOAD_NUMBER.first(connection, no=task_no)
+    if row is None:
+        raise LookupError(task_no)
+    return TaskRow(*row)
 
 
 def load_open(connection: Connection, states: Sequence[str]) -> list[TaskRow]:
@@ -205,13 +225,8 @@ def load_open(connection: Connection, states: Sequence[str]) -> list[TaskRow]:
 def load_segments(
     connection: Connection, task_no: int, first_seq: int, limit: int = 200
 ) -> list[Segment]:
-    """Return the next segments of a log from the one that holds or follows ``first_seq``."""
-    rows = connection.execute(
-        sa.select(entries.c.task_no, entries.c.first_seq, entries.c.last_seq, entries.c.data)
-        .where(entries.c.task_no == task_no, entries.c.first_seq >= first_seq)
-        .order_by(entries.c.first_seq)
-        .limit(limit)
-    )
+    """Return the next segments of a log, from the one that begins with ``first_seq``."""
+    rows = _SEGMENTS.all(connection, task_no=task_no, first_seq=first_seq, most=limit)
     return [Segment(*row) for row in rows]
 
 
@@ -219,36 +234,50 @@ def page(
     connection: Connection, which: Filter, after: Key | None, size: int, whole: bool
 ) -> tuple[list[TaskRow], int]:
     """Return up to ``size`` tasks after a place in the list, and how many there are in all."""
-    query = sa.select(*(_ROW if whole else _BRIEF)).where(*_conditions(which))
-    if after is not None:
-        query = query.where(
-            sa.tuple_(tasks.c.updated_at, tasks.c.no) < sa.tuple_(after.updated_at, after.no)
-        )
-    query = query.order_by(tasks.c.updated_at.desc(), tasks.c.no.desc()).limit(size)
-    rows = [TaskRow(*row) for row in connection.execute(query)]
-    return rows, _total(connection, which)
+    values = _values(which)
+    query = _page(tuple(values), after is not None, whole)
+    place = {} if after is None else {"after_time": after.updated_at, "after_no": after.no}
+    rows = query.all(connection, **values, **place, most=size)
+    total = _total(tuple(values)).first(connection, **values)
+    return [TaskRow(*row) for row in rows], int(total[0] or 0) if total else 0
 
 
-def _conditions(which: Filter) -> list[sa.ColumnElement[bool]]:
-    conditions = [tasks.c.principal == which.principal]
-    if which.context_id is not None:
-        conditions.append(tasks.c.context_id == which.context_id)
-    if which.state is not None:
-        conditions.append(tasks.c.state == which.state)
-    if which.since is not None:
-        conditions.append(tasks.c.updated_at >= which.since)
-    return conditions
+def _values(which: Filter) -> dict[str, object]:
+    """Return the parts of a filter that are given, under the names of their parameters."""
+    return {name: value for name, value in asdict(which).items() if value is not None}
 
 
-def _total(connection: Connection, which: Filter) -> int:
+def _conditions(given: tuple[str, ...]) -> list[sa.ColumnElement[bool]]:
+    all_of_them: dict[str, sa.ColumnElement[bool]] = {
+        "principal": _MINE,
+        "context_id": tasks.c.context_id == sa.bindparam("context_id"),
+        "state": tasks.c.state == sa.bindparam("state"),
+        "since": tasks.c.updated_at >= sa.bindparam("since"),
+    }
+    return [all_of_them[name] for name in given]
+
+
+@cache
+def _page(given: tuple[str, ...], continued: bool, whole: bool) -> Prepared:
+    query = sa.select(*(_ROW if whole else _BRIEF)).where(*_conditions(given))
+    if continued:
+        place = sa.tuple_(sa.bindparam("after_time"), sa.bindparam("after_no"))
+        query = query.where(sa.tuple_(tasks.c.updated_at, tasks.c.no) < place)
+    newest_first = query.order_by(tasks.c.updated_at.desc(), tasks.c.no.desc())
+    return Prepared(newest_first.limit(sa.bindparam("most")))
+
+
+@cache
+def _total(given: tuple[str, ...]) -> Prepared:
     """Count what a filter finds; without context and time from the tallies, at no cost."""
-    if which.context_id is None and which.since is None:
-        query = sa.select(sa.func.sum(tallies.c.n)).where(tallies.c.principal == which.principal)
-        if which.state is not None:
-            query = query.where(tallies.c.state == which.state)
-        return int(connection.scalar(query) or 0)
-    query = sa.select(sa.func.count()).select_from(tasks).where(*_conditions(which))
-    return int(connection.scalar(query) or 0)
+    if "context_id" in given or "since" in given:
+        return Prepared(sa.select(sa.func.count()).select_from(tasks).where(*_conditions(given)))
+    query = sa.select(sa.func.sum(tallies.c.n)).where(
+        tallies.c.principal == sa.bindparam("principal")
+    )
+    if "state" in given:
+        query = query.where(tallies.c.state == sa.bindparam("state"))
+    return Prepared(query)
 
 
 def forget_logs(connection: Connection, states: Sequence[str], before: int, limit: int) -> int:

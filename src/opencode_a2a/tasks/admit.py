@@ -5,7 +5,6 @@ refused. What a caller may have open at once is limited.
 """
 
 import hashlib
-import uuid
 from collections import Counter
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import InvalidParamsError, LimitExceededError, Violation
-from opencode_a2a.ids import ContextId, Principal, TaskId, new_message_id
+from opencode_a2a.ids import ContextId, Principal, TaskId, new_message_id, new_uuid
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import Segment, TaskRow
@@ -70,8 +69,8 @@ class Admission:
     async def admit(self, order: Order) -> Admitted | TaskRow:
         """Store a new task; return the earlier one if the message was here before."""
         ref = TaskRef(
-            TaskId(str(uuid.uuid4())),
-            ContextId(order.context_id or str(uuid.uuid4())),
+            TaskId(new_uuid()),
+            ContextId(order.context_id or new_uuid()),
             order.principal,
             order.output_modes,
             now_ms(),

@@ -24,7 +24,7 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import Finished, Outcome
 from opencode_a2a.execution.answers import NotUnderstoodError, Reply, understand
-from opencode_a2a.execution.turn import Told, Turns
+from opencode_a2a.execution.turn import Told, Turn, Turns
 from opencode_a2a.ids import Principal, TaskId, new_message_id
 from opencode_a2a.messages import ANYWHERE
 from opencode_a2a.store import tasks as rows
@@ -91,6 +91,10 @@ class Board:
         """Run a turn for a task, or go on with one of which ``told`` is in the log."""
         self._runner.start(job, request, told)
 
+    def await_sign_in(self, job: Job) -> None:
+        """Let a task wait for another try after a sign-in, but not for ever."""
+        self._runner.await_sign_in(job)
+
     async def _go_on(self, order: Order, task_id: str) -> Submitted:
         row = await self._row(order.principal, task_id)
         if order.context_id is not None and order.context_id != row.context_id:
@@ -127,27 +131,33 @@ class Board:
                 str(error), violations=(Violation("message.parts", str(error)),)
             ) from None
         seq = job.log.state.seq
+        turn = _turn(job)
+        await turn.ready()
+        turn.check(asked.request_id, reply)
+        # Told before it is given: with the answer the turn may end, and its log with it.
+        await job.log.tell([Answered(order.message)])
         await self.reply(order.principal, job, asked.request_id, reply)
-        await self._note(order, job)
+        await self._remember(order, job)
         return Submitted(job.log, seq)
 
     async def reply(self, principal: Principal, job: Job, request_id: str, reply: Reply) -> None:
         """Answer a pending prompt of a task; return when OpenCode has taken it."""
-        if job.turn is None:
-            raise UnsupportedOperationError("The task is not running")
-        await job.turn.answer(request_id, reply, principal)
+        turn = _turn(job)
+        await turn.ready()
+        await turn.answer(request_id, reply, principal)
 
     async def _retry(self, order: Order, job: Job) -> Submitted:
         """Run another turn in a task that waits for a sign-in."""
         seq = job.log.state.seq
         session = job.log.state.status.session_id
         request = Request(order.prompt, order.routing, new_message_id(), session)
-        await self._note(order, job, request)
+        await self._remember(order, job, request)
+        await job.log.tell([Answered(order.message)])
         self.run(job, request)
         return Submitted(job.log, seq)
 
-    async def _note(self, order: Order, job: Job, request: Request | None = None) -> None:
-        """Write down a further message on a task."""
+    async def _remember(self, order: Order, job: Job, request: Request | None = None) -> None:
+        """Write down that a further message on a task was taken, and what it makes it prompt."""
         known = digest(order)
 
         def write(connection: Connection) -> None:
@@ -158,7 +168,6 @@ class Board:
                 rows.set_request(connection, job.log.no, dump_request(request))
 
         await self._database.write(write)
-        await job.log.tell([Answered(order.message)])
 
     # Reading
 
@@ -207,7 +216,7 @@ class Board:
         if job is None:
             state = load_task(await self._row(principal, task_id))
         else:
-            await self._stop(job)
+            await self.stop(job)
             state = await job.log.steady()
         if state.status.state is not State.CANCELED:
             raise TaskNotCancelableError("The task has ended and cannot be canceled")
@@ -215,13 +224,19 @@ class Board:
         metrics.CANCEL_SECONDS.labels(sure).observe(time.monotonic() - began)
         return state
 
-    async def _stop(self, job: Job) -> None:
+    async def stop(self, job: Job) -> None:
+        """End an open task; return when it has ended."""
         if job.turn is None:
             await job.log.tell([Finished(Outcome.CANCELED)])
             self.closed(job)
             return
         job.turn.cancel()
         while not job.log.state.status.state.terminal:
+            if job.log.state.status.state is State.AUTH_REQUIRED:
+                # The turn had just ended by itself.
+                await job.log.tell([Finished(Outcome.CANCELED)])
+                self.closed(job)
+                return
             await job.log.changed()
 
     async def close(self) -> None:
@@ -263,6 +278,12 @@ class Board:
             await job.log.steady()
             return job.log
         return TaskLog(row.no, load_task(row), self._journal, self._database)
+
+
+def _turn(job: Job) -> Turn:
+    if job.turn is None:
+        raise UnsupportedOperationError("The task is not running")
+    return job.turn
 
 
 def _token(row: TaskRow) -> str:

@@ -59,7 +59,7 @@ class TaskLog:
         """Sequence number of the last entry that has to be stored before it is shown."""
         self._stop = state.seq if state.status.state.interrupted else 0
         """Where the task last stopped: ended, or began to wait for a person."""
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: set[asyncio.Future[None]] = set()
 
     @property
     def ref(self) -> TaskRef:
@@ -114,7 +114,7 @@ class TaskLog:
             if status and (status.state.terminal or status.state.interrupted):
                 self._stop = entry.seq
         self._shown = seq
-        waiters, self._waiters = self._waiters, []
+        waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -122,12 +122,11 @@ class TaskLog:
     async def changed(self) -> None:
         """Wait for the next entries that readers may see."""
         waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
+        self._waiters.add(waiter)
         try:
             await waiter
         finally:
-            if waiter.cancelled():
-                self._waiters.remove(waiter)
+            self._waiters.discard(waiter)
 
     async def steady(self) -> TaskState:
         """Return the state once nothing in it waits to be stored; valid until the next await."""

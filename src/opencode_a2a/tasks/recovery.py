@@ -58,6 +58,7 @@ async def _take_up(row: TaskRow, database: Database, journal: Journal, board: Bo
     task = TaskLog(row.no, replay.state, journal, database)
     job = board.adopt(task)
     if task.state.status.state is State.AUTH_REQUIRED:
+        board.await_sign_in(job)
         return
     await task.tell([Recovered(RESTARTED)])
     if row.request is None:

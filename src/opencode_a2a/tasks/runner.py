@@ -1,11 +1,12 @@
 """Drives turns into the logs of their tasks, one at a time for each task."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 
 import structlog
 
+from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import ServiceError
 from opencode_a2a.events import Failure, Finished, Outcome
 from opencode_a2a.execution.turn import Told, Turn, Turns, TurnSpec
@@ -15,6 +16,9 @@ from opencode_a2a.tasks.live import TaskLog
 
 log = structlog.get_logger(__name__)
 
+UNSIGNED = Failure(
+    "SIGN_IN_EXPIRED", "Nobody signed in to the model provider in time. Send the message again."
+)
 INTERNAL = Failure(
     "INTERNAL_ERROR", "The service failed while running the turn. Send the message again."
 )
@@ -26,7 +30,6 @@ class Job:
     def __init__(self, log: TaskLog) -> None:
         self.log = log
         self.turn: Turn | None = None
-        self.task: asyncio.Task[None] | None = None
 
 
 class Runner:
@@ -52,9 +55,16 @@ class Runner:
             told=told,
         )
         job.turn = self._turns.turn(spec)
-        job.task = asyncio.create_task(self._run(job, job.turn), name=f"turn {ref.id}")
-        self._running.add(job.task)
-        job.task.add_done_callback(self._running.discard)
+        self._keep(self._run(job, job.turn), f"turn {ref.id}")
+
+    def await_sign_in(self, job: Job) -> None:
+        """End a task that waits for a sign-in, unless there is another try in time."""
+        self._keep(self._give_up(job, job.log.state.seq), f"sign-in {job.log.ref.id}")
+
+    def _keep(self, work: Coroutine[None, None, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
 
     async def close(self) -> None:
         """Stop following; the tasks stay open."""
@@ -77,5 +87,17 @@ class Runner:
         job.turn = None
         if job.log.state.status.state.terminal:
             self._closed(job)
-        elif job.log.state.status.state is not State.AUTH_REQUIRED:
+        elif job.log.state.status.state is State.AUTH_REQUIRED:
+            self.await_sign_in(job)
+        else:
             log.error("turn ended without an end", task_id=job.log.ref.id)
+            await job.log.tell([Finished(Outcome.FAILED, failure=INTERNAL)])
+            self._closed(job)
+
+    async def _give_up(self, job: Job, seq: int) -> None:
+        seconds = self._turns.interrupts.policy.seconds
+        waited = (now_ms() - job.log.state.status.at) / 1000
+        await asyncio.sleep(max(0.0, seconds - waited))
+        if job.log.state.seq == seq:
+            await job.log.tell([Finished(Outcome.FAILED, failure=UNSIGNED)])
+            self._closed(job)

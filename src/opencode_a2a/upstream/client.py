@@ -11,8 +11,9 @@ import base64
 import re
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, Literal, Self, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -31,6 +32,12 @@ from opencode_a2a.errors import (
 from opencode_a2a.events import Json
 from opencode_a2a.ids import MessageId, RequestId, SessionId
 from opencode_a2a.tracing import trace_headers
+from opencode_a2a.upstream.exchange import (
+    CONNECT_SECONDS,
+    Exchange,
+    ExchangeError,
+    TooLargeError,
+)
 from opencode_a2a.upstream.models import (
     Agent,
     Command,
@@ -70,41 +77,7 @@ T = TypeVar("T")
 Query = Mapping[str, str | int | bool | None]
 PermissionReply = Literal["once", "always", "reject"]
 
-CONNECT_SECONDS: Final = 10.0
 MAX_RESPONSE_BYTES: Final = 64 * 1024 * 1024
-# Every pass of the connection pool asks each idle connection whether it is still alive.
-KEPT_CONNECTIONS: Final = 64
-KEPT_SECONDS: Final = 30.0
-
-_BOOL: Final = TypeAdapter(bool)
-_STRINGS: Final = TypeAdapter(list[str])
-_SESSION: Final = TypeAdapter(Session)
-_SESSIONS: Final = TypeAdapter(list[Session])
-_STATUSES: Final = TypeAdapter(dict[SessionId, SessionStatus])
-_TODOS: Final = TypeAdapter(list[Todo])
-_DIFFS: Final = TypeAdapter(list[FileDiff])
-_MESSAGE: Final = TypeAdapter(MessageWithParts)
-_MESSAGES: Final = TypeAdapter(list[MessageWithParts])
-_PERMISSIONS: Final = TypeAdapter(list[PermissionRequest])
-_QUESTIONS: Final = TypeAdapter(list[QuestionRequest])
-_CONNECTED: Final = TypeAdapter(ConnectedProviders)
-_CATALOGUE: Final = TypeAdapter(ProviderCatalogue)
-_AGENTS: Final = TypeAdapter(list[Agent])
-_COMMANDS: Final = TypeAdapter(list[Command])
-_PROJECT: Final = TypeAdapter(Project)
-_PROJECTS: Final = TypeAdapter(list[Project])
-_WORKTREE: Final = TypeAdapter(Worktree)
-_WORKSPACE: Final = TypeAdapter(Workspace)
-_WORKSPACES: Final = TypeAdapter(list[Workspace])
-_NODES: Final = TypeAdapter(list[FileNode])
-_CONTENT: Final = TypeAdapter(FileContent)
-_MATCHES: Final = TypeAdapter(list[TextMatch])
-_FILE_STATUSES: Final = TypeAdapter(list[FileStatus])
-_VCS: Final = TypeAdapter(Vcs)
-_PATHS: Final = TypeAdapter(Paths)
-_CONFIG: Final = TypeAdapter(Config)
-_MCP: Final = TypeAdapter(dict[str, McpStatus])
-_HEALTH: Final = TypeAdapter(Health)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,22 +161,18 @@ class OpenCode:
         ).rstrip("/")
         self._timeout = timeout
         self._limit = max_concurrent_requests
-        self._max_response_bytes = max_response_bytes
         self._under_way = 0
         headers = _headers(username, password)
-        # Turns hold their connections for minutes. In a pool of their own they do not make
-        # the pool's search for a free connection longer for the short calls.
-        self._short = _connections(self.base_url, headers)
-        self._turns = _connections(self.base_url, headers)
-        self._exit = AsyncExitStack()
+        self._calls = Exchange(self.base_url, headers, max_response_bytes)
+        self._streams = _connections(self.base_url, headers)
 
     async def __aenter__(self) -> Self:
-        await self._exit.enter_async_context(self._short)
-        await self._exit.enter_async_context(self._turns)
+        await self._streams.__aenter__()
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
-        await self._exit.aclose()
+        self._calls.close()
+        await self._streams.aclose()
 
     # Sessions
 
@@ -218,32 +187,32 @@ class OpenCode:
     ) -> list[Session]:
         """List sessions, newest first; OpenCode's own limit is 100. It knows no cursor here."""
         query: Query = {"limit": limit, "roots": roots, "search": search, "start": start}
-        return await self._get(_SESSIONS, "/session", at, query)
+        return await self._get(list[Session], "/session", at, query)
 
     async def session(self, session_id: SessionId, *, at: Location = HERE) -> Session:
-        return await self._get(_SESSION, _session(session_id), at)
+        return await self._get(Session, _session(session_id), at)
 
     async def create_session(self, draft: SessionDraft, *, at: Location = HERE) -> Session:
-        return await self._post(_SESSION, "/session", at, _wire(draft))
+        return await self._post(Session, "/session", at, _wire(draft))
 
     async def update_session(
         self, session_id: SessionId, changes: SessionChanges, *, at: Location = HERE
     ) -> Session:
         return await self._call(
-            _SESSION, _Request("PATCH", _session(session_id), at, body=_wire(changes))
+            Session, _Request("PATCH", _session(session_id), at, body=_wire(changes))
         )
 
     async def delete_session(self, session_id: SessionId, *, at: Location = HERE) -> None:
         """Delete a session and its children. A running turn goes on: abort it first."""
-        await self._call(_BOOL, _Request("DELETE", _session(session_id), at))
+        await self._call(bool, _Request("DELETE", _session(session_id), at))
 
     async def session_children(
         self, session_id: SessionId, *, at: Location = HERE
     ) -> list[Session]:
-        return await self._get(_SESSIONS, _session(session_id, "/children"), at)
+        return await self._get(list[Session], _session(session_id, "/children"), at)
 
     async def session_todo(self, session_id: SessionId, *, at: Location = HERE) -> list[Todo]:
-        return await self._get(_TODOS, _session(session_id, "/todo"), at)
+        return await self._get(list[Todo], _session(session_id, "/todo"), at)
 
     async def session_diff(
         self,
@@ -253,7 +222,9 @@ class OpenCode:
         at: Location = HERE,
     ) -> list[FileDiff]:
         """List the files that the answer to one *user* message changed; without it, none."""
-        return await self._get(_DIFFS, _session(session_id, "/diff"), at, {"messageID": message_id})
+        return await self._get(
+            list[FileDiff], _session(session_id, "/diff"), at, {"messageID": message_id}
+        )
 
     async def fork_session(
         self,
@@ -264,13 +235,13 @@ class OpenCode:
     ) -> Session:
         """Copy the messages before ``message_id`` into a new session, without its permissions."""
         body = _json(messageID=message_id)
-        return await self._post(_SESSION, _session(session_id, "/fork"), at, body)
+        return await self._post(Session, _session(session_id, "/fork"), at, body)
 
     async def share_session(self, session_id: SessionId, *, at: Location = HERE) -> Session:
-        return await self._post(_SESSION, _session(session_id, "/share"), at)
+        return await self._post(Session, _session(session_id, "/share"), at)
 
     async def unshare_session(self, session_id: SessionId, *, at: Location = HERE) -> Session:
-        return await self._call(_SESSION, _Request("DELETE", _session(session_id, "/share"), at))
+        return await self._call(Session, _Request("DELETE", _session(session_id, "/share"), at))
 
     async def summarize_session(
         self,
@@ -283,7 +254,7 @@ class OpenCode:
     ) -> None:
         """Replace a session's history by a summary; returns when the model has written it."""
         body = _json(providerID=provider_id, modelID=model_id, auto=auto)
-        await self._turn(_BOOL, _session(session_id, "/summarize"), at, body)
+        await self._turn(bool, _session(session_id, "/summarize"), at, body)
 
     async def revert_session(
         self,
@@ -295,19 +266,19 @@ class OpenCode:
     ) -> Session:
         """Take back a message, and the files with it; busy sessions refuse."""
         body = _json(messageID=message_id, partID=part_id)
-        return await self._post(_SESSION, _session(session_id, "/revert"), at, body)
+        return await self._post(Session, _session(session_id, "/revert"), at, body)
 
     async def unrevert_session(self, session_id: SessionId, *, at: Location = HERE) -> Session:
-        return await self._post(_SESSION, _session(session_id, "/unrevert"), at)
+        return await self._post(Session, _session(session_id, "/unrevert"), at)
 
     async def abort_session(self, session_id: SessionId, *, at: Location = HERE) -> None:
         """Stop the session's turn; returns after it. Idle and unknown sessions do not object."""
         path = _session(session_id, "/abort")
-        await self._call(_BOOL, _Request("POST", path, at, urgent=True))
+        await self._call(bool, _Request("POST", path, at, urgent=True))
 
     async def session_status(self, *, at: Location = HERE) -> dict[SessionId, SessionStatus]:
         """Return the sessions of this location that are not idle."""
-        return await self._get(_STATUSES, "/session/status", at)
+        return await self._get(dict[SessionId, SessionStatus], "/session/status", at)
 
     # Messages
 
@@ -323,19 +294,21 @@ class OpenCode:
         path = _session(session_id, "/message")
         request = _Request("GET", path, at, {"limit": limit, "before": before})
         answer = await self._exchange(request)
-        return MessagePage(_decode(_MESSAGES, request, answer), answer.next_cursor)
+        return MessagePage(_decode(list[MessageWithParts], request, answer), answer.next_cursor)
 
     async def message(
         self, session_id: SessionId, message_id: MessageId, *, at: Location = HERE
     ) -> MessageWithParts:
         path = _session(session_id, "/message/") + _checked("msg", message_id)
-        return await self._get(_MESSAGE, path, at)
+        return await self._get(MessageWithParts, path, at)
 
     async def prompt(
         self, session_id: SessionId, prompt: Prompt, *, at: Location = HERE
     ) -> MessageWithParts:
         """Run a turn and return its last message. An error may be inside: ``info.error``."""
-        return await self._turn(_MESSAGE, _session(session_id, "/message"), at, _wire(prompt))
+        return await self._turn(
+            MessageWithParts, _session(session_id, "/message"), at, _wire(prompt)
+        )
 
     async def prompt_async(
         self, session_id: SessionId, prompt: Prompt, *, at: Location = HERE
@@ -350,18 +323,22 @@ class OpenCode:
     async def run_command(
         self, session_id: SessionId, command: CommandCall, *, at: Location = HERE
     ) -> MessageWithParts:
-        return await self._turn(_MESSAGE, _session(session_id, "/command"), at, _wire(command))
+        return await self._turn(
+            MessageWithParts, _session(session_id, "/command"), at, _wire(command)
+        )
 
     async def run_shell(
         self, session_id: SessionId, command: ShellCall, *, at: Location = HERE
     ) -> MessageWithParts:
-        return await self._turn(_MESSAGE, _session(session_id, "/shell"), at, _wire(command))
+        return await self._turn(
+            MessageWithParts, _session(session_id, "/shell"), at, _wire(command)
+        )
 
     # Interrupts
 
     async def permissions(self, *, at: Location = HERE) -> list[PermissionRequest]:
         """List what waits for an answer in this location, and only there."""
-        return await self._get(_PERMISSIONS, "/permission", at)
+        return await self._get(list[PermissionRequest], "/permission", at)
 
     async def reply_permission(
         self,
@@ -374,10 +351,10 @@ class OpenCode:
         """Answer a permission; the location has to be the one that asked."""
         path = f"/permission/{_checked('per', request_id)}/reply"
         body = _json(reply=reply, message=message)
-        await self._call(_BOOL, _Request("POST", path, at, body=body, urgent=True))
+        await self._call(bool, _Request("POST", path, at, body=body, urgent=True))
 
     async def questions(self, *, at: Location = HERE) -> list[QuestionRequest]:
-        return await self._get(_QUESTIONS, "/question", at)
+        return await self._get(list[QuestionRequest], "/question", at)
 
     async def reply_question(
         self,
@@ -389,46 +366,46 @@ class OpenCode:
         """Answer the questions of one request, a list of labels or free texts for each."""
         path = f"/question/{_checked('que', request_id)}/reply"
         body = _json(answers=[list(answer) for answer in answers])
-        await self._call(_BOOL, _Request("POST", path, at, body=body, urgent=True))
+        await self._call(bool, _Request("POST", path, at, body=body, urgent=True))
 
     async def reject_question(self, request_id: RequestId, *, at: Location = HERE) -> None:
         path = f"/question/{_checked('que', request_id)}/reject"
-        await self._call(_BOOL, _Request("POST", path, at, urgent=True))
+        await self._call(bool, _Request("POST", path, at, urgent=True))
 
     # Catalogues
 
     async def connected_providers(self, *, at: Location = HERE) -> ConnectedProviders:
         """Return the providers that can be used now, without their keys."""
-        return await self._get(_CONNECTED, "/config/providers", at)
+        return await self._get(ConnectedProviders, "/config/providers", at)
 
     async def provider_catalogue(self, *, at: Location = HERE) -> ProviderCatalogue:
         """Return every provider OpenCode knows: seven megabytes, worth keeping for a while."""
         request = _Request("GET", "/provider", at)
         answer = await self._exchange(request)
         # A quarter of a second of work that would otherwise stop every stream for that long.
-        return await asyncio.to_thread(_decode, _CATALOGUE, request, answer)
+        return await asyncio.to_thread(_decode, ProviderCatalogue, request, answer)
 
     async def agents(self, *, at: Location = HERE) -> list[Agent]:
-        return await self._get(_AGENTS, "/agent", at)
+        return await self._get(list[Agent], "/agent", at)
 
     async def commands(self, *, at: Location = HERE) -> list[Command]:
-        return await self._get(_COMMANDS, "/command", at)
+        return await self._get(list[Command], "/command", at)
 
     async def config(self, *, at: Location = HERE) -> Config:
         """Return what may be known of the configuration; an invalid one is an HTTP error."""
-        return await self._get(_CONFIG, "/config", at)
+        return await self._get(Config, "/config", at)
 
     # Projects, worktrees, workspaces
 
     async def projects(self, *, at: Location = HERE) -> list[Project]:
-        return await self._get(_PROJECTS, "/project", at)
+        return await self._get(list[Project], "/project", at)
 
     async def current_project(self, *, at: Location = HERE) -> Project:
-        return await self._get(_PROJECT, "/project/current", at)
+        return await self._get(Project, "/project/current", at)
 
     async def worktrees(self, *, at: Location = HERE) -> list[str]:
         """List the directories of the project's worktrees."""
-        return await self._get(_STRINGS, "/experimental/worktree", at)
+        return await self._get(list[str], "/experimental/worktree", at)
 
     async def create_worktree(
         self,
@@ -439,48 +416,51 @@ class OpenCode:
     ) -> Worktree:
         """Make a worktree; its files come later, with the event ``worktree.ready``."""
         body = _json(name=name, startCommand=start_command)
-        return await self._post(_WORKTREE, "/experimental/worktree", at, body)
+        return await self._post(Worktree, "/experimental/worktree", at, body)
 
     async def remove_worktree(self, directory: str, *, at: Location = HERE) -> bool:
         body = _json(directory=directory)
-        return await self._call(_BOOL, _Request("DELETE", "/experimental/worktree", at, body=body))
+        return await self._call(bool, _Request("DELETE", "/experimental/worktree", at, body=body))
 
     async def reset_worktree(self, directory: str, *, at: Location = HERE) -> bool:
         body = _json(directory=directory)
-        return await self._post(_BOOL, "/experimental/worktree/reset", at, body)
+        return await self._post(bool, "/experimental/worktree/reset", at, body)
 
     async def workspaces(self, *, at: Location = HERE) -> list[Workspace]:
-        return await self._get(_WORKSPACES, "/experimental/workspace", at)
+        return await self._get(list[Workspace], "/experimental/workspace", at)
 
     async def create_workspace(self, draft: WorkspaceDraft, *, at: Location = HERE) -> Workspace:
-        return await self._post(_WORKSPACE, "/experimental/workspace", at, _wire(draft))
+        return await self._post(Workspace, "/experimental/workspace", at, _wire(draft))
 
-    async def remove_workspace(self, workspace_id: str, *, at: Location = HERE) -> Workspace:
+    async def remove_workspace(self, workspace_id: str, *, at: Location = HERE) -> Workspace | None:
+        """Remove a workspace; None when there was none."""
         path = f"/experimental/workspace/{_checked('wrk', workspace_id)}"
-        return await self._call(_WORKSPACE, _Request("DELETE", path, at))
+        request = _Request("DELETE", path, at)
+        answer = await self._exchange(request)
+        return _decode(Workspace, request, answer) if answer.body.strip() not in _NOTHING else None
 
     # Files and version control
 
     async def list_files(self, path: str, *, at: Location = HERE) -> list[FileNode]:
-        return await self._get(_NODES, "/file", at, {"path": path})
+        return await self._get(list[FileNode], "/file", at, {"path": path})
 
     async def read_file(self, path: str, *, at: Location = HERE) -> FileContent:
-        return await self._get(_CONTENT, "/file/content", at, {"path": path})
+        return await self._get(FileContent, "/file/content", at, {"path": path})
 
     async def find_text(self, pattern: str, *, at: Location = HERE) -> list[TextMatch]:
         """Search the files of the location with ripgrep, which has to be there."""
-        return await self._get(_MATCHES, "/find", at, {"pattern": pattern})
+        return await self._get(list[TextMatch], "/find", at, {"pattern": pattern})
 
     async def find_files(
         self, query: str, *, limit: int | None = None, at: Location = HERE
     ) -> list[str]:
-        return await self._get(_STRINGS, "/find/file", at, {"query": query, "limit": limit})
+        return await self._get(list[str], "/find/file", at, {"query": query, "limit": limit})
 
     async def file_status(self, *, at: Location = HERE) -> list[FileStatus]:
-        return await self._get(_FILE_STATUSES, "/file/status", at)
+        return await self._get(list[FileStatus], "/file/status", at)
 
     async def vcs(self, *, at: Location = HERE) -> Vcs:
-        return await self._get(_VCS, "/vcs", at)
+        return await self._get(Vcs, "/vcs", at)
 
     async def vcs_diff(
         self,
@@ -490,32 +470,32 @@ class OpenCode:
         at: Location = HERE,
     ) -> list[FileDiff]:
         """Compare the working tree with its last commit, or with the default branch."""
-        return await self._get(_DIFFS, "/vcs/diff", at, {"mode": mode, "context": context})
+        return await self._get(list[FileDiff], "/vcs/diff", at, {"mode": mode, "context": context})
 
     async def paths(self, *, at: Location = HERE) -> Paths:
-        return await self._get(_PATHS, "/path", at)
+        return await self._get(Paths, "/path", at)
 
     # The server itself
 
     async def mcp_status(self, *, at: Location = HERE) -> dict[str, McpStatus]:
-        return await self._get(_MCP, "/mcp", at)
+        return await self._get(dict[str, McpStatus], "/mcp", at)
 
     async def add_mcp(
         self, name: str, server: McpServer, *, at: Location = HERE
     ) -> dict[str, McpStatus]:
         """Offer an MCP server's tools in this location, from the next prompt until a restart."""
         config = server.model_dump(mode="json", by_alias=True, exclude_none=True)
-        return await self._post(_MCP, "/mcp", at, _json(name=name, config=config))
+        return await self._post(dict[str, McpStatus], "/mcp", at, _json(name=name, config=config))
 
     async def health(self) -> Health:
-        return await self._call(_HEALTH, _Request("GET", "/global/health", urgent=True))
+        return await self._call(Health, _Request("GET", "/global/health", urgent=True))
 
     async def dispose(self) -> None:
         """Abort every turn and end every tool process of the whole server."""
-        await self._call(_BOOL, _Request("POST", "/global/dispose", urgent=True))
+        await self._call(bool, _Request("POST", "/global/dispose", urgent=True))
 
     async def dispose_instance(self, *, at: Location = HERE) -> None:
-        await self._call(_BOOL, _Request("POST", "/instance/dispose", at, urgent=True))
+        await self._call(bool, _Request("POST", "/instance/dispose", at, urgent=True))
 
     @asynccontextmanager
     async def events(self, *, read_timeout: float) -> AsyncGenerator[AsyncIterator[bytes]]:
@@ -526,40 +506,37 @@ class OpenCode:
         """
         request = _Request("GET", "/global/event")
         timeout = httpx2.Timeout(read_timeout, connect=CONNECT_SECONDS)
-        async with self._opened(self._turns, request, timeout) as response:
-            if response.status_code >= 300:
-                raise refusal(request.path, response.status_code, await self._read(response))
-            if not _media_type(response).startswith("text/event-stream"):
-                raise _wrong_media_type(request, _media_type(response))
-            async with aclosing(_chunks(request, response)) as chunks:
-                yield chunks
+        url = self.base_url + request.target
+        with _translated(request):
+            async with self._streams.stream("GET", url, timeout=timeout) as response:
+                if response.status_code >= 300:
+                    raise refusal(request.path, response.status_code, await response.aread())
+                media_type = response.headers.get("content-type", "")
+                if not media_type.startswith("text/event-stream"):
+                    raise _wrong_media_type(request, media_type)
+                async with aclosing(_chunks(request, response)) as chunks:
+                    yield chunks
 
     # How a call is made
 
-    async def _get(
-        self, kind: TypeAdapter[T], path: str, at: Location, query: Query | None = None
-    ) -> T:
+    async def _get(self, kind: type[T], path: str, at: Location, query: Query | None = None) -> T:
         return await self._call(kind, _Request("GET", path, at, query))
 
-    async def _post(
-        self, kind: TypeAdapter[T], path: str, at: Location, body: bytes | None = None
-    ) -> T:
+    async def _post(self, kind: type[T], path: str, at: Location, body: bytes | None = None) -> T:
         return await self._call(kind, _Request("POST", path, at, body=body))
 
-    async def _turn(self, kind: TypeAdapter[T], path: str, at: Location, body: bytes) -> T:
+    async def _turn(self, kind: type[T], path: str, at: Location, body: bytes) -> T:
         return await self._call(kind, _Request("POST", path, at, body=body, endless=True))
 
-    async def _call(self, kind: TypeAdapter[T], request: _Request) -> T:
+    async def _call(self, kind: type[T], request: _Request) -> T:
         return _decode(kind, request, await self._exchange(request))
 
     async def _exchange(self, request: _Request) -> _Answer:
         """Send a request and read the whole answer, or raise what OpenCode's refusal means."""
         with self._slot(request):
-            if request.endless:
-                return await self._send(self._turns, request)
             try:
-                async with asyncio.timeout(self._timeout):
-                    return await self._send(self._short, request)
+                async with asyncio.timeout(None if request.endless else self._timeout):
+                    return await self._send(request)
             except TimeoutError:
                 detail = f"{request.name}: no answer in {self._timeout:g} s"
                 raise UpstreamTimeoutError(detail=detail) from None
@@ -574,44 +551,23 @@ class OpenCode:
         finally:
             self._under_way -= 1
 
-    async def _send(self, client: httpx2.AsyncClient, request: _Request) -> _Answer:
-        async with self._opened(client, request, _NO_READ_TIMEOUT) as response:
-            body = await self._read(response)
-        if response.status_code >= 300:
-            raise refusal(request.path, response.status_code, body)
-        return _Answer(_media_type(response), response.headers.get("x-next-cursor"), body)
-
-    @asynccontextmanager
-    async def _opened(
-        self, client: httpx2.AsyncClient, request: _Request, limits: httpx2.Timeout
-    ) -> AsyncGenerator[httpx2.Response]:
-        message = client.build_request(
-            request.method,
-            self.base_url + request.target,
-            content=request.body,
-            headers=trace_headers() | (_JSON_BODY if request.body is not None else {}),
-            timeout=limits,
-        )
-        with _translated(request):
-            response = await client.send(message, stream=True)
-            try:
-                yield response
-            finally:
-                await response.aclose()
-
-    async def _read(self, response: httpx2.Response) -> bytes:
-        body = bytearray()
-        async for chunk in response.aiter_bytes():
-            body += chunk
-            if len(body) > self._max_response_bytes:
-                raise UpstreamPayloadError(
-                    detail=f"the answer is larger than {self._max_response_bytes} bytes"
-                )
-        return bytes(body)
+    async def _send(self, request: _Request) -> _Answer:
+        headers = trace_headers()
+        if request.body is not None:
+            headers["content-type"] = "application/json"
+        try:
+            reply = await self._calls.send(request.method, request.target, request.body, headers)
+        except TooLargeError as error:
+            raise UpstreamPayloadError(detail=f"{request.name}: {error}") from None
+        except ExchangeError as error:
+            raise UpstreamUnreachableError(detail=f"{request.name}: {error}") from None
+        if reply.status >= 300:
+            raise refusal(request.path, reply.status, reply.body)
+        media_type = reply.headers.get("content-type", "")
+        return _Answer(media_type, reply.headers.get("x-next-cursor"), reply.body)
 
 
-_NO_READ_TIMEOUT: Final = httpx2.Timeout(None, connect=CONNECT_SECONDS)
-_JSON_BODY: Final = {"content-type": "application/json"}
+_NOTHING: Final = (b"", b"null")
 
 
 def _headers(username: str, password: str | None) -> dict[str, str]:
@@ -628,11 +584,6 @@ def _connections(base_url: str, headers: dict[str, str]) -> httpx2.AsyncClient:
     return httpx2.AsyncClient(
         headers=headers,
         verify=True if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
-        limits=httpx2.Limits(
-            max_connections=None,
-            max_keepalive_connections=KEPT_CONNECTIONS,
-            keepalive_expiry=KEPT_SECONDS,
-        ),
         follow_redirects=False,
         trust_env=False,
     )
@@ -690,20 +641,22 @@ def _session(session_id: SessionId, rest: str = "") -> str:
 # Answers
 
 
-def _decode(kind: TypeAdapter[T], request: _Request, answer: _Answer) -> T:
+@cache
+def _adapter(kind: type[T]) -> TypeAdapter[T]:
+    """Built when it is first needed: all of them together would double the time to start."""
+    return TypeAdapter(kind)
+
+
+def _decode(kind: type[T], request: _Request, answer: _Answer) -> T:
     if not answer.media_type.startswith("application/json"):
         raise _wrong_media_type(request, answer.media_type)
     try:
-        return kind.validate_json(answer.body)
+        return _adapter(kind).validate_json(answer.body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(step) for step in first["loc"])
         detail = f"{request.name}: {first['type']} at {where or 'the top'}"
         raise UpstreamPayloadError(detail=detail) from None
-
-
-def _media_type(response: httpx2.Response) -> str:
-    return response.headers.get("content-type", "")
 
 
 def _wrong_media_type(request: _Request, media_type: str) -> UpstreamPayloadError:

@@ -34,7 +34,11 @@ class Wire(BaseModel):
     """Base of every OpenCode payload: immutable, and indifferent to fields it does not know."""
 
     model_config = ConfigDict(
-        frozen=True, extra="ignore", populate_by_name=True, alias_generator=wire_name
+        frozen=True,
+        extra="ignore",
+        populate_by_name=True,
+        alias_generator=wire_name,
+        defer_build=True,
     )
 
 

@@ -105,9 +105,9 @@ class Stored:
         default_factory=dict[SessionId, SessionStatus]
     )
     """Sessions that are missing are idle."""
-    permissions: Sequence[PermissionRequest] = ()
-    questions: Sequence[QuestionRequest] = ()
-    """Pending ones; those of other session trees are left aside."""
+    permissions: Sequence[PermissionRequest] | None = ()
+    questions: Sequence[QuestionRequest] | None = ()
+    """Pending ones, None when it is not known; those of other session trees are left aside."""
     diffs: Sequence[FileDiff] = ()
     session: Session | None = None
     directory: str | None = None
@@ -693,12 +693,14 @@ class Reader:
     def _stored_interrupts(self, stored: Stored, out: list[TurnEvent]) -> None:
         requests = [
             request
-            for request in (*stored.permissions, *stored.questions)
+            for request in (*(stored.permissions or ()), *(stored.questions or ()))
             if request.session_id in self._sessions
         ]
         pending = {request.id for request in requests}
+        known = {"permission": stored.permissions, "question": stored.questions}
         for request_id, ask in list(self._asks.items()):
-            if request_id not in pending and not ask.fresh:
+            listed = known[ask.interrupted.type] is not None
+            if listed and request_id not in pending and not ask.fresh:
                 self._settle(request_id, "void", out)
         for request in requests:
             self._ask(request, stored.directory, out, fresh=False)

@@ -5,11 +5,10 @@ keeps them in ``scope["request_id"]`` and ``scope["trace"]``, in every log recor
 ``tracing.current_trace`` for whatever calls onward.
 """
 
-import secrets
-
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from opencode_a2a.ids import new_hex
 from opencode_a2a.tracing import begin_trace, current_trace
 from opencode_a2a.web.answers import header
 
@@ -26,7 +25,7 @@ class Tracing:
             return
         trace = begin_trace(header(scope, b"traceparent"), header(scope, b"tracestate"))
         scope["trace"] = trace
-        scope["request_id"] = secrets.token_hex(8)
+        scope["request_id"] = new_hex(8)
         mine = (b"traceparent", trace.traceparent.encode())
 
         async def tell(message: Message) -> None:

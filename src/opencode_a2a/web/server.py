@@ -1,12 +1,14 @@
 """The HTTP server under the application: uvicorn, with what it lacks.
 
-uvicorn waits for ever for the rest of a header, keeps headers of any length, and stops only
-after every stream has ended by itself. ``serve`` and the tests run the service through this
-module; it knows nothing of what is served.
+uvicorn waits for ever for the rest of a header, keeps headers of any length, stops only after
+every stream has ended by itself, and ends the process by the signal that stopped it. ``serve``
+and the tests run the service through this module; it knows nothing of what is served.
 """
 
 import asyncio
+import contextlib
 import socket
+from collections.abc import Generator
 from typing import Literal
 
 import uvicorn
@@ -102,6 +104,34 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
 
+class BindError(Exception):
+    """The address cannot be had; the text says why and what to do."""
+
+
+def bind(host: str, port: int) -> list[socket.socket]:
+    """Take the address before anything is started behind it; nobody can connect yet."""
+    sockets: list[socket.socket] = []
+    try:
+        for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            sockets.append(one := socket.socket(family))
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            one.bind(address)
+    except OSError as error:
+        for one in sockets:
+            one.close()
+        raise _bind_error(host, port, error) from None
+    return sockets
+
+
+def _bind_error(host: str, port: int, error: OSError) -> BindError:
+    return BindError(
+        f"cannot listen on {host}:{port}: {error.strerror}; "
+        "stop what uses it, or set A2A_HOST and A2A_PORT"
+    )
+
+
 class Server(uvicorn.Server):
     """uvicorn that tells open streams to end before it waits for them."""
 
@@ -112,9 +142,17 @@ class Server(uvicorn.Server):
         """Set once requests are answered."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # another process was faster between `bind` and now
+            raise _bind_error(self.config.host, self.config.port, error) from None
         if self.started:
             self.listening.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Leave signals to whoever serves: there is more to end than this server."""
+        yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._drain.begin()

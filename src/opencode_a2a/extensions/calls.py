@@ -1,0 +1,208 @@
+"""What a method of ours works with: the caller, and the parts of the service it may use.
+
+A handler gets a ``Call`` and typed params. Whose a session is and which directories may be named
+is decided here, for reads and writes alike. Nothing here knows methods or wire formats.
+"""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from opencode_a2a.callers import Caller
+from opencode_a2a.errors import InvalidParamsError, SessionBusyError, SessionNotFoundError
+from opencode_a2a.events import Interrupted, JsonObject
+from opencode_a2a.execution.interrupts import Interrupts
+from opencode_a2a.execution.sessions import DERIVED_CONTEXT, Sessions
+from opencode_a2a.execution.turn import PromptDefaults
+from opencode_a2a.execution.workspace import Workspace
+from opencode_a2a.extensions.payloads import Routed, invalid
+from opencode_a2a.ids import Principal, SessionId
+from opencode_a2a.messages import Message
+from opencode_a2a.tasks.board import Board
+from opencode_a2a.upstream.client import Location, OpenCode, well_formed
+from opencode_a2a.upstream.models import ProviderCatalogue, Session
+
+CATALOGUE_SECONDS = 60.0
+MAX_DEPTH = 16
+"""How deep sub-agents may be nested."""
+
+
+class Spelling(Protocol):
+    """How a protocol line writes what our methods return in A2A's own terms."""
+
+    def task(
+        self, session_id: SessionId, context_id: str, at: int, about: JsonObject, line: str
+    ) -> JsonObject:
+        """Return a session as a completed Task; ``about`` are its metadata."""
+        ...
+
+    def message(self, message: Message, context_id: str, line: str) -> JsonObject: ...
+
+    def interrupt(self, asked: Interrupted) -> JsonObject:
+        """Return a prompt as ``metadata.shared.interrupt`` has it."""
+        ...
+
+
+class Catalogue:
+    """Every provider that OpenCode knows, kept for a while: the answer has seven megabytes."""
+
+    def __init__(self, opencode: OpenCode) -> None:
+        self._opencode = opencode
+        self._kept: dict[Location, tuple[float, ProviderCatalogue]] = {}
+
+    async def at(self, location: Location) -> ProviderCatalogue:
+        now = time.monotonic()
+        kept = self._kept.get(location)
+        if kept is not None and now - kept[0] < CATALOGUE_SECONDS:
+            return kept[1]
+        found = await self._opencode.provider_catalogue(at=location)
+        self._kept = {k: v for k, v in self._kept.items() if now - v[0] < CATALOGUE_SECONDS}
+        self._kept[location] = now, found
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Deps:
+    """The parts of the service that methods use."""
+
+    opencode: OpenCode
+    sessions: Sessions
+    workspace: Workspace
+    interrupts: Interrupts
+    board: Board
+    spelling: Spelling
+    defaults: PromptDefaults = field(default_factory=PromptDefaults)
+
+    @property
+    def root(self) -> Location:
+        return Location(directory=self.workspace.root)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a method."""
+
+    caller: Caller
+    line: str
+    deps: Deps
+    catalogue: Catalogue
+
+    @property
+    def principal(self) -> Principal:
+        return self.caller.principal
+
+    @property
+    def opencode(self) -> OpenCode:
+        return self.deps.opencode
+
+    def location(self, params: Routed) -> Location:
+        """Return where a call runs: the workspace it names, else a directory inside the root."""
+        if params.named_workspace is not None:
+            if not well_formed("wrk", params.named_workspace):
+                raise invalid("metadata.opencode.workspace.id", "is no id of a workspace")
+            return Location(workspace=params.named_workspace)
+        named, where = params.named_directory
+        try:
+            return Location(directory=self.deps.workspace.directory(named, where))
+        except InvalidParamsError as error:
+            violation = error.violations[0]
+            raise invalid(violation.field, violation.description) from None
+
+    # Sessions
+
+    async def session(self, session_id: str) -> Session:
+        """Return a session that the caller may use; another's looks like one that is not there."""
+        named = SessionId(session_id)
+        if not well_formed("ses", named):
+            raise no_session(session_id)
+        if not await self.deps.sessions.may_use(self.principal, named):
+            raise no_session(session_id)
+        session = await self.opencode.session(named)
+        if not await self.sees(session):
+            raise no_session(session_id)
+        return session
+
+    async def sees(self, session: Session) -> bool:
+        """Whether a session, or whose sub-agent it is, lies open to the caller."""
+        return bool(await self.visible([session]))
+
+    async def visible(self, sessions: list[Session]) -> list[Session]:
+        """Return those sessions that the caller may know of."""
+        known = {session.id: session for session in sessions}
+        pedigrees = {session.id: await self._pedigree(session, known) for session in sessions}
+        everybody = [one for pedigree in pedigrees.values() for one in pedigree]
+        hidden = await self.deps.sessions.strangers(self.principal, list(dict.fromkeys(everybody)))
+        return [
+            session
+            for session in sessions
+            if self._inside(session) and not hidden.intersection(pedigrees[session.id])
+        ]
+
+    def _inside(self, session: Session) -> bool:
+        inside = self.deps.workspace.holds(session.directory)
+        return inside or session.workspace_id is not None
+
+    async def _pedigree(self, session: Session, known: dict[SessionId, Session]) -> list[SessionId]:
+        """Return a session's id and those of its parents: a sub-agent has its root's owner."""
+        pedigree = [session.id]
+        while session.parent_id is not None and len(pedigree) < MAX_DEPTH:
+            pedigree.append(session.parent_id)
+            if session.parent_id not in known:
+                try:
+                    known[session.parent_id] = await self.opencode.session(session.parent_id)
+                except SessionNotFoundError:
+                    break
+            session = known[session.parent_id]
+        return pedigree
+
+    @asynccontextmanager
+    async def changing(self, session_id: str) -> AsyncGenerator[Session]:
+        """Hold a session that is about to be changed; afterwards it is the caller's."""
+        session = await self.session(session_id)
+        async with self.deps.sessions.claimed(self.principal, session.id):
+            yield session
+
+    @asynccontextmanager
+    async def alone(self, session: Session) -> AsyncGenerator[None]:
+        """Keep turns out of a session for a while; refuse when one is running."""
+        lock = self.deps.sessions.turns[session.id]
+        if lock.locked():
+            raise SessionBusyError(
+                "A turn runs in the session; wait for it to end, or stop it with "
+                "opencode.sessions.abort",
+                session_id=session.id,
+            )
+        async with lock:
+            yield
+
+    # Spelling
+
+    def task(self, session: Session) -> JsonObject:
+        """Return the task that stands for a session."""
+        about: JsonObject = {
+            "shared": {"session": {"id": session.id, "title": session.title}},
+            "opencode": _about(session),
+        }
+        context_id, at = f"{DERIVED_CONTEXT}{session.id}", session.time.updated
+        return self.deps.spelling.task(session.id, context_id, at, about, self.line)
+
+    def message(self, message: Message, session_id: SessionId) -> JsonObject:
+        return self.deps.spelling.message(message, f"{DERIVED_CONTEXT}{session_id}", self.line)
+
+
+def _about(session: Session) -> JsonObject:
+    about: JsonObject = {
+        "directory": session.directory,
+        "project_id": session.project_id,
+        "parent_id": session.parent_id,
+        "share_url": session.share.url if session.share else None,
+        "created": session.time.created,
+        "updated": session.time.updated,
+    }
+    return {name: value for name, value in about.items() if value is not None}
+
+
+def no_session(session_id: str) -> SessionNotFoundError:
+    return SessionNotFoundError(session_id=session_id[:128])

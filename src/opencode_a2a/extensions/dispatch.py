@@ -1,0 +1,134 @@
+"""From a name and params to a declared method, and its result or error.
+
+``protocol.rpc`` asks here for every method that is not A2A's own.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import structlog
+from structlog.typing import FilteringBoundLogger
+
+from opencode_a2a.callers import Caller
+from opencode_a2a.config import Settings
+from opencode_a2a.errors import (
+    AuthorizationForbiddenError,
+    InvalidFieldError,
+    InvalidParamsError,
+    ServiceError,
+    SessionNotFoundError,
+    UpstreamBackpressureError,
+    UpstreamHttpError,
+    UpstreamNotFoundError,
+    UpstreamPayloadError,
+    UpstreamUnreachableError,
+)
+from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.execution.sessions import DERIVED_CONTEXT
+from opencode_a2a.extensions.calls import Call, Catalogue, Deps
+from opencode_a2a.extensions.registry import Extension, Method
+
+log: FilteringBoundLogger = structlog.get_logger(__name__)
+audit: FilteringBoundLogger = structlog.get_logger("audit")
+
+
+class Dispatcher:
+    """The methods that this deployment offers."""
+
+    def __init__(self, extensions: Iterable[Extension], deps: Deps, settings: Settings) -> None:
+        declared = [method for extension in extensions for method in extension.methods.values()]
+        self._methods = {m.name: m for m in declared if m.state(settings) == "enabled"}
+        self._disabled = {
+            method.name: {"toggle": method.condition.variable, "reason": method.state(settings)}
+            for method in declared
+            if method.condition and method.name not in self._methods
+        }
+        self._deps = deps
+        self._catalogue = Catalogue(deps.opencode)
+
+    @property
+    def names(self) -> Iterable[str]:
+        return self._methods
+
+    @property
+    def disabled(self) -> Mapping[str, Mapping[str, str]]:
+        """Methods that are declared but switched off: by which setting, and why."""
+        return self._disabled
+
+    async def call(self, caller: Caller, method: str, params: JsonObject, line: str) -> Json:
+        """Call a method; raise what it declares."""
+        declared = self._methods[method]
+        try:
+            result = await self._run(
+                declared, Call(caller, line, self._deps, self._catalogue), params
+            )
+        except ServiceError as error:
+            _record(declared, caller, params, _outcome(error))
+            raise _told(declared, error) from None
+        except Exception:
+            _record(declared, caller, params, "internal_error")
+            raise
+        _record(declared, caller, params, "success")
+        return result
+
+    async def _run(self, method: Method, call: Call, params: JsonObject) -> JsonObject:
+        wanted = method.capability
+        if wanted is not None and wanted not in call.caller.capabilities:
+            raise AuthorizationForbiddenError(
+                f"The credential lacks the capability {wanted}",
+                method=method.name,
+                capability=wanted,
+                credential_id=call.caller.credential_id,
+            )
+        return await method.run(call, params)
+
+
+def _told(method: Method, error: ServiceError) -> ServiceError:
+    """Return an error as a method of ours tells it."""
+    if type(error) is InvalidParamsError:
+        first = error.violations[0].field if error.violations else None
+        error = InvalidFieldError(error.message, violations=error.violations, field=first)
+    if isinstance(error, UpstreamHttpError | UpstreamUnreachableError | UpstreamPayloadError):
+        error.data = {"method": method.name, **error.data}
+        if error.detail and not isinstance(error, UpstreamUnreachableError):
+            error.data["detail"] = error.detail
+    if not isinstance(error, method.all_errors):
+        log.error("undeclared error", method=method.name, reason=error.reason)
+    return error
+
+
+# --- audit ------------------------------------------------------------------------------------
+
+_OUTCOMES: dict[type[ServiceError], str] = {
+    AuthorizationForbiddenError: "authorization_forbidden",
+    SessionNotFoundError: "upstream_404",
+    UpstreamNotFoundError: "upstream_404",
+    UpstreamHttpError: "upstream_http_error",
+    UpstreamUnreachableError: "upstream_unreachable",
+    UpstreamBackpressureError: "upstream_backpressure",
+    UpstreamPayloadError: "upstream_payload_error",
+    InvalidParamsError: "invalid_params",
+}
+
+
+def _outcome(error: ServiceError) -> str:
+    for kind in type(error).__mro__:
+        if issubclass(kind, ServiceError) and kind in _OUTCOMES:
+            return _OUTCOMES[kind]
+    return "internal_error"
+
+
+def _record(method: Method, caller: Caller, params: JsonObject, outcome: str) -> None:
+    if method.audit is None:
+        return
+    session_id = params.get("session_id")
+    known = session_id[:128] if isinstance(session_id, str) else None
+    audit.info(
+        method.audit,
+        method=method.name,
+        identity=caller.principal,
+        credential_id=caller.credential_id,
+        task_id=None,
+        context_id=f"{DERIVED_CONTEXT}{known}" if known else None,
+        session_id=known,
+        outcome=outcome,
+    )

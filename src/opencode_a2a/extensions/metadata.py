@@ -1,0 +1,94 @@
+"""The shared metadata as extensions: session binding, model selection, stream hints.
+
+They have no methods: ``protocol.content`` reads the metadata of requests, ``protocol.render``
+writes those of answers, and a test compares what is declared here with what is written there.
+"""
+
+from opencode_a2a.extensions.registry import Extension, aliases
+
+SESSION_BINDING = Extension(
+    key="session_binding",
+    title="Shared session binding",
+    anchor="shared-session-binding-v1",
+    summary="Continue a known OpenCode session, in a chosen directory.",
+    aliases=aliases("urn:a2a:session-binding/v1", "session-binding"),
+    public={
+        "metadata_field": "metadata.shared.session.id",
+        "behavior": "prefer_metadata_binding_else_create_session",
+        "supported_metadata": ["shared.session.id", "opencode.directory", "opencode.workspace.id"],
+        "provider_private_metadata": ["opencode.directory", "opencode.workspace.id"],
+    },
+    extended={
+        "session_metadata_field": "metadata.shared.session",
+        "session_fields": ["id", "title"],
+    },
+    notes=(
+        "Without a session id the context continues its session, or gets a new one.",
+        "A session that belongs to another caller looks like one that does not exist.",
+    ),
+)
+MODEL_SELECTION = Extension(
+    key="model_selection",
+    title="Shared model selection",
+    anchor="shared-model-selection-v1",
+    summary="Choose the model for one message.",
+    aliases=aliases("urn:a2a:model-selection/v1", "model-selection"),
+    public={
+        "metadata_field": "metadata.shared.model",
+        "behavior": "prefer_metadata_model_else_upstream_default",
+        "applies_to_methods": [
+            *("message/send", "message/stream"),
+            *("SendMessage", "SendStreamingMessage"),
+        ],
+        "supported_metadata": ["shared.model.providerID", "shared.model.modelID"],
+        "provider_private_metadata": [],
+        "fields": ["providerID", "modelID"],
+    },
+    notes=("Both fields are needed; half a pair is an error.",),
+)
+STREAM_HINTS = Extension(
+    key="streaming",
+    title="Shared stream hints",
+    anchor="shared-stream-hints-v1",
+    summary="What a chunk or status is: block type, progress, interrupt, session, usage.",
+    aliases=aliases("urn:a2a:stream-hints/v1", "stream-hints"),
+    public={
+        "artifact_metadata_field": "metadata.shared.stream",
+        "progress_metadata_field": "metadata.shared.progress",
+        "interrupt_metadata_field": "metadata.shared.interrupt",
+        "session_metadata_field": "metadata.shared.session",
+        "usage_metadata_field": "metadata.shared.usage",
+        "block_types": ["text", "reasoning", "tool_call"],
+        "stream_fields": ["block_type", "message_id", "sequence"],
+        "progress_fields": ["type", "status"],
+        "interrupt_fields": ["request_id", "type", "phase"],
+        "session_fields": ["id", "title"],
+        "usage_fields": ["input_tokens", "output_tokens", "total_tokens"],
+    },
+    extended={
+        "block_contracts": {
+            "text": {"part": "text", "fields": ["text"]},
+            "reasoning": {"part": "text", "fields": ["text"]},
+            "tool_call": {
+                "part": "data",
+                "fields": [
+                    *("call_id", "tool", "status", "title"),
+                    *("input", "output", "error", "metadata"),
+                ],
+            },
+        },
+        "stream_fields": ["block_type", "source", "message_id", "event_id", "sequence"],
+        "progress_fields": [
+            *("type", "status", "part_id", "title", "subtitle", "reason", "todos"),
+        ],
+        "interrupt_fields": [
+            *("request_id", "type", "phase", "session_id", "details"),
+            *("asked_at", "expires_at", "default", "resolution", "by", "reason"),
+        ],
+        "usage_fields": [
+            *("input_tokens", "output_tokens", "total_tokens", "reasoning_tokens"),
+            *("cache_tokens.read_tokens", "cache_tokens.write_tokens", "cost", "children"),
+        ],
+    },
+    notes=("The metadata are always there; a reader who ignores them misses nothing.",),
+)

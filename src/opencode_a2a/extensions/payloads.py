@@ -1,0 +1,299 @@
+"""Params and results of our methods: how they are read, refused and written.
+
+Every method's params and result are a ``Payload``. Reading is strict, and one error lists every
+field that is wrong. Knows nothing of the methods themselves.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, ClassVar, TypeVar
+
+import orjson
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetPydanticSchema,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError, core_schema
+
+from opencode_a2a.errors import (
+    InvalidFieldError,
+    InvalidParamsError,
+    MissingFieldError,
+    PaginationModeError,
+    Violation,
+)
+from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.upstream.models import wire_name
+
+P = TypeVar("P", bound="Payload")
+
+DEFAULT_LIMIT = 20
+MAX_LIMIT = 100
+MAX_ID = 256
+MAX_TEXT = 4096
+
+
+class Payload(BaseModel):
+    """Base of all params and results; unknown fields are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+    nullable: ClassVar[frozenset[str]] = frozenset()
+    """Fields of a result that are told even when there is nothing to tell."""
+    foreign: ClassVar[tuple[str, ...]] = ()
+    """Params that other services have here, refused by name."""
+
+
+class Body(Payload):
+    """An object that OpenCode is given much as it came: its fields have OpenCode's spelling."""
+
+    model_config = ConfigDict(alias_generator=wire_name, populate_by_name=False)
+
+
+# Free-form JSON is taken and given as it is.
+FREE = GetPydanticSchema(lambda _type, _next: core_schema.any_schema())
+FREE_OBJECT = GetPydanticSchema(
+    lambda _type, _next: core_schema.dict_schema(core_schema.str_schema())
+)
+
+
+# --- values -----------------------------------------------------------------------------------
+
+
+def wrong(description: str) -> PydanticCustomError:
+    """Describe what is wrong with a value."""
+    text = description.replace("{", "(").replace("}", ")")  # braces are placeholders there
+    return PydanticCustomError("wrong", text)  # pyright: ignore[reportArgumentType]  # a literal is wanted, any text works
+
+
+def _number(value: object) -> object:
+    """Take numbers that a query string would have as text."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 16:
+        return int(value)
+    return value
+
+
+def _flag(value: object) -> object:
+    known = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    return known.get(value.strip().lower(), value) if isinstance(value, str) else value
+
+
+def _filled(value: str) -> str:
+    if not value.strip():
+        raise wrong("must not be blank")
+    return value.strip()
+
+
+def _plain(value: str) -> str:
+    if "\0" in value:
+        raise wrong("must not hold zero bytes")
+    return value
+
+
+Text = Annotated[
+    str, Field(min_length=1, max_length=MAX_TEXT), AfterValidator(_plain), AfterValidator(_filled)
+]
+Id = Annotated[str, Field(min_length=1, max_length=MAX_ID), AfterValidator(_filled)]
+Path = Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(_plain)]
+LongText = Annotated[str, AfterValidator(_plain)]
+Number = Annotated[
+    int,
+    BeforeValidator(_number),
+    Field(ge=0, le=2**53),
+    WithJsonSchema({"type": "integer", "minimum": 0}),
+]
+Limit = Annotated[
+    int,
+    BeforeValidator(_number),
+    Field(ge=1, le=MAX_LIMIT),
+    WithJsonSchema({"type": "integer", "minimum": 1, "maximum": MAX_LIMIT}),
+]
+Flag = Annotated[bool, BeforeValidator(_flag), WithJsonSchema({"type": "boolean"})]
+
+
+# --- params that several methods share --------------------------------------------------------
+
+
+class WorkspaceRef(Payload):
+    id: Id
+
+
+class PlaceMetadata(Payload):
+    directory: Path | None = None
+    workspace: WorkspaceRef | None = None
+
+
+class Metadata(Payload):
+    """Where a call is meant to run; other shared metadata are allowed and mean nothing here."""
+
+    opencode: PlaceMetadata | None = None
+    shared: Annotated[dict[str, Json], FREE_OBJECT] | None = None
+
+
+class Routed(Payload):
+    """Params of a method that runs somewhere."""
+
+    metadata: Metadata | None = None
+
+    @property
+    def named_workspace(self) -> str | None:
+        placed = self.metadata and self.metadata.opencode
+        return placed.workspace.id if placed and placed.workspace else None
+
+    @property
+    def named_directory(self) -> tuple[str | None, str]:
+        """The directory that was asked for, and the field that named it."""
+        placed = self.metadata and self.metadata.opencode
+        return (placed.directory if placed else None), "metadata.opencode.directory"
+
+
+class Placed(Routed):
+    """Params that may also name the directory at the top."""
+
+    directory: Path | None = None
+
+    @property
+    def named_directory(self) -> tuple[str | None, str]:
+        if self.directory is not None and self.directory.strip():
+            return self.directory, "directory"
+        return super().named_directory
+
+
+class OfSession(Placed):
+    session_id: Id
+
+
+class Listing(Placed):
+    """A list with a limit; 0.3 clients may put the filters into ``query``."""
+
+    limit: Limit = DEFAULT_LIMIT
+    foreign: ClassVar[tuple[str, ...]] = ("cursor", "page", "size")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_place(cls, sent: JsonObject, info: ValidationInfo) -> JsonObject:
+        line = info.context["line"] if info.context else None
+        query = sent.get("query")
+        if line == "0.3" and isinstance(query, dict):
+            outside = {name: value for name, value in sent.items() if name != "query"}
+            for name, value in query.items():
+                if name in outside and outside[name] != value:
+                    raise PydanticCustomError(
+                        "ambiguous", "is ambiguous: params and query differ", {"inner": name}
+                    )
+            sent = {**query, **outside}
+        if foreign := [name for name in cls.foreign if name in sent]:
+            raise PydanticCustomError(
+                "pagination_mode", "is not how this list is paged", {"unsupported": foreign}
+            )
+        return sent
+
+
+# --- results that several methods share -------------------------------------------------------
+
+
+class Done(Payload):
+    ok: bool = True
+
+
+class SessionDone(Done):
+    session_id: str
+
+
+# --- reading and writing ----------------------------------------------------------------------
+
+
+def read(model: type[P], params: JsonObject, line: str) -> P:
+    """Return params as their type, or raise what is wrong with them."""
+    try:
+        return model.model_validate_json(orjson.dumps(params), context={"line": line})
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_input=False)
+    raise _refusal(model, details)
+
+
+def write(result: Payload) -> JsonObject:
+    """Return a result as JSON: what is not known has no key."""
+    told: JsonObject = result.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return dict.fromkeys(sorted(result.nullable)) | told
+
+
+def invalid(field: str, description: str) -> InvalidFieldError:
+    """Return the error for one wrong value."""
+    violation = Violation(field, description)
+    return InvalidFieldError(f"{field} {description}", violations=(violation,), field=field)
+
+
+def _refusal(model: type[Payload], details: Sequence[ErrorDetails]) -> InvalidParamsError:
+    violations = tuple(_violations(details))
+    kinds = {detail["type"] for detail in details}
+    text = "; ".join(f"{v.field} {v.description}" for v in violations[:3])
+    fields: list[Json] = [*sorted({v.field for v in violations})]
+    if kinds == {"missing"}:
+        return MissingFieldError(
+            text, violations=violations, field=violations[0].field, fields=fields
+        )
+    if kinds == {"pagination_mode"}:
+        used: list[Json] = [*(v.field for v in violations)]
+        known: list[Json] = [name for name in ("limit", "before") if name in model.model_fields]
+        return PaginationModeError(
+            text, violations=violations, supported=known, unsupported=used, fields=fields
+        )
+    bounds = (detail.get("ctx", {}).get("le") for detail in details)
+    most = next((bound for bound in bounds if bound is not None), None)
+    return InvalidFieldError(
+        text, violations=violations, field=violations[0].field, fields=fields, max=most
+    )
+
+
+def _violations(details: Sequence[ErrorDetails]) -> Iterator[Violation]:
+    for detail in details:
+        context = detail.get("ctx", {})
+        path = _path(detail["loc"])
+        if detail["type"].startswith("union_tag"):
+            yield Violation(f"{path}.type", "must be text, file, agent or subtask")
+            continue
+        words = _WORDS.get(detail["type"], detail["msg"].replace("{", "(")).format_map(context)
+        names: Sequence[str] = context.get("unsupported") or [context.get("inner", "")]
+        for name in names:
+            field = ".".join(step for step in (path, name) if step)
+            yield Violation(field or "params", words)
+
+
+_WORDS = {
+    "missing": "is required",
+    "extra_forbidden": "is not known here",
+    "string_type": "must be a string",
+    "bool_type": "must be true or false",
+    "int_type": "must be an integer",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+    "list_type": "must be an array",
+    "too_short": "must not be empty",
+    "string_too_short": "must not be empty",
+    "string_too_long": "must not be longer than {max_length} characters",
+    "too_long": "must not have more than {max_length} entries",
+    "less_than_equal": "must be at most {le}",
+    "greater_than_equal": "must be at least {ge}",
+    "literal_error": "must be {expected}",
+}
+_TAGS = frozenset({"text", "file", "agent", "subtask"})
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    """Spell where something is; the tag of a union is no step."""
+    path, before = "", None
+    for step in loc:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif not (isinstance(before, int) and step in _TAGS):
+            path += f".{step}" if path else step
+        before = step
+    return path

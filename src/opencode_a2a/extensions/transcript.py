@@ -1,0 +1,112 @@
+"""OpenCode's stored messages as A2A messages, free of either line's spelling.
+
+Text, files and tool calls are kept; reasoning, steps and patches are not part of what was said.
+"""
+
+import base64
+from collections.abc import Iterator
+
+from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.media import UnfitError, read_data_url
+from opencode_a2a.messages import Message, Part
+from opencode_a2a.upstream.models import (
+    AssistantMessage,
+    FilePart,
+    MessageWithParts,
+    TextPart,
+    ToolCompleted,
+    ToolFailed,
+    ToolPart,
+    ToolRunning,
+    UserMessage,
+)
+
+
+def read_message(stored: MessageWithParts) -> Message:
+    parts = [part for one in stored.parts for part in _parts(one)]
+    if not parts:
+        # Nothing but what OpenCode added itself; a message without parts is none.
+        texts = [part.text for part in stored.parts if isinstance(part, TextPart)]
+        parts = [Part("text", text="\n".join(texts))]
+    info = stored.info
+    return Message(
+        message_id=info.id,
+        role="user" if isinstance(info, UserMessage) else "agent",
+        parts=parts,
+        metadata={"shared": _shared(info), "opencode": _about(info)},
+    )
+
+
+def _parts(part: object) -> Iterator[Part]:
+    match part:
+        case TextPart() if not part.synthetic and not part.ignored and part.text:
+            yield Part("text", text=part.text)
+        case FilePart():
+            yield _file(part)
+        case ToolPart():
+            yield Part(
+                "data",
+                data=_tool(part),
+                media_type="application/json",
+                metadata={"shared": {"stream": {"block_type": "tool_call"}}},
+            )
+            if isinstance(part.state, ToolCompleted):
+                yield from map(_file, part.state.attachments)
+        case _:
+            pass
+
+
+def _file(part: FilePart) -> Part:
+    if part.url.startswith(("http://", "https://")):
+        return Part("url", url=part.url, media_type=part.mime, filename=part.filename)
+    try:
+        data, _ = read_data_url(part.url)
+    except UnfitError:
+        # A file of OpenCode's machine: its name may be known, its place not.
+        known: JsonObject = {"type": "file", "filename": part.filename, "mime": part.mime}
+        return Part("data", data=known, media_type="application/json")
+    raw = base64.b64encode(data).decode()
+    return Part("raw", raw=raw, media_type=part.mime, filename=part.filename)
+
+
+def _tool(part: ToolPart) -> JsonObject:
+    state = part.state
+    told: JsonObject = {"call_id": part.call_id, "tool": part.tool, "status": state.status}
+    if isinstance(state, ToolRunning | ToolCompleted) and state.title is not None:
+        told["title"] = state.title
+    told["input"] = state.input
+    match state:
+        case ToolCompleted():
+            told["output"] = state.output
+        case ToolFailed():
+            told["error"] = state.error
+        case _:
+            pass
+    return told
+
+
+def _shared(info: UserMessage | AssistantMessage) -> JsonObject:
+    shared: JsonObject = {"session": {"id": info.session_id}}
+    provider, model = _model(info)
+    if provider and model:
+        shared["model"] = {"providerID": provider, "modelID": model}
+    return shared
+
+
+def _model(info: UserMessage | AssistantMessage) -> tuple[str | None, str | None]:
+    if isinstance(info, AssistantMessage):
+        return info.provider_id, info.model_id
+    return (info.model.provider_id, info.model.model_id) if info.model else (None, None)
+
+
+def _about(info: UserMessage | AssistantMessage) -> JsonObject:
+    about: dict[str, Json] = {"agent": info.agent, "created": info.time.created}
+    if isinstance(info, AssistantMessage):
+        about |= {
+            "parent_id": info.parent_id,
+            "completed": info.time.completed,
+            "finish": info.finish,
+            "error": info.error and {"type": info.error.name, "message": info.error.data.message},
+            "summary": info.summary or None,
+        }
+    return {name: value for name, value in about.items() if value is not None}

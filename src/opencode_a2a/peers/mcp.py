@@ -1,0 +1,218 @@
+"""An MCP server as small as OpenCode needs one: tools over HTTP, answered in plain JSON.
+
+``peers.tool`` offers its tools through it; ``app`` puts it on the service's own port. It is
+written by hand because OpenCode uses six messages of the protocol. Its path and its token are
+made anew for each run and are known to OpenCode alone, and only this machine may connect. It
+keeps no sessions: the session id that a client is given does no more than tell its request ids
+from those of others.
+"""
+
+import asyncio
+import hmac
+import secrets
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from ipaddress import ip_address
+
+import orjson
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from opencode_a2a import __version__
+from opencode_a2a.errors import ParseError
+from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.jsonguard import decode
+from opencode_a2a.peers.hints import as_object, text_in
+
+log = structlog.get_logger(__name__)
+
+PROTOCOL = "2025-11-25"
+TIMEOUT_SECONDS = 600
+"""How long OpenCode waits for a tool. Its HTTP client gives up after 300 s of silence."""
+_BODY_BYTES = 4 * 1024 * 1024
+_INVALID_REQUEST, _NO_METHOD, _INVALID_PARAMS, _CANCELED = -32600, -32601, -32602, -32800
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What the model is told."""
+
+    text: str
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    name: str
+    description: str
+    schema: JsonObject
+    run: Callable[[JsonObject], Awaitable[Result]]
+    """Takes the arguments as the model gave them. It is cancelled when nobody waits any more."""
+
+    def described(self) -> JsonObject:
+        return {"name": self.name, "description": self.description, "inputSchema": self.schema}
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: HTTPStatus
+    body: bytes = b""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+class _RefusedError(Exception):
+    """A request that gets an error object for an answer."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class McpServer:
+    """The endpoint, an ASGI application for ``path`` alone."""
+
+    def __init__(self, tools: Iterable[Tool]) -> None:
+        self.path = f"/mcp/{secrets.token_urlsafe(24)}"
+        self._authorization = f"Bearer {secrets.token_urlsafe(32)}"
+        self._tools = {tool.name: tool for tool in tools}
+        self._calls: dict[tuple[str, Json], asyncio.Task[Result]] = {}
+
+    def config(self, base_url: str) -> JsonObject:
+        """Return what OpenCode has to be told of this server."""
+        return {
+            "type": "remote",
+            "url": base_url + self.path,
+            "headers": {"Authorization": self._authorization},
+            "oauth": False,
+            "timeout": TIMEOUT_SECONDS * 1000,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = await self._answer(scope, receive)
+        kind = [(b"content-type", b"application/json")] if answer.body else []
+        headers = [*kind, (b"content-length", b"%d" % len(answer.body)), *answer.headers]
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer.body})
+
+    async def _answer(self, scope: Scope, receive: Receive) -> _Answer:
+        headers = {bytes(name): bytes(value) for name, value in scope["headers"]}
+        sent = headers.get(b"authorization", b"")
+        if not _local(scope) or not hmac.compare_digest(sent, self._authorization.encode()):
+            return _Answer(HTTPStatus.NOT_FOUND)
+        if scope["method"] != "POST":
+            # GET would be a stream of what the server has to say by itself: nothing.
+            return _Answer(HTTPStatus.METHOD_NOT_ALLOWED, headers=((b"allow", b"POST"),))
+        body = await _read(receive)
+        if body is None:
+            return _Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        try:
+            message = as_object(decode(body))
+        except ParseError:
+            return _Answer(HTTPStatus.BAD_REQUEST)
+        session = headers.get(b"mcp-session-id", b"").decode("latin-1")
+        if "id" not in message:
+            self._notified(session, message)
+            return _Answer(HTTPStatus.ACCEPTED)
+        return await self._request(session, message, receive)
+
+    async def _request(self, session: str, message: JsonObject, receive: Receive) -> _Answer:
+        reply: JsonObject = {"jsonrpc": "2.0", "id": message["id"]}
+        headers: tuple[tuple[bytes, bytes], ...] = ()
+        params = as_object(message.get("params"))
+        try:
+            match message.get("method"):
+                case "initialize":
+                    reply["result"] = _introduction(params)
+                    headers = ((b"mcp-session-id", secrets.token_hex(16).encode()),)
+                case "ping":
+                    reply["result"] = {}
+                case "tools/list":
+                    reply["result"] = {"tools": [tool.described() for tool in self._tools.values()]}
+                case "tools/call":
+                    reply["result"] = await self._call(session, message["id"], params, receive)
+                case str():
+                    raise _RefusedError(_NO_METHOD, "there is no such method")
+                case _:
+                    raise _RefusedError(_INVALID_REQUEST, "this is no request")
+        except _RefusedError as error:
+            reply["error"] = {"code": error.code, "message": str(error)}
+        return _Answer(HTTPStatus.OK, orjson.dumps(reply), headers)
+
+    def _notified(self, session: str, message: JsonObject) -> None:
+        """Stop a call that was given up; OpenCode says so of every finished call too."""
+        if message.get("method") == "notifications/cancelled":
+            request_id = as_object(message.get("params")).get("requestId")
+            if isinstance(request_id, str | int):
+                call = self._calls.get((session, request_id))
+                if call is not None:
+                    call.cancel()
+
+    async def _call(
+        self, session: str, request_id: Json, params: JsonObject, receive: Receive
+    ) -> JsonObject:
+        tool = self._tools.get(text_in(params, "name") or "")
+        if tool is None or not isinstance(request_id, str | int):
+            raise _RefusedError(_INVALID_PARAMS, "there is no such tool")
+        call = asyncio.ensure_future(_run(tool, as_object(params.get("arguments"))))
+        gone = asyncio.ensure_future(_gone(receive))
+        self._calls[session, request_id] = call
+        try:
+            await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            del self._calls[session, request_id]
+            for task in (call, gone):
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+        if call.cancelled():
+            raise _RefusedError(_CANCELED, "the call was given up")
+        result = call.result()
+        return {"content": [{"type": "text", "text": result.text}], "isError": result.failed}
+
+
+async def _run(tool: Tool, arguments: JsonObject) -> Result:
+    """Run a tool; the outermost edge of a call, where nothing may escape."""
+    try:
+        return await tool.run(arguments)
+    except Exception:
+        log.exception("tool failed", tool=tool.name)
+        return Result("The tool failed; the log of the service says why.", failed=True)
+
+
+def _introduction(params: JsonObject) -> JsonObject:
+    return {
+        "protocolVersion": text_in(params, "protocolVersion") or PROTOCOL,
+        "capabilities": {"tools": {}},
+        "serverInfo": {"name": "opencode-a2a", "version": __version__},
+    }
+
+
+def _local(scope: Scope) -> bool:
+    """Whether the other end is on this machine: a loopback address, or the one we listen on."""
+    client: tuple[str, int] | None = scope.get("client")
+    server: tuple[str, int] | None = scope.get("server")
+    if client is None:
+        return False
+    with suppress(ValueError):
+        if ip_address(client[0]).is_loopback:
+            return True
+    return server is not None and client[0] == server[0]
+
+
+async def _read(receive: Receive) -> bytes | None:
+    """Return the body, or None when it is too large."""
+    body = bytearray()
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if len(body) > _BODY_BYTES:
+            return None
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,39 @@
+"""What the ``A2A_CLIENT_…`` settings mean for a call: the commands and the tool both ask here."""
+
+from opencode_a2a.config import Client
+from opencode_a2a.peers.client import Options
+from opencode_a2a.peers.credential import Credential
+from opencode_a2a.peers.discovery import Preference
+from opencode_a2a.peers.network import Egress
+from opencode_a2a.peers.wire import Line, read_binding
+
+
+def options(client: Client) -> Options:
+    bindings = (read_binding(name) for name in client.supported_transports)
+    line = Line(client.protocol_version) if client.protocol_version else None
+    return Options(
+        timeout=client.timeout_seconds,
+        card_timeout=client.card_fetch_timeout_seconds,
+        preference=Preference(
+            tuple(binding for binding in bindings if binding), client.use_client_preference, line
+        ),
+        polling=client.polling_fallback_enabled,
+        poll_first=client.polling_fallback_initial_interval_seconds,
+        poll_most=client.polling_fallback_max_interval_seconds,
+        poll_factor=client.polling_fallback_backoff_multiplier,
+        poll_timeout=client.polling_fallback_timeout_seconds,
+    )
+
+
+def egress(client: Client) -> Egress:
+    """Return where the tool may call; a person at a terminal may call any address."""
+    return Egress(client.allowed_hosts, client.allow_private_hosts)
+
+
+def credential(client: Client, url: str) -> Credential | None:
+    """Return the credential for every agent, bound to one of them."""
+    if client.bearer_token:
+        return Credential.bearer(url, client.bearer_token.get_secret_value())
+    if client.basic_auth:
+        return Credential.basic(url, client.basic_auth.get_secret_value())
+    return None

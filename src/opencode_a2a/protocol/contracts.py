@@ -1,0 +1,387 @@
+"""What is published about the whole service: two contracts, all extensions, and the skills.
+
+Computed from the declared methods of A2A (``handler``, ``rest``) and of the extensions, and from
+the settings of the deployment. The card and the OpenAPI document carry the same values.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from opencode_a2a import __version__
+from opencode_a2a.config import Settings
+from opencode_a2a.errors import MethodNotFoundError
+from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.extensions import EXTENSIONS
+from opencode_a2a.extensions.contracts import PROFILE, data_fields, extended, public
+from opencode_a2a.extensions.registry import Extension, Method, aliases
+from opencode_a2a.protocol.announced import Announcement
+from opencode_a2a.protocol.card import CardFacts
+from opencode_a2a.protocol.handler import METHODS
+from opencode_a2a.protocol.rest import CARDS, PREFIXES, ROUTES
+from opencode_a2a.protocol.versions import Line
+
+COMPATIBILITY_PROFILE = Extension(
+    key="compatibility_profile",
+    title="A2A compatibility profile",
+    anchor="a2a-compatibility-profile-v1",
+    summary="What this deployment runs as, what it keeps stable, and how it behaves.",
+    aliases=aliases("urn:a2a:compatibility-profile/v1", "compatibility-profile"),
+)
+WIRE_CONTRACT = Extension(
+    key="wire_contract",
+    title="A2A wire contract",
+    anchor="a2a-wire-contract-v1",
+    summary="Every method and endpoint that answers, and those that could be switched on.",
+    aliases=aliases("urn:a2a:wire-contract/v1", "wire-contract"),
+)
+ALL_EXTENSIONS = (*EXTENSIONS, COMPATIBILITY_PROFILE, WIRE_CONTRACT)
+TRANSPORTS = ("HTTP+JSON", "JSONRPC")
+_METADATA_ONLY = ("session_binding", "model_selection", "streaming")
+
+
+@dataclass(frozen=True, slots=True)
+class Contracts:
+    """All that is published, for one deployment."""
+
+    announcements: tuple[Announcement, ...]
+    skills: tuple[JsonObject, ...]
+    by_key: dict[str, JsonObject]
+    """The whole params of each extension, by its name in the OpenAPI document."""
+
+
+def contracts(settings: Settings) -> Contracts:
+    """Return everything that is to be published about a deployment."""
+    told = {extension.key: extended(extension, settings) for extension in EXTENSIONS}
+    told[COMPATIBILITY_PROFILE.key] = profile(settings)
+    told[WIRE_CONTRACT.key] = wire_contract(settings)
+    announced = tuple(
+        Announcement(e.uri, e.summary, e.aliases, public(e), told[e.key]) for e in ALL_EXTENSIONS
+    )
+    whole = {e.key: {"uri": e.uri, **public(e), **told[e.key]} for e in ALL_EXTENSIONS}
+    return Contracts(announced, tuple(_skills(settings)), whole)
+
+
+def declared() -> Iterable[tuple[Extension, Method]]:
+    """Yield every extension method with its extension."""
+    for extension in EXTENSIONS:
+        for method in extension.methods.values():
+            yield extension, method
+
+
+def enabled(settings: Settings) -> list[Method]:
+    return [method for _, method in declared() if method.state(settings) == "enabled"]
+
+
+def spoken(settings: Settings) -> tuple[Line, ...]:
+    """Return the protocol lines that this service speaks, newest first."""
+    return tuple(line for line in Line if line.value in settings.a2a.supported_protocol_versions)
+
+
+def card_facts(settings: Settings, published: Contracts) -> CardFacts:
+    """Return what the cards are made of."""
+    a2a, auth = settings.a2a, settings.auth
+    entries = [entry for entry in auth.static_auth_credentials or () if entry.enabled]
+    uses_basic = any(entry.scheme == "basic" for entry in entries)
+    return CardFacts(
+        name=a2a.title,
+        description=a2a.description,
+        version=a2a.version or __version__,
+        public_url=settings.public_url,
+        documentation_url=a2a.documentation_url,
+        bearer=bool(auth.bearer_token) or not entries or any(e.scheme == "bearer" for e in entries),
+        basic=uses_basic,
+        demo=a2a.demo,
+        project=a2a.project,
+        lines=spoken(settings),
+        extensions=published.announcements,
+        skills=published.skills,
+    )
+
+
+# --- what both contracts say ------------------------------------------------------------------
+
+
+def _core(settings: Settings) -> JsonObject:
+    return {
+        "jsonrpc_methods": [*core_methods(settings)],
+        "http_endpoints": [*endpoints(settings)],
+    }
+
+
+def core_methods(settings: Settings) -> list[str]:
+    """Return A2A's own methods, in the lines that are spoken."""
+    return [name for line in spoken(settings) for m in METHODS if (name := m.name(line))]
+
+
+def endpoints(settings: Settings) -> list[str]:
+    """Return every verb and path of A2A that answers."""
+    lines = spoken(settings)
+    found = [
+        f"{verb} {PREFIXES[line]}{path}"
+        for line in lines
+        for path, verbs, _, _ in ROUTES
+        for verb in verbs
+    ]
+    found += [f"GET {path}" for path, line in CARDS if line in lines]
+    return [*found, "GET /.well-known/agent-card.json", "GET /.well-known/agent.json", "POST /"]
+
+
+def protocol_summary(settings: Settings) -> JsonObject:
+    """Return which lines are spoken; the same in both contracts."""
+    a2a = settings.a2a
+    supported: list[Json] = [*a2a.supported_protocol_versions]
+    versions: JsonObject = {
+        line.value: {
+            "enabled": True,
+            "default": line.value == a2a.protocol_version,
+            "status": "supported",
+            "supported_features": [
+                *("JSON-RPC", "HTTP+JSON", "streaming", "resubscription with Last-Event-ID"),
+                *("task list", "cancellation", "extended agent card", "extension methods"),
+            ],
+            "known_gaps": ["push notifications are refused"],
+        }
+        for line in spoken(settings)
+    }
+    return {
+        "protocol_version": a2a.protocol_version,
+        "default_protocol_version": a2a.protocol_version,
+        "supported_protocol_versions": supported,
+        "protocol_compatibility": {
+            "default": a2a.protocol_version,
+            "supported": supported,
+            "versions": versions,
+        },
+    }
+
+
+def _service_behaviors() -> JsonObject:
+    return {
+        "classification": "service-level-semantic-enhancement",
+        "methods": {
+            "tasks/cancel": {
+                "idempotency": {
+                    "already_canceled": {
+                        "behavior": "return_current_terminal_task",
+                        "state": "canceled",
+                        "error": None,
+                    }
+                }
+            },
+            "tasks/resubscribe": {
+                "terminal_state_behavior": {
+                    "behavior": "replay_terminal_task_once_then_close",
+                    "delivery": "single_task_snapshot",
+                    "closes_stream": True,
+                    "protocol_versions": ["0.3"],
+                },
+                "resumption": "Last-Event-ID, or the query parameter after",
+            },
+            "message/send": {
+                "idempotency": "one principal and message id make one task",
+            },
+        },
+    }
+
+
+# --- the compatibility profile ----------------------------------------------------------------
+
+
+def profile(settings: Settings) -> JsonObject:
+    return {
+        "profile_id": PROFILE,
+        "deployment": {
+            "id": "single_tenant_shared_workspace",
+            "single_tenant": True,
+            "shared_workspace_across_consumers": True,
+            "tenant_isolation": "none",
+        },
+        "runtime_features": _runtime_features(settings),
+        "runtime_context": _runtime_context(settings),
+        **protocol_summary(settings),
+        "core": _core(settings),
+        "extension_retention": {e.uri: _extension_retention(e) for e in ALL_EXTENSIONS},
+        "method_retention": {
+            **{name: _core_retention() for name in core_methods(settings)},
+            **{m.name: _method_retention(e, m, settings) for e, m in declared()},
+        },
+        "service_behaviors": _service_behaviors(),
+        "consumer_guidance": [
+            "Rely on the core methods; take extension methods from the wire contract.",
+            "Treat methods that are deployment-conditional as absent until they are listed.",
+            "Ignore metadata that you do not know: text, artifacts and states are right without.",
+            "Separate tenants by separate deployments; callers here share one workspace.",
+        ],
+    }
+
+
+def _runtime_features(settings: Settings) -> JsonObject:
+    override = settings.a2a.allow_directory_override
+    return {
+        "directory_binding": {
+            "allow_override": override,
+            "scope": "workspace_root_or_descendant" if override else "workspace_root_only",
+            "metadata_field": "metadata.opencode.directory",
+        },
+        "workspace_binding": {
+            "enabled": True,
+            "metadata_field": "metadata.opencode.workspace.id",
+            "upstream_query_param": "workspace",
+            "precedence": "prefer_workspace_else_directory",
+        },
+        "session_shell": _toggle("opencode.sessions.shell", settings),
+        "session_mutations": _toggle("opencode.sessions.create", settings),
+        "workspace_mutations": _toggle("opencode.workspaces.create", settings),
+        "execution_environment": _environment(settings),
+        "service_features": {
+            "streaming": True,
+            "health_endpoint": True,
+            "metrics_endpoint": settings.a2a.metrics_enabled,
+        },
+    }
+
+
+def _toggle(name: str, settings: Settings) -> JsonObject:
+    method = next(method for _, method in declared() if method.name == name)
+    state = method.state(settings)
+    return {
+        "enabled": state == "enabled",
+        "availability": state,
+        "toggle": method.condition.variable if method.condition else None,
+    }
+
+
+def _environment(settings: Settings) -> JsonObject:
+    """Return the execution environment as the operator declares it."""
+    said = settings.environment
+    sandbox: JsonObject = {
+        "mode": said.sandbox_mode,
+        "filesystem_scope": said.sandbox_filesystem_scope,
+    }
+    if said.sandbox_writable_roots:
+        sandbox["writable_roots"] = [str(root) for root in said.sandbox_writable_roots]
+    network: JsonObject = {"access": said.network_access}
+    if said.network_allowed_domains:
+        network["allowed_domains"] = [*said.network_allowed_domains]
+    return {
+        "sandbox": sandbox,
+        "network": network,
+        "approval": {
+            "policy": said.approval_policy,
+            "escalation_behavior": said.approval_escalation_behavior,
+        },
+        "write_access": {
+            "scope": said.write_access_scope,
+            "outside_workspace": said.write_access_outside_workspace,
+        },
+    }
+
+
+def _runtime_context(settings: Settings) -> JsonObject:
+    root = settings.workspace if settings.a2a.expose_workspace_root_in_card else None
+    context: JsonObject = {
+        "project": settings.a2a.project,
+        "workspace_root": str(root) if root else None,
+        "agent": settings.opencode.agent,
+        "variant": settings.opencode.variant,
+    }
+    return {name: value for name, value in context.items() if value is not None}
+
+
+def _extension_retention(extension: Extension) -> JsonObject:
+    conditional = any(method.condition for method in extension.methods.values())
+    experimental = any(m.stability == "experimental" for m in extension.methods.values())
+    metadata = extension.key in _METADATA_ONLY
+    told: JsonObject = {
+        "surface": "core-runtime-metadata" if metadata else "jsonrpc-extension",
+        "availability": "always",
+        "retention": "mixed" if conditional or experimental else "stable",
+    }
+    if metadata:
+        told["retention"] = "required"
+    if not metadata and not extension.methods:
+        told["surface"] = "discovery"
+    if experimental:
+        told["upstream_stability"] = "mixed"
+    if extension.key == "interrupt_recovery":
+        told |= {"implementation_scope": "adapter-local", "identity_scope": "current-caller"}
+    return told
+
+
+def _core_retention() -> JsonObject:
+    return {"surface": "core", "availability": "always", "retention": "required"}
+
+
+def _method_retention(extension: Extension, method: Method, settings: Settings) -> JsonObject:
+    state = method.state(settings)
+    told: JsonObject = {
+        "surface": "extension",
+        "availability": "always",
+        "retention": "experimental-upstream" if method.stability == "experimental" else "stable",
+        "extension_uri": extension.uri,
+    }
+    if method.condition:
+        told["availability"] = "enabled" if state == "enabled" else "disabled"
+        told["retention"] = "deployment-conditional"
+        told["toggle"] = method.condition.variable
+    return told
+
+
+# --- the wire contract ------------------------------------------------------------------------
+
+
+def wire_contract(settings: Settings) -> JsonObject:
+    names: list[Json] = [method.name for method in enabled(settings)]
+    return {
+        **protocol_summary(settings),
+        "profile": {"profile_id": PROFILE, "deployment": "single_tenant_shared_workspace"},
+        "preferred_transport": TRANSPORTS[0],
+        "additional_transports": [*TRANSPORTS[1:]],
+        "core": _core(settings),
+        "extensions": {
+            "jsonrpc_methods": names,
+            "conditionally_available_methods": {
+                method.name: {
+                    "reason": method.state(settings),
+                    "toggle": method.condition.variable,
+                }
+                for _, method in declared()
+                if method.condition and method.state(settings) != "enabled"
+            },
+            "extension_uris": [extension.uri for extension in ALL_EXTENSIONS],
+        },
+        "all_jsonrpc_methods": [*core_methods(settings), *names],
+        "service_behaviors": _service_behaviors(),
+        "unsupported_method_error": {
+            "code": MethodNotFoundError.code,
+            "type": MethodNotFoundError.reason,
+            "data_fields": [*data_fields(MethodNotFoundError)],
+        },
+    }
+
+
+# --- skills -----------------------------------------------------------------------------------
+
+_SKILLS = (
+    ("opencode.sessions.management", "session_query", ("sessions", "history")),
+    ("opencode.providers.query", "provider_discovery", ("providers", "models")),
+    ("opencode.workspace.control", "workspace_control", ("files", "worktrees", "git")),
+    ("opencode.interrupt.recovery", "interrupt_recovery", ("permissions", "questions")),
+    ("opencode.interrupt.callback", "interrupt_callback", ("permissions", "questions")),
+)
+
+
+def _skills(settings: Settings) -> Iterable[JsonObject]:
+    known = {extension.key: extension for extension in EXTENSIONS}
+    for skill, key, tags in _SKILLS:
+        extension = known[key]
+        methods = [m for m in extension.methods.values() if m.state(settings) == "enabled"]
+        yield {
+            "id": skill,
+            "name": extension.title,
+            "description": f"{extension.summary} JSON-RPC methods, listed in the extension.",
+            "tags": ["opencode", *tags],
+            "inputModes": ["application/json"],
+            "outputModes": ["application/json"],
+            "examples": [f"{method.name}: {method.summary}" for method in methods[:8]],
+        }

@@ -1,0 +1,368 @@
+"""An OpenCode that replays recordings: sessions, prompts and events over a socket, no model.
+
+Tests of the service stand on it when a real OpenCode would be slow or could not be stopped in
+the middle of a word. A prompt plays a recording with the ids of its own session; what is stored
+is the fold of what was told. A recorded permission or question waits for its reply.
+"""
+
+import asyncio
+import itertools
+import re
+import time
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import orjson
+from pydantic import BaseModel
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.ids import MessageId, RequestId, SessionId
+from opencode_a2a.upstream.events import Event, PartDelta, decode
+from opencode_a2a.upstream.models import AssistantMessage, MessageWithParts, UserMessage
+from opencode_a2a.web.sse import Drain
+from tests.support.opencode_state import OpenCodeState, SessionState, frames
+from tests.support.running import running
+
+_ID = re.compile(rb"\b(ses|msg|prt|per|que|evt)_\w+")
+_SETTLED = {b"permission.replied", b"question.replied", b"question.rejected"}
+_BEFORE = {b"server.connected", b"session.created"}
+"""What a recording begins with and a prompt does not cause."""
+_HEARTBEAT_SECONDS = 10.0
+_CONSTANT: dict[str, Json] = {
+    "/global/health": {"healthy": True, "version": "1.18.33"},
+    "/config": {"model": "fake/fake-1"},
+}
+_count = itertools.count(1)
+
+
+def new_id(prefix: str) -> str:
+    """Make an id; ids sort by time, as OpenCode's do."""
+    stamp = (_now() * 4096 + next(_count)) % 2**48
+    return f"{prefix}_{stamp:012x}FakeFakeFakeFa"
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@cache
+def _recording(name: str) -> list[tuple[bytes, bytes]]:
+    """Return the kind and the frame of every event that a prompt causes."""
+    told = ((orjson.loads(frame)["payload"]["type"].encode(), frame) for frame in frames(name))
+    return list(itertools.dropwhile(lambda event: event[0] in _BEFORE, told))
+
+
+class Hold:
+    """A place in a recording at which turns stop until they are released."""
+
+    def __init__(self, kind: str, count: int) -> None:
+        self.kind = kind.encode()
+        self.count = count
+        self.reached = asyncio.Event()
+        self.released = asyncio.Event()
+
+
+class _Turn:
+    """One prompt being answered."""
+
+    def __init__(self, opencode: "FakeOpenCode", session_id: SessionId, prompt: JsonObject) -> None:
+        self._opencode = opencode
+        self._session_id = session_id
+        given = prompt.get("messageID")
+        self._message_id = given if isinstance(given, str) else new_id("msg")
+        self._names: dict[bytes, bytes] = {}
+        self._answered: defaultdict[bytes, asyncio.Event] = defaultdict(asyncio.Event)
+        self._growing: defaultdict[str, str] = defaultdict(str)
+        """The text of parts by their deltas, which are stored only at the end of a part."""
+        self.aborted = asyncio.Event()
+
+    async def play(self, name: str, hold: Hold | None) -> None:
+        """Tell the recording; stop where it waits for a reply, and where tests want it to."""
+        left = hold.count if hold else 0
+        for kind, frame in _recording(name):
+            frame = self._renamed(frame)
+            if kind in _SETTLED:
+                await self._unless_aborted(self._answered[_request_id(frame)])
+            event = self._opencode.tell(frame)
+            if isinstance(event, PartDelta):
+                self._growing[event.part_id] += event.delta
+            if hold is not None and kind == hold.kind and left:
+                left -= 1
+                if not left:
+                    hold.reached.set()
+                    await self._unless_aborted(hold.released)
+            if self.aborted.is_set():
+                self._end()
+                return
+
+    def answer(self, request_id: str) -> None:
+        self._answered[request_id.encode()].set()
+
+    async def _unless_aborted(self, event: asyncio.Event) -> None:
+        waits = {asyncio.create_task(one.wait()) for one in (event, self.aborted)}
+        _, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in pending:
+            wait.cancel()
+
+    def _end(self) -> None:
+        """Say what OpenCode says of a turn that was aborted."""
+        error: JsonObject = {"name": "MessageAbortedError", "data": {"message": "Aborted"}}
+        told = [("session.error", {"error": error}), *_IDLE]
+        answer = self._opencode.last_answer(self._session_id)
+        if answer is not None:
+            parts = [_dumped(part) for part in answer.parts if part.id in self._growing]
+            for part in parts:
+                part["text"] = self._growing[part["id"]]
+                part["time"]["end"] = _now()
+            told += [("message.part.updated", {"part": part}) for part in parts]
+            info = _dumped(answer.info)
+            info |= {"error": error, "time": {**info["time"], "completed": _now()}}
+            told += [("message.updated", {"info": info}), *_IDLE]
+        for kind, properties in told:
+            event = {"sessionID": self._session_id, **properties}
+            self._opencode.tell_event(kind, event)
+
+    def _renamed(self, frame: bytes) -> bytes:
+        return _ID.sub(self._name, frame).replace(
+            b'"/workspace"', orjson.dumps(str(self._opencode.workspace))
+        )
+
+    def _name(self, found: re.Match[bytes]) -> bytes:
+        """Return our name for a recorded id: the first session and message are the caller's."""
+        prefix, recorded = found[1].decode(), found[0]
+        if recorded not in self._names:
+            first = not any(name.startswith(found[1]) for name in self._names)
+            ours = {"ses": self._session_id, "msg": self._message_id} if first else {}
+            self._names[recorded] = ours.get(prefix, new_id(prefix)).encode()
+        return self._names[recorded]
+
+
+_IDLE: list[tuple[str, JsonObject]] = [
+    ("session.status", {"status": {"type": "idle"}}),
+    ("session.idle", {}),
+]
+
+
+class FakeOpenCode:
+    """One OpenCode; ``url`` is where it is."""
+
+    password = "not-asked-for"  # noqa: S105 - nobody checks it
+
+    def __init__(self, workspace: Path) -> None:
+        self.workspace = workspace
+        self.url = ""
+        self.prompts: list[JsonObject] = []
+        """Every prompt that was sent, in order."""
+        self._plays = "plain-text"
+        self._hold: Hold | None = None
+        self._state = OpenCodeState()
+        self._turns: dict[SessionId, _Turn] = {}
+        self._readers: set[asyncio.Queue[bytes]] = set()
+
+    def play(self, name: str) -> None:
+        """Choose what the next prompts play."""
+        self._plays = name
+
+    def hold(self, kind: str = "message.part.delta", count: int = 1) -> Hold:
+        """Let the next prompts stop after so many events of a kind, until released."""
+        self._hold = Hold(kind, count)
+        return self._hold
+
+    def release(self) -> None:
+        """Let turns that are held go on, and later ones not stop."""
+        if self._hold is not None:
+            self._hold.released.set()
+        self._hold = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator["FakeOpenCode"]:
+        async with running(Starlette(routes=list(self._routes())), drain=_Leave(self)) as self.url:
+            yield self
+
+    # Telling
+
+    def tell(self, frame: bytes) -> Event | None:
+        """Store what an event says, and send it to all readers."""
+        event = decode(frame)
+        if event is not None:
+            self._state.apply(event)
+        for reader in self._readers:
+            reader.put_nowait(frame)
+        return event
+
+    def tell_event(self, kind: str, properties: JsonObject) -> None:
+        self.tell(orjson.dumps(self._envelope(kind, properties)))
+
+    def _envelope(self, kind: str, properties: JsonObject) -> JsonObject:
+        payload: JsonObject = {"id": new_id("evt"), "type": kind, "properties": properties}
+        return {"directory": str(self.workspace), "project": "0" * 40, "payload": payload}
+
+    def last_answer(self, session_id: SessionId) -> MessageWithParts | None:
+        answers = [m for m in self._messages(session_id) if isinstance(m.info, AssistantMessage)]
+        return answers[-1] if answers else None
+
+    def _messages(self, session_id: SessionId) -> list[MessageWithParts]:
+        return self._state.sessions.get(session_id, SessionState()).messages()
+
+    # Answering
+
+    def _routes(self) -> Iterator[Route]:
+        for path, content in _CONSTANT.items():
+            yield Route(path, _constant(content))
+        yield Route("/global/event", self._events)
+        yield Route("/session", self._create, methods=["POST"])
+        yield Route("/session/status", self._statuses)
+        yield Route("/session/{id}", self._session)
+        yield Route("/session/{id}/message", self._prompt, methods=["POST"])
+        yield Route("/session/{id}/message", self._list)
+        yield Route("/session/{id}/abort", self._abort, methods=["POST"])
+        yield Route("/session/{id}/diff", self._diff)
+        yield Route("/session/{id}/children", self._children)
+        yield Route("/permission", self._pending_permissions)
+        yield Route("/question", self._pending_questions)
+        yield Route("/permission/{id}/reply", self._reply, methods=["POST"])
+        yield Route("/question/{id}/{verb:str}", self._reply, methods=["POST"])
+
+    async def _events(self, _: Request) -> Response:
+        return StreamingResponse(self._told(), media_type="text/event-stream")
+
+    async def _told(self) -> AsyncGenerator[bytes]:
+        reader: asyncio.Queue[bytes] = asyncio.Queue()
+        reader.put_nowait(orjson.dumps(self._envelope("server.connected", {})))
+        self._readers.add(reader)
+        try:
+            while frame := await self._next(reader):
+                yield b"data: %b\n\n" % frame
+        finally:
+            self._readers.discard(reader)
+
+    async def _next(self, reader: asyncio.Queue[bytes]) -> bytes:
+        try:
+            async with asyncio.timeout(_HEARTBEAT_SECONDS):
+                return await reader.get()
+        except TimeoutError:
+            return orjson.dumps(self._envelope("server.heartbeat", {}))
+
+    def leave(self) -> None:
+        """End all turns and streams of events, as a server that stops does."""
+        for turn in self._turns.values():
+            turn.aborted.set()
+        for reader in self._readers:
+            reader.put_nowait(b"")
+
+    async def _create(self, request: Request) -> Response:
+        draft = orjson.loads(await request.body() or b"{}")
+        session_id = new_id("ses")
+        now = _now()
+        info: JsonObject = {
+            "id": session_id,
+            "slug": "fake",
+            "version": "1.18.33",
+            "projectID": "0" * 40,
+            "directory": request.query_params.get("directory", str(self.workspace)),
+            "title": "New session - 2026-11-15T09:00:00.000Z",
+            "time": {"created": now, "updated": now},
+            **draft,
+        }
+        self.tell_event("session.created", {"sessionID": session_id, "info": info})
+        return _json(info)
+
+    async def _session(self, request: Request) -> Response:
+        info = self._state.infos.get(_session_id(request))
+        return _json(_dumped(info)) if info else _missing()
+
+    async def _statuses(self, _: Request) -> Response:
+        busy = {k: v for k, v in self._state.statuses.items() if v.type != "idle"}
+        return _json({key: _dumped(value) for key, value in busy.items()})
+
+    async def _prompt(self, request: Request) -> Response:
+        session_id = _session_id(request)
+        if session_id not in self._state.infos:
+            return _missing()
+        prompt: JsonObject = orjson.loads(await request.body())
+        self.prompts.append(prompt)
+        turn = self._turns[session_id] = _Turn(self, session_id, prompt)
+        await turn.play(self._plays, self._hold)
+        answer = self.last_answer(session_id)
+        assert answer is not None
+        return _json(_dumped(answer))
+
+    async def _list(self, request: Request) -> Response:
+        return _json([_dumped(message) for message in self._messages(_session_id(request))])
+
+    async def _abort(self, request: Request) -> Response:
+        if (turn := self._turns.get(_session_id(request))) is not None:
+            turn.aborted.set()
+        return _json(True)
+
+    async def _diff(self, request: Request) -> Response:
+        wanted = MessageId(request.query_params.get("messageID", ""))
+        infos = [message.info for message in self._messages(_session_id(request))]
+        asked = [one for one in infos if isinstance(one, UserMessage) and one.id == wanted]
+        summary = asked[0].summary if asked else None
+        return _json([_dumped(diff) for diff in summary.diffs] if summary else [])
+
+    async def _children(self, request: Request) -> Response:
+        children = self._state.descendants(_session_id(request))
+        return _json([_dumped(self._state.infos[child]) for child in sorted(children)])
+
+    async def _pending_permissions(self, _: Request) -> Response:
+        return _json([_dumped(one) for one in self._state.permissions.values()])
+
+    async def _pending_questions(self, _: Request) -> Response:
+        return _json([_dumped(one) for one in self._state.questions.values()])
+
+    async def _reply(self, request: Request) -> Response:
+        request_id = RequestId(request.path_params["id"])
+        if request_id not in {**self._state.permissions, **self._state.questions}:
+            return _missing()
+        for turn in self._turns.values():
+            turn.answer(request_id)
+        return _json(True)
+
+
+class _Leave(Drain):
+    """Ends the streams of an OpenCode when its server stops."""
+
+    def __init__(self, opencode: FakeOpenCode) -> None:
+        super().__init__()
+        self._opencode = opencode
+
+    def begin(self) -> None:
+        super().begin()
+        self._opencode.leave()
+
+
+def _constant(content: Json) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(_: Request) -> Response:
+        return _json(content)
+
+    return answer
+
+
+def _session_id(request: Request) -> SessionId:
+    return SessionId(request.path_params["id"])
+
+
+def _request_id(frame: bytes) -> bytes:
+    return orjson.loads(frame)["payload"]["properties"]["requestID"].encode()
+
+
+def _dumped(model: BaseModel) -> dict[str, Any]:
+    return model.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def _json(content: Json, status: int = 200) -> Response:
+    return Response(orjson.dumps(content), status, media_type="application/json")
+
+
+def _missing() -> Response:
+    return _json({"name": "NotFoundError", "data": {"message": "not found"}}, 404)

@@ -1,0 +1,162 @@
+"""The program as a process of its own: started, spoken to, killed, started again.
+
+It sees only the variables it is given. Its port stays the same for all its lives, as a
+client would have it.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import httpx2
+import orjson
+
+from opencode_a2a.events import JsonObject
+from opencode_a2a.upstream.launch import free_port
+from tests.support.service import TOKEN
+
+PATIENCE = 60.0
+"""Seconds after which a test gives up waiting for the process."""
+
+
+class Program:
+    """``opencode-a2a serve``; ``async with`` starts it, and ends what still runs."""
+
+    def __init__(self, variables: Mapping[str, str], *arguments: str) -> None:
+        self.port = free_port("127.0.0.1")
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.variables = {"A2A_PORT": str(self.port), **variables}
+        self.arguments = ["serve", *arguments]
+        self.http = httpx2.AsyncClient(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {TOKEN}"},
+            timeout=PATIENCE,
+            trust_env=False,
+        )
+        self.lines: list[str] = []
+        """All that was printed, by all its lives."""
+        self._process: asyncio.subprocess.Process | None = None
+        self._printed = asyncio.Condition()
+        self._reading: asyncio.Task[None] | None = None
+        self._silent = False
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._process is not None and self._process.returncode is None:
+            await self.kill()
+        await self.http.aclose()
+        print("\n".join(self.lines))  # shown when a test fails
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    async def start(self, **changes: str) -> None:
+        """Start it, with these variables changed for good, and wait until it listens."""
+        self.variables |= changes
+        before = len(self.lines)
+        await self.spawn()
+        await self.printed(lambda line: line.startswith("card "), before)
+
+    async def spawn(self) -> None:
+        """Start it and wait for nothing."""
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "opencode_a2a",
+            *self.arguments,
+            env=bare(self.variables),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        assert self._process.stdout is not None
+        self._silent = False
+        self._reading = asyncio.create_task(self._read(self._process.stdout))
+
+    async def _read(self, output: asyncio.StreamReader) -> None:
+        while not self._silent:
+            line = await output.readline()
+            async with self._printed:
+                self._silent = not line
+                self.lines += [line.decode().rstrip()] if line else []
+                self._printed.notify_all()
+
+    async def printed(self, wanted: Callable[[str], bool], since: int = 0) -> str:
+        """Wait for a line, and return it; fail when the program ends without it."""
+
+        def found() -> bool:
+            return any(map(wanted, self.lines[since:])) or self._silent
+
+        async with asyncio.timeout(PATIENCE), self._printed:
+            await self._printed.wait_for(found)
+        for line in self.lines[since:]:
+            if wanted(line):
+                return line
+        raise AssertionError("the program ended:\n" + "\n".join(self.lines[since:]))
+
+    async def ended(self) -> int:
+        """Wait for its end, and return the exit status."""
+        assert self._process is not None
+        assert self._reading is not None
+        async with asyncio.timeout(PATIENCE):
+            await self._reading
+            return await self._process.wait()
+
+    async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """End it politely; return the exit status."""
+        os.kill(self.pid, number)
+        return await self.ended()
+
+    async def kill(self) -> None:
+        """End it as a crash would."""
+        await self.stop(signal.SIGKILL)
+
+    async def restart(self, **changes: str) -> None:
+        """Kill it, and start it again."""
+        await self.kill()
+        await self.start(**changes)
+
+    async def rpc(self, method: str, params: JsonObject) -> Any:
+        """Call a JSON-RPC method of the 1.0 line and return the whole answer."""
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        answer = await self.http.post("/", json=body, headers={"A2A-Version": "1.0"})
+        return orjson.loads(answer.content)
+
+    def records(self) -> list[Any]:
+        """Return the log records: every line that is JSON."""
+        return [orjson.loads(line) for line in self.lines if line.startswith("{")]
+
+
+def bare(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment with nothing in it but what a program cannot do without."""
+    return {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), **variables}
+
+
+async def run(*arguments: str, **variables: str) -> tuple[int, str]:
+    """Run the program to its end; return its status and all that it printed."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "opencode_a2a",
+        *arguments,
+        env=bare(variables),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    async with asyncio.timeout(PATIENCE):
+        output, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, output.decode()

@@ -1,0 +1,195 @@
+"""What a person's message means as the answer to a prompt."""
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opencode_a2a.events import Interrupted, Json, Question, QuestionOption
+from opencode_a2a.execution.answers import (
+    NotUnderstoodError,
+    PermissionReply,
+    QuestionRejection,
+    QuestionReply,
+    Reply,
+    accepted,
+    understand,
+)
+from opencode_a2a.ids import RequestId, SessionId
+from opencode_a2a.messages import Message, Part
+
+OPTIONS = [QuestionOption("Red", "warm"), QuestionOption("Dark blue"), QuestionOption("7")]
+COLOR = Question("Which colour?", "Colour", OPTIONS, custom=False)
+COLORS = Question("Which colours?", "Colours", OPTIONS, multiple=True, custom=False)
+FREE = Question("What name?", "Name")
+SESSION = SessionId("ses_1")
+BASH = Interrupted(RequestId("per_1"), "permission", SESSION, permission="bash")
+EDIT = Interrupted(RequestId("per_2"), "permission", SESSION, permission="edit")
+
+
+def ask(*questions: Question) -> Interrupted:
+    return Interrupted(RequestId("que_1"), "question", SESSION, questions=list(questions))
+
+
+def text(words: str) -> Message:
+    return Message("m", "user", [Part("text", text=words)])
+
+
+def data(value: Json) -> Message:
+    return Message("m", "user", [Part("data", data=value)])
+
+
+def meaning(message: Message, *pending: Interrupted) -> Reply:
+    return understand(message, pending)[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "reply"),
+    [
+        ("once", PermissionReply("once")),
+        ("  Yes. ", PermissionReply("once")),
+        ("OK!", PermissionReply("once")),
+        ("always", PermissionReply("always")),
+        ("no", PermissionReply("reject")),
+        ("reject: use git instead", PermissionReply("reject", "use git instead")),
+        ("no, that is\ndangerous", PermissionReply("reject", "that is\ndangerous")),
+    ],
+)
+def test_words_allow_and_refuse_a_permission(words: str, reply: PermissionReply) -> None:
+    assert meaning(text(words), BASH) == reply
+
+
+@pytest.mark.parametrize(
+    "words", ["", "   ", "perhaps", "yes, but only the first", "once more", "👍", "yesno", "1"]
+)
+def test_other_words_are_no_permission_and_the_person_is_told_which_are(words: str) -> None:
+    with pytest.raises(NotUnderstoodError, match='"once"'):
+        meaning(text(words), BASH)
+
+
+@given(st.text())
+def test_no_text_allows_anything_but_the_words_for_it(words: str) -> None:
+    try:
+        reply = meaning(text(words), BASH)
+    except NotUnderstoodError:
+        return
+    assert isinstance(reply, PermissionReply)
+    if reply.reply != "reject":
+        plain = words.strip().strip(":,.;!-").strip().lower()
+        assert plain in {"once", "yes", "y", "ok", "okay", "allow", "approve", "approved", "always"}
+
+
+@pytest.mark.parametrize(
+    ("value", "reply"),
+    [
+        ({"reply": "once"}, PermissionReply("once")),
+        ({"reply": " ALWAYS "}, PermissionReply("always")),
+        ({"reply": "reject", "message": "no"}, PermissionReply("reject", "no")),
+        ({"reply": "reject", "message": "  "}, PermissionReply("reject")),
+        ({"reply": "once", "request_id": "per_1"}, PermissionReply("once")),
+    ],
+)
+def test_a_data_part_says_the_same_for_programs(value: Json, reply: Reply) -> None:
+    assert meaning(data(value), BASH) == reply
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"reply": 1},
+        {"reply": "perhaps"},
+        {"answers": [["x"]]},
+        {"reply": "once", "request_id": "per_9"},
+        {"reply": "once", "request_id": 1},
+    ],
+)
+def test_a_data_part_that_does_not_fit_is_refused(value: Json) -> None:
+    with pytest.raises(NotUnderstoodError):
+        meaning(data(value), BASH)
+
+
+@given(st.dictionaries(st.text(), st.none() | st.text() | st.integers() | st.lists(st.text())))
+def test_no_data_part_raises_anything_else(value: dict[str, Json]) -> None:
+    for asked in (BASH, ask(COLOR)):
+        with suppress(NotUnderstoodError):
+            understand(data(value), [asked])
+
+
+@pytest.mark.parametrize(
+    ("words", "answers"),
+    [
+        ("Red", [["Red"]]),
+        ("dark BLUE", [["Dark blue"]]),
+        ("2", [["Dark blue"]]),
+        ("7", [["7"]]),  # a label beats a number
+    ],
+)
+def test_an_option_is_chosen_by_label_or_number(words: str, answers: list[list[str]]) -> None:
+    assert meaning(text(words), ask(COLOR)) == QuestionReply(answers)
+
+
+@pytest.mark.parametrize("words", ["green", "0", "4", "-1", "²", "Red, Dark blue", "99999999999"])
+def test_what_is_no_option_is_refused_where_own_words_are_not_wanted(words: str) -> None:
+    with pytest.raises(NotUnderstoodError, match="label or number"):
+        meaning(text(words), ask(COLOR))
+
+
+def test_several_options_are_chosen_with_commas() -> None:
+    assert meaning(text("red, 2"), ask(COLORS)) == QuestionReply([["Red", "Dark blue"]])
+    with pytest.raises(NotUnderstoodError):
+        meaning(text("red, green"), ask(COLORS))
+
+
+def test_own_words_are_kept_as_they_are() -> None:
+    assert meaning(text(" a, b\nc "), ask(FREE)) == QuestionReply([["a, b\nc"]])
+
+
+def test_several_questions_take_a_line_each() -> None:
+    several = ask(COLOR, FREE)
+
+    assert meaning(text("1\n\nsomething else\n"), several) == QuestionReply(
+        [["Red"], ["something else"]]
+    )
+    with pytest.raises(NotUnderstoodError, match="2 questions"):
+        meaning(text("1"), several)
+
+
+@pytest.mark.parametrize("words", ["reject", "Dismiss", "skip"])
+def test_a_question_can_be_dismissed(words: str) -> None:
+    assert meaning(text(words), ask(COLOR)) == QuestionRejection()
+    assert meaning(text(words), ask(COLOR, FREE)) == QuestionRejection()
+    assert meaning(data({"reply": words}), ask(COLOR)) == QuestionRejection()
+
+
+def test_an_option_that_is_called_reject_is_an_option() -> None:
+    question = Question("Merge?", "Merge", [QuestionOption("Reject")])
+
+    assert meaning(text("reject"), ask(question)) == QuestionReply([["Reject"]])
+
+
+def test_answers_as_data_are_lists_of_strings() -> None:
+    several = ask(COLORS, FREE)
+
+    assert meaning(data({"answers": [["Red", " "], ["x"]]}), several) == QuestionReply(
+        [["Red"], ["x"]]
+    )
+    misfits: list[Json] = ["x", [["a"], ["b"], ["c"]], ["a"], [[1]], [[None]]]
+    for wrong in misfits:
+        with pytest.raises(NotUnderstoodError):
+            meaning(data({"answers": wrong}), several)
+
+
+def test_with_several_pending_the_answer_names_the_one_it_means() -> None:
+    assert understand(text("per_2: no"), [BASH, EDIT]) == (EDIT, PermissionReply("reject"))
+    assert understand(text("per_1 once"), [BASH, EDIT]) == (BASH, PermissionReply("once"))
+    assert understand(data({"reply": "once", "request_id": "per_2"}), [BASH, EDIT])[0] is EDIT
+    for unclear in (text("once"), text("per_3 once"), data({"reply": "once"})):
+        with pytest.raises(NotUnderstoodError, match="per_1, per_2"):
+            understand(unclear, [BASH, EDIT])
+
+
+@given(st.sampled_from([BASH, ask(COLOR), ask(COLORS, FREE)]))
+def test_what_is_accepted_is_told_for_every_prompt(asked: Interrupted) -> None:
+    assert "reject" in accepted(asked)
