@@ -2,7 +2,7 @@
 # node_modules. Needed on the machine: Python 3.11 or later, Node with npm, make.
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-fast check docs record
+.PHONY: help serve demo-peers test test-fast check docs record bench bench-quick
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 
@@ -25,15 +25,21 @@ WITH_PROGRAMS = PATH="$(CURDIR)/node_modules/.bin:$(RIPGREP):$$PATH"
 help:
 	@echo 'make serve      start OpenCode and the service; the demo model if no provider is set up'
 	@echo '                WORKSPACE=directory  ARGS="flags of opencode-a2a serve"'
+	@echo 'make demo-peers two agents with the demo model, of which one asks the other'
 	@echo 'make test       all tests, with a real OpenCode'
 	@echo 'make test-fast  the tests that need no OpenCode'
 	@echo 'make check      format, lint, types, direction of imports, generated pages'
 	@echo 'make docs       write the generated pages'
+	@echo 'make bench      measure this and other servers, and write docs/performance.md (25 minutes)'
+	@echo 'make bench-quick  the same in two minutes, failing on a missed target'
 	@echo 'make record     record event streams of the installed OpenCode into the test data'
 
 serve: $(PACKAGES) $(PROGRAMS)
 	$(WITH_PROGRAMS) exec $(BIN)/opencode-a2a serve --managed --auto-demo \
 		--opencode-workspace-root "$(WORKSPACE)" $(ARGS)
+
+demo-peers: $(PACKAGES) $(PROGRAMS)
+	PATH="$(BIN):$(CURDIR)/node_modules/.bin:$(RIPGREP):$$PATH" $(BIN)/python tools/demo_peers.py $(ARGS)
 
 test: $(PACKAGES) $(PROGRAMS)
 	$(WITH_PROGRAMS) $(BIN)/pytest $(ARGS)
@@ -50,6 +56,12 @@ check: $(PACKAGES)
 
 docs: $(PACKAGES)
 	$(BIN)/python tools/docs.py
+
+bench: $(PACKAGES)
+	UV="$(UV)" $(BIN)/python -m bench $(ARGS)
+
+bench-quick: $(PACKAGES)
+	UV="$(UV)" $(BIN)/python -m bench --quick --check $(ARGS)
 
 record: $(PACKAGES) $(PROGRAMS)
 	$(WITH_PROGRAMS) $(BIN)/python tools/record.py $(ARGS)

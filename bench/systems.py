@@ -162,7 +162,8 @@ def _install(name: str, packages: list[str], *options: str) -> str:
 
 
 def _uv(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["uv", *arguments], capture_output=True, text=True, check=False)  # noqa: S603, S607  our own words
+    program = os.environ.get("UV", "uv")
+    return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)  # noqa: S603  our own words
 
 
 def _relax(name: str, packages: list[str], reason: str) -> str:

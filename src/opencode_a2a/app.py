@@ -165,6 +165,7 @@ class Service:
         await stack.enter_async_context(self._beside(feed.run(), "feed"))
         await stack.enter_async_context(self._beside(journal.run(), "journal"))
         stack.push_async_callback(self._close, board)
+        self.drain.on_begin.append(board.leave)
         taken_up = await recover(database, journal, board)
         if taken_up:
             log.warning("tasks taken up after a restart", count=taken_up)
@@ -392,8 +393,9 @@ async def _upstream(settings: Settings, tool: JsonObject | None) -> AsyncGenerat
 
             model = await stack.enter_async_context(DemoModel())
             config |= opencode_config(model.url)
+        theirs = {peer.credential for peer in settings.a2a.peers}
         launch = Launch(
-            environment=os.environ,
+            environment={k: v for k, v in os.environ.items() if k not in theirs},
             command=own.command,
             host=own.managed_server_host,
             port=own.managed_server_port,

@@ -109,11 +109,19 @@ def _delegate(text: str, found: re.Match[str]) -> list[Reply]:
     return _use(thought, "task", given, "The sub-agent reported:")
 
 
+def _ask_agent(text: str, found: re.Match[str]) -> list[Reply]:
+    given: dict[str, JsonValue] = {"agent": found["agent"], "message": found["message"].strip()}
+    thought = f"The user wants the agent {found['agent']} to be asked."
+    return _use(thought, "a2a_call", given, f"I asked {found['agent']}:")
+
+
 def _recognised(pattern: str, tool: str, build: Build) -> Recognised:
     return Recognised(re.compile(pattern, re.IGNORECASE), tool, build)
 
 
 _KNOWN = (
+    _recognised(r"\bask (?:the )?agent (?P<agent>[\w.-]+)\s*(?::|to\b)(?P<message>.+)",
+                "a2a_call", _ask_agent),
     _recognised(r"\bask (me|a question)\b", "question", _ask),
     _recognised(r"\b(delegate|sub-?agent)\b", "task", _delegate),
     _recognised(r"\brun\b.{0,40}\btests?\b", "bash", _run_tests),

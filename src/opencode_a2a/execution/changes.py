@@ -7,14 +7,21 @@ changes. Each time ends with an update of the prompt's message.
 
 from collections.abc import Iterable
 
-from opencode_a2a.ids import MessageId
+from opencode_a2a.ids import MessageId, SessionId
 from opencode_a2a.upstream.events import MessageUpdated, PartUpdated
 from opencode_a2a.upstream.feed import FeedItem
-from opencode_a2a.upstream.models import AssistantMessage, PatchPart, UserMessage
+from opencode_a2a.upstream.models import (
+    AssistantMessage,
+    Message,
+    PatchPart,
+    UserMessage,
+    UserSummary,
+)
 
 
 class Changes:
-    def __init__(self) -> None:
+    def __init__(self, root: SessionId) -> None:
+        self._root = root
         self._steps: set[MessageId] = set()
         self._told = 0
         self._any = False
@@ -22,14 +29,21 @@ class Changes:
     def hear(self, items: Iterable[FeedItem]) -> None:
         for item in items:
             match item:
-                case PartUpdated(part=PatchPart()):
+                case PartUpdated(part=PatchPart(), session_id=self._root):
                     self._any = True
-                case MessageUpdated(info=AssistantMessage(summary=False, id=step)):
-                    self._steps.add(step)
-                case MessageUpdated(info=UserMessage(summary=summary)) if summary is not None:
-                    self._told += 1
+                case MessageUpdated(session_id=self._root):
+                    self._message(item.info)
                 case _:
                     pass
+
+    def _message(self, info: Message) -> None:
+        match info:
+            case AssistantMessage(summary=False):
+                self._steps.add(info.id)
+            case UserMessage(summary=UserSummary()):
+                self._told += 1
+            case _:
+                pass
 
     @property
     def known(self) -> bool:

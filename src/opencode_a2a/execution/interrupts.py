@@ -162,3 +162,11 @@ class Interrupts:
 
         row = await self._database.read(read)
         return row if row is not None and row.principal == principal else None
+
+    async def known(self, request_id: str) -> bool:
+        """Whether somebody's task was ever asked this."""
+
+        def read(connection: Connection) -> bool:
+            return rows.find(connection, request_id) is not None
+
+        return await self._database.read(read)

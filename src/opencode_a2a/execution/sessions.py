@@ -92,11 +92,17 @@ class Sessions:
 
     async def may_use(self, principal: Principal, session_id: SessionId) -> bool:
         """Whether a session is the caller's, or nobody's."""
+        return await self._owner(session_id) in (None, principal)
 
+    async def owns(self, principal: Principal, session_id: SessionId) -> bool:
+        """Whether a session is the caller's."""
+        return await self._owner(session_id) == principal
+
+    async def _owner(self, session_id: SessionId) -> Principal | None:
         def read(connection: Connection) -> Principal | None:
             return links.owner(connection, session_id, now_ms())
 
-        return await self._database.read(read) in (None, principal)
+        return await self._database.read(read)
 
     async def strangers(
         self, principal: Principal, session_ids: Sequence[SessionId]

@@ -308,7 +308,7 @@ class Run:
         self._tries = 0
         self._began = self._heard = self._loop.time()
         """When the turn last gave a sign of life."""
-        self._changes = Changes()
+        self._changes = Changes(seat.session_id)
         self._notes: list[TurnEvent] = []
         """Progress of what works for the turn elsewhere."""
         tools = turns.tools

@@ -128,6 +128,13 @@ class Call:
         """Whether a session, or whose sub-agent it is, lies open to the caller."""
         return bool(await self.visible([session]))
 
+    async def owns(self, session: Session) -> bool:
+        """Whether a session, or whose sub-agent it is, is the caller's own."""
+        for session_id in await self._pedigree(session, {}):
+            if await self.deps.sessions.owns(self.principal, session_id):
+                return True
+        return False
+
     async def visible(self, sessions: list[Session]) -> list[Session]:
         """Return those sessions that the caller may know of."""
         known = {session.id: session for session in sessions}
@@ -165,8 +172,18 @@ class Call:
             yield session
 
     @asynccontextmanager
-    async def alone(self, session: Session) -> AsyncGenerator[None]:
-        """Keep turns out of a session for a while; refuse when one is running."""
+    async def working(self, session_id: str, *, briefly: bool = False) -> AsyncGenerator[Session]:
+        """Keep turns out of a session while something else runs in it.
+
+        What takes its time makes the session the caller's at once: OpenCode may ask something.
+        """
+        async with self.changing(session_id) as session, self._alone(session):
+            if not briefly:
+                await self.deps.sessions.own(self.principal, session)
+            yield session
+
+    @asynccontextmanager
+    async def _alone(self, session: Session) -> AsyncGenerator[None]:
         lock = self.deps.sessions.turns[session.id]
         if lock.locked():
             raise SessionBusyError(

@@ -1,8 +1,11 @@
 """Prompts answered and listed by method; a plain message on the task does the same.
 
-Answers take the way of any answer: through the board to the turn that waits.
+Answers take the way of any answer: through the board to the turn that waits. Only what a command
+or a prompt given by method asks goes to OpenCode directly, since no task follows it.
 """
 
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -12,8 +15,11 @@ from opencode_a2a.errors import (
     InterruptExpiredError,
     InterruptNotFoundError,
     InterruptTypeMismatchError,
+    SessionNotFoundError,
     TaskNotFoundError,
     UnsupportedOperationError,
+    UpstreamHttpError,
+    UpstreamNotFoundError,
 )
 from opencode_a2a.events import Interrupted, Json, JsonObject
 from opencode_a2a.execution.answers import (
@@ -24,11 +30,15 @@ from opencode_a2a.execution.answers import (
     Reply,
     strings,
 )
+from opencode_a2a.execution.sessions import DERIVED_CONTEXT
 from opencode_a2a.extensions.calls import Call
-from opencode_a2a.extensions.payloads import FREE_OBJECT, Id, Metadata, Payload, Text, invalid
+from opencode_a2a.extensions.payloads import FREE_OBJECT, Id, Payload, Routed, Text, invalid
 from opencode_a2a.extensions.registry import UPSTREAM, Access, Extension, aliases
 from opencode_a2a.store.interrupts import InterruptRow
 from opencode_a2a.tasks.runner import Job
+from opencode_a2a.upstream.client import Location, well_formed
+from opencode_a2a.upstream.models import PermissionRequest, QuestionRequest
+from opencode_a2a.upstream.translate import interrupted
 
 Kind = Literal["permission", "question"]
 
@@ -70,7 +80,7 @@ RECOVERY = Extension(
     aliases=aliases("urn:opencode-a2a:interrupt-recovery/v1", "interrupt-recovery"),
     extended={
         "recovery_scope": {
-            "data_source": "local_interrupt_binding_registry",
+            "data_source": "local_interrupt_binding_registry_and_upstream",
             "identity_scope": "current_authenticated_caller",
             "empty_result_when_identity_unavailable": True,
         },
@@ -79,7 +89,11 @@ RECOVERY = Extension(
             *("details", "asked_at", "expires_at", "default"),
         ],
     },
-    notes=("The most urgent comes first.",),
+    notes=(
+        "The most urgent comes first.",
+        "What a command or a prompt given by method asks is listed without task and deadline.",
+    ),
+    errors=UPSTREAM,
 )
 
 
@@ -88,9 +102,8 @@ class Answered(Payload):
     request_id: str
 
 
-class InterruptParams(Payload):
+class InterruptParams(Routed):
     request_id: Id
-    metadata: Metadata | None = None
 
 
 def _word(value: object) -> object:
@@ -117,8 +130,8 @@ class QuestionParams(InterruptParams):
 )
 async def reply_permission(call: Call, params: PermissionParams) -> Answered:
     """Allow or refuse what a task asks for; a refusal with a message lets the model go on."""
-    asked, job = await _pending(call, params.request_id, "permission")
-    return await _answer(call, job, asked, PermissionReply(params.reply, params.message))
+    waiting = await _pending(call, params, "permission")
+    return await _answer(call, waiting, PermissionReply(params.reply, params.message))
 
 
 @INTERRUPTS.method(
@@ -128,12 +141,12 @@ async def reply_permission(call: Call, params: PermissionParams) -> Answered:
 )
 async def reply_question(call: Call, params: QuestionParams) -> Answered:
     """Answer the questions of a task, a list of labels or free texts for each."""
-    asked, job = await _pending(call, params.request_id, "question")
+    waiting = await _pending(call, params, "question")
     try:
-        answers = strings([[*answer] for answer in params.answers], asked)
+        answers = strings([[*answer] for answer in params.answers], waiting.asked)
     except NotUnderstoodError as error:
         raise invalid("answers", str(error)) from None
-    return await _answer(call, job, asked, QuestionReply(answers))
+    return await _answer(call, waiting, QuestionReply(answers))
 
 
 @INTERRUPTS.method(
@@ -141,55 +154,121 @@ async def reply_question(call: Call, params: QuestionParams) -> Answered:
 )
 async def reject_question(call: Call, params: InterruptParams) -> Answered:
     """Dismiss the questions of a task; its turn ends there."""
-    asked, job = await _pending(call, params.request_id, "question")
-    return await _answer(call, job, asked, QuestionRejection())
+    waiting = await _pending(call, params, "question")
+    return await _answer(call, waiting, QuestionRejection())
 
 
-async def _pending(call: Call, request_id: str, kind: Kind) -> tuple[Interrupted, Job]:
-    """Return a prompt that waits for the caller, and its task."""
-    interrupts = call.deps.interrupts
-    row = await interrupts.find(call.principal, request_id)
-    if row is None:
-        raise _missing(request_id)
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A prompt that waits for the caller; its task, unless the work was begun by method."""
+
+    asked: Interrupted
+    job: Job | None
+
+
+async def _pending(call: Call, params: InterruptParams, kind: Kind) -> _Waiting:
+    request_id = params.request_id
+    row = await call.deps.interrupts.find(call.principal, request_id)
+    waiting = await _stray(call, params) if row is None else _of_task(call, row)
+    if waiting.asked.type != kind:
+        raise InterruptTypeMismatchError(
+            request_id=request_id,
+            expected_interrupt_type=kind,
+            actual_interrupt_type=waiting.asked.type,
+        )
+    return waiting
+
+
+def _of_task(call: Call, row: InterruptRow) -> _Waiting:
     now = now_ms()
     if row.resolution is not None:
-        remembered = (row.settled_at or 0) + interrupts.policy.tombstone_seconds * 1000
-        if row.resolution == "expired" and now < remembered:
-            raise InterruptExpiredError(request_id=request_id)
-        raise _missing(request_id)
+        kept = call.deps.interrupts.policy.tombstone_seconds * 1000
+        if row.resolution == "expired" and now < (row.settled_at or 0) + kept:
+            raise InterruptExpiredError(request_id=row.request_id)
+        raise _missing(row.request_id)
     if row.expires_at <= now:
-        raise InterruptExpiredError(request_id=request_id)
-    if row.type != kind:
-        raise InterruptTypeMismatchError(
-            request_id=request_id, expected_interrupt_type=kind, actual_interrupt_type=row.type
-        )
-    found = _live(call, row)
-    if found is None:
-        raise _missing(request_id)
-    return found
+        raise InterruptExpiredError(request_id=row.request_id)
+    waiting = _live(call, row)
+    if waiting is None:
+        raise _missing(row.request_id)
+    return waiting
 
 
-async def _answer(call: Call, job: Job, asked: Interrupted, reply: Reply) -> Answered:
-    try:
-        await call.deps.board.reply(call.principal, job, asked.request_id, reply)
-    except UnsupportedOperationError:
-        raise _missing(asked.request_id) from None
-    return Answered(request_id=asked.request_id)
-
-
-def _live(call: Call, row: InterruptRow) -> tuple[Interrupted, Job] | None:
+def _live(call: Call, row: InterruptRow) -> _Waiting | None:
     try:
         job = call.deps.board.find(call.principal, row.task_id)
     except TaskNotFoundError:
         return None
     for asked in job.log.state.status.pending:
         if asked.request_id == row.request_id:
-            return asked, job
+            return _Waiting(asked, job)
     return None
+
+
+async def _answer(call: Call, waiting: _Waiting, reply: Reply) -> Answered:
+    asked = waiting.asked
+    try:
+        if waiting.job is not None:
+            await call.deps.board.reply(call.principal, waiting.job, asked.request_id, reply)
+        else:
+            await _reply(call, asked, reply)
+    except (UnsupportedOperationError, UpstreamNotFoundError):
+        raise _missing(asked.request_id) from None
+    return Answered(request_id=asked.request_id)
 
 
 def _missing(request_id: str) -> InterruptNotFoundError:
     return InterruptNotFoundError(request_id=request_id[:128])
+
+
+# --- prompts of work that no task follows -----------------------------------------------------
+
+
+async def _strays(call: Call, params: Routed) -> list[Interrupted]:
+    """Return what a command, or a prompt given by method, asks of the caller."""
+    location = call.location(params)
+    pending: list[PermissionRequest | QuestionRequest] = []
+    # OpenCode fails to list a permission whose metadata lack a value, and all others with it;
+    # what belongs to tasks is known without it.
+    with suppress(UpstreamHttpError):
+        pending += await call.opencode.permissions(at=location)
+    with suppress(UpstreamHttpError):
+        pending += await call.opencode.questions(at=location)
+    found: list[Interrupted] = []
+    for request in pending:
+        if await call.deps.interrupts.known(request.id):
+            continue
+        try:
+            session = await call.session(request.session_id)
+        except SessionNotFoundError:
+            continue
+        # Those of nobody may well be on the screen of somebody who works without this service.
+        if await call.owns(session):
+            found.append(interrupted(request, None, session.directory))
+    return found
+
+
+async def _stray(call: Call, params: InterruptParams) -> _Waiting:
+    if well_formed("per", params.request_id) or well_formed("que", params.request_id):
+        for asked in await _strays(call, params):
+            if asked.request_id == params.request_id:
+                return _Waiting(asked, None)
+    raise _missing(params.request_id)
+
+
+async def _reply(call: Call, asked: Interrupted, reply: Reply) -> None:
+    at = Location(directory=asked.directory)
+    match reply:
+        case PermissionReply():
+            if reply.reply == "always" and not call.deps.interrupts.policy.allow_always:
+                raise invalid("reply", 'must be "once" or "reject": "always" is switched off here')
+            await call.opencode.reply_permission(
+                asked.request_id, reply.reply, reply.message, at=at
+            )
+        case QuestionReply():
+            await call.opencode.reply_question(asked.request_id, reply.answers, at=at)
+        case QuestionRejection():
+            await call.opencode.reject_question(asked.request_id, at=at)
 
 
 # --- what waits -------------------------------------------------------------------------------
@@ -199,54 +278,54 @@ class InterruptItem(Payload):
     request_id: str
     session_id: str
     interrupt_type: Kind
-    task_id: str
     context_id: str
     details: Annotated[dict[str, Json], FREE_OBJECT]
-    asked_at: str
-    expires_at: str
-    default: str
+    task_id: str | None = None
+    asked_at: str | None = None
+    expires_at: str | None = None
+    default: str | None = None
 
 
 class Items(Payload):
     items: list[InterruptItem]
 
 
-class Nothing(Payload):
-    """No params but routing metadata, which change nothing."""
-
-    metadata: Metadata | None = None
-
-
 @RECOVERY.method("opencode.permissions.list", Access.READ)
-async def list_permissions(call: Call, params: Nothing) -> Items:
-    """List the permissions that the caller's tasks wait for."""
-    return await _list(call, "permission")
+async def list_permissions(call: Call, params: Routed) -> Items:
+    """List the permissions that wait for the caller, the most urgent first.
+
+    Those of tasks have a task and a deadline. Those of commands and prompts that were given by
+    method have neither; they are listed for the directory that the metadata name.
+    """
+    return await _list(call, params, "permission")
 
 
 @RECOVERY.method("opencode.questions.list", Access.READ)
-async def list_questions(call: Call, params: Nothing) -> Items:
-    """List the questions that the caller's tasks wait for."""
-    return await _list(call, "question")
+async def list_questions(call: Call, params: Routed) -> Items:
+    """List the questions that wait for the caller, as for permissions."""
+    return await _list(call, params, "question")
 
 
-async def _list(call: Call, kind: Kind) -> Items:
+async def _list(call: Call, params: Routed, kind: Kind) -> Items:
     rows = await call.deps.interrupts.pending(call.principal, kind)
     waiting = ((row, _live(call, row)) for row in rows)
-    return Items(items=[_item(call, row, live[0]) for row, live in waiting if live is not None])
+    items = [_item(call, live.asked, row) for row, live in waiting if live is not None]
+    items += [_item(call, a, None) for a in await _strays(call, params) if a.type == kind]
+    return Items(items=items)
 
 
-def _item(call: Call, row: InterruptRow, asked: Interrupted) -> InterruptItem:
+def _item(call: Call, asked: Interrupted, row: InterruptRow | None) -> InterruptItem:
     told: JsonObject = call.deps.spelling.interrupt(asked)
     return InterruptItem.model_validate(
         {
             "request_id": asked.request_id,
             "session_id": asked.session_id,
             "interrupt_type": asked.type,
-            "task_id": row.task_id,
-            "context_id": row.context_id,
+            "task_id": row and row.task_id,
+            "context_id": row.context_id if row else f"{DERIVED_CONTEXT}{asked.session_id}",
             "details": told["details"],
-            "asked_at": told["asked_at"],
-            "expires_at": told["expires_at"],
-            "default": told["default"],
+            "asked_at": told.get("asked_at"),
+            "expires_at": told.get("expires_at"),
+            "default": told.get("default"),
         }
     )

@@ -446,7 +446,7 @@ async def prompt_async(call: Call, params: PromptParams) -> SessionDone:
     """
     location = call.location(params)
     prompt = params.request.prompt(call.deps.defaults)
-    async with call.changing(params.session_id) as session, call.alone(session):
+    async with call.working(params.session_id, briefly=True) as session:
         await call.opencode.prompt_async(session.id, prompt, at=location)
     return SessionDone(session_id=session.id)
 
@@ -465,7 +465,7 @@ async def command(call: Call, params: CommandParams) -> OneMessage:
     known = {one.name for one in await call.opencode.commands(at=location)}
     if wanted.command not in known:
         raise invalid("request.command", "is no command; opencode.commands.list has them")
-    async with call.changing(params.session_id) as session, call.alone(session):
+    async with call.working(params.session_id) as session:
         answer = await call.opencode.run_command(session.id, wanted, at=location)
     return OneMessage(item=_message(call, answer, session))
 
@@ -484,7 +484,7 @@ class ShellParams(OfSession):
 async def shell(call: Call, params: ShellParams) -> OneMessage:
     """Run a shell command in a session's directory, without model and without permission."""
     location = call.location(params)
-    async with call.changing(params.session_id) as session, call.alone(session):
+    async with call.working(params.session_id) as session:
         answer = await call.opencode.run_shell(session.id, params.request.call(), at=location)
     return OneMessage(item=_message(call, answer, session))
 
@@ -649,7 +649,7 @@ class SummarizeParams(OfSession):
 async def summarize(call: Call, params: SummarizeParams) -> SessionDone:
     """Let a model replace a session's history by a summary; returns when it is written."""
     location, request = call.location(params), params.request
-    async with call.changing(params.session_id) as session, call.alone(session):
+    async with call.working(params.session_id) as session:
         if request.provider_id and request.model_id:
             model = ModelChoice(request.provider_id, request.model_id)
         else:
@@ -704,7 +704,7 @@ class RevertParams(OfSession):
 async def revert(call: Call, params: RevertParams) -> OneSession:
     """Take back a message and what followed, and the file changes with it."""
     location, request = call.location(params), params.request
-    async with call.changing(params.session_id) as session, call.alone(session):
+    async with call.working(params.session_id, briefly=True) as session:
         message_id = MessageId(request.message_id)
         # OpenCode reverts to a message that it does not have without a word.
         await call.opencode.message(session.id, message_id, at=location)
@@ -724,6 +724,6 @@ async def revert(call: Call, params: RevertParams) -> OneSession:
 async def unrevert(call: Call, params: OfSession) -> OneSession:
     """Bring back what was taken back, as long as nothing was prompted since."""
     location = call.location(params)
-    async with call.changing(params.session_id) as session, call.alone(session):
+    async with call.working(params.session_id, briefly=True) as session:
         restored = await call.opencode.unrevert_session(session.id, at=location)
     return OneSession(item=summarise(restored))

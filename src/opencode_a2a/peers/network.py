@@ -1,9 +1,9 @@
 """Which addresses may be called, and connections that keep to it.
 
 ``client`` makes an HTTP client that keeps to the rules, ``fetch`` reads one file that a message
-names; ``sdk_transport`` does the same for the SDK. A name is resolved once, all its addresses
-are looked at, and the connection goes to one of those: what the name points to a moment later
-does not matter. TLS and the Host header keep using the name. Nothing here knows A2A.
+names. A name is resolved once, all its addresses are looked at, and the connection goes to one
+of those: what the name points to a moment later does not matter. TLS and the Host header keep
+using the name. Nothing here knows A2A.
 """
 
 import asyncio
@@ -177,17 +177,10 @@ class VettedTransport(httpx2.AsyncHTTPTransport):
 class VettedNetwork(httpcore2.AsyncNetworkBackend):
     """Resolves, looks, connects to what it looked at, and looks again."""
 
-    def __init__(
-        self,
-        rules: Egress,
-        plain: httpcore2.AsyncNetworkBackend | None = None,
-        failures: tuple[type[Exception], ...] = (httpcore2.ConnectError, httpcore2.ConnectTimeout),
-    ) -> None:
+    def __init__(self, rules: Egress) -> None:
         self._rules = rules
         # The library declares a stub of that name for when anyio is missing.
-        anyio: httpcore2.AsyncNetworkBackend = httpcore2.AnyIOBackend()  # type: ignore[assignment] # ditto
-        self._plain = plain or anyio
-        self._failures = failures
+        self._plain: httpcore2.AsyncNetworkBackend = httpcore2.AnyIOBackend()  # type: ignore[assignment] # ditto
 
     async def connect_tcp(
         self,
@@ -204,7 +197,7 @@ class VettedNetwork(httpcore2.AsyncNetworkBackend):
                 stream = await self._plain.connect_tcp(
                     str(address), port, timeout, local_address, socket_options
                 )
-            except self._failures as error:
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
                 failure = error
                 continue
             return await self._confirm(stream)

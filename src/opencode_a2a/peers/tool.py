@@ -175,27 +175,24 @@ class PeerTool:
 
     async def _follow(self, talk: "_Talk", events: AsyncGenerator[PeerEvent]) -> Result:
         """Pass on what the peer tells until its task ends or waits, or the time is up."""
-        account = talk.account
+        hearing = asyncio.ensure_future(talk.listen(events))
         try:
-            async with asyncio.timeout(self._seconds), aclosing(events):
-                async for event in events:
-                    talk.hear(event)
+            done, _ = await asyncio.wait({hearing}, timeout=self._seconds)
         except asyncio.CancelledError:
-            await self._cancel(talk.agent, account)
+            await talk.opened()  # a message that is on its way cannot be taken back
+            await self._cancel(talk.agent, talk.account)
             raise
-        except TimeoutError:
-            late = PeerError(ErrorCode.TIMEOUT, f"it told nothing within {self._seconds:g} s")
-        except PeerError as error:
-            late = error
-        else:
-            late = None
-        if late is not None:
-            if late.code is not ErrorCode.TIMEOUT or account.task_id is None:
-                raise late
-            return talk.unfinished(self._left(talk, account.task_id))
-        if account.task_id is not None:
-            self._left(talk, account.task_id)
-        return talk.result()
+        finally:
+            hearing.cancel()
+            await asyncio.wait({hearing})
+        late = hearing.result() if done else None
+        task_id = talk.account.task_id
+        if late is not None and (late.code is not ErrorCode.TIMEOUT or task_id is None):
+            raise late
+        if task_id is None and not done:
+            raise PeerError(ErrorCode.TIMEOUT, f"it told nothing within {self._seconds:g} s")
+        handle = self._left(talk, task_id) if task_id is not None else ""
+        return talk.result() if done and late is None else talk.unfinished(handle)
 
     def _left(self, talk: "_Talk", task_id: str) -> str:
         """Note what is to be canceled with the turn that asked; return the handle of it."""
@@ -233,8 +230,28 @@ class _Talk:
         self.account = account
         self.origin = origin
         self._files: list[str] = []
+        self._heard = asyncio.Event()
 
-    def hear(self, event: PeerEvent) -> None:
+    async def opened(self) -> None:
+        """Wait until the task at the peer is known, but not for ever."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CANCEL_SECONDS):
+                await self._heard.wait()
+
+    async def listen(self, events: AsyncGenerator[PeerEvent]) -> PeerError | None:
+        """Hear all that the peer tells; return what broke it off, if anything did."""
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    self._hear(event)
+                    self._heard.set()
+        except PeerError as error:
+            return error
+        finally:
+            self._heard.set()
+        return None
+
+    def _hear(self, event: PeerEvent) -> None:
         match event:
             case TaskOpened():
                 self._tell("submitted", None)

@@ -218,6 +218,7 @@ async def _follow(
 ) -> Batches:
     if first:
         yield first
+        first = []  # the task is large, and the stream may be long
     try:
         while entries := await tap.batch():
             stop = _stop(tap, entries, stops_at_prompts)

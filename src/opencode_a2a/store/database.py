@@ -35,6 +35,13 @@ READERS = 3
 T = TypeVar("T")
 
 
+class MovedError(SQLAlchemyError):
+    """The file is no longer where it was; what is written to it now would not be found again."""
+
+    def __init__(self) -> None:
+        super().__init__("the file was moved or replaced; put it back, or restart the service")
+
+
 class DatabaseError(Exception):
     """The database cannot be opened; the text says why and what to do."""
 
@@ -58,11 +65,14 @@ class Database:
         self._thread = threading.Thread(target=self._work, name="store-writer", daemon=True)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="store-reader")
         self._lock: int | None = None
+        self._file: os.stat_result | None = None
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         if not self._memory:
-            self._lock = _claim(Path(self._url.database or ""))
+            self._path = Path(self._url.database or "")
+            self._lock = _claim(self._path)
+            self._file = self._path.stat()
         self._engine = sa.create_engine(self._url, poolclass=NullPool)
         self._failures = (SQLAlchemyError, self._engine.dialect.loaded_dbapi.Error)
         self._read_engine = sa.create_engine(
@@ -118,7 +128,19 @@ class Database:
         """Raise StoreUnavailableError unless the database takes a write now."""
         await self.write(_touch, "checking")
 
+    def _check_place(self) -> None:
+        """Raise unless the file is the one that was opened; an open file can be moved away."""
+        if self._file is None:
+            return
+        try:
+            now = self._path.stat()
+        except OSError:
+            raise MovedError from None
+        if not os.path.samestat(now, self._file):
+            raise MovedError
+
     def _read(self, fn: Callable[[Connection], T]) -> T:
+        self._check_place()
         with self._read_engine.connect() as connection:
             return fn(connection)
 
@@ -131,6 +153,7 @@ class Database:
         connection: Connection | None = None
         while jobs := self._waiting():
             try:
+                self._check_place()
                 connection = connection or self._engine.connect()
                 results = _transact(connection, jobs)
             except self._failures as error:

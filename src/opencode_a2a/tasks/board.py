@@ -239,6 +239,11 @@ class Board:
                 return
             await job.log.changed()
 
+    def leave(self) -> None:
+        """Let nobody wait any longer for a task: the service is about to stop."""
+        for job in self._jobs.values():
+            job.log.leave()
+
     async def close(self) -> None:
         """Leave every open task as it is, for the next start, with all of it stored."""
         await self._runner.close()

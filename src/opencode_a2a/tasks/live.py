@@ -12,6 +12,7 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
 from opencode_a2a.clock import now_ms
+from opencode_a2a.errors import StoreUnavailableError, StreamEndedError
 from opencode_a2a.events import Finished, Interrupted, Resumed, SessionBound, Started
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
@@ -36,6 +37,9 @@ TAIL = 512
 """Entries kept in memory for readers that are close behind."""
 BATCH = 256
 """Entries handed to a reader at once."""
+STORE_SECONDS = 5.0
+"""How long a reader waits for the store to take what it is about to read."""
+LEFT = "The service stops, the task goes on; get it later, or send the same message again"
 
 # Told only once they are stored; everything else may be told first.
 _FIRM = (Accepted, Answered, Recovered, SessionBound, Started, Interrupted, Resumed, Finished)
@@ -60,6 +64,7 @@ class TaskLog:
         self._stop = state.seq if state.status.state.interrupted else 0
         """Where the task last stopped: ended, or began to wait for a person."""
         self._waiters: set[asyncio.Future[None]] = set()
+        self._left = False
 
     @property
     def ref(self) -> TaskRef:
@@ -114,6 +119,9 @@ class TaskLog:
             if status and (status.state.terminal or status.state.interrupted):
                 self._stop = entry.seq
         self._shown = seq
+        self._wake()
+
+    def _wake(self) -> None:
         waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
             if not waiter.done():
@@ -131,7 +139,11 @@ class TaskLog:
     async def steady(self) -> TaskState:
         """Return the state once nothing in it waits to be stored; valid until the next await."""
         while self._firm > self._stored:
-            await asyncio.shield(self._journal.commit())
+            try:
+                async with asyncio.timeout(STORE_SECONDS):
+                    await asyncio.shield(self._journal.commit())
+            except TimeoutError:
+                raise StoreUnavailableError(operation="loading") from None
         return self.state
 
     async def settled(self, since: int) -> TaskState:
@@ -140,7 +152,14 @@ class TaskLog:
             state = await self.steady()
             if self.stopped(since):
                 return state
+            if self._left:
+                raise StreamEndedError(LEFT, cause="drained", task_id=self.ref.id)
             await self.changed()
+
+    def leave(self) -> None:
+        """Let nobody wait any longer until the task stops: the service ends before."""
+        self._left = True
+        self._wake()
 
     def stopped(self, since: int) -> bool:
         """Whether the task has ended, or waits for a person by an entry after ``since``."""

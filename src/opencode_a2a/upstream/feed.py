@@ -35,6 +35,8 @@ OpenStream = Callable[[], AbstractAsyncContextManager[AsyncIterator[bytes]]]
 """Opens ``GET /global/event``; the bytes may be cut anywhere."""
 
 MAX_INBOX = 20_000
+FIRST_SECONDS = 5.0
+"""Silence of a new connection: one that OpenCode took while it was starting is never answered."""
 MAX_FRAME = 64 * 1024 * 1024
 _PARENT = b'"parentID":"'
 _FAMILY = frozenset({b"session.created", b"session.updated"})
@@ -192,7 +194,8 @@ class Feed:
         frames = Frames()
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._silence) as deadline, self._open_stream() as stream:
+            first = min(self._silence, FIRST_SECONDS)
+            async with asyncio.timeout(first) as deadline, self._open_stream() as stream:
                 async for chunk in stream:
                     deadline.reschedule(loop.time() + self._silence)
                     for data in frames.push(chunk):

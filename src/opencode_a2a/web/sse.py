@@ -85,6 +85,8 @@ class Drain:
     def __init__(self) -> None:
         self._streams: set[EventStream] = set()
         self.begun = False
+        self.on_begin: list[Callable[[], None]] = []
+        """Called for whatever else waits for something and should not."""
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -94,6 +96,8 @@ class Drain:
         self.begun = True
         for stream in self._streams:
             stream.wake()
+        for call in self.on_begin:
+            call()
 
     def add(self, stream: "EventStream") -> None:
         self._streams.add(stream)
