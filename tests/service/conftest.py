@@ -5,46 +5,21 @@ tests. A test that looks at all tasks of a caller is a stranger, who has none.
 """
 
 import itertools
-import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
-import httpx
-import orjson
 import pytest
 import pytest_asyncio
-from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
+from a2a.client import Client
 
 from tests.support.caller import Caller, Wire
 from tests.support.exchange import Exchange
+from tests.support.front import STRANGERS, Serve, sdk_client, started
 from tests.support.opencode import FakeOpenCode
-from tests.support.service import TOKEN, Running, serving, settings_for
+from tests.support.service import Running
 
-STRANGERS = [f"a-token-for-the-tests-of-stranger-{number:03}" for number in range(100)]
-_CREDENTIALS = [
-    {"scheme": "bearer", "principal": f"stranger {number}", "token": token}
-    for number, token in enumerate(STRANGERS)
-]
 _strangers = itertools.cycle(STRANGERS)
-
-Serve = Callable[..., Awaitable[Running]]
-"""Starts a service with changed settings, for the length of the test."""
-
-
-@asynccontextmanager
-async def started(opencode: FakeOpenCode, state: Path, **changes: str) -> AsyncGenerator[Running]:
-    """Run a service that says in its card where it really is."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    variables = {
-        "A2A_TASK_STORE_BACKEND": "memory",
-        "A2A_STATIC_AUTH_CREDENTIALS": orjson.dumps(_CREDENTIALS).decode(),
-        "A2A_PUBLIC_URL": f"http://127.0.0.1:{port}",
-        **changes,
-    }
-    async with serving(settings_for(opencode, state, **variables), port=port) as running:
-        yield running
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -108,17 +83,3 @@ async def agent(service: Running, opencode: FakeOpenCode, wire: Wire) -> AsyncGe
     """The SDK's own client, on one line and binding."""
     async with sdk_client(service, wire) as client:
         yield client
-
-
-@asynccontextmanager
-async def sdk_client(service: Running, wire: Wire, token: str = TOKEN) -> AsyncGenerator[Client]:
-    headers = {"Authorization": f"Bearer {token}"}
-    async with httpx.AsyncClient(headers=headers, timeout=30, trust_env=False) as http:
-        card = await A2ACardResolver(http, service.url).get_agent_card()
-        line = "1.0" if wire.modern else "0.3"
-        spoken = [one for one in card.supported_interfaces if one.protocol_version == line]
-        del card.supported_interfaces[:]
-        card.supported_interfaces.extend(spoken)
-        bindings = ["JSONRPC" if wire.rpc else "HTTP+JSON"]
-        config = ClientConfig(httpx_client=http, supported_protocol_bindings=bindings)
-        yield ClientFactory(config).create(card)

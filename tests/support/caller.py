@@ -25,7 +25,7 @@ from pydantic import TypeAdapter
 from opencode_a2a.events import JsonObject
 from tests.support.service import TOKEN, Reachable
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds after which a test gives up waiting."""
 _EVENT03: TypeAdapter[Any] = TypeAdapter(
     v03.Task | v03.TaskStatusUpdateEvent | v03.TaskArtifactUpdateEvent | v03.Message

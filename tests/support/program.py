@@ -6,9 +6,9 @@ client would have it.
 
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping
+from signal import Signals
 from typing import Any, Self
 
 import httpx2
@@ -106,6 +106,10 @@ class Program:
                 return line
         raise AssertionError("the program ended:\n" + "\n".join(self.lines[since:]))
 
+    def signal(self, number: Signals) -> None:
+        """Send a signal and wait for nothing."""
+        os.kill(self.pid, number)
+
     async def ended(self) -> int:
         """Wait for its end, and return the exit status."""
         assert self._process is not None
@@ -114,14 +118,14 @@ class Program:
             await self._reading
             return await self._process.wait()
 
-    async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+    async def stop(self, number: Signals = Signals.SIGTERM) -> int:
         """End it politely; return the exit status."""
-        os.kill(self.pid, number)
+        self.signal(number)
         return await self.ended()
 
     async def kill(self) -> None:
         """End it as a crash would."""
-        await self.stop(signal.SIGKILL)
+        await self.stop(Signals.SIGKILL)
 
     async def restart(self, **changes: str) -> None:
         """Kill it, and start it again."""

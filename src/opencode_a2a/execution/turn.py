@@ -315,6 +315,10 @@ class Run:
         self._origin = tools and tools.origins.enter(spec.routing.hops, self._note)
         self._ended: float | None = None
         """When the end of the turn was first known."""
+        self._compared = self._began
+        """When the store was last read."""
+        self._unlisted = False
+        """OpenCode could not list its prompts, so that one may have been missed."""
         self._confirmed = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -369,6 +373,7 @@ class Run:
                 case Gap():
                     told += self._reader.feed_all(events)
                     events = []
+                    self._heard = self._loop.time()
                     self._reader.gap()
                 case Wake():
                     pass
@@ -495,7 +500,8 @@ class Run:
                 self._send()
                 return [Started()]
             return self._fail(Failure("UPSTREAM_UNREACHABLE", "OpenCode did not take the prompt."))
-        self._heard = self._loop.time()
+        self._compared = self._loop.time()
+        self._unlisted = state.permissions is None or state.questions is None
         told = self._reader.reconcile(state)
         if session_id not in state.statuses and not self._answer_due:
             told += await self._finish()
@@ -532,7 +538,14 @@ class Run:
         if watch.turn_seconds is not None and now - self._began > watch.turn_seconds:
             return await self._abort(Failure("UPSTREAM_TIMEOUT", LONG.format(watch.turn_seconds)))
         quiet = now - self._heard
-        if quiet < watch.tick_seconds or self.desk.waiting:
+        if quiet < watch.tick_seconds:
+            return []
+        if now - self._compared >= (watch.tick_seconds if self._unlisted else quiet / 2):
+            # Events get lost without a gap as well, right after a connection above all.
+            reader.needs_reconcile = True
+            self.wake()
+            return []
+        if self.desk.waiting:
             return []
         statuses = await self._turns.statuses.of(self._seat.location)
         if self._seat.session_id not in statuses and reader.user_message_seen:

@@ -121,7 +121,7 @@ class PeerTool:
         if known is not None:
             return known
         if "://" in name and self._allow_urls:
-            return _Agent(name, name, self._common_credential(name))
+            return _Agent(name, name, None)  # the model chose it, so no secret goes there
         names = ", ".join(self._agents) or "none"
         raise PeerError(ErrorCode.INVALID_INPUT, f"there is no agent of this name; known: {names}")
 

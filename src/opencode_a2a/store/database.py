@@ -26,13 +26,14 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from opencode_a2a.errors import StoreUnavailableError
-from opencode_a2a.store.schema import SchemaTooNewError, migrate
+from opencode_a2a.store.schema import SchemaTooNewError, metadata, migrate
 
 log = structlog.get_logger(__name__)
 
 MEMORY = "sqlite://"
 READERS = 3
 T = TypeVar("T")
+_LOOK = sa.select(*(sa.select(table).exists() for table in metadata.sorted_tables))
 
 
 class MovedError(SQLAlchemyError):
@@ -159,12 +160,15 @@ class Database:
             except self._failures as error:
                 results: list[_Result] = [(job, None, error) for job in jobs]
             self._loop.call_soon_threadsafe(_deliver, results)
-            failed = any(isinstance(error, self._failures) for *_, error in results)
-            if connection and failed and not self._memory:
+            if connection and not self._memory and any(self._broken(e) for *_, e in results):
                 connection.close()
                 connection = None
         if connection:
             connection.close()
+
+    def _broken(self, error: Exception | None) -> bool:
+        """Whether a failure may be the connection's: the next write then gets a new one."""
+        return isinstance(error, self._failures) and not isinstance(error, MovedError)
 
     def _waiting(self) -> list[_Job]:
         """Wait for a job, and take all others that are there by then; empty at the end."""
@@ -201,7 +205,9 @@ def _deliver(results: list[_Result]) -> None:
 
 
 def _touch(connection: Connection) -> None:
+    """Write something small, and look into every table."""
     connection.execute(sa.text("UPDATE schema_version SET checked = checked + 1"))
+    connection.execute(_LOOK)
 
 
 def _normalised(url: str) -> URL:

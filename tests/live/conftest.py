@@ -1,0 +1,66 @@
+"""What the live tests share: callers, and an OpenCode that asks before it does anything."""
+
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from opencode_a2a.events import JsonObject
+from opencode_a2a.upstream.client import OpenCode
+from opencode_a2a.upstream.launch import USERNAME
+from tests.conftest import make_repository
+from tests.support import mcp_echo
+from tests.support.backstage import Backstage
+from tests.support.caller import Caller
+from tests.support.service import Running, serving, settings_for
+
+ECHO = str(Path(mcp_echo.__file__))
+EVERYTHING_ASKED: JsonObject = {
+    "permission": dict.fromkeys(
+        ("bash", "edit", "webfetch", "external_directory", "doom_loop", "todowrite", "echo_say"),
+        "ask",
+    ),
+    "mcp": {"echo": {"type": "local", "command": [sys.executable, ECHO]}},
+}
+
+Serve = Callable[..., Awaitable[Running]]
+"""Starts a service with changed settings, for the length of the test."""
+
+
+@pytest.fixture(scope="session")
+def asking_backstage(
+    opencode_command: str, tmp_path_factory: pytest.TempPathFactory
+) -> Generator[Backstage]:
+    """An OpenCode that asks for permission, one for the whole run."""
+    workspace = tmp_path_factory.mktemp("asking")
+    make_repository(workspace)
+    state = tmp_path_factory.mktemp("asking-opencode")
+    with Backstage(opencode_command, state, workspace, EVERYTHING_ASKED) as running:
+        yield running
+
+
+@pytest.fixture
+def caller(service: Running) -> Caller:
+    """Somebody who calls the service on JSON-RPC 1.0."""
+    return Caller(service)
+
+
+@pytest.fixture
+async def serve(backstage: Backstage, tmp_path: Path) -> AsyncGenerator[Serve]:
+    """A service with settings of the test's own, in front of the shared OpenCode."""
+    async with AsyncExitStack() as stack:
+
+        async def start(behind: Backstage = backstage, **changes: str) -> Running:
+            settings = settings_for(behind, tmp_path, **changes)
+            return await stack.enter_async_context(serving(settings))
+
+        yield start
+
+
+@pytest.fixture
+async def opencode(backstage: Backstage) -> AsyncGenerator[OpenCode]:
+    """OpenCode's own API, past the service."""
+    async with OpenCode(backstage.url, username=USERNAME, password=backstage.password) as client:
+        yield client

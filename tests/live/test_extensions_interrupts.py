@@ -1,0 +1,285 @@
+"""Prompts answered by method, against a real OpenCode."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.ids import SessionId
+from opencode_a2a.upstream.client import OpenCode
+from opencode_a2a.upstream.events import PermissionAsked
+from opencode_a2a.upstream.feed import Feed
+from tests.support.backstage import Backstage, script
+from tests.support.caller import Caller
+from tests.support.methods import Client, client
+from tests.support.service import TOKEN, Running, serving, settings_for
+
+pytestmark = pytest.mark.live
+
+ANN, BOB = "ann-" + "a" * 28, "bob-" + "b" * 28
+CREDENTIALS = orjson.dumps(
+    [
+        {"scheme": "bearer", "principal": "ann", "token": ANN},
+        {"scheme": "bearer", "principal": "bob", "token": BOB},
+    ]
+).decode()
+FETCH: JsonObject = {
+    "tool": "webfetch",
+    "input": {"url": "http://127.0.0.1:9/x", "format": "text"},
+}
+TIMED: JsonObject = {
+    "tool": "webfetch",
+    "input": {"url": "http://127.0.0.1:9/x", "format": "text", "timeout": 5},
+}
+QUESTION: JsonObject = {
+    "tool": "question",
+    "input": {
+        "questions": [
+            {
+                "question": "Which colour?",
+                "header": "Colour",
+                "options": [
+                    {"label": "Red", "description": "warm"},
+                    {"label": "Blue", "description": "cold"},
+                ],
+            }
+        ]
+    },
+}
+
+
+@pytest.fixture
+async def shared(backstage: Backstage, tmp_path: Path) -> AsyncGenerator[Running]:
+    settings = settings_for(backstage, tmp_path, A2A_STATIC_AUTH_CREDENTIALS=CREDENTIALS)
+    async with serving(settings) as running:
+        yield running
+
+
+@pytest.fixture
+def ann(shared: Running) -> Client:
+    return client(shared, ANN)
+
+
+@pytest.fixture
+def bob(shared: Running) -> Client:
+    return client(shared, BOB)
+
+
+def request_of(task: Any) -> str:
+    return task["metadata"]["shared"]["interrupt"]["request_id"]
+
+
+async def ended(service: Running, task: Any, token: str = ANN) -> Any:
+    """Follow a task to its end and return it."""
+    return (await Caller(service, token=token).ended(task["id"])).raw
+
+
+async def test_a_permission_is_listed_and_allowed_by_method(
+    shared: Running, ann: Client, bob: Client
+) -> None:
+    task = await ann.send(script(FETCH, {"say": "done"}))
+    request_id = request_of(task)
+
+    listed = await ann.call("opencode.permissions.list")
+    others = await bob.call("opencode.permissions.list")
+    questions = await ann.call("opencode.questions.list")
+    reply: JsonObject = {"request_id": request_id, "reply": " Once "}
+    foreign = await bob.refused("a2a.interrupt.permission.reply", reply)
+    mismatch = await ann.refused("a2a.interrupt.question.reject", {"request_id": request_id})
+    always = await ann.refused("a2a.interrupt.permission.reply", {**reply, "reply": "always"})
+    done = await ann.call("a2a.interrupt.permission.reply", reply)
+    again = await ann.refused("a2a.interrupt.permission.reply", reply)
+
+    waiting = listed["items"][0]
+    interrupt = task["metadata"]["shared"]["interrupt"]
+    assert waiting == {
+        "request_id": request_id,
+        "session_id": task["metadata"]["shared"]["session"]["id"],
+        "interrupt_type": "permission",
+        "task_id": task["id"],
+        "context_id": task["contextId"],
+        "details": interrupt["details"],
+        "asked_at": interrupt["asked_at"],
+        "expires_at": interrupt["expires_at"],
+        "default": interrupt["default"],
+    }
+    assert waiting["details"]["permission"] == "webfetch"
+    assert (others, questions) == ({"items": []}, {"items": []})
+    assert (foreign.code, foreign.reason) == (-31004, "INTERRUPT_REQUEST_NOT_FOUND")
+    assert (mismatch.code, mismatch.data) == (
+        -31008,
+        {
+            "requestId": request_id,
+            "expectedInterruptType": "question",
+            "actualInterruptType": "permission",
+        },
+    )
+    assert (always.code, always.reason, always.fields) == (-32602, "INVALID_FIELD", ("reply",))
+    assert done == {"ok": True, "request_id": request_id}
+    assert again.code == -31004
+    assert (await ended(shared, task))["status"]["state"] == "TASK_STATE_COMPLETED"
+    assert await ann.call("opencode.permissions.list") == {"items": []}
+
+
+async def test_a_refusal_with_a_message_lets_the_model_go_on(shared: Running, ann: Client) -> None:
+    task = await ann.send(script(FETCH, {"say": "without it"}))
+    reply: JsonObject = {"request_id": request_of(task), "reply": "reject", "message": "not now"}
+
+    await ann.call("a2a.interrupt.permission.reply", reply)
+
+    last = await ended(shared, task)
+    assert last["status"]["state"] == "TASK_STATE_COMPLETED"
+    assert "without it" in orjson.dumps(last["artifacts"]).decode()
+
+
+async def test_questions_are_answered_and_dismissed_by_method(shared: Running, ann: Client) -> None:
+    task = await ann.send(script(QUESTION, {"say": "{{result}}"}))
+    request_id = request_of(task)
+    listed = await ann.call("opencode.questions.list")
+    many: JsonObject = {"request_id": request_id, "answers": [["Red"], ["Blue"]]}
+    refused = await ann.refused("a2a.interrupt.question.reply", many)
+    mismatch = await ann.refused(
+        "a2a.interrupt.permission.reply", {"request_id": request_id, "reply": "once"}
+    )
+
+    answers: list[Json] = [[" Blue ", ""]]
+    done = await ann.call(
+        "a2a.interrupt.question.reply", {"request_id": request_id, "answers": answers}
+    )
+
+    assert listed["items"][0]["details"]["questions"][0]["question"] == "Which colour?"
+    assert refused.fields == ("answers",)
+    assert mismatch.code == -31008
+    assert done == {"ok": True, "request_id": request_id}
+    last = await ended(shared, task)
+    assert last["status"]["state"] == "TASK_STATE_COMPLETED"
+    assert "Blue" in orjson.dumps(last["artifacts"]).decode()
+
+    other = await ann.send(script(QUESTION, {"say": "never"}))
+    await ann.call("a2a.interrupt.question.reject", {"request_id": request_of(other)})
+    assert str((await ended(shared, other))["status"]["state"]) in (
+        "TASK_STATE_REJECTED",
+        "TASK_STATE_COMPLETED",
+    )
+
+
+async def test_what_a_prompt_given_by_method_asks_is_answered_by_method(
+    ann: Client, bob: Client, backstage: Backstage
+) -> None:
+    made = await ann.call("opencode.sessions.create", {"request": {"title": "Asked"}})
+    session_id = made["item"]["id"]
+    parts = [{"type": "text", "text": script(TIMED, {"gate": "stray"}, {"say": "done"})}]
+    params = {"session_id": session_id, "request": {"parts": parts}}
+    async with OpenCode(backstage.url, password=backstage.password) as opencode:
+        feed = Feed(lambda: opencode.events(read_timeout=30))
+        listening = asyncio.create_task(feed.run())
+        async with asyncio.timeout(60):
+            await feed.connected()
+            with feed.follow(SessionId(session_id)) as heard:
+                await ann.call("opencode.sessions.prompt_async", params)
+                while not any(isinstance(one, PermissionAsked) for one in await heard.batch()):
+                    pass
+        listening.cancel()
+
+    listed = await ann.call("opencode.permissions.list")
+    others = await bob.call("opencode.permissions.list")
+    reply = {"request_id": listed["items"][0]["request_id"], "reply": "once"}
+    foreign = await bob.refused("a2a.interrupt.permission.reply", reply)
+    always = await ann.refused("a2a.interrupt.permission.reply", {**reply, "reply": "always"})
+    mismatch = await ann.refused(
+        "a2a.interrupt.question.reject", {"request_id": reply["request_id"]}
+    )
+    await ann.call("a2a.interrupt.permission.reply", reply)
+
+    asked = listed["items"][0]
+    assert (asked["session_id"], asked["details"]["permission"]) == (session_id, "webfetch")
+    assert asked["context_id"] == f"ctx:opencode-session:{session_id}"
+    assert not {"task_id", "expires_at"} & set(asked)
+    assert others == {"items": []}
+    assert (foreign.code, always.fields, mismatch.code) == (-31004, ("reply",), -31008)
+    async with asyncio.timeout(60):
+        await backstage.reached("stray")
+    assert await ann.call("opencode.permissions.list") == {"items": []}
+    assert (await ann.refused("a2a.interrupt.permission.reply", reply)).code == -31004
+    await ann.call("opencode.sessions.abort", {"session_id": session_id})
+
+
+async def test_an_expired_request_says_so_for_a_while(backstage: Backstage, tmp_path: Path) -> None:
+    settings = settings_for(backstage, tmp_path, A2A_INTERRUPT_REQUEST_TTL_SECONDS="1")
+    async with serving(settings) as running:
+        caller = client(running)
+        task = await caller.send(script(FETCH, {"say": "went on"}))
+        request_id = request_of(task)
+        last = await ended(running, task, TOKEN)
+        reply: JsonObject = {"request_id": request_id, "reply": "once"}
+        refused = await caller.refused("a2a.interrupt.permission.reply", reply)
+
+    assert last["status"]["state"] == "TASK_STATE_COMPLETED"
+    assert (refused.code, refused.reason) == (-31009, "INTERRUPT_REQUEST_EXPIRED")
+    assert refused.data == {"requestId": request_id}
+
+
+async def test_without_a_tombstone_an_expired_request_is_missing(
+    backstage: Backstage, tmp_path: Path
+) -> None:
+    settings = settings_for(
+        backstage,
+        tmp_path,
+        A2A_INTERRUPT_REQUEST_TTL_SECONDS="1",
+        A2A_INTERRUPT_REQUEST_TOMBSTONE_TTL_SECONDS="0.001",
+    )
+    async with serving(settings) as running:
+        caller = client(running)
+        task = await caller.send(script(FETCH, {"say": "went on"}))
+        await ended(running, task, TOKEN)
+        reply: JsonObject = {"request_id": request_of(task), "reply": "once"}
+        refused = await caller.refused("a2a.interrupt.permission.reply", reply)
+
+    assert refused.reason == "INTERRUPT_REQUEST_NOT_FOUND"
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "fields"),
+    [
+        ("a2a.interrupt.permission.reply", {}, ("request_id", "reply")),
+        ("a2a.interrupt.permission.reply", {"request_id": "per_1", "reply": "maybe"}, ("reply",)),
+        (
+            "a2a.interrupt.permission.reply",
+            {"requestID": "per_1", "decision": "once"},
+            ("request_id", "reply", "requestID", "decision"),
+        ),
+        ("a2a.interrupt.question.reply", {"request_id": "que_1"}, ("answers",)),
+        ("a2a.interrupt.question.reply", {"request_id": "que_1", "answers": "x"}, ("answers",)),
+        (
+            "a2a.interrupt.question.reply",
+            {"request_id": "que_1", "answers": ["x", [1]]},
+            ("answers[0]", "answers[1][0]"),
+        ),
+        ("a2a.interrupt.question.reject", {"request_id": ""}, ("request_id",)),
+        (
+            "a2a.interrupt.question.reject",
+            {"request_id": "que_1", "metadata": {"directory": "x"}},
+            ("metadata.directory",),
+        ),
+        ("opencode.permissions.list", {"limit": 1}, ("limit",)),
+    ],
+)
+async def test_wrong_params_are_named(
+    service: Running, method: str, params: JsonObject, fields: tuple[str, ...]
+) -> None:
+    refused = await client(service).refused(method, params)
+
+    assert (refused.code, refused.fields) == (-32602, fields)
+
+
+@pytest.mark.parametrize("request_id", ["per_none", "../config", "per_1?x=", "x/../per_1"])
+async def test_unknown_and_hostile_ids_are_missing(service: Running, request_id: str) -> None:
+    refused = await client(service).refused(
+        "a2a.interrupt.permission.reply", {"request_id": request_id, "reply": "once"}
+    )
+
+    assert (refused.code, refused.data) == (-31004, {"requestId": request_id})

@@ -1,0 +1,602 @@
+"""``opencode.sessions.*`` against a real OpenCode."""
+
+import asyncio
+import base64
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from structlog.testing import capture_logs
+
+from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.upstream.client import Location, OpenCode
+from opencode_a2a.upstream.models import SessionDraft
+from tests.support.backstage import Backstage, script
+from tests.support.methods import Client, client, session_of
+from tests.support.service import Running, serving, settings_for
+
+pytestmark = pytest.mark.live
+
+ANN, BOB = "ann-" + "a" * 28, "bob-" + "b" * 28
+CREDENTIALS = orjson.dumps(
+    [
+        {
+            "scheme": "bearer",
+            "principal": "ann",
+            "token": ANN,
+            "credential_id": "ann-1",
+            "capabilities": ["session_shell", "workspace_mutation"],
+        },
+        {"scheme": "bearer", "principal": "bob", "token": BOB, "credential_id": "bob-1"},
+    ]
+).decode()
+PNG = base64.b64encode(
+    base64.b64decode(
+        "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5E"
+        "rkJggg=="
+    )
+).decode()
+
+
+@pytest.fixture
+async def shared(backstage: Backstage, tmp_path: Path) -> AsyncGenerator[Running]:
+    """A service with two callers, and everything switched on."""
+    settings = settings_for(
+        backstage,
+        tmp_path,
+        A2A_STATIC_AUTH_CREDENTIALS=CREDENTIALS,
+        A2A_ENABLE_SESSION_SHELL="true",
+        A2A_ENABLE_WORKSPACE_MUTATIONS="true",
+    )
+    async with serving(settings) as running:
+        yield running
+
+
+@pytest.fixture
+def ann(shared: Running) -> Client:
+    return client(shared, ANN)
+
+
+@pytest.fixture
+def bob(shared: Running) -> Client:
+    return client(shared, BOB)
+
+
+async def make(caller: Client, title: str = "A session") -> str:
+    made = await caller.call("opencode.sessions.create", {"request": {"title": title}})
+    return made["item"]["id"]
+
+
+async def note(caller: Client, session_id: str, *parts: Json, **fields: Json) -> None:
+    """Put a message into a session without asking a model."""
+    request: JsonObject = {"parts": [*parts], "noReply": True, **fields}
+    params: JsonObject = {"session_id": session_id, "request": request}
+    await caller.call("opencode.sessions.prompt_async", params)
+
+
+def ids(result: Any) -> list[str]:
+    return [item["id"] for item in result["items"]]
+
+
+def item(result: Any) -> Any:
+    return result["item"]
+
+
+async def test_a_session_is_a_completed_task_in_the_spelling_of_the_line(ann: Client) -> None:
+    session_id = await make(ann, "Spelled")
+
+    modern = item(await ann.call("opencode.sessions.get", {"session_id": session_id}))
+    old = item(await ann.call("opencode.sessions.get", {"session_id": session_id}, "0.3"))
+
+    assert modern["id"] == old["id"] == session_id
+    assert modern["contextId"] == old["contextId"] == f"ctx:opencode-session:{session_id}"
+    assert modern["status"]["state"] == "TASK_STATE_COMPLETED"
+    assert (old["kind"], old["status"]["state"]) == ("task", "completed")
+    assert modern["metadata"]["shared"] == {"session": {"id": session_id, "title": "Spelled"}}
+    assert isinstance(modern["metadata"]["opencode"]["created"], int)
+
+
+async def test_lists_have_a_limit_and_filters(ann: Client) -> None:
+    first, second = await make(ann, "needle one"), await make(ann, "needle two")
+
+    listed = await ann.call("opencode.sessions.list", {"search": "needle"})
+    newest = await ann.call("opencode.sessions.list", {"search": "needle", "limit": "1"})
+    old = await ann.call(
+        "opencode.sessions.list", {"query": {"search": "needle", "limit": 1}, "limit": 1}, "0.3"
+    )
+
+    assert ids(listed) == [second, first]
+    assert ids(newest) == [second]
+    assert ids(old) == [second]
+    later = {"search": "needle", "start": 2**52}
+    assert await ann.call("opencode.sessions.list", later) == {"items": []}
+    roots = await ann.call("opencode.sessions.list", {"search": "needle", "roots": "true"})
+    assert ids(roots) == [second, first]
+
+
+@pytest.mark.parametrize(
+    ("params", "reason", "fields"),
+    [
+        ({"limit": 0}, "INVALID_FIELD", ("limit",)),
+        ({"limit": 101}, "INVALID_FIELD", ("limit",)),
+        ({"limit": True}, "INVALID_FIELD", ("limit",)),
+        ({"limit": "many"}, "INVALID_FIELD", ("limit",)),
+        ({"start": -1}, "INVALID_FIELD", ("start",)),
+        ({"roots": "perhaps"}, "INVALID_FIELD", ("roots",)),
+        ({"search": "x" * 257}, "INVALID_FIELD", ("search",)),
+        ({"zebra": 1, "apple": 2}, "INVALID_FIELD", ("zebra", "apple")),
+        ({"query": {"limit": 1}}, "INVALID_FIELD", ("query",)),
+        ({"cursor": "x"}, "INVALID_PAGINATION_MODE", ("cursor",)),
+        ({"page": 2, "size": 5}, "INVALID_PAGINATION_MODE", ("page", "size")),
+        ({"directory": "/etc"}, "INVALID_FIELD", ("directory",)),
+        ({"directory": 5}, "INVALID_FIELD", ("directory",)),
+        ({"metadata": {"directory": "x"}}, "INVALID_FIELD", ("metadata.directory",)),
+        (
+            {"metadata": {"opencode": {"directory": "../.."}}},
+            "INVALID_FIELD",
+            ("metadata.opencode.directory",),
+        ),
+        (
+            {"metadata": {"opencode": {"workspace": {"id": "../config"}}}},
+            "INVALID_FIELD",
+            ("metadata.opencode.workspace.id",),
+        ),
+    ],
+)
+async def test_wrong_params_of_a_list_are_named(
+    ann: Client, params: JsonObject, reason: str, fields: tuple[str, ...]
+) -> None:
+    refused = await ann.refused("opencode.sessions.list", params)
+
+    assert (refused.code, refused.reason, refused.fields) == (-32602, reason, fields)
+
+
+async def test_the_0_3_line_names_wrong_fields_in_its_data(ann: Client) -> None:
+    missing = await ann.answer("opencode.sessions.get", {}, "0.3")
+    large = await ann.answer("opencode.sessions.list", {"limit": 500, "b": 1, "a": 1}, "0.3")
+    mixed = await ann.answer("opencode.sessions.list", {"query": {"limit": 1}, "limit": 2}, "0.3")
+
+    assert missing["error"]["data"]["type"] == "MISSING_FIELD"
+    assert missing["error"]["data"]["field"] == "session_id"
+    assert large["error"]["data"]["type"] == "INVALID_FIELD"
+    assert large["error"]["data"]["fields"] == ["a", "b", "limit"]
+    assert large["error"]["data"]["max"] == 100
+    assert mixed["error"]["data"]["field"] == "limit"
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "{}?x=",
+        "x/../{}",
+        "../config",
+        "./{}",
+        "{}%2F..%2Fconfig",
+        "ses_1%2f..%2f{}",
+        "{}/share",
+        ".",
+    ],
+)
+@pytest.mark.parametrize(
+    "method",
+    [
+        "opencode.sessions.get",
+        "opencode.sessions.children",
+        "opencode.sessions.todo",
+        "opencode.sessions.diff",
+        "opencode.sessions.messages.list",
+        "opencode.sessions.unshare",
+        "opencode.sessions.abort",
+        "opencode.sessions.delete",
+    ],
+)
+async def test_no_id_reaches_another_endpoint(ann: Client, hostile: str, method: str) -> None:
+    session_id = await make(ann)
+
+    refused = await ann.refused(method, {"session_id": hostile.format(session_id)})
+
+    assert (refused.code, refused.reason) == (-31001, "SESSION_NOT_FOUND")
+    await ann.call("opencode.sessions.get", {"session_id": session_id})
+
+
+async def test_ids_of_messages_and_parts_have_to_look_like_some(ann: Client) -> None:
+    session_id = await make(ann)
+
+    for hostile in ("../config", "msg_1?x=", "msg_1%2f.."):
+        for method in ("opencode.sessions.messages.get", "opencode.sessions.diff"):
+            params: JsonObject = {"session_id": session_id, "message_id": hostile}
+            refused = await ann.refused(method, params)
+            assert (refused.reason, refused.fields) == ("INVALID_FIELD", ("message_id",))
+        params = {"session_id": session_id, "request": {"messageID": hostile}}
+        for method in ("opencode.sessions.revert", "opencode.sessions.fork"):
+            refused = await ann.refused(method, params)
+            assert refused.fields == ("request.messageID",)
+
+
+SESSION_METHODS: dict[str, JsonObject] = {
+    "opencode.sessions.get": {},
+    "opencode.sessions.children": {},
+    "opencode.sessions.todo": {},
+    "opencode.sessions.diff": {},
+    "opencode.sessions.messages.list": {},
+    "opencode.sessions.messages.get": {"message_id": "msg_1"},
+    "opencode.sessions.prompt_async": {"request": {"parts": [{"type": "text", "text": "x"}]}},
+    "opencode.sessions.command": {"request": {"command": "review", "arguments": ""}},
+    "opencode.sessions.shell": {"request": {"command": "true", "agent": "build"}},
+    "opencode.sessions.abort": {},
+    "opencode.sessions.update": {"request": {"title": "taken"}},
+    "opencode.sessions.delete": {},
+    "opencode.sessions.fork": {},
+    "opencode.sessions.share": {},
+    "opencode.sessions.unshare": {},
+    "opencode.sessions.summarize": {},
+    "opencode.sessions.revert": {"request": {"messageID": "msg_1"}},
+    "opencode.sessions.unrevert": {},
+}
+
+
+async def test_a_session_of_another_caller_does_not_exist(ann: Client, bob: Client) -> None:
+    theirs = await make(bob, "secret needle")
+
+    for method, params in SESSION_METHODS.items():
+        told = await ann.refused(method, {"session_id": theirs, **params})
+        missing = await ann.refused(method, {"session_id": "ses_none", **params})
+        assert (told.code, told.reason) == (missing.code, missing.reason), method
+        assert (told.code, told.data) == (-31001, {"sessionId": theirs}), method
+
+    assert await ann.call("opencode.sessions.list", {"search": "secret needle"}) == {"items": []}
+    parent: JsonObject = {"request": {"parentID": theirs}}
+    assert (await ann.refused("opencode.sessions.create", parent)).code == -31001
+    kept = item(await bob.call("opencode.sessions.get", {"session_id": theirs}))
+    assert kept["metadata"]["shared"]["session"]["title"] == "secret needle"
+
+
+async def test_a_sub_agents_session_belongs_to_its_parents_owner(ann: Client, bob: Client) -> None:
+    parent = await make(bob)
+    request: JsonObject = {"request": {"parentID": parent, "title": "child needle"}}
+    child = item(await bob.call("opencode.sessions.create", request))["id"]
+
+    children = await bob.call("opencode.sessions.children", {"session_id": parent})
+
+    assert ids(children) == [child]
+    assert (
+        item(await bob.call("opencode.sessions.get", {"session_id": child}))["metadata"][
+            "opencode"
+        ]["parent_id"]
+        == parent
+    )
+    assert (await ann.refused("opencode.sessions.get", {"session_id": child})).code == -31001
+
+
+async def test_a_session_of_nobody_becomes_the_callers_by_a_change(
+    ann: Client, bob: Client, backstage: Backstage
+) -> None:
+    async with OpenCode(backstage.url, password=backstage.password) as opencode:
+        at = Location(directory=str(backstage.workspace))
+        nobodys = (await opencode.create_session(SessionDraft(title="Nobody's"), at=at)).id
+
+    await bob.call("opencode.sessions.get", {"session_id": nobodys})
+    await ann.call(
+        "opencode.sessions.update", {"session_id": nobodys, "request": {"title": "Ann's"}}
+    )
+
+    assert (await bob.refused("opencode.sessions.get", {"session_id": nobodys})).code == -31001
+    await ann.call("opencode.sessions.get", {"session_id": nobodys})
+
+
+async def test_messages_keep_files_and_tools_and_are_paged(ann: Client) -> None:
+    session_id = await make(ann)
+    await note(ann, session_id, {"type": "text", "text": "first"})
+    image: JsonObject = {"type": "file", "mime": "image/png", "url": f"data:image/png;base64,{PNG}"}
+    await note(ann, session_id, {"type": "text", "text": "second"}, {**image, "filename": "a.png"})
+    shell: JsonObject = {"command": "echo hi", "agent": "build"}
+    await ann.call("opencode.sessions.shell", {"session_id": session_id, "request": shell})
+
+    whole = await ann.call("opencode.sessions.messages.list", {"session_id": session_id})
+    page = await ann.call("opencode.sessions.messages.list", {"session_id": session_id, "limit": 1})
+    before: JsonObject = {"session_id": session_id, "limit": 1, "before": page["next_cursor"]}
+    earlier = await ann.call("opencode.sessions.messages.list", before)
+
+    messages = whole["items"]
+    assert whole["next_cursor"] is None
+    assert [m["role"] for m in messages] == ["ROLE_USER"] * 3 + ["ROLE_AGENT"]
+    assert messages[0]["parts"] == [{"text": "first"}]
+    assert messages[1]["parts"] == [
+        {"text": "second"},
+        {"raw": PNG, "mediaType": "image/png", "filename": "a.png"},
+    ]
+    call = messages[3]["parts"][0]["data"]
+    assert (call["tool"], call["status"], call["output"]) == ("bash", "completed", "hi\n")
+    assert page["items"] == messages[-1:]
+    assert earlier["items"] == messages[-2:-1]
+    named: JsonObject = {"session_id": session_id, "message_id": messages[0]["messageId"]}
+    assert item(await ann.call("opencode.sessions.messages.get", named)) == messages[0]
+    old = item(await ann.call("opencode.sessions.messages.get", named, "0.3"))
+    assert (old["kind"], old["role"], old["parts"][0]["kind"]) == ("message", "user", "text")
+    lost = {"session_id": session_id, "message_id": "msg_none"}
+    refused = await ann.refused("opencode.sessions.messages.get", lost)
+    assert (refused.code, refused.data["upstreamStatus"]) == (-31003, "404")
+    junk: JsonObject = {"session_id": session_id, "before": "junk"}
+    assert (await ann.refused("opencode.sessions.messages.list", junk)).fields == ("before",)
+
+
+@pytest.mark.parametrize(
+    ("request_", "fields"),
+    [
+        ({}, ("request.parts",)),
+        ({"parts": []}, ("request.parts",)),
+        ({"parts": [{"type": "text"}]}, ("request.parts[0].text",)),
+        ({"parts": [{"type": "nope"}]}, ("request.parts[0].type",)),
+        ({"parts": [{"type": "agent"}]}, ("request.parts[0].name",)),
+        (
+            {"parts": [{"type": "subtask", "prompt": "p"}]},
+            ("request.parts[0].description", "request.parts[0].agent"),
+        ),
+        ({"parts": [{"type": "text", "text": "x"}], "extra": 1}, ("request.extra",)),
+        ({"parts": [{"type": "text", "text": "x"}], "messageID": "x"}, ("request.messageID",)),
+        (
+            {"parts": [{"type": "text", "text": "x"}], "model": {"providerID": "demo"}},
+            ("request.model.modelID",),
+        ),
+        (
+            {"parts": [{"type": "text", "text": "x"}], "tools": {"bash": "no"}},
+            ("request.tools.bash",),
+        ),
+        ({"parts": [{"type": "text", "text": "x"}], "noReply": "yes"}, ("request.noReply",)),
+        (
+            {"parts": [{"type": "text", "text": "x"}], "format": {"type": "xml"}},
+            ("request.format.type",),
+        ),
+        (
+            {"parts": [{"type": "text", "text": "x"}], "format": {"type": "json_schema"}},
+            ("request.format",),
+        ),
+        (
+            {
+                "parts": [
+                    {"type": "file", "mime": "text/plain", "url": "file:///etc/passwd"},
+                    {"type": "text", "text": "x"},
+                    {"type": "file", "mime": "text/plain", "url": "https://example.org/x"},
+                    {"type": "file", "mime": "application/zip", "url": "data:application/zip,PK"},
+                ]
+            },
+            ("request.parts[0].url", "request.parts[2].url", "request.parts[3].url"),
+        ),
+        (
+            {"parts": [{"type": "file", "mime": "image/png", "url": "data:image/png;base64,aGk="}]},
+            ("request.parts[0].url",),
+        ),
+    ],
+)
+async def test_a_prompt_is_checked_before_it_is_sent(
+    ann: Client, request_: JsonObject, fields: tuple[str, ...]
+) -> None:
+    session_id = await make(ann)
+
+    refused = await ann.refused(
+        "opencode.sessions.prompt_async", {"session_id": session_id, "request": request_}
+    )
+
+    assert (refused.code, refused.fields) == (-32602, fields)
+    told = await ann.call("opencode.sessions.messages.list", {"session_id": session_id})
+    assert told["items"] == []
+
+
+async def test_a_prompt_runs_and_can_be_aborted(ann: Client, backstage: Backstage) -> None:
+    session_id = await make(ann)
+    prompt = script({"say": "half "}, {"gate": "abort-me"}, {"say": "whole"})
+    parts: list[Json] = [{"type": "text", "text": prompt}]
+    await ann.call(
+        "opencode.sessions.prompt_async", {"session_id": session_id, "request": {"parts": parts}}
+    )
+    async with asyncio.timeout(60):
+        await backstage.reached("abort-me")
+
+    busy = await ann.call("opencode.sessions.status")
+    done = await ann.call("opencode.sessions.abort", {"session_id": session_id})
+    idle = await ann.call("opencode.sessions.status")
+
+    assert {"session_id": session_id, "type": "busy"} in busy["items"]
+    assert done == {"ok": True, "session_id": session_id}
+    assert session_id not in [one["session_id"] for one in idle["items"]]
+
+
+async def test_work_in_a_session_with_a_running_task_is_refused_until_it_is_stopped(
+    ann: Client, backstage: Backstage
+) -> None:
+    session_id = await make(ann)
+    prompt = script({"say": "half "}, {"gate": "busy-task"}, {"say": "whole"})
+    task = await ann.send(
+        prompt,
+        metadata={"shared": {"session": {"id": session_id}}},
+        configuration={"returnImmediately": True},
+    )
+    async with asyncio.timeout(60):
+        await backstage.reached("busy-task")
+
+    for method in ("prompt_async", "command", "shell", "summarize", "unrevert"):
+        name = f"opencode.sessions.{method}"
+        refused = await ann.refused(name, {"session_id": session_id, **SESSION_METHODS[name]})
+        assert (refused.code, refused.reason) == (-31003, "UPSTREAM_HTTP_ERROR"), method
+        assert refused.data["sessionId"] == session_id
+    await ann.call("opencode.sessions.delete", {"session_id": session_id})
+
+    ended = await ann.call("GetTask", {"id": task["id"]})
+    assert ended["status"]["state"] == "TASK_STATE_CANCELED"
+    gone = await ann.refused("opencode.sessions.get", {"session_id": session_id})
+    assert gone.reason == "SESSION_NOT_FOUND"
+
+
+async def test_plan_diff_and_revert_tell_what_a_turn_did(ann: Client, backstage: Backstage) -> None:
+    todos: list[Json] = [{"content": "one", "status": "pending", "priority": "high"}]
+    task = await ann.send(
+        script(
+            {"tool": "todowrite", "input": {"todos": todos}},
+            {"tool": "write", "input": {"filePath": "made.txt", "content": "made\n"}},
+            {"say": "done"},
+        )
+    )
+    session_id = session_of(task)
+    named: JsonObject = {"session_id": session_id}
+
+    plan = await ann.call("opencode.sessions.todo", named)
+    diff = await ann.call("opencode.sessions.diff", named)
+    messages = (await ann.call("opencode.sessions.messages.list", named))["items"]
+    user = messages[0]["messageId"]
+    same = await ann.call("opencode.sessions.diff", {**named, "message_id": user})
+    request: JsonObject = {**named, "request": {"messageID": user}}
+    reverted = item(await ann.call("opencode.sessions.revert", request))
+
+    planned = {"id": "1", "content": "one", "status": "pending", "priority": "high"}
+    assert plan["items"] == [planned]
+    assert diff["items"][0]["file"] == "made.txt"
+    assert (diff["items"][0]["status"], diff["items"][0]["additions"]) == ("added", 1)
+    assert "+made" in diff["items"][0]["patch"]
+    assert same == diff
+    assert reverted["revert"]["message_id"] == user
+    assert not (backstage.workspace / "made.txt").exists()
+    restored = item(await ann.call("opencode.sessions.unrevert", named))
+    assert "revert" not in restored
+    assert (backstage.workspace / "made.txt").read_text() == "made\n"
+    (backstage.workspace / "made.txt").unlink()
+    lost: JsonObject = {**named, "request": {"messageID": "msg_none"}}
+    assert (await ann.refused("opencode.sessions.revert", lost)).data["upstreamStatus"] == "404"
+
+
+async def test_sessions_are_made_changed_copied_and_deleted(ann: Client, bob: Client) -> None:
+    session_id = await make(ann, "Before")
+    named: JsonObject = {"session_id": session_id}
+
+    changed = item(
+        await ann.call("opencode.sessions.update", {**named, "request": {"title": "After"}})
+    )
+    await ann.call("opencode.sessions.update", {**named, "request": {"archived": True}})
+    copy = item(await ann.call("opencode.sessions.fork", named))
+    unshared = item(await ann.call("opencode.sessions.unshare", named))
+    share = await ann.refused("opencode.sessions.share", named)
+
+    assert (changed["id"], changed["title"]) == (session_id, "After")
+    assert copy["id"] != session_id
+    assert (await bob.refused("opencode.sessions.get", {"session_id": copy["id"]})).code == -31001
+    assert "share_url" not in unshared
+    assert (share.code, share.data["method"]) == (-31003, "opencode.sessions.share")
+    nothing: JsonObject = {**named, "request": {}}
+    assert (await ann.refused("opencode.sessions.update", nothing)).fields == ("request",)
+    assert await ann.call("opencode.sessions.delete", named) == {"ok": True, **named}
+    assert (await ann.refused("opencode.sessions.delete", named)).reason == "SESSION_NOT_FOUND"
+
+
+async def test_a_command_and_a_summary_are_run_by_the_model(ann: Client) -> None:
+    session_id = await make(ann)
+    named: JsonObject = {"session_id": session_id}
+    request: JsonObject = {"command": "init", "arguments": script({"say": "initialised"})}
+
+    answer = item(await ann.call("opencode.sessions.command", {**named, "request": request}))
+    summary = await ann.call("opencode.sessions.summarize", named)
+
+    assert answer["role"] == "ROLE_AGENT"
+    assert [part["text"] for part in answer["parts"]] == ["initialised"]
+    assert summary == {"ok": True, **named}
+    unknown: JsonObject = {**named, "request": {"command": "nope", "arguments": ""}}
+    refused = await ann.refused("opencode.sessions.command", unknown)
+    assert refused.fields == ("request.command",)
+    half: JsonObject = {**named, "request": {"providerID": "demo"}}
+    assert (await ann.refused("opencode.sessions.summarize", half)).fields == ("request",)
+
+
+async def test_the_shell_needs_a_capability_and_leaves_an_audit_record(
+    ann: Client, bob: Client
+) -> None:
+    mine, theirs = await make(ann), await make(bob)
+    request: JsonObject = {"command": "echo hi", "agent": "build"}
+
+    with capture_logs() as logs:
+        await ann.call("opencode.sessions.shell", {"session_id": mine, "request": request})
+        refused = await bob.refused(
+            "opencode.sessions.shell", {"session_id": theirs, "request": request}
+        )
+        await ann.refused("opencode.sessions.shell", {"session_id": theirs, "request": request})
+
+    assert (refused.code, refused.data) == (
+        -31007,
+        {
+            "method": "opencode.sessions.shell",
+            "capability": "session_shell",
+            "credentialId": "bob-1",
+        },
+    )
+    records = [entry for entry in logs if entry["event"] == "session_shell_audit"]
+    assert [(r["identity"], r["session_id"], r["outcome"]) for r in records] == [
+        ("ann", mine, "success"),
+        ("bob", theirs, "authorization_forbidden"),
+        ("ann", theirs, "upstream_404"),
+    ]
+    assert records[0]["context_id"] == f"ctx:opencode-session:{mine}"
+
+
+@pytest.mark.parametrize(
+    ("variables", "disabled"),
+    [
+        ({}, "disabled_by_configuration"),
+        (
+            {"A2A_ENABLE_SESSION_SHELL": "true", "A2A_SANDBOX_MODE": "read-only"},
+            "disabled_by_policy",
+        ),
+        (
+            {"A2A_ENABLE_SESSION_SHELL": "true", "A2A_WRITE_ACCESS_SCOPE": "none"},
+            "disabled_by_policy",
+        ),
+    ],
+)
+async def test_a_switched_off_method_says_so_and_lists_what_there_is(
+    backstage: Backstage, tmp_path: Path, variables: dict[str, str], disabled: str
+) -> None:
+    async with serving(settings_for(backstage, tmp_path, **variables)) as running:
+        answer = await client(running).answer("opencode.sessions.shell", {}, "0.3")
+
+    error = answer["error"]
+    assert (error["code"], error["data"]["type"]) == (-32601, "METHOD_NOT_SUPPORTED")
+    assert error["data"]["conditional"] is True
+    assert error["data"]["toggle"] == "A2A_ENABLE_SESSION_SHELL"
+    assert error["data"]["disabled"] == disabled
+    assert "opencode.sessions.list" in error["data"]["supported_methods"]
+    assert "opencode.sessions.shell" not in error["data"]["supported_methods"]
+
+
+async def test_a_call_without_id_is_executed_and_answered_with_nothing(
+    shared: Running, ann: Client
+) -> None:
+    session_id = await make(ann)
+    body = {
+        "jsonrpc": "2.0",
+        "method": "opencode.sessions.update",
+        "params": {"session_id": session_id, "request": {"title": "told in passing"}},
+    }
+
+    answer = await shared.http.post(
+        "/", json=body, headers={"A2A-Version": "1.0", **ann.credentials}
+    )
+
+    assert (answer.status_code, answer.content) == (204, b"")
+    told = item(await ann.call("opencode.sessions.get", {"session_id": session_id}))
+    assert told["metadata"]["shared"]["session"]["title"] == "told in passing"
+
+
+async def test_a_listed_context_continues_its_session(ann: Client) -> None:
+    session_id = await make(ann)
+
+    sent = await ann.call(
+        "SendMessage",
+        {
+            "message": {
+                "messageId": "continue",
+                "role": "ROLE_USER",
+                "contextId": f"ctx:opencode-session:{session_id}",
+                "parts": [{"text": script({"say": "here"})}],
+            }
+        },
+    )
+
+    assert session_of(sent["task"]) == session_id

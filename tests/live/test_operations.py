@@ -1,0 +1,442 @@
+"""The program as its operator sees it: signals, exit statuses, readiness, logs, processes."""
+
+import asyncio
+import os
+import signal
+import sqlite3
+import sys
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from opencode_a2a.upstream.launch import free_port
+from opencode_a2a.upstream.process import marked_processes
+from tests.support.backstage import Backstage, script
+from tests.support.caller import Caller, Following, RefusedError, Wire, fold
+from tests.support.program import Program, run
+from tests.support.service import TOKEN, variables_for
+
+pytestmark = pytest.mark.live
+
+every_wire = pytest.mark.parametrize("wire", list(Wire), ids=lambda wire: wire.value)
+
+
+@pytest.fixture
+async def program(backstage: Backstage, tmp_path: Path) -> AsyncGenerator[Program]:
+    async with Program(variables_for(backstage, tmp_path)) as running:
+        yield running
+
+
+@pytest.fixture
+def gate() -> str:
+    """A place in a script where the model waits for the test."""
+    return uuid.uuid4().hex
+
+
+async def readiness(program: Program) -> AsyncIterator[tuple[int, dict[str, str]]]:
+    """Ask again and again whether the service is ready; each answer takes a second to age."""
+    while True:
+        answer = await program.http.get("/readyz")
+        yield answer.status_code, answer.json()["checks"]
+        await asyncio.sleep(0.2)
+
+
+async def until_ready(program: Program, *, ready: bool) -> dict[str, str]:
+    """Wait, at most as long as I13 allows, until the service is ready, or not."""
+    async with asyncio.timeout(5):
+        async for status, checks in readiness(program):
+            assert (await program.http.get("/livez")).status_code == 200
+            if (status == 200) == ready:
+                return checks
+    raise AssertionError
+
+
+# Signals
+
+
+@every_wire
+async def test_a_stop_tells_streams_how_to_resume_and_loses_nothing(
+    program: Program, backstage: Backstage, gate: str, wire: Wire
+) -> None:
+    """I5 and I14."""
+    caller = Caller(program, wire)
+    async with caller.stream(script({"say": "half "}, {"gate": gate}, {"say": "whole"})) as before:
+        await before.until_text("half ")
+        program.signal(signal.SIGTERM)
+        with pytest.raises(RefusedError, match="Last-Event-ID"):
+            await before.rest()
+    assert await program.ended() == 0
+    await program.start()
+
+    last = before.updates[-1].id
+    async with caller.subscribe(before.task.id, after=last) as after:
+        await backstage.open(gate)
+        updates = before.updates + await after.rest()
+
+    assert after.updates[0].task is None  # all was stored, so that the log goes on
+    assert fold(updates).text == "half whole"
+    assert fold(updates).state == "completed"
+
+
+async def test_a_stop_answers_a_send_that_waits(
+    program: Program, backstage: Backstage, gate: str
+) -> None:
+    caller = Caller(program)
+    message_id = str(uuid.uuid4())
+    prompt = script({"gate": gate}, {"say": "done"})
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(refused(caller, prompt, message_id))
+        await backstage.reached(gate)
+        assert await program.stop() == 0
+    assert "the task goes on" in waiting.result().message
+
+    await program.start()
+    await backstage.open(gate)
+    assert (await caller.send(prompt, message_id=message_id)).text == "done"
+
+
+async def refused(caller: Caller, prompt: str, message_id: str) -> RefusedError:
+    with pytest.raises(RefusedError) as caught:
+        await caller.send(prompt, message_id=message_id)
+    return caught.value
+
+
+async def test_a_stop_before_the_service_listens_is_a_clean_one(
+    opencode_command: str, tmp_path: Path
+) -> None:
+    variables = managed(opencode_command, tmp_path)
+    program = Program(variables, "--demo", "--managed")
+    await program.spawn()
+    await program.printed(lambda line: "opencode: " in line)  # its first words, in the log
+    assert children(program)
+
+    assert await program.stop() == 0
+    assert children(program) == []
+    await program.http.aclose()
+
+
+# Starting
+
+
+async def test_all_errors_of_the_configuration_are_listed_at_once() -> None:
+    status, output = await run(
+        "serve",
+        A2A_PORT="many",
+        A2A_STREAM_KEEPALIVE_SECONDS="soon",
+        A2A_BEARER_TOCEN="x",
+        OPENCODE_MODEL_ID="m",
+    )
+
+    assert status == 2
+    assert [line.partition(":")[0] for line in output.splitlines()] == [
+        "A2A_PORT",
+        "A2A_STREAM_KEEPALIVE_SECONDS",
+        "A2A_BEARER_TOCEN",
+        "OPENCODE_MODEL_ID",
+    ]
+
+
+async def test_a_second_process_on_the_same_database_is_refused(program: Program) -> None:
+    status, output = await run("serve", **program.variables | {"A2A_PORT": str(free_port(HOST))})
+
+    assert status == 1
+    assert output.strip() == (
+        "opencode-a2a: the database file tasks.db is in use by another process; "
+        "stop it, or set A2A_TASK_STORE_DATABASE_URL to another file"
+    )
+
+
+HOST = "127.0.0.1"
+
+
+async def test_a_port_in_use_is_one_line_before_anything_is_started(
+    program: Program, tmp_path: Path
+) -> None:
+    other = f"sqlite:///{tmp_path / 'other.db'}"
+    status, output = await run(
+        "serve", **program.variables | {"A2A_TASK_STORE_DATABASE_URL": other}
+    )
+
+    assert status == 1
+    assert output.strip() == (
+        f"opencode-a2a: cannot listen on {HOST}:{program.port}: Address already in use; "
+        "stop what uses it, or set A2A_HOST and A2A_PORT"
+    )
+    assert not (tmp_path / "other.db").exists()
+
+
+async def test_an_opencode_that_is_not_installed_is_said_with_the_remedy(tmp_path: Path) -> None:
+    variables = managed("no-such-program", tmp_path)
+    status, output = await run("serve", "--managed", **variables)
+
+    assert status == 1
+    assert "npm install -g opencode-ai" in output
+    assert "Traceback" not in output
+
+
+# Readiness
+
+
+@asynccontextmanager
+async def forwarding(port: int, url: str) -> AsyncGenerator[None]:
+    """Be an OpenCode at a port, by passing everything on to the one at the URL."""
+    host, _, target = url.removeprefix("http://").partition(":")
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, away = await asyncio.open_connection(host, int(target))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(pump(reader, away))
+            group.create_task(pump(there, writer))
+
+    async with await asyncio.start_server(serve, HOST, port):
+        yield
+
+
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    except ConnectionError:
+        pass
+    finally:
+        writer.close()
+
+
+async def test_an_opencode_that_is_away_makes_the_service_unready_until_it_returns(
+    backstage: Backstage, tmp_path: Path
+) -> None:
+    """I13: also at the start, which does not depend on OpenCode."""
+    port = free_port(HOST)
+    away = {"OPENCODE_BASE_URL": f"http://{HOST}:{port}"}
+    async with Program(variables_for(backstage, tmp_path, **away)) as program:
+        assert await until_ready(program, ready=False) == {"database": "ok", "opencode": "failed"}
+        begun = await Caller(program).begin(script({"say": "at last"}))
+
+        async with forwarding(port, backstage.url):
+            await until_ready(program, ready=True)
+            assert (await Caller(program).ended(begun.id)).text == "at last"
+            await program.kill()
+
+
+async def test_a_lost_database_makes_the_service_unready_until_it_returns(
+    program: Program, backstage: Backstage, tmp_path: Path, gate: str
+) -> None:
+    """I13: a turn that runs meanwhile is told, and stored when the database is back."""
+    caller = Caller(program)
+    file, elsewhere = tmp_path / "tasks.db", tmp_path / "elsewhere.db"
+    async with caller.stream(script({"say": "half "}, {"gate": gate}, {"say": "whole"})) as stream:
+        await stream.until_text("half ")
+        file.rename(elsewhere)
+        assert await until_ready(program, ready=False) == {"database": "failed", "opencode": "ok"}
+        for wire in Wire:
+            with pytest.raises(RefusedError) as caught:
+                await Caller(program, wire).send("hello")
+            assert "TASK_STORE_UNAVAILABLE" in str(caught.value)
+            assert str(tmp_path) not in str(caught.value)
+        await backstage.open(gate)
+        await stream.until_text("half whole")
+
+        elsewhere.rename(file)
+        await until_ready(program, ready=True)
+        await stream.rest()
+
+    assert stream.task.state == "completed"
+    await program.restart()
+    assert (await caller.get(stream.task.id)).text == "half whole"
+
+
+async def test_a_table_that_is_gone_is_a_stable_error_until_it_returns(
+    program: Program, tmp_path: Path
+) -> None:
+    caller = Caller(program)
+    with sqlite3.connect(tmp_path / "tasks.db") as other:
+        other.execute("ALTER TABLE messages RENAME TO hidden")
+    with pytest.raises(RefusedError, match="TASK_STORE_UNAVAILABLE"):
+        await caller.send("hello")
+    await until_ready(program, ready=False)
+
+    with sqlite3.connect(tmp_path / "tasks.db") as other:
+        other.execute("ALTER TABLE hidden RENAME TO messages")
+    other.close()
+    await until_ready(program, ready=True)
+    assert (await caller.send(script({"say": "back"}))).text == "back"
+
+
+# What it uses
+
+
+@dataclass
+class Use:
+    descriptors: int
+    threads: int
+    megabytes: float
+    streams: int
+
+
+async def use_of(program: Program) -> Use:
+    place = Path("/proc") / str(program.pid)
+    pages = int((place / "statm").read_text().split()[1])
+    return Use(
+        len(list((place / "fd").iterdir())),
+        len(list((place / "task").iterdir())),
+        pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
+        (await program.http.get("/health")).json()["streams"],
+    )
+
+
+async def read_and_leave(program: Program, task_id: str, readers: int) -> None:
+    """Follow a task with several readers at once, none of which waits for its end."""
+
+    async def read() -> None:
+        async with Caller(program).subscribe(task_id) as following:
+            await following.until(lambda update: update.task is not None)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(readers):
+            group.create_task(read())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+async def test_streams_that_were_left_leave_nothing_behind(
+    program: Program, backstage: Backstage, gate: str
+) -> None:
+    """I8."""
+    caller = Caller(program)
+    begun = await caller.begin(script({"say": "half "}, {"gate": gate}, {"say": "whole"}))
+    await backstage.reached(gate)
+    long = script({"say": "some text " * 2000, "chunk": 1000})
+    await read_and_leave(program, begun.id, 60)
+    await caller.send(long)
+    before = await use_of(program)
+
+    for _ in range(4):
+        await read_and_leave(program, begun.id, 60)
+        await caller.send(long)
+    async with asyncio.timeout(10):
+        while (after := await use_of(program)).streams:  # noqa: ASYNC110 - another process's
+            await asyncio.sleep(0.05)
+
+    assert after.descriptors <= before.descriptors + 10
+    assert after.threads <= before.threads + 4
+    assert after.megabytes < before.megabytes + 40
+    await backstage.open(gate)
+    assert (await caller.ended(begun.id)).text == "half whole"
+
+
+# Managed OpenCode
+
+
+def managed(command: str, path: Path) -> dict[str, str]:
+    (path / "workspace").mkdir(exist_ok=True)
+    return {
+        "A2A_BEARER_TOKEN": TOKEN,
+        "A2A_STATE_DIR": str(path / "state"),
+        "A2A_TASK_STORE_DATABASE_URL": f"sqlite:///{path / 'tasks.db'}",
+        "A2A_LOG_LEVEL": "DEBUG",
+        "OPENCODE_COMMAND": command,
+        "OPENCODE_WORKSPACE_ROOT": str(path / "workspace"),
+        "OPENCODE_STARTUP_TIMEOUT": "60",
+        "DEMO_API_KEY": "a-key-of-a-provider",
+    }
+
+
+def children(program: Program) -> list[int]:
+    """Return what runs of all that the program's OpenCode is, or has started."""
+    return [pid for pid, marker in marked_processes() if marker.startswith(f"{program.pid}.")]
+
+
+def started_as(pid: int) -> tuple[str, str]:
+    """Return the command line and the environment of a process."""
+    place = Path("/proc") / str(pid)
+    return (place / "cmdline").read_text(), (place / "environ").read_text()
+
+
+LONG_TOOL = {
+    "tool": "bash",
+    "input": {"command": "(setsid sleep 1000 &); echo un''der way; sleep 1000", "description": "d"},
+}
+
+
+@asynccontextmanager
+async def under_way(caller: Caller) -> AsyncGenerator[Following]:
+    """Have a turn whose tool has started processes, and would never end."""
+    async with caller.stream(script(LONG_TOOL)) as following:
+        await following.until(lambda _: "under way" in str(fold(following.updates).tools))
+        yield following
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda one: one.name)
+async def test_the_demo_runs_survives_the_death_of_its_opencode_and_leaves_nothing(
+    opencode_command: str, tmp_path: Path, number: signal.Signals
+) -> None:
+    async with Program(managed(opencode_command, tmp_path), "--demo", "--managed") as program:
+        caller = Caller(program)
+        assert (await caller.send("list the files here")).state == "completed"
+
+        first = next(pid for pid in children(program) if "serve" in started_as(pid)[0])
+        arguments, environment = started_as(first)
+        assert "A2A_" not in environment.replace("OPENCODE_A2A_INSTANCE", "")
+        assert "DEMO_API_KEY" in environment
+        password = next(
+            one.partition("=")[2]
+            for one in environment.split("\0")
+            if one.startswith("OPENCODE_SERVER_PASSWORD=")
+        )
+        secrets = (TOKEN, password, "a-key-of-a-provider")
+        assert not any(secret in arguments for secret in secrets)
+
+        if number is signal.SIGTERM:
+            async with under_way(caller) as lost:
+                os.kill(first, signal.SIGKILL)
+                await lost.rest()
+            assert (lost.task.state, lost.task.error_type) == ("failed", "UPSTREAM_INTERRUPTED")
+            assert (await caller.send(script({"say": "again"}))).text == "again"
+
+        async with under_way(caller):
+            assert len(children(program)) > 2
+            assert await program.stop(number) == 0
+
+        assert children(program) == []
+        printed = "\n".join(program.lines)
+        assert not any(secret in printed for secret in secrets)
+        assert "Traceback" not in printed
+        assert {"event", "level", "timestamp"} <= set(program.records()[0])
+
+
+# Looking at it
+
+
+async def test_the_doctor_says_by_its_status_whether_all_is_well(
+    backstage: Backstage, tmp_path: Path
+) -> None:
+    variables = variables_for(backstage, tmp_path, A2A_PORT=str(free_port(HOST)))
+    status, output = await run("doctor", **variables)
+    assert (status, "failed" in output) == (0, False), output
+
+    status, output = await run("doctor", **variables | {"OPENCODE_BASE_URL": "http://127.0.0.1:9"})
+    assert (status, "no OpenCode at" in output) == (1, True), output
+
+    status, output = await run("doctor", A2A_PORT="many")
+    assert (status, "A2A_PORT" in output) == (1, True), output
+
+
+@pytest.mark.parametrize("argument", ["--version", "--help"])
+async def test_simple_questions_are_answered_without_the_server(argument: str) -> None:
+    code = (
+        "import sys; from opencode_a2a.cli import main; main(sys.argv[1:], standalone_mode=False);"
+        "heavy = {'a2a', 'httpx2', 'pydantic', 'sqlalchemy', 'starlette', 'uvicorn'};"
+        "sys.exit(str(heavy & set(sys.modules) or ''))"
+    )
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", code, argument),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, complaint = await process.communicate()
+    assert complaint.decode().strip() == ""

@@ -1,0 +1,104 @@
+"""Tasks that wait for a person: what they ask, and what may be answered."""
+
+import pytest
+
+from tests.support.caller import Caller
+from tests.support.exchange import PARAMS, Exchange
+from tests.support.opencode import FakeOpenCode
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.mark.requirement("3.4.3-input-required")
+@pytest.mark.requirement("ours-interrupts")
+async def test_a_permission_is_asked_for_and_given_by_a_message(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    opencode.play("permission-once")
+
+    asked = await caller.send("run it")
+    done = await caller.send("once", task=asked.id)
+
+    assert asked.state == "input_required"
+    assert "ls -la" in asked.said
+    assert asked.interrupt["type"] == "permission"
+    assert (asked.interrupt["phase"], asked.interrupt["details"]["patterns"]) == (
+        "asked",
+        ["ls -la"],
+    )
+    assert (done.id, done.state, done.text) == (asked.id, "completed", "after")
+    assert done.history == ["run it", "once"]
+
+
+@pytest.mark.requirement("3.4.3-input-required")
+async def test_a_question_is_answered_by_data(
+    caller: Caller, exchange: Exchange, opencode: FakeOpenCode
+) -> None:
+    opencode.play("question-answered")
+    asked = await caller.send("ask me")
+    label = asked.interrupt["details"]["questions"][0]["options"][0]["label"]
+
+    answers = [[label] for _ in asked.interrupt["details"]["questions"]]
+    answer = exchange.message(exchange.data({"answers": answers}), taskId=asked.id)
+    done = (await exchange.call("send", answer)).task
+
+    assert asked.interrupt["type"] == "question"
+    assert label in asked.said
+    assert done["status"]["state"] in ("TASK_STATE_COMPLETED", "completed")
+
+
+@pytest.mark.requirement("3.4.3-input-required")
+async def test_an_answer_that_is_not_understood_changes_nothing(
+    caller: Caller, exchange: Exchange, opencode: FakeOpenCode
+) -> None:
+    opencode.play("permission-once")
+    asked = await caller.get((await caller.send("run it")).id)
+
+    answer = await exchange.call("send", exchange.message("what is this?", taskId=asked.id))
+
+    assert answer.refuses(PARAMS) == ["message.parts"]
+    assert (await caller.get(asked.id)).raw == asked.raw
+
+
+@pytest.mark.requirement("3.1.2-follow-up-task-first")
+async def test_a_stream_of_an_answer_begins_with_the_task(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    opencode.play("permission-once")
+    asked = await caller.send("run it")
+
+    async with caller.stream("once", task=asked.id) as following:
+        updates = await following.rest()
+
+    assert updates[0].task is not None
+    assert updates[0].task.id == asked.id
+    assert updates[-1].state == "completed"
+    assert following.task.text == "after"
+
+
+@pytest.mark.requirement("3.3.1-same-message-id")
+async def test_a_repeated_answer_is_taken_once(caller: Caller, opencode: FakeOpenCode) -> None:
+    opencode.play("permission-once")
+    asked = await caller.send("run it")
+    name = f"answer {caller.wire.value}"
+
+    done = await caller.send("once", task=asked.id, message_id=name)
+    again = await caller.send("once", task=asked.id, message_id=name)
+
+    assert again.raw == done.raw
+
+
+@pytest.mark.requirement("7.6-auth-required")
+async def test_a_provider_that_wants_a_sign_in_is_told_and_another_try_is_taken(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    opencode.play("error-401")
+
+    asked = await caller.send("hello")
+    opencode.play("plain-text")
+    done = await caller.send("again", task=asked.id)
+
+    assert (asked.state, asked.error_type) == ("auth_required", "UPSTREAM_UNAUTHORIZED")
+    assert asked.said
+    assert (done.id, done.state, done.text) == (asked.id, "completed", "one two three four")
+    assert done.history == ["hello", "again"]

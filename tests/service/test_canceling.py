@@ -1,0 +1,105 @@
+"""Canceling a task."""
+
+import asyncio
+
+import pytest
+
+from tests.support.caller import Caller
+from tests.support.exchange import NOT_CANCELABLE, NOT_FOUND, Exchange
+from tests.support.opencode import FakeOpenCode
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def running(caller: Caller, opencode: FakeOpenCode) -> str:
+    hold = opencode.hold(count=2)
+    task = await caller.begin("hello")
+    async with asyncio.timeout(5):
+        await hold.reached.wait()
+    return task.id
+
+
+@pytest.mark.requirement("3.1.5-returns-the-task")
+@pytest.mark.requirement("3.1.5-idempotent")
+@pytest.mark.requirement("I2")
+async def test_cancel_ends_the_task_for_good_and_again(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    task_id = await running(caller, opencode)
+
+    canceled = await caller.cancel(task_id)
+    again = await caller.cancel(task_id)
+    opencode.release()
+    read = await caller.get(task_id)
+
+    assert canceled.state == "canceled"
+    assert canceled.text == "one two "
+    assert read.raw["status"] == again.raw["status"] == canceled.raw["status"]
+
+
+@pytest.mark.requirement("3.1.5-returns-the-task")
+async def test_many_cancels_at_once_are_one(caller: Caller, opencode: FakeOpenCode) -> None:
+    task_id = await running(caller, opencode)
+
+    tasks = await asyncio.gather(*(caller.cancel(task_id) for _ in range(5)))
+
+    assert {task.state for task in tasks} == {"canceled"}
+    assert len({task.raw["status"]["timestamp"] for task in tasks}) == 1
+
+
+@pytest.mark.requirement("3.1.5-terminal")
+@pytest.mark.parametrize("name", ["plain-text", "error-400"])
+async def test_a_task_that_ended_otherwise_cannot_be_canceled(
+    exchange: Exchange, caller: Caller, opencode: FakeOpenCode, name: str
+) -> None:
+    opencode.play(name)
+    task = await caller.get((await caller.send("hello")).id)
+
+    (await exchange.call("cancel", {"id": task.id})).refuses(NOT_CANCELABLE)
+
+    assert (await caller.get(task.id)).raw == task.raw
+
+
+@pytest.mark.requirement("3.1.5-unknown")
+async def test_a_task_that_does_not_exist_cannot_be_canceled(exchange: Exchange) -> None:
+    (await exchange.call("cancel", {"id": "no-such-task"})).refuses(NOT_FOUND)
+
+
+@pytest.mark.requirement("3.1.5-streams-told")
+@pytest.mark.requirement("I5")
+async def test_whoever_follows_or_waits_is_told_of_a_cancel(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    hold = opencode.hold(count=2)
+    name = f"canceled {caller.wire.value}"
+    async with asyncio.TaskGroup() as group, caller.stream("hello", message_id=name) as following:
+        first = await following.until(lambda update: update.task is not None)
+        waiting = group.create_task(caller.send("hello", message_id=name))
+        async with asyncio.timeout(5):
+            await hold.reached.wait()
+        assert first.task is not None
+        await caller.cancel(first.task.id)
+        updates = await following.rest()
+
+    assert updates[-1].state == "canceled"
+    assert waiting.result().state == "canceled"
+
+
+async def test_a_waiting_task_can_be_canceled(caller: Caller, opencode: FakeOpenCode) -> None:
+    opencode.play("permission-once")
+    asked = await caller.send("run it")
+
+    canceled = await caller.cancel(asked.id)
+
+    assert canceled.state == "canceled"
+    assert not canceled.said
+
+
+async def test_the_context_goes_on_after_a_cancel(caller: Caller, opencode: FakeOpenCode) -> None:
+    task_id = await running(caller, opencode)
+    canceled = await caller.cancel(task_id)
+    opencode.release()
+
+    task = await caller.send("hello", context=canceled.context_id)
+
+    assert (task.state, task.session_id) == ("completed", canceled.session_id)

@@ -1,0 +1,188 @@
+"""The card: what it says, to whom, and that it is true."""
+
+import gzip
+
+import orjson
+import pytest
+from a2a.client.card_resolver import parse_agent_card
+from a2a.compat.v0_3 import types as v03
+from a2a.types import AgentCard
+from google.protobuf.json_format import ParseDict
+
+from opencode_a2a.protocol.announced import METADATA_EXTENSIONS
+from tests.support.caller import Wire
+from tests.support.exchange import Exchange
+from tests.support.opencode import FakeOpenCode
+from tests.support.service import Running
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CARD = "/.well-known/agent-card.json"
+OLD_CARD = "/.well-known/agent.json"
+REQUIRED = {
+    *("name", "description", "version", "supportedInterfaces", "capabilities"),
+    *("defaultInputModes", "defaultOutputModes", "skills"),
+}
+
+
+@pytest.mark.requirement("8-well-known-path")
+@pytest.mark.requirement("0.3-card")
+@pytest.mark.requirement("I17")
+async def test_one_card_is_readable_by_both_lines_without_a_credential(service: Running) -> None:
+    answer = await service.http.get(CARD, headers={"Authorization": ""})
+    body = orjson.loads(answer.content)
+
+    assert (answer.status_code, len(answer.content) < 10_000) == (200, True)
+    assert answer.headers["content-type"] == "application/json"
+    modern, old = parse_agent_card(orjson.loads(answer.content)), v03.AgentCard.model_validate(body)
+    assert modern.name == old.name
+    assert (old.url, old.protocol_version) == (service.url, "0.3.0")
+    assert (modern.capabilities.streaming, modern.capabilities.push_notifications) == (True, False)
+    assert modern.capabilities.extended_agent_card
+    assert old.supports_authenticated_extended_card
+
+
+@pytest.mark.requirement("4.4.1-required-fields")
+@pytest.mark.requirement("3.6-card-interfaces")
+@pytest.mark.requirement("8-absolute-urls")
+@pytest.mark.requirement("4.4.1-security")
+async def test_with_its_header_the_card_is_pure_1_0(service: Running) -> None:
+    answer = await service.http.get(CARD, headers={"A2A-Version": "1.0"})
+    body = orjson.loads(answer.content)
+
+    card = ParseDict(body, AgentCard())
+    assert set(body) >= REQUIRED
+    assert "url" not in body
+    interfaces = [(i.protocol_binding, i.protocol_version) for i in card.supported_interfaces]
+    assert sorted(interfaces) == sorted(set(interfaces))
+    assert [version for _, version in interfaces] == ["1.0", "1.0", "0.3", "0.3"]
+    assert {binding for binding, _ in interfaces} == {"JSONRPC", "HTTP+JSON"}
+    assert {i.url for i in card.supported_interfaces} == {service.url}
+    skills = body["skills"]
+    assert skills
+    assert all(s[name] for s in skills for name in ("id", "name", "description", "tags"))
+    schemes = body["securitySchemes"]
+    wanted = [name for one in body["securityRequirements"] for name in one["schemes"]]
+    assert wanted
+    assert set(wanted) <= set(schemes)
+
+
+@pytest.mark.requirement("0.3-card")
+async def test_the_old_address_has_the_form_of_0_3(service: Running) -> None:
+    body = orjson.loads((await service.http.get(OLD_CARD)).content)
+
+    card = v03.AgentCard.model_validate(body)
+    assert card.preferred_transport in ("JSONRPC", "HTTP+JSON")
+    assert "supportedInterfaces" not in body
+    assert len(card.additional_interfaces or []) == 2
+
+
+@pytest.mark.requirement("8-caching")
+@pytest.mark.parametrize("path", [CARD, OLD_CARD])
+async def test_the_card_is_cached_and_compressed(service: Running, path: str) -> None:
+    first = await service.http.get(path, headers={"Accept-Encoding": "identity"})
+    tag = first.headers["etag"]
+
+    again = await service.http.get(path, headers={"If-None-Match": tag})
+    other = await service.http.get(path, headers={"If-None-Match": '"x"'})
+    raw = await service.http.send(
+        service.http.build_request("GET", path, headers={"Accept-Encoding": "gzip"}), stream=True
+    )
+    packed = b"".join([chunk async for chunk in raw.aiter_raw()])
+    await raw.aclose()
+
+    assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+    assert other.status_code == 200
+    assert "max-age" in first.headers["cache-control"]
+    assert "Accept-Encoding" in first.headers["vary"]
+    assert raw.headers["content-encoding"] == "gzip"
+    assert gzip.decompress(packed) == first.content
+
+
+@pytest.mark.requirement("3.1.11-extended-card")
+async def test_the_extended_card_is_for_those_with_a_credential(
+    service: Running, exchange: Exchange
+) -> None:
+    answer = await exchange.call("card", {})
+    refused = await exchange.call("card", {}, Authorization="Bearer wrong-token-altogether")
+
+    body = answer.result
+    if exchange.wire is Wire.RPC03:
+        assert v03.AgentCard.model_validate(body).url == service.url
+    else:
+        assert len(parse_agent_card(body).supported_interfaces) == 4
+    public = orjson.loads((await service.http.get(CARD)).content)
+    assert len(orjson.dumps(body)) > len(orjson.dumps(public))
+    assert refused.status == 401
+
+
+@pytest.mark.requirement("3.1.11-extended-card")
+async def test_the_founding_address_of_the_extended_card_works(service: Running) -> None:
+    answer = await service.http.get("/agent/authenticatedExtendedCard")
+
+    assert answer.status_code == 200
+    assert "private" in answer.headers["cache-control"]
+
+
+@pytest.mark.requirement("4.6-echo")
+@pytest.mark.requirement("4.6-unknown-ignored")
+async def test_active_extensions_are_echoed_by_the_names_they_were_asked_for(
+    exchange: Exchange, opencode: FakeOpenCode
+) -> None:
+    known = METADATA_EXTENSIONS[0]
+    asked = f"{known.uri}, urn:unknown , {known.aliases[0]}"
+    header = "A2A-Extensions" if exchange.wire.modern else "X-A2A-Extensions"
+    spelled = header.replace("-", "_")
+
+    results = [
+        await exchange.call(operation, exchange.message("hello"), **{spelled: asked})
+        for operation in ("send", "stream")
+    ]
+    error = await exchange.call("get", {"id": "no-such-task"}, **{spelled: asked})
+
+    active = f"{known.uri}, {known.aliases[0]}"
+    assert [answer.headers.get(header) for answer in results] == [active, active]
+    assert header not in error.headers
+
+
+@pytest.mark.requirement("4.6-echo")
+@pytest.mark.requirement("I17")
+async def test_every_extension_of_the_card_can_be_asked_for(
+    service: Running, exchange: Exchange
+) -> None:
+    card = orjson.loads((await service.http.get(CARD)).content)
+    uris = [one["uri"] for one in card["capabilities"]["extensions"]]
+    header = "A2A-Extensions" if exchange.wire.modern else "X-A2A-Extensions"
+
+    answer = await exchange.call(
+        "send", exchange.message("hello"), **{header.replace("-", "_"): ",".join(uris)}
+    )
+
+    assert uris
+    assert not any(one["required"] for one in card["capabilities"]["extensions"])
+    assert answer.headers[header] == ", ".join(uris)
+
+
+@pytest.mark.requirement("ours-metadata-without-asking")
+async def test_metadata_are_there_whether_or_not_they_were_asked_for(exchange: Exchange) -> None:
+    answer = await exchange.call("send", exchange.message("hello"))
+
+    shared = answer.task["metadata"]["shared"]
+    assert {"session", "usage"} <= set(shared)
+
+
+@pytest.mark.requirement("I17")
+async def test_every_interface_of_the_card_answers(service: Running, exchange: Exchange) -> None:
+    card = orjson.loads((await service.http.get(CARD, headers={"A2A-Version": "1.0"})).content)
+    binding = "JSONRPC" if exchange.wire.rpc else "HTTP+JSON"
+    line = exchange.headers["A2A-Version"]
+
+    (url,) = [
+        i["url"]
+        for i in card["supportedInterfaces"]
+        if (i["protocolBinding"], i["protocolVersion"]) == (binding, line)
+    ]
+    target = url.rstrip("/") + exchange.target("send", {})[1]
+    answer = await exchange.post(exchange.encode("send", exchange.message("hello")), target)
+
+    assert answer.task["id"]

@@ -1,0 +1,108 @@
+"""What is left of tasks when the service is stopped and started again."""
+
+import asyncio
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.support.caller import Caller, Update, Wire, fold
+from tests.support.exchange import Exchange
+from tests.support.front import started
+from tests.support.opencode import FakeOpenCode
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+STORED = {"A2A_TASK_STORE_BACKEND": "database"}
+
+
+@pytest.mark.requirement("I1")
+@pytest.mark.requirement("I4")
+@pytest.mark.requirement("I6")
+async def test_an_ended_task_is_the_same_after_a_restart(
+    opencode: FakeOpenCode, tmp_path: Path
+) -> None:
+    opencode.play("tool-completed")
+    streams: dict[Wire, list[Update]] = {}
+    async with started(opencode, tmp_path, **STORED) as service:
+        for wire in Wire:
+            name = f"kept {wire.value}"
+            async with Caller(service, wire).stream("run it", message_id=name) as following:
+                streams[wire] = await following.rest()
+        before = {wire: await Caller(service, wire).get(_id(streams[wire])) for wire in Wire}
+
+    async with started(opencode, tmp_path, **STORED) as service:
+        for wire, updates in streams.items():
+            caller = Caller(service, wire)
+            task = before[wire]
+            assert (await caller.get(task.id)).raw == task.raw
+            again = await caller.send("run it", message_id=f"kept {wire.value}")
+            assert (again.id, again.text) == (task.id, task.text)
+            middle = len(updates) // 2
+            async with caller.subscribe(task.id, updates[middle].id) as following:
+                rest = await following.rest()
+            assert [u.id for u in rest] == [u.id for u in updates[middle + 1 :]]
+            assert fold([*updates[: middle + 1], *rest]).text == task.text
+            more = await caller.send("run it", context=task.context_id)
+            assert more.session_id == task.session_id
+
+    assert len(opencode.prompts) == 2 * len(Wire)
+
+
+def _id(updates: list[Update]) -> str:
+    assert updates[0].task is not None
+    return updates[0].task.id
+
+
+@pytest.mark.requirement("ours-output-modes")
+async def test_output_modes_outlive_the_service(opencode: FakeOpenCode, tmp_path: Path) -> None:
+    opencode.play("tool-completed")
+    tasks: dict[Wire, str] = {}
+    async with started(opencode, tmp_path, **STORED) as service:
+        for wire in Wire:
+            exchange = Exchange(service, wire)
+            params = exchange.message("run it")
+            params["configuration"] = {"acceptedOutputModes": ["text/plain"]}
+            tasks[wire] = (await exchange.call("send", params)).task["id"]
+
+    async with started(opencode, tmp_path, **STORED) as service:
+        for wire, task_id in tasks.items():
+            task = await Caller(service, wire).get(task_id)
+            parts = [part for artifact in task.artifacts for part in artifact["parts"]]
+            assert parts
+            assert all("data" not in part for part in parts)
+
+
+@pytest.mark.requirement("I1")
+@pytest.mark.requirement("I5")
+@pytest.mark.requirement("I14")
+async def test_a_stopped_service_tells_its_readers_and_takes_the_turn_up_again(
+    opencode: FakeOpenCode, tmp_path: Path
+) -> None:
+    hold = opencode.hold(count=2)
+    wire = Wire.RPC
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        async with started(opencode, tmp_path, **STORED) as service:
+            exchange = Exchange(service, wire)
+            exchange.http = http
+            body = exchange.encode("stream", exchange.message("hello"))
+            stream = asyncio.create_task(exchange.post(body, service.url))
+            async with asyncio.timeout(5):
+                await hold.reached.wait()
+        answer = await stream
+    frames = answer.content.decode().strip().split("\n\n")
+    assert "STREAM_ENDED" in frames[-1]
+    ids = [line[4:] for line in answer.content.decode().splitlines() if line.startswith("id: ")]
+
+    async with started(opencode, tmp_path, **STORED) as service:
+        caller = Caller(service, wire)
+        listed = (await Exchange(service, wire).call("list", {})).result
+        (task,) = listed["tasks"]
+        async with caller.subscribe(task["id"], ids[-1]) as following:
+            opencode.release()
+            updates = await following.rest()
+        ended = await caller.get(task["id"])
+
+    assert updates[-1].state == "completed"
+    assert (ended.state, ended.text) == ("completed", "one two three four")
+    assert len(opencode.prompts) == 1

@@ -1,0 +1,128 @@
+"""Every extension method in front of an OpenCode that fails: each error is one it declares."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from opencode_a2a.config import Settings, load
+from opencode_a2a.extensions.registry import Method
+from opencode_a2a.protocol.contracts import declared
+from opencode_a2a.protocol.openapi import example_params
+from tests.support.methods import client
+from tests.support.running import running
+from tests.support.service import TOKEN, Running, serving
+
+NOWHERE = "http://127.0.0.1:9"
+METHODS = [method for _, method in declared()]
+LOCAL = {
+    "a2a.interrupt.permission.reply",
+    "a2a.interrupt.question.reply",
+    "a2a.interrupt.question.reject",
+    "opencode.permissions.list",
+    "opencode.questions.list",
+}
+"""Know most of what they need without OpenCode."""
+PATHS = {"opencode.files.list", "opencode.files.read"}
+"""Look at the path first."""
+
+
+async def garbage(_: Request) -> Response:
+    return Response("<html>", media_type="text/html")
+
+
+async def odd_json(_: Request) -> Response:
+    return JSONResponse({"surprise": True})
+
+
+async def broken(_: Request) -> Response:
+    return JSONResponse({"name": "UnknownError", "data": {"message": "/secret/path"}}, 500)
+
+
+FAILURES = {
+    "UPSTREAM_PAYLOAD_ERROR": odd_json,
+    "UPSTREAM_HTTP_ERROR": broken,
+    "UPSTREAM_UNREACHABLE": None,
+}
+
+
+@asynccontextmanager
+async def failing(state: Path, reason: str) -> AsyncGenerator[Running]:
+    """Run a service whose OpenCode fails in one way."""
+    answer = FAILURES[reason]
+    verbs = ["GET", "POST", "PATCH", "DELETE"]
+    routes = [Route("/{path:path}", answer or garbage, methods=verbs)]
+    async with (
+        running(Starlette(routes=routes)) as url,
+        serving(settings_for(url if answer else NOWHERE, state)) as service,
+    ):
+        yield service
+
+
+def settings_for(url: str, state: Path, **changes: str) -> Settings:
+    variables = {
+        "A2A_BEARER_TOKEN": TOKEN,
+        "A2A_STATE_DIR": str(state),
+        "A2A_TASK_STORE_DATABASE_URL": f"sqlite:///{state / 'tasks.db'}",
+        "A2A_ENABLE_SESSION_SHELL": "true",
+        "A2A_ENABLE_WORKSPACE_MUTATIONS": "true",
+        "OPENCODE_BASE_URL": url,
+        "OPENCODE_WORKSPACE_ROOT": str(state),
+        **changes,
+    }
+    return load({}, variables)
+
+
+def expected(method: Method, reason: str) -> set[str]:
+    """Return what a method may end in when OpenCode fails in this way."""
+    if method.name in LOCAL:
+        return {"INTERRUPT_REQUEST_NOT_FOUND", reason, "OK"}
+    return {reason, "INVALID_FIELD"} if method.name in PATHS else {reason}
+
+
+@pytest.mark.parametrize("reason", FAILURES)
+async def test_a_failing_opencode_is_told_by_a_declared_error(tmp_path: Path, reason: str) -> None:
+    async with failing(tmp_path, reason) as service:
+        caller = client(service)
+        for method in METHODS:
+            answer = await caller.answer(method.name, example_params(method), "0.3")
+            error = answer.get("error", {"code": 0, "data": {"type": "OK"}})
+            told = error["data"]["type"]
+
+            assert told in expected(method, reason), (method.name, answer)
+            declared_ = {one.reason: one.code for one in method.all_errors} | {"OK": 0}
+            assert declared_[told] == error["code"], method.name
+            assert "/secret" not in str(answer), method.name
+            if told == reason:
+                assert error["data"]["method"] == method.name
+
+
+async def test_too_many_calls_at_once_are_refused_by_name(tmp_path: Path) -> None:
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    async def slow(_: Request) -> Response:
+        entered.set()
+        await leave.wait()
+        return JSONResponse([])
+
+    routes = [Route("/agent", slow), Route("/{path:path}", garbage)]
+    async with (
+        running(Starlette(routes=routes)) as url,
+        serving(settings_for(url, tmp_path, OPENCODE_MAX_CONCURRENT_REQUESTS="1")) as service,
+        asyncio.timeout(30),
+    ):
+        caller = client(service)
+        first = asyncio.create_task(caller.call("opencode.agents.list"))
+        await entered.wait()
+        refused = await caller.refused("opencode.commands.list")
+        leave.set()
+
+        assert (refused.code, refused.reason) == (-31010, "UPSTREAM_BACKPRESSURE")
+        assert refused.data == {"limit": "1"}
+        assert await first == {"items": []}

@@ -1,0 +1,112 @@
+"""Which protocol line a request speaks, on the running service."""
+
+import orjson
+import pytest
+
+from tests.support.caller import Wire
+from tests.support.exchange import VERSION, Exchange
+from tests.support.front import Serve
+from tests.support.service import Running
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+OTHER = {Wire.RPC: "0.3", Wire.REST: "0.3", Wire.RPC03: "1.0", Wire.REST03: "1.0"}
+
+
+@pytest.mark.requirement("3.6-major-minor")
+@pytest.mark.requirement("3.6-patch-ignored")
+@pytest.mark.parametrize("patch", ["", ".0", ".7", ".123"])
+async def test_major_and_minor_choose_the_line_whatever_the_patch(
+    exchange: Exchange, patch: str
+) -> None:
+    line = exchange.headers["A2A-Version"]
+
+    answer = await exchange.call("send", exchange.message("hello"), A2A_Version=line + patch)
+
+    assert answer.task["id"]
+    assert answer.headers["a2a-version"] == line
+
+
+@pytest.mark.requirement("3.6-unsupported")
+@pytest.mark.parametrize("version", ["2.0", "1.1", "1.9", "0.2", "0.30", "1", "v1.0", "1.0-x", "*"])
+async def test_every_other_version_is_refused_with_the_ones_there_are(
+    exchange: Exchange, version: str
+) -> None:
+    answer = await exchange.call("send", exchange.message("hello"), A2A_Version=version)
+
+    answer.refuses(VERSION)
+    assert b"1.0" in answer.content
+    assert b"0.3" in answer.content
+
+
+@pytest.mark.requirement("3.6-absent-is-0.3")
+@pytest.mark.parametrize("empty", [True, False])
+async def test_a_request_without_version_speaks_0_3(exchange: Exchange, empty: bool) -> None:
+    exchange.headers.pop("A2A-Version")
+    sent = {"A2A_Version": ""} if empty else {}
+
+    answer = await exchange.call("send", exchange.message("hello"), **sent)
+
+    if exchange.wire.modern:
+        answer.refuses(VERSION)
+        assert b"A2A-Version: 1.0" in answer.content
+    else:
+        assert answer.task["kind"] == "task"
+        assert answer.headers["a2a-version"] == "0.3"
+
+
+@pytest.mark.requirement("3.6-unsupported")
+async def test_a_method_or_route_of_one_line_refuses_the_version_of_the_other(
+    exchange: Exchange,
+) -> None:
+    other = OTHER[exchange.wire]
+
+    answer = await exchange.call("send", exchange.message("hello"), A2A_Version=other)
+
+    answer.refuses(VERSION)
+
+
+@pytest.mark.requirement("3.6-query-parameter")
+async def test_the_version_may_come_as_a_query_parameter(service: Running, wire: Wire) -> None:
+    exchange = Exchange(service, wire)
+    line = exchange.headers.pop("A2A-Version")
+    target = exchange.target("send", {})[1]
+
+    answer = await exchange.post(
+        exchange.encode("send", exchange.message("hello")), f"{target}?A2A-Version={line}"
+    )
+
+    assert answer.task["id"]
+    assert answer.headers["a2a-version"] == line
+
+
+@pytest.mark.requirement("3.6-query-parameter")
+async def test_the_header_wins_over_the_query_parameter(exchange: Exchange) -> None:
+    target = exchange.target("send", {})[1]
+    body = exchange.encode("send", exchange.message("hello"))
+
+    answer = await exchange.post(body, f"{target}?A2A-Version=2.0")
+
+    assert answer.task["id"]
+
+
+@pytest.mark.requirement("I17")
+@pytest.mark.parametrize("line", ["1.0", "0.3"])
+async def test_a_service_of_one_line_says_so_and_keeps_to_it(serve: Serve, line: str) -> None:
+    service = await serve(A2A_SUPPORTED_PROTOCOL_VERSIONS=line, A2A_PROTOCOL_VERSION=line)
+
+    card = orjson.loads((await service.http.get("/.well-known/agent-card.json")).content)
+    listed = {one["protocolVersion"] for one in card.get("supportedInterfaces", [])}
+    for wire in Wire:
+        exchange = Exchange(service, wire)
+        own = exchange.headers["A2A-Version"] == line
+        answer = await exchange.call("send", exchange.message("hello"))
+        if own:
+            assert answer.task["id"]
+            exchange.headers["A2A-Version"] = ""
+            assert (await exchange.call("send", exchange.message("hello"))).task["id"]
+        else:
+            answer.refuses(VERSION)
+
+    assert listed == ({"1.0"} if line == "1.0" else set())
+    assert ("url" in card) == (line == "0.3")

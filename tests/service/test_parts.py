@@ -1,0 +1,169 @@
+"""What is in messages and artifacts: data as it came, files, output modes."""
+
+import asyncio
+from typing import Any
+
+import orjson
+import pytest
+
+from opencode_a2a.events import Json, JsonObject
+from tests.support.caller import Caller, Task, Wire
+from tests.support.exchange import Exchange
+from tests.support.opencode import FakeOpenCode
+from tests.support.service import Running
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+DATA: JsonObject = {
+    "zero": 0,
+    "answer": 42,
+    "large": 2**53 + 1,
+    "largest": 2**64 - 1,
+    "least": -(2**63),
+    "real": 1.5,
+    "whole": 2.0,
+    "deep": {"list": [1, "1", None, True, {"n": 7}]},
+    "text": "é \u2028 😀",
+}
+PNG = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9"
+    "awAAAABJRU5ErkJggg=="
+)
+TEXT_ONLY: JsonObject = {"acceptedOutputModes": ["TEXT/plain", "text/plain;q=1"]}
+
+
+def first_part(task: Any) -> Any:
+    message = task["history"][0]
+    return (message.get("parts") or message["content"])[0]
+
+
+@pytest.mark.requirement("ours-integers")
+async def test_data_and_metadata_come_back_as_they_were_sent(
+    exchange: Exchange, opencode: FakeOpenCode
+) -> None:
+    params = exchange.message(exchange.data(DATA), metadata={"n": 7, "f": 1.0})
+
+    sent = (await exchange.call("send", params)).task
+    read = (await exchange.call("get", {"id": sent["id"]})).result
+
+    for task in (sent, read):
+        data = first_part(task)["data"]
+        data = data["data"] if set(data) == {"data"} else data
+        assert orjson.dumps(data) == orjson.dumps(DATA)
+        metadata = task["history"][0]["metadata"]
+        assert orjson.dumps(metadata) == b'{"n":7,"f":1.0}'
+    prompt: Any = opencode.prompts[0]["parts"]
+    assert '"large": 9007199254740993' in prompt[0]["text"]
+
+
+@pytest.mark.requirement("ours-files")
+async def test_files_reach_opencode_and_stay_in_the_history(
+    exchange: Exchange, opencode: FakeOpenCode
+) -> None:
+    sent = await exchange.call("send", exchange.message("look", exchange.file(PNG, "image/png")))
+
+    prompt: Any = opencode.prompts[0]["parts"]
+    text, image = prompt
+    assert (text["type"], text["text"]) == ("text", "look")
+    assert (image["type"], image["mime"]) == ("file", "image/png")
+    assert image["url"] == f"data:image/png;base64,{PNG}"
+    kept = sent.task["history"][0]["parts"][1]
+    assert kept == exchange.file(PNG, "image/png")
+
+
+@pytest.mark.requirement("3.2.2-output-modes")
+@pytest.mark.requirement("ours-output-modes")
+@pytest.mark.parametrize("modes", [None, [], ["*/*"], ["*"], ["image/png", "*/*"]])
+async def test_without_a_restriction_tool_calls_are_data(
+    exchange: Exchange, opencode: FakeOpenCode, modes: Json
+) -> None:
+    opencode.play("tool-completed")
+    params = exchange.message("run it")
+    if modes is not None:
+        params["configuration"] = {"acceptedOutputModes": modes}
+
+    task = Task((await exchange.call("send", params)).task)
+
+    assert task.tools[0]["tool"] == "bash"
+    assert "output_negotiation" not in task.opencode
+
+
+def tool_texts(task: Any) -> list[str]:
+    parts = [
+        part
+        for artifact in task["artifacts"]
+        if ":tool:" in artifact["artifactId"]
+        for part in artifact["parts"]
+    ]
+    assert all("data" not in part for part in parts)
+    return [part["text"] for part in parts]
+
+
+@pytest.mark.requirement("3.2.2-output-modes")
+@pytest.mark.requirement("ours-output-modes")
+async def test_output_modes_hold_for_the_task_wherever_it_is_read(
+    service: Running, wire: Wire, opencode: FakeOpenCode, stranger: str
+) -> None:
+    opencode.play("tool-completed")
+    exchange, caller = Exchange(service, wire, stranger), Caller(service, wire, stranger)
+    params = exchange.message("run it") | {"configuration": TEXT_ONLY}
+
+    sent = (await exchange.call("send", params)).task
+    read = (await exchange.call("get", {"id": sent["id"]})).result
+    lists = Exchange(service, Wire.REST if wire.modern else Wire.REST03, stranger)
+    listed = (await lists.call("list", {"includeArtifacts": "true"})).result["tasks"][0]
+    async with caller.subscribe(sent["id"], "1") as following:
+        updates = await following.rest()
+
+    for task in (sent, read, listed):
+        (text,) = tool_texts(task)
+        call = orjson.loads(text)
+        assert (call["tool"], list(call)) == ("bash", sorted(call))
+        negotiated = task["metadata"]["opencode"]["output_negotiation"]
+        assert negotiated == {"accepted_output_modes": ["text/plain"]}
+    artifacts = [update.artifact["artifact"] for update in updates if update.artifact]
+    streamed = tool_texts({"artifacts": artifacts})
+    assert orjson.loads(streamed[-1])["status"] == "completed"
+
+
+@pytest.mark.requirement("ours-output-modes")
+async def test_a_diff_is_left_out_for_those_who_do_not_take_one(
+    exchange: Exchange, opencode: FakeOpenCode
+) -> None:
+    opencode.play("write-edit")
+
+    whole = Task((await exchange.call("send", exchange.message("write"))).task)
+    params = exchange.message("write") | {"configuration": TEXT_ONLY}
+    plain = Task((await exchange.call("send", params)).task)
+
+    assert whole.diff is not None
+    assert len(whole.diff["parts"]) == 2
+    (files,) = plain.diff["parts"]
+    assert [one["status"] for one in orjson.loads(files["text"])["files"]]
+
+
+@pytest.mark.requirement("ours-output-modes")
+async def test_output_modes_hold_in_a_live_stream(
+    exchange: Exchange, caller: Caller, opencode: FakeOpenCode
+) -> None:
+    opencode.play("tool-completed")
+    hold = opencode.hold("permission.asked")
+    configuration = TEXT_ONLY | (
+        {"returnImmediately": True} if exchange.wire.modern else {"blocking": False}
+    )
+    params = exchange.message("run it") | {"configuration": configuration}
+    task = (await exchange.call("send", params)).task
+
+    async with asyncio.timeout(5):
+        async with caller.subscribe(task["id"], "1") as following:
+            updates = await following.rest()
+
+    assert not hold.reached.is_set()
+    parts = [
+        part
+        for update in updates
+        if update.artifact
+        for part in update.artifact["artifact"]["parts"]
+    ]
+    assert parts
+    assert all("data" not in part for part in parts)

@@ -1,0 +1,41 @@
+"""When the diff of a turn can be read, by the recordings of turns that change files."""
+
+import pytest
+
+from opencode_a2a.execution.changes import Changes
+from opencode_a2a.upstream.events import MessageUpdated, PartUpdated
+from opencode_a2a.upstream.models import PatchPart, UserMessage
+from tests.support.opencode_state import recording
+
+
+def test_a_turn_that_changes_nothing_has_nothing_to_wait_for() -> None:
+    turn = recording("tool-completed")
+    changes = Changes(turn.root)
+
+    changes.hear(turn.events)
+
+    assert changes.known
+
+
+@pytest.mark.parametrize("name", ["write-edit"])
+def test_the_diff_is_known_with_the_last_update_of_the_prompt(name: str) -> None:
+    turn = recording(name)
+    patch = max(
+        at
+        for at, event in enumerate(turn.events)
+        if isinstance(event, PartUpdated) and isinstance(event.part, PatchPart)
+    )
+    last = max(
+        at
+        for at, event in enumerate(turn.events)
+        if isinstance(event, MessageUpdated) and isinstance(event.info, UserMessage)
+    )
+    changes = Changes(turn.root)
+
+    known: list[bool] = []
+    for event in turn.events:
+        changes.hear([event])
+        known.append(changes.known)
+
+    assert not any(known[patch:last])
+    assert all(known[last:])

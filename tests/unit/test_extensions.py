@@ -1,0 +1,253 @@
+"""Declarations: what they say of themselves, and that everything made of them agrees."""
+
+from typing import Any
+
+import orjson
+import pytest
+from click.testing import CliRunner
+
+from opencode_a2a.cli import main
+from opencode_a2a.config import Settings, load
+from opencode_a2a.errors import (
+    InvalidFieldError,
+    MissingFieldError,
+    PaginationModeError,
+    ServiceError,
+)
+from opencode_a2a.events import (
+    Finished,
+    Interrupted,
+    Outcome,
+    Progressed,
+    Question,
+    QuestionOption,
+    ReasoningGrew,
+    Resumed,
+    SessionBound,
+    Started,
+    TextGrew,
+    ToolChanged,
+    TurnEvent,
+    Usage,
+    UsageCounted,
+)
+from opencode_a2a.extensions import EXTENSIONS
+from opencode_a2a.extensions.contracts import DATA_FIELDS
+from opencode_a2a.extensions.metadata import SESSION_BINDING, STREAM_HINTS
+from opencode_a2a.extensions.payloads import Listing, OfSession, read
+from opencode_a2a.extensions.reference import errors_page, methods_page, specifications_page
+from opencode_a2a.extensions.registry import Access
+from opencode_a2a.extensions.sessions import ListParams
+from opencode_a2a.ids import ContextId, MessageId, Principal, RequestId, SessionId, TaskId
+from opencode_a2a.messages import Message, Part
+from opencode_a2a.protocol import render
+from opencode_a2a.protocol.contracts import ALL_EXTENSIONS, contracts, declared, wire_contract
+from opencode_a2a.protocol.versions import Dialect
+from opencode_a2a.tasks.lifecycle import Accepted, TaskRef, TaskState
+
+METHODS = [method for _, method in declared()]
+ON = load({}, {"A2A_ENABLE_SESSION_SHELL": "true", "A2A_ENABLE_WORKSPACE_MUTATIONS": "true"})
+
+
+def slug(title: str) -> str:
+    """Return the anchor that a heading gets on the page."""
+    return title.lower().replace(" ", "-")
+
+
+@pytest.mark.parametrize("extension", ALL_EXTENSIONS, ids=lambda extension: extension.key)
+def test_the_uri_of_an_extension_leads_to_its_section(extension: Any) -> None:
+    page = specifications_page(ALL_EXTENSIONS)
+
+    assert extension.anchor == slug(f"{extension.title} v1")
+    assert f"\n## {extension.title} v1\n" in page
+    assert extension.uri.endswith(f"docs/extension-specifications.md#{extension.anchor}")
+    assert all(alias.startswith("urn:") for alias in extension.aliases)
+
+
+def test_no_name_stands_for_two_things() -> None:
+    names = [name for e in ALL_EXTENSIONS for name in (e.uri, *e.aliases)]
+
+    assert len(names) == len(set(names))
+    assert len(METHODS) == len({method.name for method in METHODS})
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_a_method_says_what_it_is(method: Any) -> None:
+    assert method.summary.endswith(".")
+    assert method.result.model_fields
+    assert method.condition or method.access is not Access.OPERATE
+    assert (method.capability is None) == (method.access is not Access.OPERATE)
+    for error in method.all_errors:
+        assert issubclass(error, ServiceError)
+        assert error.code == -32601 or not -32100 < error.code <= -32000
+        assert any(issubclass(error, known) for known in DATA_FIELDS) or error.code == -32603
+
+
+def test_the_reference_has_every_method_and_every_error() -> None:
+    methods, errors = methods_page(EXTENSIONS), errors_page()
+
+    for method in METHODS:
+        assert f"\n### `{method.name}`\n" in methods
+        for error in method.all_errors:
+            assert f"| {error.reason} | {error.code} |" in errors
+
+
+@pytest.mark.parametrize("settings", [Settings(), ON], ids=["default", "on"])
+def test_all_surfaces_agree_about_what_is_switched_on(settings: Settings) -> None:
+    published = contracts(settings)
+    wire: Any = wire_contract(settings)
+    listed = {
+        name for told in published.by_key.values() for name in _names(told.get("methods", []))
+    }
+
+    assert listed == set(wire["extensions"]["jsonrpc_methods"])
+    off = {method.name for method in METHODS if method.state(settings) != "enabled"}
+    assert off == set(wire["extensions"]["conditionally_available_methods"])
+    assert bool(off) == (settings is not ON)
+    skills = orjson.dumps(published.skills).decode()
+    assert not [name for name in off if f'"{name}:' in skills]
+
+
+def _names(value: Any) -> list[str]:
+    return value
+
+
+def test_all_wrong_fields_are_listed_at_once() -> None:
+    with pytest.raises(MissingFieldError) as missing:
+        read(OfSession, {}, "1.0")
+    with pytest.raises(InvalidFieldError) as mixed:
+        read(OfSession, {"directory": 5, "nonsense": 1}, "1.0")
+    with pytest.raises(PaginationModeError) as paged:
+        read(ListParams, {"page": 1}, "1.0")
+
+    assert missing.value.data == {"field": "session_id", "fields": ["session_id"]}
+    assert {v.field for v in mixed.value.violations} == {"session_id", "directory", "nonsense"}
+    assert paged.value.data["supported"] == ["limit"]
+    assert paged.value.data["unsupported"] == ["page"]
+
+
+def test_only_the_older_line_may_nest_its_filters() -> None:
+    nested = read(ListParams, {"query": {"limit": 3, "search": "x"}}, "0.3")
+
+    assert (nested.limit, nested.search) == (3, "x")
+    with pytest.raises(InvalidFieldError):
+        read(ListParams, {"query": {"limit": 3}}, "1.0")
+    with pytest.raises(InvalidFieldError, match="ambiguous"):
+        read(Listing, {"query": {"limit": 3}, "limit": 4}, "0.3")
+    with pytest.raises(InvalidFieldError):
+        read(Listing, {"query": {"query": {"limit": 3}}}, "0.3")
+
+
+def test_the_program_prints_what_a_service_would_publish() -> None:
+    run = CliRunner().invoke
+
+    public, extended, listed = (
+        run(main, ["card"]),
+        run(main, ["card", "--extended"]),
+        run(main, ["methods"]),
+    )
+
+    uris = [extension.uri for extension in ALL_EXTENSIONS]
+    for printed in (public, extended):
+        card = orjson.loads(printed.stdout)
+        assert [one["uri"] for one in card["capabilities"]["extensions"]] == uris
+    assert [line.split("\t")[0] for line in listed.stdout.splitlines()] == [m.name for m in METHODS]
+    assert "(disabled_by_configuration: A2A_ENABLE_SESSION_SHELL)" in listed.stdout
+
+
+# --- metadata that are declared, and metadata that are written --------------------------------
+
+REF = TaskRef(TaskId("t"), ContextId("c"), Principal("ann"))
+SESSION, MESSAGE = SessionId("ses_1"), MessageId("msg_1")
+ASKED = Interrupted(
+    RequestId("per_1"),
+    "permission",
+    SESSION,
+    permission="bash",
+    patterns=["ls"],
+    asked_at=1,
+    expires_at=2,
+    default="the turn goes on without an answer",
+    questions=[Question("q?", "Q", [QuestionOption("a")])],
+)
+EVENTS: list[TurnEvent] = [
+    SessionBound(SESSION, "/w", "Title"),
+    Started(),
+    Progressed("step", "done", "prt_1", "title", "subtitle", "reason", [{"content": "x"}]),
+    ReasoningGrew(MESSAGE, "prt_1", "hm", opens=True),
+    TextGrew(MESSAGE, "prt_2", "yes", opens=True),
+    ToolChanged(
+        MESSAGE,
+        "prt_3",
+        "call",
+        "bash",
+        "completed",
+        "ls",
+        {"command": "ls"},
+        "out",
+        None,
+        {"e": 0},
+    ),
+    ToolChanged(MESSAGE, "prt_4", "call", "bash", "error", error="no"),
+    ASKED,
+    Resumed(RequestId("per_1"), "permission", "rejected", "ann", "because"),
+    UsageCounted(Usage(1, 2, 3, 4, 5, 0.5), Usage(1)),
+    Finished(Outcome.COMPLETED, MESSAGE, "stop"),
+]
+
+
+def written() -> dict[str, set[str]]:
+    """Return the fields of all shared metadata that a whole turn is told with."""
+    found: dict[str, set[str]] = {}
+    for told in _updates():
+        _collect(told, found)
+    return found
+
+
+def _updates() -> list[Any]:
+    state = TaskState(REF)
+    entries = [state.apply(Accepted(Message("m", "user", [Part("text", text="x")])), 1)]
+    entries += [state.apply(event, 1) for event in EVENTS]
+    encoded = [render.entry(entry, REF, Dialect.V1) for entry in entries]
+    return [orjson.loads(one) for one in encoded if one] + [render.task(state, Dialect.V1)]
+
+
+def _collect(value: Any, found: dict[str, set[str]]) -> None:
+    if isinstance(value, list):
+        for one in value:  # pyright: ignore[reportUnknownVariableType]
+            _collect(one, found)
+    if not isinstance(value, dict):
+        return
+    for name, inner in value.items():  # pyright: ignore[reportUnknownVariableType]
+        if name == "shared":
+            for group, fields in inner.items():  # pyright: ignore
+                found.setdefault(str(group), set()).update(map(str, fields))  # pyright: ignore
+        _collect(inner, found)
+
+
+def test_the_declared_metadata_are_those_that_are_written() -> None:
+    declared_: Any = STREAM_HINTS.public | STREAM_HINTS.extended
+    session: Any = SESSION_BINDING.extended
+
+    fields = written()
+
+    assert fields["stream"] == set(declared_["stream_fields"])
+    assert fields["progress"] == set(declared_["progress_fields"])
+    assert fields["interrupt"] == set(declared_["interrupt_fields"])
+    assert fields["usage"] == {name.partition(".")[0] for name in declared_["usage_fields"]}
+    assert fields["session"] == set(session["session_fields"]) == set(declared_["session_fields"])
+    assert set(fields) == {"stream", "progress", "interrupt", "usage", "session"}
+
+
+def test_the_declared_blocks_are_those_that_are_written() -> None:
+    declared_: Any = STREAM_HINTS.extended["block_contracts"]
+    blocks: dict[str, set[str]] = {}
+    for told in _updates():
+        artifact = told.get("artifactUpdate", {}).get("artifact")
+        if artifact:
+            kind = artifact["metadata"]["shared"]["stream"]["block_type"]
+            part = artifact["parts"][0]
+            content = part["data"] if "data" in part else {"text": part["text"]}
+            blocks.setdefault(kind, set()).update(content)
+
+    assert blocks == {kind: set(told["fields"]) for kind, told in declared_.items()}
