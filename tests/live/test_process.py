@@ -42,9 +42,23 @@ def configured(command: str, path: Path, config: JsonObject) -> Launch:
     )
 
 
+def _marked() -> set[int]:
+    return {pid for pid, marker in marked_processes() if marker.startswith(f"{os.getpid()}.")}
+
+
+_others: set[int] = set()
+
+
+@pytest.fixture(autouse=True)
+def others() -> None:
+    """Leave aside what ran before the test, such as the OpenCode that live tests share."""
+    _others.clear()
+    _others.update(_marked())
+
+
 def ours() -> list[int]:
     """Return what runs of all that this test program started through OpenCode."""
-    return [pid for pid, marker in marked_processes() if marker.startswith(f"{os.getpid()}.")]
+    return sorted(_marked() - _others)
 
 
 async def session_in(opencode: OpenCode, launch: Launch) -> Session:

@@ -162,9 +162,23 @@ def double(directory: Path, text: str) -> str:
     return str(program)
 
 
+def _marked() -> set[int]:
+    return {pid for pid, marker in marked_processes() if marker.startswith(f"{os.getpid()}.")}
+
+
+_others: set[int] = set()
+
+
+@pytest.fixture(autouse=True)
+def others() -> None:
+    """Leave aside what ran before the test, such as the OpenCode that live tests share."""
+    _others.clear()
+    _others.update(_marked())
+
+
 def ours() -> list[int]:
     """Return what is left of the processes that this test program started."""
-    return [pid for pid, marker in marked_processes() if marker.startswith(f"{os.getpid()}.")]
+    return sorted(_marked() - _others)
 
 
 async def start(launch: Launch) -> OpenCodeStartError:
