@@ -42,7 +42,7 @@ from opencode_a2a.execution.tools import Tools
 from opencode_a2a.ids import ContextId, MessageId, Principal, SessionId, TaskId
 from opencode_a2a.messages import ModelChoice, PromptPart, Routing
 from opencode_a2a.upstream.client import OpenCode
-from opencode_a2a.upstream.events import Event
+from opencode_a2a.upstream.events import Event, PartDelta
 from opencode_a2a.upstream.feed import WAKE, Feed, FeedItem, Gap, Subscription, Wake
 from opencode_a2a.upstream.models import (
     FileInput,
@@ -348,7 +348,12 @@ class Run:
             yield [_bound(self._seat)]
         self._tick()
         while not self._reader.finished:
-            told = self._hear(await self._subscription.batch())
+            items = await self._subscription.batch()
+            if all(type(item) is PartDelta for item in items):
+                # Most of what a turn hears: text, after which there is nothing to decide.
+                yield self._hear(items)
+                continue
+            told = self._hear(items)
             if told:
                 yield await self.desk.screen(told)
             try:

@@ -77,6 +77,8 @@ class TaskLog:
     async def tell(self, events: Sequence[LogEvent]) -> bool:
         """Append events; return once they may be relied on. False when the task had ended."""
         before = self.state.status.state
+        if not events:
+            return True
         entries = self._apply(events)
         if not entries:
             return False

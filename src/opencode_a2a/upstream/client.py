@@ -9,15 +9,13 @@ endpoint. What comes back is checked: status, content type, size, shape. Errors 
 import asyncio
 import base64
 import re
-import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Final, Literal, Self, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
-import httpx2
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
@@ -33,7 +31,6 @@ from opencode_a2a.events import Json
 from opencode_a2a.ids import MessageId, RequestId, SessionId
 from opencode_a2a.tracing import trace_headers
 from opencode_a2a.upstream.exchange import (
-    CONNECT_SECONDS,
     Exchange,
     ExchangeError,
     TooLargeError,
@@ -153,26 +150,22 @@ class OpenCode:
         max_concurrent_requests: int = 0,
         max_response_bytes: int = MAX_RESPONSE_BYTES,
     ) -> None:
-        url = httpx2.URL(base_url)
+        url = urlsplit(base_url)
         if password is None and url.password:
-            username, password = url.username, url.password
-        self.base_url = str(
-            url.copy_with(username="", password="", query=None, fragment=None)
-        ).rstrip("/")
+            username, password = unquote(url.username or ""), unquote(url.password)
+        host = url.netloc.rpartition("@")[2]
+        self.base_url = f"{url.scheme}://{host}{url.path}".rstrip("/")
         self._timeout = timeout
         self._limit = max_concurrent_requests
         self._under_way = 0
         headers = _headers(username, password)
         self._calls = Exchange(self.base_url, headers, max_response_bytes)
-        self._streams = _connections(self.base_url, headers)
 
     async def __aenter__(self) -> Self:
-        await self._streams.__aenter__()
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
         self._calls.close()
-        await self._streams.aclose()
 
     # Sessions
 
@@ -505,17 +498,16 @@ class OpenCode:
         means a dead connection: it ends with UpstreamTimeoutError.
         """
         request = _Request("GET", "/global/event")
-        timeout = httpx2.Timeout(read_timeout, connect=CONNECT_SECONDS)
-        url = self.base_url + request.target
         with _translated(request):
-            async with self._streams.stream("GET", url, timeout=timeout) as response:
-                if response.status_code >= 300:
-                    raise refusal(request.path, response.status_code, await response.aread())
-                media_type = response.headers.get("content-type", "")
+            opened = self._calls.stream(request.target, trace_headers(), read_timeout)
+            async with opened as (reply, chunks):
+                if reply.status >= 300:
+                    body = b"".join([chunk async for chunk in chunks])
+                    raise refusal(request.path, reply.status, body)
+                media_type = reply.headers.get("content-type", "")
                 if not media_type.startswith("text/event-stream"):
                     raise _wrong_media_type(request, media_type)
-                async with aclosing(_chunks(request, response)) as chunks:
-                    yield chunks
+                yield _patient(chunks, read_timeout)
 
     # How a call is made
 
@@ -555,12 +547,8 @@ class OpenCode:
         headers = trace_headers()
         if request.body is not None:
             headers["content-type"] = "application/json"
-        try:
+        with _translated(request):
             reply = await self._calls.send(request.method, request.target, request.body, headers)
-        except TooLargeError as error:
-            raise UpstreamPayloadError(detail=f"{request.name}: {error}") from None
-        except ExchangeError as error:
-            raise UpstreamUnreachableError(detail=f"{request.name}: {error}") from None
         if reply.status >= 300:
             raise refusal(request.path, reply.status, reply.body)
         media_type = reply.headers.get("content-type", "")
@@ -578,33 +566,27 @@ def _headers(username: str, password: str | None) -> dict[str, str]:
     return headers
 
 
-def _connections(base_url: str, headers: dict[str, str]) -> httpx2.AsyncClient:
-    # Without TLS the certificate store is not worth its loading time; this context trusts nobody.
-    secure = base_url.startswith("https:")
-    return httpx2.AsyncClient(
-        headers=headers,
-        verify=True if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
-        follow_redirects=False,
-        trust_env=False,
-    )
-
-
 @contextmanager
 def _translated(request: _Request):
-    """Turn what the HTTP library raises into this program's errors."""
+    """Turn what goes wrong on the way into this program's errors."""
     try:
         yield
-    except httpx2.TimeoutException:
+    except TooLargeError as error:
+        raise UpstreamPayloadError(detail=f"{request.name}: {error}") from None
+    except ExchangeError as error:
+        raise UpstreamUnreachableError(detail=f"{request.name}: {error}") from None
+    except TimeoutError:
         raise UpstreamTimeoutError(detail=f"{request.name}: timed out") from None
-    except httpx2.RequestError as error:
-        reason = type(error).__name__
-        raise UpstreamUnreachableError(detail=f"{request.name}: {reason}") from None
 
 
-async def _chunks(request: _Request, response: httpx2.Response) -> AsyncGenerator[bytes]:
-    with _translated(request):
-        async for chunk in response.aiter_raw():
-            yield chunk
+async def _patient(chunks: AsyncGenerator[bytes], seconds: float) -> AsyncGenerator[bytes]:
+    """Pass on what comes, until nothing comes for so long."""
+    while True:
+        async with asyncio.timeout(seconds):
+            chunk = await anext(chunks, None)
+        if chunk is None:
+            return
+        yield chunk
 
 
 def _wire(value: Wire) -> bytes:

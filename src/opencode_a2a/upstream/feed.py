@@ -89,7 +89,7 @@ class Subscription:
         self._feed = feed
         self._limit = limit
         self._inbox: deque[FeedItem] = deque()
-        self._filled = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
         self.adopt(root)
 
     def adopt(self, session: SessionId) -> None:
@@ -100,10 +100,14 @@ class Subscription:
 
     async def batch(self) -> list[FeedItem]:
         """Wait until there is something, and return all of it."""
-        await self._filled.wait()
+        if not self._inbox:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
         items = list(self._inbox)
         self._inbox.clear()
-        self._filled.clear()
         return items
 
     def put(self, item: FeedItem) -> None:
@@ -113,7 +117,8 @@ class Subscription:
             item = Gap("overflow")
             log.warning("feed.overflow", sessions=len(self.sessions))
         self._inbox.append(item)
-        self._filled.set()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def close(self) -> None:
         self._feed.forget(self)

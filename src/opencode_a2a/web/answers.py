@@ -36,6 +36,11 @@ _STATUS = {
 _CLOSE: Header = (b"connection", b"close")
 
 
+DIRECT_SEND = "direct_send"
+"""In the scope: the server's own ``send``. What comes between looks at the start of an answer only,
+so that the frames of a stream may go past it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Why a request goes no further, and what would help."""

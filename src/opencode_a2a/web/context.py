@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from opencode_a2a.ids import new_hex
 from opencode_a2a.tracing import begin_trace, current_trace
-from opencode_a2a.web.answers import header
+from opencode_a2a.web.answers import DIRECT_SEND, header
 
 
 class Tracing:
@@ -26,6 +26,7 @@ class Tracing:
         trace = begin_trace(header(scope, b"traceparent"), header(scope, b"tracestate"))
         scope["trace"] = trace
         scope["request_id"] = new_hex(8)
+        scope[DIRECT_SEND] = send
         mine = (b"traceparent", trace.traceparent.encode())
 
         async def tell(message: Message) -> None:

@@ -21,7 +21,7 @@ from structlog.typing import FilteringBoundLogger
 
 from opencode_a2a import metrics
 from opencode_a2a.errors import StreamEndedError
-from opencode_a2a.web.answers import Header
+from opencode_a2a.web.answers import DIRECT_SEND, Header
 
 log: FilteringBoundLogger = structlog.get_logger()
 
@@ -144,7 +144,7 @@ class EventStream:
         self._drain.add(self)
         with metrics.STREAM_ACTIVE.track_inprogress():
             try:
-                ending = await self._run(receive, send)
+                ending = await self._run(receive, send, scope.get(DIRECT_SEND, send))
             finally:
                 self._drain.discard(self)
         metrics.STREAM_ENDED.labels(ending).inc()
@@ -158,10 +158,10 @@ class EventStream:
         if self._alarm is not None and not self._alarm.expired():
             self._alarm.reschedule(asyncio.get_running_loop().time())
 
-    async def _run(self, receive: Receive, send: Send) -> Ending:
+    async def _run(self, receive: Receive, send: Send, direct: Send) -> Ending:
         """Write everything there is to write; return why it ended."""
         async with contextlib.aclosing(self._frames):
-            ending = await self._begin_and_pump(receive, send)
+            ending = await self._begin_and_pump(receive, send, direct)
         if ending in (Ending.DISCONNECTED, Ending.STALLED):
             return ending
         last = b"" if ending in _SILENT else self._farewell(ending)
@@ -172,7 +172,7 @@ class EventStream:
             return Ending.STALLED
         return ending
 
-    async def _begin_and_pump(self, receive: Receive, send: Send) -> Ending:
+    async def _begin_and_pump(self, receive: Receive, send: Send, direct: Send) -> Ending:
         start = {"status": 200, "headers": [*_HEADERS, *self._headers]}
         await send({"type": "http.response.start", **start})
         # A proxy may keep the headers back until there is a body.
@@ -180,8 +180,8 @@ class EventStream:
         ending = Ending.COMPLETE
         try:
             async with asyncio.TaskGroup() as group:
-                watch = group.create_task(self._watch(receive, send))
-                await self._pump(send)
+                watch = group.create_task(self._watch(receive, direct))
+                await self._pump(direct)
                 watch.cancel()
         except* _EndedError as ended:
             ending = _cause(ended)
