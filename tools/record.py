@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -154,7 +154,9 @@ class Stage:
     session: Session
     workspace: Path
     place: int
-    answered: set[str] = field(default_factory=set[str])
+    """Events before this one were waited for already."""
+    start: int
+    """Where the recording begins."""
 
     @property
     def at(self) -> Location:
@@ -185,6 +187,11 @@ class Stage:
 
     async def idle(self) -> None:
         await self.until("session.idle")
+
+    async def begin_here(self) -> None:
+        """Leave out of the recording what was only to prepare it."""
+        await self.recorder.quiet()
+        self.place = self.start = len(self.recorder.events)
 
     async def abort(self) -> None:
         await self.opencode.abort_session(self.session.id, at=self.at)
@@ -304,6 +311,7 @@ async def deleted(stage: Stage) -> None:
 async def summarized(stage: Stage) -> None:
     await stage.prompt({"say": "something to sum up"})
     await stage.idle()
+    await stage.begin_here()
     await stage.opencode.summarize_session(
         stage.session.id, provider_id=PROVIDER, model_id=MODEL, at=stage.at
     )
@@ -329,6 +337,7 @@ async def delegated(stage: Stage) -> None:
 async def reverted(stage: Stage) -> None:
     await stage.prompt(WRITE, {"say": "written"})
     await stage.idle()
+    await stage.begin_here()
     messages = (await stage.opencode.messages(stage.session.id, at=stage.at)).items
     await stage.opencode.revert_session(stage.session.id, messages[0].info.id, at=stage.at)
     await stage.prompt({"say": "something else"})
@@ -547,13 +556,14 @@ async def _play(
     rules = [PermissionRule(permission=p, pattern=w, action=a) for p, w, a in scenario.rules]
     draft = SessionDraft(title=name, permission=rules or None)
     session = await opencode.create_session(draft, at=Location(str(workspace)))
+    stage = Stage(opencode, recorder, session, workspace, first, first)
     try:
-        await scenario.play(Stage(opencode, recorder, session, workspace, first))
+        await scenario.play(stage)
         await recorder.quiet()
     except (TimeoutError, UpstreamError) as error:
         print(f"failed    {name}: {error!r}")
         return None
-    return list(told_of(session.id, recorder.events[first:], workspace))
+    return list(told_of(session.id, recorder.events[stage.start :], workspace))
 
 
 def told_of(session: SessionId, events: list[Recorded], workspace: Path) -> Iterator[bytes]:

@@ -112,7 +112,7 @@ class Interrupts:
         def write(connection: Connection) -> None:
             rows.add(connection, row)
 
-        await self._database.write(write)
+        await self._database.insist(write)
         metrics.INTERRUPT_REQUESTS.labels(asked.type).inc()
         return asked
 
@@ -128,7 +128,7 @@ class Interrupts:
         def write(connection: Connection) -> None:
             rows.settle(connection, settled.request_id, settled.resolution, now, settled.by)
 
-        await self._database.write(write)
+        await self._database.insist(write)
         metrics.INTERRUPT_RESOLVED.labels(settled.resolution).inc()
         AUDIT.info(
             "interrupt settled",

@@ -32,6 +32,7 @@ log = structlog.get_logger(__name__)
 
 MEMORY = "sqlite://"
 READERS = 3
+RETRY_SECONDS = (0.1, 0.5, 1.0, 2.0)
 T = TypeVar("T")
 _LOOK = sa.select(*(sa.select(table).exists() for table in metadata.sorted_tables))
 
@@ -115,6 +116,18 @@ class Database:
             return await self._submit(fn)
         except self._failures as error:
             raise _unavailable(operation, error) from None
+
+    async def insist(self, fn: Callable[[Connection], T]) -> T:
+        """Write, however long the database takes: what has happened must not be lost."""
+        attempt = 0
+        while True:
+            try:
+                return await self.write(fn)
+            except StoreUnavailableError:
+                wait = RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)]
+                log.warning("not stored, trying again", wait=wait)
+                attempt += 1
+                await asyncio.sleep(wait)
 
     async def read(self, fn: Callable[[Connection], T], operation: str = "loading") -> T:
         """Run ``fn`` on a connection of its own, beside the writer."""

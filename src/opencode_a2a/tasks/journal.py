@@ -13,7 +13,6 @@ from typing import Protocol
 import structlog
 from sqlalchemy.engine import Connection
 
-from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.ids import Principal
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
@@ -25,7 +24,6 @@ log = structlog.get_logger(__name__)
 
 GROUP_SECONDS = 0.05
 GROUP_ENTRIES = 2_000
-RETRY_SECONDS = (0.1, 0.5, 1.0, 2.0)
 
 
 class Writer(Protocol):
@@ -126,12 +124,4 @@ class Journal:
                 [move for move in moves if move is not None],
             )
 
-        attempt = 0
-        while True:
-            try:
-                return await self._database.write(write)
-            except StoreUnavailableError:
-                wait = RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)]
-                log.warning("log not stored, trying again", tasks=len(shares), wait=wait)
-                attempt += 1
-                await asyncio.sleep(wait)
+        await self._database.insist(write)
