@@ -42,10 +42,10 @@ demo-peers: $(PACKAGES) $(PROGRAMS)
 	PATH="$(BIN):$(CURDIR)/node_modules/.bin:$(RIPGREP):$$PATH" $(BIN)/python tools/demo_peers.py $(ARGS)
 
 test: $(PACKAGES) $(PROGRAMS)
-	$(WITH_PROGRAMS) $(BIN)/pytest $(ARGS)
+	$(WITH_PROGRAMS) $(BIN)/pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 test-fast: $(PACKAGES)
-	$(BIN)/pytest -m "not live" $(ARGS)
+	$(BIN)/pytest --numprocesses 2 --dist loadfile -m "not live" $(ARGS)
 
 check: $(PACKAGES)
 	$(BIN)/ruff format --check

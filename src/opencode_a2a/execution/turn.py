@@ -545,7 +545,8 @@ class Run:
         quiet = now - self._heard
         if quiet < watch.tick_seconds:
             return []
-        if now - self._compared >= (watch.tick_seconds if self._unlisted else quiet / 2):
+        compare_after = watch.tick_seconds if self._unlisted else quiet / 2
+        if not reader.needs_reconcile and now - self._compared >= compare_after:
             # Events get lost without a gap as well, right after a connection above all.
             reader.needs_reconcile = True
             self.wake()

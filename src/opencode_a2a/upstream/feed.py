@@ -100,7 +100,9 @@ class Subscription:
 
     async def batch(self) -> list[FeedItem]:
         """Wait until there is something, and return all of it."""
-        if not self._inbox:
+        if self._inbox:
+            await asyncio.sleep(0)  # a follower that wakes itself must not keep the loop
+        else:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
