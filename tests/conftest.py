@@ -1,6 +1,7 @@
 """What tests of every kind share."""
 
 import shutil
+import signal
 import subprocess
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
@@ -12,6 +13,9 @@ from tests.support.backstage import Backstage
 from tests.support.service import Running, serving, settings_for
 
 ROOT = Path(__file__).parent.parent
+
+# A shell that runs the tests in the background lets them, and all they start, ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
