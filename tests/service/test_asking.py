@@ -4,6 +4,7 @@ import pytest
 
 from tests.support.caller import Caller
 from tests.support.exchange import PARAMS, Exchange
+from tests.support.front import Serve
 from tests.support.opencode import FakeOpenCode
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -102,3 +103,17 @@ async def test_a_provider_that_wants_a_sign_in_is_told_and_another_try_is_taken(
     assert asked.said
     assert (done.id, done.state, done.text) == (asked.id, "completed", "one two three four")
     assert done.history == ["hello", "again"]
+
+
+@pytest.mark.requirement("7.6-auth-required")
+async def test_nobody_is_waited_for_without_end_to_sign_in(
+    opencode: FakeOpenCode, serve: Serve
+) -> None:
+    opencode.play("error-401")
+    caller = Caller(await serve(A2A_INTERRUPT_REQUEST_TTL_SECONDS="0.2"))
+
+    asked = await caller.send("hello")
+    ended = await caller.wait(asked.id, "failed")
+
+    assert asked.state == "auth_required"
+    assert ended.error_type == "SIGN_IN_EXPIRED"
