@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -114,27 +114,27 @@ class Recorder:
 
     def __init__(self) -> None:
         self.events: list[Recorded] = []
-        self._told = asyncio.Condition()
+        self._frames = Frames()
+        self._told = asyncio.Event()
 
-    async def run(self, chunks: AsyncIterator[bytes]) -> None:
-        frames, clock = Frames(), asyncio.get_running_loop().time
-        async for chunk in chunks:
-            async with self._told:
-                for data in frames.push(chunk):
-                    line: JsonObject = orjson.loads(data)
-                    event = Recorded(clock(), line)
-                    if not NOISE.match(event.label):
-                        self.events.append(event)
-                self._told.notify_all()
+    def take(self, chunk: bytes) -> None:
+        now = asyncio.get_running_loop().time()
+        for data in self._frames.push(chunk):
+            line: JsonObject = orjson.loads(data)
+            event = Recorded(now, line)
+            if not NOISE.match(event.label):
+                self.events.append(event)
+        self._told.set()
 
     async def next(self, wanted: Callable[[Recorded], bool], after: int) -> int:
         """Wait for an event from a place on, and return the place behind it."""
-        async with asyncio.timeout(PATIENCE), self._told:
+        async with asyncio.timeout(PATIENCE):
             while True:
                 for place in range(after, len(self.events)):
                     if wanted(self.events[place]):
                         return place + 1
                 after = len(self.events)
+                self._told.clear()
                 await self._told.wait()
 
     async def quiet(self) -> None:
@@ -531,10 +531,9 @@ async def _record(
         async with (
             ManagedOpenCode(launch) as managed,
             OpenCode(managed.url, password=managed.password) as opencode,
-            opencode.events(read_timeout=PATIENCE) as chunks,
         ):
             recorder = Recorder()
-            listening = asyncio.create_task(recorder.run(chunks))
+            listening = asyncio.create_task(opencode.events(recorder.take))
             await recorder.next(lambda event: event.label == "server.connected", 0)
             # The first session of a directory is told of before anybody can hear it.
             await opencode.create_session(SessionDraft(title="first"), at=Location(str(workspace)))

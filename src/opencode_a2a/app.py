@@ -5,6 +5,7 @@ lifespan starts and stops everything; ``serve`` runs it on a socket until a sign
 """
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -38,7 +39,7 @@ from opencode_a2a.protocol.contracts import card_facts, contracts, spoken
 from opencode_a2a.protocol.exchange import Stream, Terms
 from opencode_a2a.protocol.handler import Operations
 from opencode_a2a.protocol.openapi import OpenApi
-from opencode_a2a.protocol.rest import EXCEPTION_HANDLERS, RestBinding
+from opencode_a2a.protocol.rest import RestBinding, Routes
 from opencode_a2a.protocol.rpc import RpcBinding
 from opencode_a2a.protocol.versions import Line
 from opencode_a2a.protocol.views import Views
@@ -64,7 +65,7 @@ from opencode_a2a.web.sse import Drain, EventStream, StreamLimits, early_end
 
 log = structlog.get_logger(__name__)
 
-FEED_SILENCE_SECONDS = 30.0
+FEED_SILENCE_SECONDS = 25.0
 HEALTH_SECONDS = 2.0
 
 
@@ -147,7 +148,7 @@ class Service:
                 max_concurrent_requests=settings.opencode.max_concurrent_requests,
             )
         )
-        feed = Feed(lambda: opencode.events(read_timeout=FEED_SILENCE_SECONDS))
+        feed = Feed(opencode.events, silence=FEED_SILENCE_SECONDS)
         journal = Journal(database)
         turns = _turns(settings, database, opencode, feed)
         if self.tool is not None and tool is not None:
@@ -252,15 +253,14 @@ class Service:
         terms = Terms(
             Line(settings.a2a.protocol_version), write, published.announcements, spoken(settings)
         )
-        routes = [
-            RpcBinding(operations, terms, [methods]).route(),
-            *cards.routes(),
-            *OpenApi(settings, published).routes(),
-            *RestBinding(operations, cards, terms).routes(),
-        ]
-        app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
-        app.router.redirect_slashes = False
-        return app
+        return Routes(
+            [
+                RpcBinding(operations, terms, [methods]).route(),
+                *cards.routes(),
+                *OpenApi(settings, published).routes(),
+                *RestBinding(operations, cards, terms).routes(),
+            ]
+        )
 
     async def _fetch(self, url: str) -> Fetched:
         a2a = self.settings.a2a
@@ -414,6 +414,9 @@ async def _upstream(settings: Settings, tool: JsonObject | None) -> AsyncGenerat
 def serve(settings: Settings) -> int:
     """Run the service until a signal; return the exit status."""
     telemetry.configure(settings.log.level)
+    # What is loaded now stays: the collector need not look at it, nor look so often.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
     try:
         listeners = bind(settings.a2a.host, settings.a2a.port)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:

@@ -1,11 +1,10 @@
 """What can go wrong, each with its form on the wire.
 
 ServiceError
-|-- ProtocolError            the request itself is wrong: JSON, method, params, version
-|   |-- ParseError, InvalidRequestError, MethodNotFoundError, MethodNotAllowedError
-|   |-- InvalidParamsError        `-- InvalidListingError, MissingFieldError, InvalidFieldError,
-|   |                                 PaginationModeError
-|   `-- VersionNotSupportedError, ExtensionSupportRequiredError, ContentTypeNotSupportedError
+|-- ParseError, InvalidRequestError, MethodNotFoundError `-- MethodNotAllowedError
+|-- InvalidParamsError       `-- InvalidListingError, MissingFieldError, InvalidFieldError,
+|                                PaginationModeError
+|-- VersionNotSupportedError, ExtensionSupportRequiredError, ContentTypeNotSupportedError
 |-- TaskNotFoundError, TaskNotCancelableError, UnsupportedOperationError
 |-- PushNotSupportedError, ExtendedCardNotConfiguredError
 |-- StoreUnavailableError, LimitExceededError, StreamEndedError, InternalError
@@ -35,243 +34,175 @@ class Violation:
 
 
 class ServiceError(Exception):
-    """An error with a number, an HTTP status, a gRPC status and a reason."""
+    """An error with a number, an HTTP status, a gRPC status and a reason.
+
+    A subclass says what differs from its base; ``message`` is told unless a better one is given.
+    """
 
     code: ClassVar[int] = -32603
     http: ClassVar[int] = 500
     status: ClassVar[str] = "INTERNAL"
     reason: ClassVar[str] = "INTERNAL_ERROR"
-    default_message: ClassVar[str] = "Internal error"
-
-    def __init_subclass__(
-        cls,
-        *,
-        code: int | None = None,
-        http: int | None = None,
-        status: str | None = None,
-        reason: str | None = None,
-        message: str | None = None,
-    ) -> None:
-        super().__init_subclass__()
-        cls.code = cls.code if code is None else code
-        cls.http = cls.http if http is None else http
-        cls.status = cls.status if status is None else status
-        cls.reason = cls.reason if reason is None else reason
-        cls.default_message = cls.default_message if message is None else message
+    message: str = "Internal error"
 
     def __init__(
         self, message: str | None = None, *, violations: tuple[Violation, ...] = (), **data: Json
     ) -> None:
-        self.message = message or self.default_message
+        self.message = message or self.message
         self.violations = violations
         self.data = {key: value for key, value in data.items() if value is not None}
         super().__init__(self.message)
 
 
-class ProtocolError(ServiceError):
-    """The request cannot be taken as it is."""
-
-
-class ParseError(
-    ProtocolError,
-    code=-32700,
-    http=400,
-    status="INVALID_ARGUMENT",
-    reason="PARSE_ERROR",
-    message="The body is not valid JSON",
-):
+class ParseError(ServiceError):
     """The body is not JSON, or not UTF-8, or nested too deeply."""
 
+    code, http, status, reason = -32700, 400, "INVALID_ARGUMENT", "PARSE_ERROR"
+    message = "The body is not valid JSON"
 
-class InvalidRequestError(
-    ProtocolError,
-    code=-32600,
-    http=400,
-    status="INVALID_ARGUMENT",
-    reason="INVALID_REQUEST",
-    message="The body is not a JSON-RPC request",
-):
+
+class InvalidRequestError(ServiceError):
     """The JSON is no request: a batch, no method, a wrong envelope."""
 
+    code, http, status, reason = -32600, 400, "INVALID_ARGUMENT", "INVALID_REQUEST"
+    message = "The body is not a JSON-RPC request"
 
-class MethodNotFoundError(
-    ProtocolError,
-    code=-32601,
-    http=404,
-    status="NOT_FOUND",
-    reason="METHOD_NOT_SUPPORTED",
-    message="Method not found",
-):
+
+class MethodNotFoundError(ServiceError):
     """No such method, or it is switched off."""
 
+    code, http, status, reason = -32601, 404, "NOT_FOUND", "METHOD_NOT_SUPPORTED"
+    message = "Method not found"
 
-class MethodNotAllowedError(
-    MethodNotFoundError,
-    http=405,
-    status="UNIMPLEMENTED",
-    reason="METHOD_NOT_ALLOWED",
-    message="This path does not take this HTTP method",
-):
+
+class MethodNotAllowedError(MethodNotFoundError):
     """The path exists, for other HTTP methods."""
 
+    http, status, reason = 405, "UNIMPLEMENTED", "METHOD_NOT_ALLOWED"
+    message = "This path does not take this HTTP method"
 
-class InvalidParamsError(
-    ProtocolError,
-    code=-32602,
-    http=400,
-    status="INVALID_ARGUMENT",
-    reason="INVALID_PARAMS",
-    message="Invalid parameters",
-):
+
+class InvalidParamsError(ServiceError):
     """A field is missing, unknown or wrong; ``violations`` says which."""
 
+    code, http, status, reason = -32602, 400, "INVALID_ARGUMENT", "INVALID_PARAMS"
+    message = "Invalid parameters"
 
-class InvalidListingError(InvalidParamsError, reason="INVALID_LIST_TASKS_REQUEST"):
+
+class InvalidListingError(InvalidParamsError):
     """A filter or page of the 0.3 task list is wrong."""
 
+    reason = "INVALID_LIST_TASKS_REQUEST"
 
-class MissingFieldError(InvalidParamsError, reason="MISSING_FIELD"):
+
+class MissingFieldError(InvalidParamsError):
     """A method of ours lacks a field; ``field`` names it."""
 
+    reason = "MISSING_FIELD"
 
-class InvalidFieldError(InvalidParamsError, reason="INVALID_FIELD"):
+
+class InvalidFieldError(InvalidParamsError):
     """A method of ours got unknown or wrong fields; ``field`` and ``fields`` name them."""
 
+    reason = "INVALID_FIELD"
 
-class PaginationModeError(InvalidParamsError, reason="INVALID_PAGINATION_MODE"):
+
+class PaginationModeError(InvalidParamsError):
     """A list of ours was asked for by page or cursor where it only has a limit."""
 
+    reason = "INVALID_PAGINATION_MODE"
 
-class ContentTypeNotSupportedError(
-    ProtocolError,
-    code=-32005,
-    http=400,
-    status="INVALID_ARGUMENT",
-    reason="CONTENT_TYPE_NOT_SUPPORTED",
-    message="Content type not supported",
-):
+
+class ContentTypeNotSupportedError(ServiceError):
     """A part has a media type that the agent does not take."""
 
+    code, http, status, reason = -32005, 400, "INVALID_ARGUMENT", "CONTENT_TYPE_NOT_SUPPORTED"
+    message = "Content type not supported"
 
-class VersionNotSupportedError(
-    ProtocolError,
-    code=-32009,
-    http=400,
-    status="FAILED_PRECONDITION",
-    reason="VERSION_NOT_SUPPORTED",
-    message="Protocol version not supported",
-):
+
+class VersionNotSupportedError(ServiceError):
     """The A2A version asked for is not spoken here, or does not fit the method."""
 
+    code, http, status, reason = -32009, 400, "FAILED_PRECONDITION", "VERSION_NOT_SUPPORTED"
+    message = "Protocol version not supported"
 
-class ExtensionSupportRequiredError(
-    ProtocolError,
-    code=-32008,
-    http=400,
-    status="FAILED_PRECONDITION",
-    reason="EXTENSION_SUPPORT_REQUIRED",
-    message="Extension support required",
-):
+
+class ExtensionSupportRequiredError(ServiceError):
     """A required extension was not asked for."""
 
+    code, http, status, reason = -32008, 400, "FAILED_PRECONDITION", "EXTENSION_SUPPORT_REQUIRED"
+    message = "Extension support required"
 
-class TaskNotFoundError(
-    ServiceError,
-    code=-32001,
-    http=404,
-    status="NOT_FOUND",
-    reason="TASK_NOT_FOUND",
-    message="Task not found",
-):
+
+class TaskNotFoundError(ServiceError):
     """The task does not exist, or belongs to another caller: both look alike."""
 
+    code, http, status, reason = -32001, 404, "NOT_FOUND", "TASK_NOT_FOUND"
+    message = "Task not found"
 
-class TaskNotCancelableError(
-    ServiceError,
-    code=-32002,
-    http=400,
-    status="FAILED_PRECONDITION",
-    reason="TASK_NOT_CANCELABLE",
-    message="Task cannot be canceled",
-):
+
+class TaskNotCancelableError(ServiceError):
     """The task has ended."""
 
+    code, http, status, reason = -32002, 400, "FAILED_PRECONDITION", "TASK_NOT_CANCELABLE"
+    message = "Task cannot be canceled"
 
-class PushNotSupportedError(
-    ServiceError,
-    code=-32003,
-    http=400,
-    status="FAILED_PRECONDITION",
-    reason="PUSH_NOTIFICATION_NOT_SUPPORTED",
-    message="Push notifications are not supported",
-):
+
+class PushNotSupportedError(ServiceError):
     """Push configuration is not offered."""
 
+    code, http, status = -32003, 400, "FAILED_PRECONDITION"
+    reason = "PUSH_NOTIFICATION_NOT_SUPPORTED"
+    message = "Push notifications are not supported"
 
-class UnsupportedOperationError(
-    ServiceError,
-    code=-32004,
-    http=400,
-    status="FAILED_PRECONDITION",
-    reason="UNSUPPORTED_OPERATION",
-    message="This operation is not supported",
-):
+
+class UnsupportedOperationError(ServiceError):
     """The operation does not fit the state of the task, or the agent."""
 
+    code, http, status, reason = -32004, 400, "FAILED_PRECONDITION", "UNSUPPORTED_OPERATION"
+    message = "This operation is not supported"
 
-class ExtendedCardNotConfiguredError(
-    ServiceError,
-    code=-32007,
-    http=400,
-    status="FAILED_PRECONDITION",
-    reason="EXTENDED_AGENT_CARD_NOT_CONFIGURED",
-    message="No extended agent card",
-):
+
+class ExtendedCardNotConfiguredError(ServiceError):
     """There is no extended card."""
 
+    code, http, status = -32007, 400, "FAILED_PRECONDITION"
+    reason = "EXTENDED_AGENT_CARD_NOT_CONFIGURED"
+    message = "No extended agent card"
 
-class StoreUnavailableError(
-    ServiceError,
-    code=-32603,
-    http=503,
-    status="UNAVAILABLE",
-    reason="TASK_STORE_UNAVAILABLE",
-    message="Task store unavailable; try again",
-):
+
+class StoreUnavailableError(ServiceError):
     """The database did not answer; ``operation`` says during what."""
 
+    code, http, status, reason = -32603, 503, "UNAVAILABLE", "TASK_STORE_UNAVAILABLE"
+    message = "Task store unavailable; try again"
 
-class LimitExceededError(
-    ServiceError,
-    code=-32603,
-    http=429,
-    status="RESOURCE_EXHAUSTED",
-    reason="LIMIT_EXCEEDED",
-    message="Too many tasks at once; wait for one to end",
-):
+
+class LimitExceededError(ServiceError):
     """A limit of this caller or of the whole service is reached."""
 
+    code, http, status, reason = -32603, 429, "RESOURCE_EXHAUSTED", "LIMIT_EXCEEDED"
+    message = "Too many tasks at once; wait for one to end"
 
-class StreamEndedError(
-    ServiceError,
-    code=-31011,
-    http=503,
-    status="UNAVAILABLE",
-    reason="STREAM_ENDED",
-    message="The stream ended before the task; subscribe again with the header Last-Event-ID",
-):
+
+class StreamEndedError(ServiceError):
     """The service stops, or a budget of the stream is used up: ``cause``."""
 
+    code, http, status, reason = -31011, 503, "UNAVAILABLE", "STREAM_ENDED"
+    message = "The stream ended before the task; subscribe again with the header Last-Event-ID"
 
-class InternalError(ServiceError, code=-32603, http=500, status="INTERNAL"):
+
+class InternalError(ServiceError):
     """A defect of this program; the log has the details, the caller does not."""
 
 
-class UpstreamError(ServiceError, http=502, status="UNAVAILABLE"):
+class UpstreamError(ServiceError):
     """OpenCode did not do what was asked.
 
     ``detail`` is what OpenCode said, without paths: for the log and for telling cases apart.
     """
+
+    http, status = 502, "UNAVAILABLE"
 
     def __init__(
         self, message: str | None = None, *, detail: str | None = None, **data: Json
@@ -280,114 +211,84 @@ class UpstreamError(ServiceError, http=502, status="UNAVAILABLE"):
         self.detail = detail
 
 
-class UpstreamUnreachableError(
-    UpstreamError,
-    code=-31002,
-    http=503,
-    reason="UPSTREAM_UNREACHABLE",
-    message="OpenCode cannot be reached",
-):
+class UpstreamUnreachableError(UpstreamError):
     """No connection, or it broke before the answer was complete."""
 
+    code, http, reason = -31002, 503, "UPSTREAM_UNREACHABLE"
+    message = "OpenCode cannot be reached"
 
-class UpstreamTimeoutError(UpstreamUnreachableError, message="OpenCode did not answer in time"):
+
+class UpstreamTimeoutError(UpstreamUnreachableError):
     """The time for one call has passed."""
 
+    message = "OpenCode did not answer in time"
 
-class UpstreamHttpError(
-    UpstreamError,
-    code=-31003,
-    reason="UPSTREAM_HTTP_ERROR",
-    message="OpenCode answered with an error",
-):
+
+class UpstreamHttpError(UpstreamError):
     """OpenCode answered with an error status: ``upstream_status``."""
 
+    code, reason = -31003, "UPSTREAM_HTTP_ERROR"
+    message = "OpenCode answered with an error"
 
-class UpstreamNotFoundError(
-    UpstreamHttpError, http=404, status="NOT_FOUND", message="OpenCode does not know this id"
-):
+
+class UpstreamNotFoundError(UpstreamHttpError):
     """A message, permission, question or workspace that is not there (a session has its own)."""
 
+    http, status = 404, "NOT_FOUND"
+    message = "OpenCode does not know this id"
 
-class SessionBusyError(
-    UpstreamHttpError,
-    http=409,
-    status="FAILED_PRECONDITION",
-    message="The session is busy; wait for its turn to end",
-):
+
+class SessionBusyError(UpstreamHttpError):
     """OpenCode refuses this while a turn runs in the session."""
 
+    http, status = 409, "FAILED_PRECONDITION"
+    message = "The session is busy; wait for its turn to end"
 
-class UpstreamPayloadError(
-    UpstreamError,
-    code=-31005,
-    reason="UPSTREAM_PAYLOAD_ERROR",
-    message="OpenCode answered in an unexpected form",
-):
+
+class UpstreamPayloadError(UpstreamError):
     """The answer is not what this version of OpenCode should send."""
 
+    code, reason = -31005, "UPSTREAM_PAYLOAD_ERROR"
+    message = "OpenCode answered in an unexpected form"
 
-class UpstreamBackpressureError(
-    UpstreamError,
-    code=-31010,
-    http=429,
-    status="RESOURCE_EXHAUSTED",
-    reason="UPSTREAM_BACKPRESSURE",
-    message="Too many calls to OpenCode at once; try again",
-):
+
+class UpstreamBackpressureError(UpstreamError):
     """The limit on simultaneous calls to OpenCode is reached."""
 
+    code, http, status, reason = -31010, 429, "RESOURCE_EXHAUSTED", "UPSTREAM_BACKPRESSURE"
+    message = "Too many calls to OpenCode at once; try again"
 
-class SessionNotFoundError(
-    ServiceError,
-    code=-31001,
-    http=404,
-    status="NOT_FOUND",
-    reason="SESSION_NOT_FOUND",
-    message="Session not found",
-):
+
+class SessionNotFoundError(ServiceError):
     """The session does not exist, or belongs to another caller: both look alike."""
 
+    code, http, status, reason = -31001, 404, "NOT_FOUND", "SESSION_NOT_FOUND"
+    message = "Session not found"
 
-class InterruptNotFoundError(
-    ServiceError,
-    code=-31004,
-    http=404,
-    status="NOT_FOUND",
-    reason="INTERRUPT_REQUEST_NOT_FOUND",
-    message="No such pending request",
-):
+
+class InterruptNotFoundError(ServiceError):
     """The request is unknown, settled, or another caller's: all look alike."""
 
+    code, http, status, reason = -31004, 404, "NOT_FOUND", "INTERRUPT_REQUEST_NOT_FOUND"
+    message = "No such pending request"
 
-class AuthorizationForbiddenError(
-    ServiceError,
-    code=-31007,
-    http=403,
-    status="PERMISSION_DENIED",
-    reason="AUTHORIZATION_FORBIDDEN",
-    message="The credential lacks a capability",
-):
+
+class AuthorizationForbiddenError(ServiceError):
     """The caller is known but may not do this."""
 
+    code, http, status, reason = -31007, 403, "PERMISSION_DENIED", "AUTHORIZATION_FORBIDDEN"
+    message = "The credential lacks a capability"
 
-class InterruptTypeMismatchError(
-    ServiceError,
-    code=-31008,
-    http=400,
-    status="FAILED_PRECONDITION",
-    reason="INTERRUPT_TYPE_MISMATCH",
-    message="The request is of another type",
-):
+
+class InterruptTypeMismatchError(ServiceError):
     """A permission was answered as a question, or the other way round."""
 
+    code, http, status, reason = -31008, 400, "FAILED_PRECONDITION", "INTERRUPT_TYPE_MISMATCH"
+    message = "The request is of another type"
 
-class InterruptExpiredError(
-    ServiceError,
-    code=-31009,
-    http=400,
-    status="FAILED_PRECONDITION",
-    reason="INTERRUPT_REQUEST_EXPIRED",
-    message="The request has expired",
-):
+
+class InterruptExpiredError(ServiceError):
     """The deadline passed before the answer came."""
+
+    code, http, status, reason = -31009, 400, "FAILED_PRECONDITION", "INTERRUPT_REQUEST_EXPIRED"
+    message = "The request has expired"

@@ -19,6 +19,8 @@ JsonObject = dict[str, Json]
 class Lane(StrEnum):
     """The two running texts of a turn."""
 
+    __hash__ = str.__hash__  # an enum's own is written in Python, and lanes are looked up a lot
+
     TEXT = "text"
     REASONING = "reasoning"
 
@@ -37,12 +39,13 @@ class Started:
     """OpenCode has the prompt; the answer follows."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TextGrew:
     """New answer text; never a repeat of what an earlier event carried.
 
     The texts of one lane, joined as they are, are the lane's text: what separates two parts
-    of an answer is already in ``text``. ``opens`` marks the first event of the lane.
+    of an answer is already in ``text``. ``opens`` marks the first event of the lane. Nobody
+    changes one; it is not frozen because that would triple the time to make it.
     """
 
     message_id: MessageId
@@ -51,7 +54,7 @@ class TextGrew:
     opens: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReasoningGrew:
     """New reasoning text, under the same rules as answer text."""
 

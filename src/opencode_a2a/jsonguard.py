@@ -40,7 +40,7 @@ def decode(body: bytes, *, max_depth: int = MAX_DEPTH) -> Json:
     if body.count(b"[") + body.count(b"{") > max_depth and _too_deep(body, max_depth):
         _refuse_depth(max_depth)
     if _LONG_NUMBER in body.translate(_DIGITS) or _keys_may_repeat(body, value):
-        _read_strictly(body)
+        json.loads(body, object_pairs_hook=_unique, parse_int=_bounded)
     return value
 
 
@@ -58,22 +58,15 @@ def _too_deep(body: bytes, max_depth: int) -> bool:
     return max(accumulate(memoryview(steps).cast("b"))) > max_depth
 
 
-def _read_strictly(body: bytes) -> None:
-    """Look at every key and every integer of a valid document."""
-    json.loads(body, object_pairs_hook=_unique, parse_int=_bounded)
-
-
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise ParseError(
-                    f"The key {json.dumps(key[:64])} stands twice in one object; send it once",
-                    problem="duplicate_key",
-                )
-            seen.add(key)
+    value: dict[str, object] = {}
+    for key, item in pairs:
+        if key in value:
+            raise ParseError(
+                f"The key {json.dumps(key[:64])} stands twice in one object; send it once",
+                problem="duplicate_key",
+            )
+        value[key] = item
     return value
 
 

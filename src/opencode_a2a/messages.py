@@ -9,12 +9,14 @@ from typing import Literal
 
 from opencode_a2a.events import Json, JsonObject
 
+Kind = Literal["text", "raw", "url", "data"]
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """One piece of content; exactly one of text, raw, url and data is meant by ``kind``."""
 
-    kind: Literal["text", "raw", "url", "data"]
+    kind: Kind
     text: str | None = None
     raw: str | None = None
     """Base64."""

@@ -35,6 +35,7 @@ from opencode_a2a.upstream.models import (
     UserMessage,
 )
 from opencode_a2a.upstream.process import ManagedOpenCode
+from tests.support.heard import listening
 
 pytestmark = [pytest.mark.live, pytest.mark.asyncio(loop_scope="module")]
 
@@ -233,14 +234,13 @@ async def test_catalogues_are_readable_and_hold_no_key(opencode: OpenCode, here:
     assert {"init", "review"} <= {command.name for command in commands}
 
 
-async def test_the_project_and_its_paths_are_told(
+async def test_the_project_and_its_configuration_are_told(
     opencode: OpenCode, repository: Path, here: Location
 ) -> None:
     project = await opencode.current_project(at=here)
 
     assert (project.worktree, project.vcs) == (str(repository), "git")
     assert project.id in {known.id for known in await opencode.projects(at=here)}
-    assert (await opencode.paths(at=here)).directory == str(repository)
     assert (await opencode.config(at=here)).share == "disabled"
     assert (await opencode.vcs(at=here)).branch is not None
     assert await opencode.workspaces(at=here) == []
@@ -256,7 +256,6 @@ async def test_files_are_listed_read_and_compared(
         content = await opencode.read_file("hello.txt", at=here)
         found = await opencode.find_files("hello", limit=5, at=here)
         changes = await opencode.vcs_diff("git", at=here)
-        await opencode.file_status(at=here)
     finally:
         extra.unlink()
 
@@ -276,14 +275,9 @@ async def test_text_is_found_with_its_line(opencode: OpenCode, here: Location) -
 
 
 async def test_a_worktree_is_made_reset_and_removed(opencode: OpenCode, here: Location) -> None:
-    async with opencode.events(read_timeout=30) as chunks, asyncio.timeout(60):
-        await anext(chunks)  # connected
+    async with asyncio.timeout(60), listening(opencode) as heard:
         worktree = await opencode.create_worktree("task one", at=here)
-        received = b""
-        async for chunk in chunks:
-            received += chunk
-            if b"worktree.ready" in received:
-                break
+        await heard.until(b"worktree.ready")
 
     assert worktree.name == "task-one"
     assert (Path(worktree.directory) / "hello.txt").exists()
@@ -309,13 +303,12 @@ async def test_an_mcp_server_that_is_not_there_has_failed(
     assert (await opencode.mcp_status(at=here))["down"].status == "failed"
 
 
-async def test_an_instance_can_be_disposed_and_is_there_again(
+async def test_all_instances_can_be_disposed_and_are_there_again(
     opencode: OpenCode, here: Location
 ) -> None:
-    await opencode.dispose_instance(at=here)
+    await opencode.dispose()
 
     assert "down" not in await opencode.mcp_status(at=here)
-    await opencode.dispose()
     assert (await opencode.health()).healthy
 
 

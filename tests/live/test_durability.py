@@ -6,9 +6,8 @@ model behind it live on.
 
 import asyncio
 import random
-import re
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from opencode_a2a.upstream.client import OpenCode
 from opencode_a2a.upstream.models import TextPart
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller, Following, Task, Update, Wire, fold
+from tests.support.heard import listening
 from tests.support.program import Program
 from tests.support.service import TOKEN, variables_for
 
@@ -182,25 +182,17 @@ async def test_a_turn_that_ended_while_the_service_was_down_is_taken_up(
     bound = await caller.get(begun.id)
     await program.kill()
 
-    async with opencode.events(read_timeout=30) as chunks:
-        await anext(chunks)
+    async with listening(opencode) as heard:
         await backstage.open(gate)
-        await idle(chunks, bound.session_id)
+        await heard.until(
+            b'"session.idle","properties":{"sessionID":"%b"' % bound.session_id.encode()
+        )
     await program.start()
 
     task = await caller.ended(begun.id)
     assert (task.state, task.text) == ("completed", "half \n\nwhole")
     assert [tool["status"] for tool in task.tools] == ["completed"]
     assert len(await prompts(opencode, task)) == 1
-
-
-async def idle(chunks: AsyncIterator[bytes], session_id: str) -> None:
-    """Read events until OpenCode is done with a session."""
-    received = b""
-    while not re.search(
-        rb'"session.idle","properties":{"sessionID":"%b"' % session_id.encode(), received
-    ):
-        received += await anext(chunks)
 
 
 async def test_a_task_that_waits_for_its_turn_is_prompted_once_after_a_kill(

@@ -175,7 +175,7 @@ async def test_what_a_prompt_given_by_method_asks_is_answered_by_method(
     parts = [{"type": "text", "text": script(TIMED, {"gate": "stray"}, {"say": "done"})}]
     params = {"session_id": session_id, "request": {"parts": parts}}
     async with OpenCode(backstage.url, password=backstage.password) as opencode:
-        feed = Feed(lambda: opencode.events(read_timeout=30))
+        feed = Feed(opencode.events)
         listening = asyncio.create_task(feed.run())
         async with asyncio.timeout(60):
             await feed.connected()

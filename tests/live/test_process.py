@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from opencode_a2a.upstream.process import (
 from opencode_a2a.upstream.process import (
     tested as is_tested,
 )
+from tests.support.heard import listening
 
 pytestmark = pytest.mark.live
 
@@ -75,13 +75,6 @@ async def run_for_ever(opencode: OpenCode, session: Session) -> None:
         return
 
 
-async def under_way(chunks: AsyncIterator[bytes]) -> None:
-    """Wait until the output of the shell command was told."""
-    received = b""
-    while b"under way" not in received:
-        received += await anext(chunks)
-
-
 async def test_a_dead_opencode_is_started_again_at_the_same_address(launch: Launch) -> None:
     async with (
         asyncio.timeout(120),
@@ -93,9 +86,9 @@ async def test_a_dead_opencode_is_started_again_at_the_same_address(launch: Laun
         managed.on_restart.append(restarted.set)
         first, address = managed.pid, managed.url
         session = await session_in(opencode, launch)
-        async with opencode.events(read_timeout=30) as chunks:
+        async with listening(opencode) as heard:
             group.create_task(run_for_ever(opencode, session))
-            await under_way(chunks)
+            await heard.until(b"under way")
         before = set(ours())
 
         assert first is not None
@@ -119,9 +112,9 @@ async def test_nothing_is_left_after_a_stop_in_the_middle_of_a_tool(launch: Laun
             OpenCode(managed.url, password=managed.password) as opencode,
         ):
             session = await session_in(opencode, launch)
-            async with opencode.events(read_timeout=30) as chunks:
+            async with listening(opencode) as heard:
                 work = group.create_task(run_for_ever(opencode, session))
-                await under_way(chunks)
+                await heard.until(b"under way")
         work.cancel()
 
     assert managed.pid is None

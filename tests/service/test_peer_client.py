@@ -2,16 +2,23 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager
 
 import orjson
 import pytest
 from starlette.types import Receive, Scope, Send
 
 from opencode_a2a.messages import Message, Part
-from opencode_a2a.peers.answer import Account, AnswerGrew, Finished, Interrupted, PeerEvent
-from opencode_a2a.peers.client import HOPS_HEADER, Options, Peer
+from opencode_a2a.peers.answer import (
+    Account,
+    AnswerGrew,
+    Finished,
+    Interrupted,
+    PeerEvent,
+    TaskOpened,
+)
+from opencode_a2a.peers.client import HOPS_HEADER, Options, Peer, Tell
 from opencode_a2a.peers.credential import Credential
 from opencode_a2a.peers.errors import ErrorCode, PeerError
 from opencode_a2a.peers.network import Egress
@@ -33,13 +40,15 @@ def words(text: str) -> Message:
 
 @asynccontextmanager
 async def peer_at(url: str, credential: Credential | None = None) -> AsyncGenerator[Peer]:
-    async with asyncio.timeout(10), await Peer.open(url, LOCAL, credential, QUICK) as peer:
-        yield peer
+    async with asyncio.timeout(10):
+        async with aclosing(await Peer.open(url, LOCAL, credential, QUICK)) as peer:
+            yield peer
 
 
-async def heard(events: AsyncGenerator[PeerEvent]) -> tuple[str, PeerEvent]:
+async def heard(ask: Callable[[Tell], Coroutine[None, None, None]]) -> tuple[str, PeerEvent]:
     """Return the answer as it grew, and the last event."""
-    told = [event async for event in events]
+    told: list[PeerEvent] = []
+    await ask(told.append)
     return "".join(e.text for e in told if isinstance(e, AnswerGrew)), told[-1]
 
 
@@ -49,7 +58,7 @@ async def test_an_answer_comes_whole_by_stream_and_by_polling(
     binding: str, line: str, stream: bool
 ) -> None:
     async with sdk_agent(binding, line) as agent, peer_at(agent.url) as peer:
-        answer = await heard(peer.ask(words("say"), stream=stream))
+        answer = await heard(lambda tell: peer.ask(words("say"), tell, stream=stream))
 
     assert answer == (ANSWER, Finished(State.COMPLETED, None))
 
@@ -57,7 +66,7 @@ async def test_an_answer_comes_whole_by_stream_and_by_polling(
 @every_way
 async def test_an_agent_without_streaming_is_polled(binding: str, line: str) -> None:
     async with sdk_agent(binding, line, streaming=False) as agent, peer_at(agent.url) as peer:
-        answer = await heard(peer.ask(words("say")))
+        answer = await heard(lambda tell: peer.ask(words("say"), tell))
 
     assert answer == (ANSWER, Finished(State.COMPLETED, None))
     assert not any("stream" in path for path in agent.paths())
@@ -72,7 +81,7 @@ async def test_a_dropped_connection_neither_loses_nor_repeats_text(
     async with sdk_agent(binding, line) as agent, peer_at(agent.url) as peer:
         agent.cuts, agent.cut_cleanly = [*cuts], cleanly
         agent.gate.clear()
-        answer = await heard(peer.ask(words("say")))
+        answer = await heard(lambda tell: peer.ask(words("say"), tell))
 
     assert answer == (ANSWER, Finished(State.COMPLETED, None))
 
@@ -83,8 +92,10 @@ async def test_a_question_is_answered_on_its_task_and_nothing_is_told_twice(
 ) -> None:
     async with sdk_agent(binding, line) as agent, peer_at(agent.url) as peer:
         account = Account()
-        asked = await heard(peer.ask(words("ask"), account=account))
-        same = await heard(peer.ask(words("red"), task_id=account.task_id, account=account))
+        asked = await heard(lambda tell: peer.ask(words("ask"), tell, account=account))
+        same = await heard(
+            lambda tell: peer.ask(words("red"), tell, task_id=account.task_id, account=account)
+        )
 
     assert asked == ("before ", Interrupted(State.INPUT_REQUIRED, "which one?"))
     assert same == ("got red", Finished(State.COMPLETED, None))
@@ -97,8 +108,8 @@ async def test_a_task_continued_by_a_stranger_to_it_tells_only_news(
 ) -> None:
     async with sdk_agent(binding, line) as agent, peer_at(agent.url) as peer:
         account = Account()
-        await heard(peer.ask(words("ask"), account=account))
-        answer = await heard(peer.ask(words("red"), task_id=account.task_id))
+        await heard(lambda tell: peer.ask(words("ask"), tell, account=account))
+        answer = await heard(lambda tell: peer.ask(words("red"), tell, task_id=account.task_id))
 
     assert answer == ("got red", Finished(State.COMPLETED, None))
 
@@ -106,16 +117,18 @@ async def test_a_task_continued_by_a_stranger_to_it_tells_only_news(
 @every_way
 async def test_a_running_task_can_be_read_followed_and_canceled(binding: str, line: str) -> None:
     async with sdk_agent(binding, line) as agent, peer_at(agent.url) as peer:
-        account = Account()
-        asking = peer.ask(words("hang"), account=account)
-        while account.task_id is None:
-            await anext(asking)
+        told: asyncio.Queue[PeerEvent] = asyncio.Queue()
+        asking = asyncio.create_task(peer.ask(words("hang"), told.put_nowait))
+        opened = await told.get()
+        assert isinstance(opened, TaskOpened)
+        task_id = opened.task_id
         await agent.working.wait()
-        assert (await peer.task(account.task_id)).status.state is not State.COMPLETED
+        assert (await peer.task(task_id)).status.state is not State.COMPLETED
         async with asyncio.TaskGroup() as group:
-            following = group.create_task(heard(peer.follow(account.task_id)))
-            canceled = await peer.cancel(account.task_id)
-        await asking.aclose()
+            following = group.create_task(heard(lambda tell: peer.follow(task_id, tell)))
+            canceled = await peer.cancel(task_id)
+        asking.cancel()
+        await asyncio.wait({asking})
 
     assert canceled.status.state is State.CANCELED
     assert following.result() == ("hanging", Finished(State.CANCELED, None))
@@ -132,7 +145,7 @@ async def test_an_unknown_task_is_an_error_of_the_call(binding: str, line: str) 
 
 async def test_tasks_are_listed_on_the_line_that_has_a_list() -> None:
     async with sdk_agent("HTTP+JSON") as agent, peer_at(agent.url) as peer:
-        await heard(peer.ask(words("say")))
+        await heard(lambda tell: peer.ask(words("say"), tell))
         listed = await peer.tasks()
 
     assert [task.status.state for task in listed] == [State.COMPLETED]
@@ -147,18 +160,18 @@ async def test_a_line_without_a_list_says_so() -> None:
 
 async def test_files_arrive_with_name_type_and_content() -> None:
     file = Part("raw", raw="AAEC", media_type="image/png", filename="a.png")
+    message = Message("m", "user", [Part("text", text="files"), file])
     for binding, line in WAYS:
         async with sdk_agent(binding, line) as agent, peer_at(agent.url) as peer:
-            message = Message("m", "user", [Part("text", text="files"), file])
-            answer, _ = await heard(peer.ask(message))
+            answer, _ = await heard(lambda tell: peer.ask(message, tell))
         assert answer == "a.png:image/png:3"
 
 
 async def test_hops_are_counted_and_a_circle_is_not_entered() -> None:
     async with sdk_agent() as agent, peer_at(agent.url) as peer:
-        await heard(peer.ask(words("say"), hops=1))
+        await heard(lambda tell: peer.ask(words("say"), tell, hops=1))
         with pytest.raises(PeerError, match="circle"):
-            await heard(peer.ask(words("say"), hops=QUICK.max_hops))
+            await heard(lambda tell: peer.ask(words("say"), tell, hops=QUICK.max_hops))
 
     sent = [
         headers.get(HOPS_HEADER.lower()) for _, path, headers in agent.requests if path == "/rpc"
@@ -205,7 +218,7 @@ async def numbered(made: Stranger, scope: Scope, receive: Receive, send: Send) -
 
 async def test_a_server_that_numbers_its_events_is_resumed_after_the_last() -> None:
     async with stranger(numbered) as made, peer_at(made.url) as peer:
-        answer = await heard(peer.ask(words("count")))
+        answer = await heard(lambda tell: peer.ask(words("count"), tell))
 
     assert answer == ("12341", Finished(State.COMPLETED, None))
     assert [headers.get("last-event-id") for _, _, headers in made.requests[1:]] == [
@@ -220,7 +233,7 @@ async def test_a_connection_lost_before_the_first_event_is_not_asked_again() -> 
 
     async with stranger(empty) as made, peer_at(made.url) as peer:
         with pytest.raises(PeerError) as caught:
-            await heard(peer.ask(words("once")))
+            await heard(lambda tell: peer.ask(words("once"), tell))
 
     assert caught.value.code is ErrorCode.RETRYABLE
     assert [method for method, _, _ in made.requests] == ["GET", "POST"]
@@ -243,7 +256,7 @@ async def test_a_secret_does_not_follow_the_card_to_another_origin(
             credential = Credential.bearer(made.url, CANARY)
             async with peer_at(made.url, credential) as peer:
                 with pytest.raises(PeerError) as caught:
-                    await heard(peer.ask(words("hello")))
+                    await heard(lambda tell: peer.ask(words("hello"), tell))
 
     assert made.requests[0][2]["authorization"] == f"Bearer {CANARY}"
     assert foreign.requests
@@ -341,7 +354,7 @@ async def test_an_endless_event_ends_the_call() -> None:
 
     async with stranger(endless) as made, peer_at(made.url) as peer:
         with pytest.raises(PeerError) as caught:
-            await heard(peer.ask(words("hello")))
+            await heard(lambda tell: peer.ask(words("hello"), tell))
 
     assert caught.value.code is ErrorCode.UNEXPECTED
 
@@ -360,7 +373,7 @@ async def test_the_pool_opens_a_peer_once_for_many_at_a_time() -> None:
 
         async def borrow() -> Peer:
             async with pool.peer(agent.url) as peer:
-                await heard(peer.ask(words("say")))
+                await heard(lambda tell: peer.ask(words("say"), tell))
                 return peer
 
         peers = await asyncio.gather(*(borrow() for _ in range(5)))
@@ -391,7 +404,7 @@ async def test_the_pool_reads_an_expired_card_anew_but_closes_no_peer_in_use() -
         async with pool.peer(agent.url) as first:
             async with pool.peer(agent.url) as second:
                 assert second is not first
-            answer, _ = await heard(first.ask(words("say")))
+            answer, _ = await heard(lambda tell: first.ask(words("say"), tell))
         await pool.aclose()
 
     assert answer == ANSWER

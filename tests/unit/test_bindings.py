@@ -6,7 +6,6 @@ from typing import cast
 import httpx
 import orjson
 import pytest
-from starlette.applications import Starlette
 from starlette.responses import StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -19,7 +18,7 @@ from opencode_a2a.protocol.announced import METADATA_EXTENSIONS
 from opencode_a2a.protocol.card import CardFacts, Cards
 from opencode_a2a.protocol.exchange import Stream, Terms
 from opencode_a2a.protocol.handler import METHODS, Operations
-from opencode_a2a.protocol.rest import EXCEPTION_HANDLERS, RestBinding
+from opencode_a2a.protocol.rest import RestBinding, Routes
 from opencode_a2a.protocol.rpc import RpcBinding
 from opencode_a2a.protocol.versions import Line
 from opencode_a2a.tasks.board import Board
@@ -46,7 +45,7 @@ class Echo:
 
 
 def serve(stream: Stream) -> ASGIApp:
-    return StreamingResponse(stream.frames, headers=dict(stream.headers))
+    return StreamingResponse(stream.frames(lambda _: False), headers=dict(stream.headers))
 
 
 async def fetch(url: str) -> Fetched:
@@ -68,7 +67,7 @@ async def agent(echo: Echo) -> AsyncIterator[httpx.AsyncClient]:
         RpcBinding(operations, terms, [echo]).route(),
         *RestBinding(operations, cards, terms).routes(),
     ]
-    app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)  # pyright: ignore[reportArgumentType]  # narrower handlers than it declares
+    app = Routes(routes)
 
     async def known(scope: Scope, receive: Receive, send: Send) -> None:
         scope[SCOPE_KEY] = Caller(Principal("ann"))

@@ -26,7 +26,6 @@ FACTS = CardFacts(
     version="0.1.0",
     public_url="https://agent.example",
     documentation_url="https://agent.example/docs",
-    provider=("Example", "https://example.org"),
     basic=True,
     project="demo",
 )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from opencode_a2a.demo.answers import demo_script, errand
-from opencode_a2a.demo.chat import CallId, ChatMessage, Digest, ToolCall
+from opencode_a2a.demo.chat import CallId, ChatMessage, ToolCall
 from opencode_a2a.demo.script import (
     Call,
     Drop,
@@ -32,7 +32,7 @@ from opencode_a2a.demo.server import DemoModel, opencode_config
 
 TEXT = st.text(max_size=30)
 AROUND = TEXT.filter(lambda text: "@" not in text)
-DIGEST = Digest("abc123")
+DIGEST = "abc123"
 BASH: JsonValue = {"tool": "bash", "input": {"command": "ls"}}
 
 

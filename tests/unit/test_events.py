@@ -13,7 +13,8 @@ from opencode_a2a.upstream.events import (
     PermissionAsked,
     StatusChanged,
     decode,
-    glance,
+    session_of,
+    type_of,
 )
 from opencode_a2a.upstream.models import StatusRetry, UnknownPart
 from tests.support.opencode_state import NAMES, frames
@@ -40,7 +41,7 @@ def frame(kind: str, properties: object) -> bytes:
 def test_every_recorded_event_is_decoded_or_foreign(name: str) -> None:
     for data in frames(name):
         payload = orjson.loads(data)["payload"]
-        kind, session = glance(data)
+        kind, session = type_of(data), session_of(data)
         event = decode(data)
 
         assert kind.decode() == payload["type"]
@@ -60,19 +61,18 @@ def test_growth_of_another_field_is_no_text() -> None:
     assert decode(frame("message.part.delta", DELTA | {"field": "raw"})) is None
 
 
-def test_a_glance_is_not_deceived_by_what_is_inside_a_string() -> None:
-    assert glance(frame("message.part.delta", DELTA)) == (b"message.part.delta", b"ses_1")
+def test_no_text_inside_a_string_is_taken_for_a_key() -> None:
+    data = frame("message.part.delta", DELTA)
+    assert (type_of(data), session_of(data)) == (b"message.part.delta", b"ses_1")
 
 
 def test_a_frame_of_the_server_has_no_session() -> None:
-    assert glance(b'{"payload":{"id":"evt_1","type":"server.heartbeat","properties":{}}}') == (
-        b"server.heartbeat",
-        b"",
-    )
+    data = b'{"payload":{"id":"evt_1","type":"server.heartbeat","properties":{}}}'
+    assert (type_of(data), session_of(data)) == (b"server.heartbeat", b"")
 
 
 def test_the_second_copy_of_a_durable_event_is_foreign() -> None:
-    copies = [data for data in frames("plain-text-global") if glance(data)[0] == b"sync"]
+    copies = [data for data in frames("plain-text-global") if type_of(data) == b"sync"]
 
     assert copies
     assert [decode(data) for data in copies] == [None] * len(copies)

@@ -1,8 +1,8 @@
 """One connection for all turns: each gets its own session tree, and a gap for what it missed."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 
 import orjson
 import pytest
@@ -60,19 +60,12 @@ class Stream:
     def cut(self) -> None:
         self._chunks.put_nowait(None)
 
-    def __call__(self) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        return self._open()
-
-    @asynccontextmanager
-    async def _open(self) -> AsyncGenerator[AsyncIterator[bytes]]:
+    async def __call__(self, sink: Callable[[bytes], object]) -> None:
         self.opened += 1
         if self.opened <= self.refuse:
             raise UpstreamUnreachableError
-        yield self._read()
-
-    async def _read(self) -> AsyncIterator[bytes]:
         while (chunk := await self._chunks.get()) is not None:
-            yield chunk
+            sink(chunk)
 
 
 @asynccontextmanager

@@ -29,7 +29,6 @@ from opencode_a2a.peers.hints import Prompt
 from opencode_a2a.peers.network import Egress
 from opencode_a2a.peers.wire import (
     Artifact,
-    ArtifactUpdate,
     Binding,
     Card,
     Interface,
@@ -37,8 +36,8 @@ from opencode_a2a.peers.wire import (
     Operation,
     State,
     Status,
-    StatusUpdate,
     Task,
+    Update,
 )
 
 OPEN = Egress(allow_private=True)
@@ -53,8 +52,12 @@ def artifact(text: str, name: str = "a", metadata: JsonObject | None = None) -> 
     return Artifact(name, [Part("text", text=text)], None, metadata or {})
 
 
-def grew(text: str, name: str = "a", metadata: JsonObject | None = None) -> ArtifactUpdate:
-    return ArtifactUpdate("t", "c", artifact(text, name, metadata), True, {})
+def given_whole(artifact: Artifact) -> Update:
+    return Update("t", "c", artifact=artifact)
+
+
+def grew(text: str, name: str = "a", metadata: JsonObject | None = None) -> Update:
+    return Update("t", "c", artifact=artifact(text, name, metadata), append=True)
 
 
 def status(state: State, text: str | None = None, metadata: JsonObject | None = None) -> Status:
@@ -62,10 +65,8 @@ def status(state: State, text: str | None = None, metadata: JsonObject | None = 
     return Status(state, said)
 
 
-def update(
-    state: State, text: str | None = None, metadata: JsonObject | None = None
-) -> StatusUpdate:
-    return StatusUpdate("t", "c", status(state, text), metadata or {})
+def update(state: State, text: str | None = None, metadata: JsonObject | None = None) -> Update:
+    return Update("t", "c", status(state, text), metadata=metadata or {})
 
 
 def told(account: Account, *events: wire.Event) -> list[PeerEvent]:
@@ -88,7 +89,7 @@ def test_answer_text_is_told_once_however_it_arrives(chunks: list[tuple[str, str
             case "delta":
                 event: wire.Event = grew(chunk)
             case "whole":
-                event = ArtifactUpdate("t", "c", artifact(whole), False, {})
+                event = given_whole(artifact(whole))
             case _:
                 event = Task("t", "c", status(State.WORKING), [artifact(whole)])
         heard += answer_of(account.take(event))
@@ -100,9 +101,7 @@ def test_text_taken_back_by_the_peer_is_told_as_a_replacement() -> None:
     account = Account()
     told(account, grew("first try"))
 
-    assert told(account, ArtifactUpdate("t", "c", artifact("second"), False, {})) == [
-        AnswerReplaced("a", "second")
-    ]
+    assert told(account, given_whole(artifact("second"))) == [AnswerReplaced("a", "second")]
     assert account.answer == "second"
 
 
@@ -115,10 +114,10 @@ def test_reasoning_tools_and_files_stay_out_of_the_answer() -> None:
     news = told(
         account,
         grew("hm", "r", lane("reasoning")),
-        ArtifactUpdate("t", "c", tool, False, {}),
-        ArtifactUpdate("t", "c", tool, False, {}),
+        given_whole(tool),
+        given_whole(tool),
         grew("yes", "a", lane("text")),
-        ArtifactUpdate("t", "c", Artifact("d", [diff], "diff"), False, {}),
+        given_whole(Artifact("d", [diff], "diff")),
         Task("t", "c", status(State.UNKNOWN), [Artifact("d", [diff], "diff")]),
     )
 
@@ -194,8 +193,9 @@ def test_a_message_is_spelt_as_its_line_and_binding_want(
     binding: Binding, line: Line, expected: JsonObject
 ) -> None:
     at = Interface("http://x", binding, line)
+    said = Message("m", "user", [Part("text", text="hi")])
 
-    params = wire.send_params(at, Message("m", "user", [Part("text", text="hi")]), None, "ctx")
+    params = wire.send_params(at, said, None, "ctx", waits=False)
 
     message = params["message"]
     assert isinstance(message, dict)

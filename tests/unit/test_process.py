@@ -109,15 +109,13 @@ def test_opencode_sees_its_own_variables_and_none_of_ours(
     assert passed_environment(ours | a2a | theirs) == theirs
 
 
-def test_the_environment_has_its_own_directories_tools_and_merged_configuration(
+def test_the_environment_has_its_own_directories_and_merged_configuration(
     tmp_path: Path,
 ) -> None:
     theirs = orjson.dumps({"model": "a/b", "mcp": {"x": {"enabled": False}}}).decode()
     launch = Launch(
         environment={"PATH": "/bin", "HOME": "/root", "OPENCODE_CONFIG_CONTENT": theirs},
-        extra={"EXTRA": "1", "OPENCODE_SERVER_PASSWORD": "weak"},
         state=tmp_path,
-        tools=Path("/tools"),
         config={"share": "disabled", "mcp": {"bridge": {"type": "remote"}}},
     )
 
@@ -130,13 +128,12 @@ def test_the_environment_has_its_own_directories_tools_and_merged_configuration(
         "mcp": {"x": {"enabled": False}, "bridge": {"type": "remote"}},
     }
     assert variables == {
-        "PATH": "/tools:/bin",
+        "PATH": "/bin",
         "HOME": str(tmp_path / "home"),
         "XDG_DATA_HOME": str(tmp_path / "data"),
         "XDG_CONFIG_HOME": str(tmp_path / "config"),
         "XDG_STATE_HOME": str(tmp_path / "state"),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "EXTRA": "1",
         "OPENCODE_DISABLE_AUTOUPDATE": "1",
         "OPENCODE_DISABLE_MODELS_FETCH": "1",
         "OPENCODE_SERVER_USERNAME": "opencode",

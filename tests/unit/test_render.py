@@ -203,13 +203,6 @@ def test_the_sdk_reads_every_entry_of_every_line() -> None:
                     proto_utils.FromProto.stream_response(cast(a2a_v0_3_pb2.StreamResponse, proto))
 
 
-def test_an_entry_is_encoded_once() -> None:
-    _, entries = run(Accepted(USER), TextGrew(MSG, "prt_1", "x", opens=True))
-
-    for entry in entries:
-        assert render.entry(entry, REF, Dialect.V1) is render.entry(entry, REF, Dialect.V1)
-
-
 @given(st.text(), st.integers(1, 2**53), st.text(), st.text(min_size=1), st.booleans())
 def test_growing_text_is_framed_as_json_would_be(
     text: str, seq: int, context: str, message_id: str, opens: bool

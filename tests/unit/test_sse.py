@@ -40,7 +40,7 @@ def stream_app(
 ) -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         stream = EventStream(
-            frames(),
+            lambda _: frames(),
             limits=limits,
             drain=drain,
             farewell=farewell,
@@ -174,7 +174,7 @@ async def test_the_last_word_of_its_own_says_how_to_come_back() -> None:
     drain.begin()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await EventStream(Source().frames(), drain=drain)(scope, receive, send)
+        await EventStream(lambda _: Source().frames(), drain=drain)(scope, receive, send)
 
     async with asyncio.timeout(5), running(app, lifespan="off") as url:
         _, body = await read_all(url)

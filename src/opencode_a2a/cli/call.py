@@ -48,24 +48,15 @@ def call(
 
     Exit status: 0 completed, 1 failed, 2 wrong usage, 3 input or sign-in required.
     """
-    from opencode_a2a.cli.screen import JsonLines, Screen, report_end
-    from opencode_a2a.cli.talk import CanceledError, Talk, Turn, exit_status
+    from opencode_a2a.cli.screen import printed
+    from opencode_a2a.cli.talk import Turn, exit_status, talk_to
     from opencode_a2a.peers.answer import Account
 
     parts = _parts(sys.stdin.read() if text == "-" else text, files)
     account = Account()
     turn = Turn(parts, account, task, context, not no_stream, timeout)
-    screen = Screen()
-    with Talk(url) as talk:
-        try:
-            talk.take(turn, JsonLines(account).show if as_json else screen.show)
-        except CanceledError as error:
-            click.echo(error, err=True)
-            sys.exit(130)
-        finally:
-            screen.close()
-    if not as_json:
-        report_end(talk.url, account)
+    with talk_to(url) as talk, printed(talk.url, account, as_json) as show:
+        talk.take(turn, show)
     sys.exit(exit_status(account.status.state))
 
 

@@ -15,9 +15,9 @@ def chat(url: str, context: str | None) -> None:
     """
     from opencode_a2a.cli.conversation import Conversation, line_editing
     from opencode_a2a.cli.screen import clean
-    from opencode_a2a.cli.talk import Talk
+    from opencode_a2a.cli.talk import talk_to
 
-    with Talk(url) as talk, line_editing():
+    with talk_to(url) as talk, line_editing():
         card = talk.peer.card
         click.echo(clean(f"{card.name} {card.version}".strip()), err=True)
         conversation = Conversation(talk, context)

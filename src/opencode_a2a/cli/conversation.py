@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import os
 import sys
 from collections.abc import Generator
 
@@ -45,7 +44,7 @@ class Conversation:
                     stopped = False
                 except CanceledError as error:
                     stopped = True
-                    click.echo(f"{error}; Ctrl-C again leaves", err=True)
+                    click.echo(f"{error.message}; Ctrl-C again leaves", err=True)
                 except click.ClickException as error:
                     error.show()
                 except KeyboardInterrupt:
@@ -88,11 +87,9 @@ class Conversation:
             if line == "/new":
                 self.context_id = self._waiting = self._prompt = None
             elif line:
-                return [Part("text", text=self._reply(line))]
-
-    def _reply(self, line: str) -> str:
-        permission = self._prompt is not None and self._prompt.type == "permission"
-        return _REPLIES.get(line.lower(), line) if permission else line
+                permission = self._prompt is not None and self._prompt.type == "permission"
+                reply = _REPLIES.get(line.lower(), line) if permission else line
+                return [Part("text", text=reply)]
 
 
 def _choices(question: Question) -> list[Json]:
@@ -114,7 +111,7 @@ def line_editing() -> Generator[None]:
     except ImportError:  # not on every platform
         yield
         return
-    path = state_dir(os.environ) / "history"
+    path = state_dir() / "history"
     with contextlib.suppress(OSError):
         readline.read_history_file(path)
     readline.set_history_length(_HISTORY_LINES)

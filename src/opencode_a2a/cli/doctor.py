@@ -64,7 +64,9 @@ def examine(config: Path | None) -> Iterator[Finding]:
             yield Finding("settings", str(problem), "see docs/settings.md")
         return
     yield from check_settings(settings)
-    yield check_opencode_server(settings)
+    opencode = settings.opencode
+    managed = opencode.managed_server
+    yield check_command(opencode.command) if managed else check_reachable(settings)
     yield check_search(settings)
     yield check_database(settings)
     yield check_port(settings)
@@ -82,21 +84,11 @@ def check_settings(settings: Settings) -> Iterator[Finding]:
     yield Finding("settings", f"valid, {len(settings.sources)} given")
 
 
-def check_opencode_server(settings: Settings) -> Finding:
-    """Check the program that would be started, or the server that is to be there."""
-    if settings.opencode.managed_server:
-        return check_command(settings.opencode.command)
-    return check_reachable(settings)
-
-
 def check_command(command: str) -> Finding:
     program = shutil.which(command)
     if not program:
-        return Finding(
-            "opencode",
-            f"{command} not found",
-            "npm install -g opencode-ai, or set OPENCODE_COMMAND",
-        )
+        remedy = "npm install -g opencode-ai, or set OPENCODE_COMMAND"
+        return Finding("opencode", f"{command} not found", remedy)
     try:
         answer = subprocess.run(  # noqa: S603 - the operator's own command, as `serve` runs it
             [program, "--version"], capture_output=True, text=True, timeout=30, check=True
@@ -125,27 +117,21 @@ def check_reachable(settings: Settings) -> Finding:
             answer = client.get(f"{opencode.base_url}/global/health")
             health = Health.model_validate_json(answer.raise_for_status().content)
     except httpx2.HTTPStatusError as error:
-        return Finding(
-            "opencode",
-            f"{opencode.base_url} answers {error.response.status_code}",
-            "check OPENCODE_AUTH_USERNAME and OPENCODE_AUTH_PASSWORD",
-        )
+        remedy = "check OPENCODE_AUTH_USERNAME and OPENCODE_AUTH_PASSWORD"
+        found = f"{opencode.base_url} answers {error.response.status_code}"
+        return Finding("opencode", found, remedy)
     except (httpx2.HTTPError, ValueError):
-        return Finding(
-            "opencode",
-            f"no OpenCode at {opencode.base_url}",
-            "run `opencode serve`, set OPENCODE_BASE_URL, or set OPENCODE_MANAGED_SERVER=true",
-        )
+        remedy = "run `opencode serve`, set OPENCODE_BASE_URL, or set OPENCODE_MANAGED_SERVER=true"
+        return Finding("opencode", f"no OpenCode at {opencode.base_url}", remedy)
     return judge_version(health.version, opencode.base_url)
 
 
 def check_search(settings: Settings) -> Finding:
     """OpenCode downloads ripgrep at first use, which fails without a network."""
     program = shutil.which("rg")
-    remedy = "install ripgrep, or OpenCode will try to download it"
-    managed = settings.opencode.managed_server
-    if program or not managed:
+    if program or not settings.opencode.managed_server:
         return Finding("rg", program or "left to the external OpenCode")
+    remedy = "install ripgrep, or OpenCode will try to download it"
     return Finding("rg", "not found", remedy, advice=True)
 
 

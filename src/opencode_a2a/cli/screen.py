@@ -8,6 +8,8 @@ hide text: control characters are left out, in JSON they are escaped.
 import dataclasses
 import re
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import click
 import orjson
@@ -25,6 +27,7 @@ from opencode_a2a.peers.answer import (
     TaskOpened,
     ToolChanged,
 )
+from opencode_a2a.peers.client import Tell
 from opencode_a2a.peers.wire import State
 
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -115,27 +118,35 @@ class Screen:
             self._aside_open = False
 
 
-class JsonLines:
-    """Prints each event as one JSON object; the last one has the whole answer."""
-
-    def __init__(self, account: Account) -> None:
-        self._account = account
-
-    def show(self, event: PeerEvent) -> None:
-        told = {"event": _NAMES[type(event)], **dataclasses.asdict(event)}
-        if isinstance(event, Interrupted | Finished):
-            account = self._account
-            told |= {
-                "task_id": account.task_id,
-                "context_id": account.context_id,
-                "answer": account.answer,
-            }
-        print_json(told)
+def json_line(event: PeerEvent, account: Account) -> None:
+    """Print an event as one JSON object; the last one has the whole answer."""
+    told = {"event": _NAMES[type(event)], **dataclasses.asdict(event)}
+    if isinstance(event, Interrupted | Finished):
+        told |= {
+            "task_id": account.task_id,
+            "context_id": account.context_id,
+            "answer": account.answer,
+        }
+    print_json(told)
 
 
 def print_json(value: object) -> None:
     text = orjson.dumps(value).decode()
     click.echo(_HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+
+
+@contextmanager
+def printed(url: str, account: Account, as_json: bool) -> Generator[Tell]:
+    """Print what is shown in here, for a person or for a program, and how it ended."""
+    if as_json:
+        yield lambda event: json_line(event, account)
+        return
+    screen = Screen()
+    try:
+        yield screen.show
+    finally:
+        screen.close()
+    report_end(url, account)
 
 
 def report_end(url: str, account: Account) -> None:

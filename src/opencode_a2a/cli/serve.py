@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NoReturn
 
 import click
 
@@ -61,23 +60,18 @@ class ServeCommand(click.Command):
                 formatter.write_dl([r for p in options if (r := p.get_help_record(ctx))])
 
 
-def fail(error: SettingsError) -> NoReturn:
-    """Print everything that is wrong with the settings and exit as for wrong usage."""
-    for problem in error.problems:
-        click.echo(problem, err=True)
-    sys.exit(2)
-
-
 def load_settings(
     flags: Mapping[str, str], config: Path | None, *, auto_demo: bool = False
 ) -> Settings:
-    """Return the settings, or exit with all problems printed."""
+    """Return the settings, or print all that is wrong and exit as for wrong usage."""
     try:
         settings = load(flags, os.environ, config)
         if auto_demo and not provider_configured(settings, os.environ):
             settings = load({**flags, "a2a.demo": "true"}, os.environ, config)
     except SettingsError as error:
-        fail(error)
+        for problem in error.problems:
+            click.echo(problem, err=True)
+        sys.exit(2)
     for warning in settings.warnings:
         click.echo(f"warning: {warning}", err=True)
     return settings

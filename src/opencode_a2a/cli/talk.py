@@ -8,20 +8,19 @@ the token that it left in its state directory. ``screen`` does the printing.
 import asyncio
 import os
 import uuid
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import aclosing
+from collections.abc import Coroutine, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from types import TracebackType
-from typing import TypeVar
+from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit
 
 import click
 
 from opencode_a2a.messages import Message, Part
-from opencode_a2a.peers.answer import Account, PeerEvent
-from opencode_a2a.peers.client import Options, Peer
+from opencode_a2a.peers.answer import Account
+from opencode_a2a.peers.client import Options, Peer, Tell
 from opencode_a2a.peers.credential import Credential, origin
 from opencode_a2a.peers.errors import ErrorCode, PeerError
 from opencode_a2a.peers.network import Egress, EgressError, vet
@@ -45,33 +44,22 @@ class Turn:
     seconds: float | None = None
 
 
-class CanceledError(Exception):
+class CanceledError(click.ClickException):
     """The person stopped the turn; the text says what became of the task."""
+
+    exit_code = 130
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(self.message, file, err=True)
 
 
 class Talk:
     """One agent at the other end of a command."""
 
-    def __init__(self, url: str) -> None:
-        self.url = full_url(url, os.environ)
-        self._runner = asyncio.Runner()
-
-    def __enter__(self) -> "Talk":
-        try:
-            self.peer = self.run(_open(self.url, os.environ))
-        except BaseException:
-            self._runner.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._runner.run(self.peer.aclose())
-        self._runner.close()
+    def __init__(self, url: str, runner: asyncio.Runner) -> None:
+        self.url = full_url(url)
+        self._runner = runner
+        self.peer = self.run(_open(self.url))
 
     def run(self, work: Coroutine[None, None, _T]) -> _T:
         """Do one thing with the agent; what goes wrong ends the command with one line."""
@@ -80,7 +68,7 @@ class Talk:
         except PeerError as error:
             raise _failure(error) from error
 
-    def take(self, turn: Turn, show: Callable[[PeerEvent], None]) -> None:
+    def take(self, turn: Turn, show: Tell) -> None:
         """Send a message and show what comes back; Ctrl-C cancels the task."""
         try:
             self._runner.run(self._take(turn, show))
@@ -94,6 +82,17 @@ class Talk:
         except KeyboardInterrupt as stop:
             raise CanceledError(self._cancel(turn.account)) from stop
 
+    async def _take(self, turn: Turn, show: Tell) -> None:
+        async with asyncio.timeout(turn.seconds):
+            await self.peer.ask(
+                Message(str(uuid.uuid4()), "user", turn.parts),
+                show,
+                task_id=turn.task_id,
+                context_id=turn.context_id,
+                account=turn.account,
+                stream=turn.stream,
+            )
+
     def _cancel(self, account: Account) -> str:
         if account.task_id is None or account.settled:
             return "stopped"
@@ -102,26 +101,22 @@ class Talk:
         except PeerError as error:
             return f"stopped, but not canceled: {error.message}"
 
-    async def _take(self, turn: Turn, show: Callable[[PeerEvent], None]) -> None:
-        message = Message(str(uuid.uuid4()), "user", turn.parts)
-        events = self.peer.ask(
-            message,
-            task_id=turn.task_id,
-            context_id=turn.context_id,
-            account=turn.account,
-            stream=turn.stream,
-        )
-        async with asyncio.timeout(turn.seconds), aclosing(events):
-            async for event in events:
-                show(event)
-
     def _unfinished(self, turn: Turn, message: str) -> str:
         if turn.account.task_id is None:
             return message
-        return (
-            f"{message}; the task goes on, see: "
-            f"opencode-a2a task {self.url} {turn.account.task_id} --follow"
-        )
+        command = f"opencode-a2a task {self.url} {turn.account.task_id} --follow"
+        return f"{message}; the task goes on, see: {command}"
+
+
+@contextmanager
+def talk_to(url: str) -> Generator[Talk]:
+    """Talk to the agent at a URL, or end the command with the reason why not."""
+    with asyncio.Runner() as runner:
+        talk = Talk(url, runner)
+        try:
+            yield talk
+        finally:
+            runner.run(talk.peer.aclose())
 
 
 def exit_status(state: State) -> int:
@@ -131,62 +126,15 @@ def exit_status(state: State) -> int:
     return 3 if state.waits else 1
 
 
-def full_url(url: str, environ: Mapping[str, str]) -> str:
+def full_url(url: str) -> str:
     """Let people leave out the scheme, and say localhost for the address of their own service."""
     if "://" not in url:
         url = f"http://{url}" if _is_loopback(f"http://{url}") else f"https://{url}"
-    ours = _own_service(environ)
+    ours = _own_service()
     if ours and url.replace("//localhost", "//127.0.0.1", 1).rstrip("/") == ours[0]:
         # By name another program might be reached: it may listen on the other loopback address.
         return ours[0]
     return url
-
-
-async def _open(url: str, environ: Mapping[str, str]) -> Peer:
-    options, hosts = _settings(environ)
-    rules = Egress(hosts, allow_private=not await _is_public(url))
-    return await Peer.open(url, rules, credential(url, environ), options)
-
-
-async def _is_public(url: str) -> bool:
-    """A person may call any address; a public agent's card may not lead to a private one."""
-    try:
-        await vet(url, Egress())
-    except EgressError:
-        return False
-    return True
-
-
-def credential(url: str, environ: Mapping[str, str]) -> Credential | None:
-    """Return what the environment has for the agent, or our own service's token."""
-    try:
-        if token := environ.get(_BEARER):
-            return Credential.bearer(url, token)
-        if basic := environ.get(_BASIC):
-            return Credential.basic(url, basic)
-        ours = _own_service(environ)
-        return Credential.bearer(*ours) if ours and origin(ours[0]) == origin(url) else None
-    except ValueError as error:
-        # The message names the rule that is broken, never the value.
-        raise click.UsageError(f"{_BEARER} or {_BASIC}: {error}") from error
-
-
-def _own_service(environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return where a service of this user runs, as it says itself, and its token."""
-    state = state_dir(environ)
-    try:
-        found = (state / "url").read_text().strip(), (state / "token").read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return None
-    return found if all(found) else None
-
-
-def state_dir(environ: Mapping[str, str]) -> Path:
-    """Return where a service of this user keeps its token; as ``config`` says, without its cost."""
-    if given := environ.get("A2A_STATE_DIR"):
-        return Path(given)
-    state = environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "opencode-a2a"
 
 
 def _is_loopback(url: str) -> bool:
@@ -197,9 +145,52 @@ def _is_loopback(url: str) -> bool:
         return False
 
 
-def _settings(environ: Mapping[str, str]) -> tuple[Options, tuple[str, ...]]:
+async def _open(url: str) -> Peer:
+    options, hosts = _settings()
+    try:
+        # A person may call any address; a public agent's card may not lead to a private one.
+        await vet(url, Egress())
+        rules = Egress(hosts)
+    except EgressError:
+        rules = Egress(hosts, allow_private=True)
+    return await Peer.open(url, rules, _credential(url), options)
+
+
+def _credential(url: str) -> Credential | None:
+    """Return what the environment has for the agent, or our own service's token."""
+    try:
+        if token := os.environ.get(_BEARER):
+            return Credential.bearer(url, token)
+        if basic := os.environ.get(_BASIC):
+            return Credential.basic(url, basic)
+        ours = _own_service()
+        return Credential.bearer(*ours) if ours and origin(ours[0]) == origin(url) else None
+    except ValueError as error:
+        # The message names the rule that is broken, never the value.
+        raise click.UsageError(f"{_BEARER} or {_BASIC}: {error}") from error
+
+
+def _own_service() -> tuple[str, str] | None:
+    """Return where a service of this user runs, as it says itself, and its token."""
+    state = state_dir()
+    try:
+        found = (state / "url").read_text().strip(), (state / "token").read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return found if all(found) else None
+
+
+def state_dir() -> Path:
+    """Return where a service of this user keeps its token; as ``config`` says, without its cost."""
+    if given := os.environ.get("A2A_STATE_DIR"):
+        return Path(given)
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "opencode-a2a"
+
+
+def _settings() -> tuple[Options, tuple[str, ...]]:
     """Read the client settings; their machinery is only loaded when one of them is set."""
-    given = {name: value for name, value in environ.items() if name.startswith(_PREFIX)}
+    given = {name: value for name, value in os.environ.items() if name.startswith(_PREFIX)}
     if not given.keys() - {_BEARER, _BASIC}:
         return Options(), ()
 

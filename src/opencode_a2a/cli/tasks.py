@@ -1,6 +1,7 @@
 """``opencode-a2a tasks``, ``task`` and ``cancel``: look after work that runs at an agent."""
 
 import sys
+from typing import NoReturn
 
 import click
 
@@ -13,9 +14,9 @@ import click
 def tasks(url: str, context: str | None, limit: int, as_json: bool) -> None:
     """List the tasks at the agent at URL, the newest first."""
     from opencode_a2a.cli.screen import clean, one_line, print_json
-    from opencode_a2a.cli.talk import Talk
+    from opencode_a2a.cli.talk import talk_to
 
-    with Talk(url) as talk:
+    with talk_to(url) as talk:
         found = talk.run(talk.peer.tasks(context, limit))
     for task in found:
         if as_json:
@@ -38,13 +39,13 @@ def task(url: str, task_id: str, follow: bool, as_json: bool) -> None:
     With --follow the exit status is that of `call`.
     """
     if follow:
-        sys.exit(_follow(url, task_id, as_json))
+        _follow(url, task_id, as_json)
 
     from opencode_a2a.cli.screen import Screen, clean, print_json
-    from opencode_a2a.cli.talk import Talk
+    from opencode_a2a.cli.talk import talk_to
     from opencode_a2a.peers.answer import Account
 
-    with Talk(url) as talk:
+    with talk_to(url) as talk:
         found = talk.run(talk.peer.task(task_id, 10))
     if as_json:
         print_json(found)
@@ -59,31 +60,19 @@ def task(url: str, task_id: str, follow: bool, as_json: bool) -> None:
         click.echo(clean(found.status.text), err=True)
 
 
-def _follow(url: str, task_id: str, as_json: bool) -> int:
-    from contextlib import aclosing
-
-    from opencode_a2a.cli.screen import JsonLines, Screen, report_end
-    from opencode_a2a.cli.talk import Talk, exit_status
+def _follow(url: str, task_id: str, as_json: bool) -> NoReturn:
+    from opencode_a2a.cli.screen import printed
+    from opencode_a2a.cli.talk import exit_status, talk_to
     from opencode_a2a.peers.answer import Account
 
-    account, screen = Account(), Screen()
-    show = JsonLines(account).show if as_json else screen.show
-    with Talk(url) as talk:
-
-        async def listen() -> None:
-            async with aclosing(talk.peer.follow(task_id, account)) as events:
-                async for event in events:
-                    show(event)
-
+    account = Account()
+    with talk_to(url) as talk:
         try:
-            talk.run(listen())
+            with printed(talk.url, account, as_json) as show:
+                talk.run(talk.peer.follow(task_id, show, account))
         except KeyboardInterrupt:
-            return 130  # only the listening ends, the task goes on
-        finally:
-            screen.close()
-    if not as_json:
-        report_end(talk.url, account)
-    return exit_status(account.status.state)
+            sys.exit(130)  # only the listening ends, the task goes on
+    sys.exit(exit_status(account.status.state))
 
 
 @click.command()
@@ -91,10 +80,10 @@ def _follow(url: str, task_id: str, as_json: bool) -> int:
 @click.argument("task_id", metavar="TASK")
 def cancel(url: str, task_id: str) -> None:
     """Cancel TASK at the agent at URL, and print the state that it is in then."""
-    from opencode_a2a.cli.talk import Talk
+    from opencode_a2a.cli.talk import talk_to
     from opencode_a2a.peers.wire import State
 
-    with Talk(url) as talk:
+    with talk_to(url) as talk:
         found = talk.run(talk.peer.cancel(task_id))
     click.echo(found.status.state)
     sys.exit(0 if found.status.state is State.CANCELED else 1)

@@ -5,34 +5,19 @@ checks them against each other, ``loading`` finds them. ``cli`` loads them, ``ap
 groups on, ``tools/docs.py`` prints them. Nothing here starts anything or connects anywhere.
 """
 
-from opencode_a2a.config.groups import (
-    Access,
-    Client,
-    Environment,
-    Group,
-    Interrupts,
-    Limits,
-    Log,
-    OpenCode,
-    Service,
-    Stream,
-    Tasks,
-    Turn,
-)
+from opencode_a2a.config.groups import Access, Client, Environment, Service, Tasks
 from opencode_a2a.config.loading import load, provider_configured
 from opencode_a2a.config.settings import (
     CONFIG_VARIABLE,
     GROUPS,
     SETTINGS,
     VARIABLES,
-    Problem,
     Setting,
     Settings,
     SettingsError,
-    loopback,
     show,
 )
-from opencode_a2a.config.values import Capability, Credential, PeerEntry, PermissionRule
+from opencode_a2a.config.values import Credential
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -40,27 +25,15 @@ __all__ = [
     "SETTINGS",
     "VARIABLES",
     "Access",
-    "Capability",
     "Client",
     "Credential",
     "Environment",
-    "Group",
-    "Interrupts",
-    "Limits",
-    "Log",
-    "OpenCode",
-    "PeerEntry",
-    "PermissionRule",
-    "Problem",
     "Service",
     "Setting",
     "Settings",
     "SettingsError",
-    "Stream",
     "Tasks",
-    "Turn",
     "load",
-    "loopback",
     "provider_configured",
     "show",
 ]

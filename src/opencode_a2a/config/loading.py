@@ -67,25 +67,26 @@ class _Loading:
     def take(self, key: str, value: object, source: str) -> None:
         self.values[key], self.sources[key] = value, source
 
+    def report(self, name: str, text: str) -> None:
+        self.problems.append(Problem(name, text))
+
     def problem(self, key: str, text: str) -> None:
         variable, source = SETTINGS[key].variable, self.sources.get(key)
-        named = variable if source in (variable, None) else f"{variable} ({source})"
-        self.problems.append(Problem(named, text))
+        self.report(variable if source in (variable, None) else f"{variable} ({source})", text)
 
     def read_file(self, path: Path) -> None:
         try:
             tables = tomllib.loads(path.read_text())
         except OSError as error:
-            self.problems.append(Problem(CONFIG_VARIABLE, f"cannot read {path}: {error.strerror}"))
+            self.report(CONFIG_VARIABLE, f"cannot read {path}: {error.strerror}")
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            self.problems.append(Problem(CONFIG_VARIABLE, f"{path} is not TOML: {error}"))
+            self.report(CONFIG_VARIABLE, f"{path} is not TOML: {error}")
         else:
             for key, value in _flatten(tables):
                 if key in SETTINGS:
                     self.take(key, value, str(path))
                 else:
-                    hint = _nearest(key, SETTINGS)
-                    self.problems.append(Problem(f"{key} ({path})", f"no such setting{hint}"))
+                    self.report(f"{key} ({path})", f"no such setting{_nearest(key, SETTINGS)}")
 
     def read_environment(self) -> None:
         for name, value in self.environ.items():
@@ -102,19 +103,17 @@ class _Loading:
         for name in sorted(self.environ.keys() - known):
             ours = name.startswith(("A2A_", "OPENCODE_")) and not name.startswith("A2A_OAUTH_")
             if ours and not _OPENCODES_OWN.fullmatch(name) and not _KUBERNETES.fullmatch(name):
-                hint = _nearest(name, VARIABLES)
-                self.problems.append(Problem(name, f"no such setting{hint}"))
+                self.report(name, f"no such setting{_nearest(name, VARIABLES)}")
 
     def build(self) -> Settings:
         """Return the settings as far as they are right; what is wrong keeps its default."""
         groups = {name: self._build_group(name, kind) for name, kind in GROUPS.items()}
-        partial = Settings.model_construct(None, **groups)
-        if partial.a2a.demo and "opencode.managed_server" not in self.sources:
-            managed = partial.opencode.model_copy(update={"managed_server": True})
-            partial = partial.model_copy(update={"opencode": managed})
-        peers = tuple(self._with_token(peer) for peer in partial.a2a.peers)
-        a2a = partial.a2a.model_copy(update={"peers": peers})
-        return partial.model_copy(update={"a2a": a2a, "sources": self.sources})
+        settings = Settings.model_construct(None, **groups, sources=self.sources)
+        opencode, a2a = settings.opencode, settings.a2a
+        if a2a.demo and "opencode.managed_server" not in self.sources:
+            opencode = opencode.model_copy(update={"managed_server": True})
+        a2a = a2a.model_copy(update={"peers": tuple(map(self._with_token, a2a.peers))})
+        return settings.model_copy(update={"opencode": opencode, "a2a": a2a})
 
     def _build_group(self, name: str, kind: type[Group]) -> Group:
         keys = [key for key in self.values if key.startswith(f"{name}.")]
@@ -145,34 +144,23 @@ class _Loading:
             if not any(name in str(conflict) for name in wrong):
                 self.problem(VARIABLES[conflict.name].key, conflict.text)
 
-    def advise(self, settings: Settings, file: Path | None) -> None:
-        """Add warnings about what works but may not be what was meant."""
+    def advice(self, settings: Settings, file: Path | None) -> Iterator[str]:
+        """Yield warnings about what works but may not be what was meant."""
         level = self.values.get("log.level")
         if isinstance(level, str) and level.upper() != settings.log.level:
-            self.warnings.append("A2A_LOG_LEVEL: not a level, WARNING is used")
+            yield "A2A_LOG_LEVEL: not a level, WARNING is used"
         if settings.opencode.managed_server and "opencode.base_url" in self.sources:
-            self.warnings.append("OPENCODE_BASE_URL: unused, since OpenCode is managed")
-        self._advise_peers(settings)
+            yield "OPENCODE_BASE_URL: unused, since OpenCode is managed"
+        yield from _peer_advice(settings)
         if not loopback(settings.a2a.host):
             if not settings.a2a.public_url:
-                self.warnings.append("A2A_PUBLIC_URL: not set, the card names the bind address")
+                yield "A2A_PUBLIC_URL: not set, the card names the bind address"
             if not settings.auth.allowed_hosts:
-                self.warnings.append("A2A_ALLOWED_HOSTS: not set, any Host header is accepted")
+                yield "A2A_ALLOWED_HOSTS: not set, any Host header is accepted"
         if file and settings.workspace and file.resolve().is_relative_to(settings.workspace):
-            self.warnings.append(f"A2A_CONFIG: the agent can change {file}: it is in the workspace")
+            yield f"A2A_CONFIG: the agent can change {file}: it is in the workspace"
         if file and self._exposes_secret(file):
-            self.warnings.append(f"A2A_CONFIG: {file} holds secrets and others can read it")
-
-    def _advise_peers(self, settings: Settings) -> None:
-        if (settings.a2a.peers or settings.a2a.peers_allow_urls) and not settings.opencode_is_here:
-            self.warnings.append("A2A_PEERS: unused, since OpenCode is on another machine")
-        for peer in settings.a2a.peers:
-            private = loopback(urlsplit(peer.url).hostname or "")
-            if private and not settings.client.allow_private_hosts:
-                self.warnings.append(
-                    f"A2A_PEERS: {peer.name} is on this machine, so set "
-                    "A2A_CLIENT_ALLOW_PRIVATE_HOSTS"
-                )
+            yield f"A2A_CONFIG: {file} holds secrets and others can read it"
 
     def _exposes_secret(self, file: Path) -> bool:
         told = any(SETTINGS[k].secret for k, source in self.sources.items() if source == str(file))
@@ -198,8 +186,17 @@ def load(
     loading.check(settings)
     if loading.problems:
         raise SettingsError(tuple(loading.problems))
-    loading.advise(settings, path)
-    return settings.model_copy(update={"warnings": tuple(loading.warnings)})
+    warnings = (*loading.warnings, *loading.advice(settings, path))
+    return settings.model_copy(update={"warnings": warnings})
+
+
+def _peer_advice(settings: Settings) -> Iterator[str]:
+    if (settings.a2a.peers or settings.a2a.peers_allow_urls) and not settings.opencode_is_here:
+        yield "A2A_PEERS: unused, since OpenCode is on another machine"
+    for peer in settings.a2a.peers:
+        if loopback(urlsplit(peer.url).hostname or "") and not settings.client.allow_private_hosts:
+            remedy = "so set A2A_CLIENT_ALLOW_PRIVATE_HOSTS"
+            yield f"A2A_PEERS: {peer.name} is on this machine, {remedy}"
 
 
 def provider_configured(settings: Settings, environ: Mapping[str, str]) -> bool:

@@ -5,7 +5,6 @@
 """
 
 import ipaddress
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,20 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, SecretStr, model_validator
 from pydantic.fields import FieldInfo
 
-from opencode_a2a.config.groups import (
-    Access,
-    Client,
-    Environment,
-    Group,
-    Interrupts,
-    Limits,
-    Log,
-    OpenCode,
-    Service,
-    Stream,
-    Tasks,
-    Turn,
-)
+from opencode_a2a.config import groups
 from opencode_a2a.config.values import STRICT
 
 
@@ -37,17 +23,17 @@ class Settings(BaseModel):
 
     model_config = STRICT
 
-    a2a: Service = Service()
-    auth: Access = Access()
-    opencode: OpenCode = OpenCode()
-    tasks: Tasks = Tasks()
-    interrupts: Interrupts = Interrupts()
-    turn: Turn = Turn()
-    stream: Stream = Stream()
-    limits: Limits = Limits()
-    log: Log = Log()
-    client: Client = Client()
-    environment: Environment = Environment()
+    a2a: groups.Service = groups.Service()
+    auth: groups.Access = groups.Access()
+    opencode: groups.OpenCode = groups.OpenCode()
+    tasks: groups.Tasks = groups.Tasks()
+    interrupts: groups.Interrupts = groups.Interrupts()
+    turn: groups.Turn = groups.Turn()
+    stream: groups.Stream = groups.Stream()
+    limits: groups.Limits = groups.Limits()
+    log: groups.Log = groups.Log()
+    client: groups.Client = groups.Client()
+    environment: groups.Environment = groups.Environment()
     sources: Mapping[str, str] = {}
     """For each key that was given: the flag, variable or file that it came from."""
     warnings: tuple[str, ...] = ()
@@ -61,21 +47,22 @@ class Settings(BaseModel):
     @property
     def public_url(self) -> str:
         """The base URL for the card, without a slash at the end."""
-        host = f"[{self.a2a.host}]" if ":" in self.a2a.host else self.a2a.host
-        return self.a2a.public_url or f"http://{host}:{self.a2a.port}"
+        return self.a2a.public_url or self._url(self.a2a.host)
 
     @property
     def local_url(self) -> str:
         """The base URL for what runs on this machine."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.a2a.host, self.a2a.host)  # noqa: S104 - not bound here
+        everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not bound here
+        return self._url(everywhere.get(self.a2a.host, self.a2a.host))
+
+    def _url(self, host: str) -> str:
         return f"http://{f'[{host}]' if ':' in host else host}:{self.a2a.port}"
 
     @property
     def opencode_is_here(self) -> bool:
         """Whether OpenCode runs on this machine and so can call a loopback address."""
-        return self.opencode.managed_server or loopback(
-            urlsplit(self.opencode.base_url).hostname or ""
-        )
+        host = urlsplit(self.opencode.base_url).hostname or ""
+        return self.opencode.managed_server or loopback(host)
 
     @property
     def workspace(self) -> Path | None:
@@ -119,7 +106,7 @@ class Setting:
     @property
     def choices(self) -> tuple[str, ...]:
         """The allowed values, where there is a list of them."""
-        return next(_literals(self.info.annotation), ())
+        return _choices(self.info.annotation)
 
     @property
     def default(self) -> str:
@@ -154,20 +141,18 @@ def _holds_secret(annotation: object) -> bool:
     return annotation is SecretStr or any(map(_holds_secret, get_args(annotation)))
 
 
-def _literals(annotation: object) -> Iterator[tuple[str, ...]]:
+def _choices(annotation: object) -> tuple[str, ...]:
     if get_origin(annotation) is Literal:
-        yield get_args(annotation)
-    else:
-        for argument in get_args(annotation):
-            yield from _literals(argument)
+        return get_args(annotation)
+    found = (_choices(argument) for argument in get_args(annotation))
+    return next(filter(None, found), ())
 
 
-def _groups() -> dict[str, type[Group]]:
-    kinds = {name: info.annotation for name, info in Settings.model_fields.items()}
-    return {n: k for n, k in kinds.items() if isinstance(k, type) and issubclass(k, Group)}
-
-
-GROUPS: Mapping[str, type[Group]] = _groups()
+GROUPS: Mapping[str, type[groups.Group]] = {
+    name: kind
+    for name, info in Settings.model_fields.items()
+    if isinstance(kind := info.annotation, type) and issubclass(kind, groups.Group)
+}
 SETTINGS: Mapping[str, Setting] = {
     f"{name}.{field}": Setting(name, field, group.prefix + field.upper(), info)
     for name, group in GROUPS.items()
@@ -212,32 +197,26 @@ def loopback(host: str) -> bool:
 def conflicts(settings: Settings) -> Iterator[Problem]:
     yield from _access_conflicts(settings.a2a, settings.auth)
     yield from _opencode_conflicts(settings.a2a, settings.opencode)
-    yield from _environment_conflicts(settings)
-    client = settings.client
-    if (
-        client.polling_fallback_max_interval_seconds
-        < client.polling_fallback_initial_interval_seconds
-    ):
+    yield from _environment_conflicts(settings.environment, settings.workspace)
+    first = settings.client.polling_fallback_initial_interval_seconds
+    if settings.client.polling_fallback_max_interval_seconds < first:
         yield Problem(
             "A2A_CLIENT_POLLING_FALLBACK_MAX_INTERVAL_SECONDS",
             "should not be below A2A_CLIENT_POLLING_FALLBACK_INITIAL_INTERVAL_SECONDS",
         )
 
 
-def _access_conflicts(a2a: Service, auth: Access) -> Iterator[Problem]:
-    credentials = auth.static_auth_credentials
-    if credentials and not any(credential.enabled for credential in credentials):
-        yield Problem("A2A_STATIC_AUTH_CREDENTIALS", "should have at least one enabled entry")
-    if _repeated(c.credential_id for c in credentials or ()):
-        yield Problem("A2A_STATIC_AUTH_CREDENTIALS", "has the same credential_id twice")
-    if _repeated(c.username or c.token for c in credentials or ()):
-        yield Problem("A2A_STATIC_AUTH_CREDENTIALS", "has the same token or username twice")
+def _access_conflicts(a2a: groups.Service, auth: groups.Access) -> Iterator[Problem]:
+    entries, variable = auth.static_auth_credentials or (), "A2A_STATIC_AUTH_CREDENTIALS"
+    if entries and not any(entry.enabled for entry in entries):
+        yield Problem(variable, "should have at least one enabled entry")
+    if _repeated(entry.credential_id for entry in entries):
+        yield Problem(variable, "has the same credential_id twice")
+    if _repeated(entry.username or entry.token for entry in entries):
+        yield Problem(variable, "has the same token or username twice")
     if not loopback(a2a.host) and not auth.configured:
-        yield Problem(
-            "A2A_HOST",
-            "can be reached from other machines, so set A2A_BEARER_TOKEN or "
-            "A2A_STATIC_AUTH_CREDENTIALS",
-        )
+        remedy = f"so set A2A_BEARER_TOKEN or {variable}"
+        yield Problem("A2A_HOST", f"can be reached from other machines, {remedy}")
     if a2a.protocol_version not in a2a.supported_protocol_versions:
         yield Problem("A2A_PROTOCOL_VERSION", "is not among A2A_SUPPORTED_PROTOCOL_VERSIONS")
     if _repeated(peer.name for peer in a2a.peers):
@@ -245,11 +224,11 @@ def _access_conflicts(a2a: Service, auth: Access) -> Iterator[Problem]:
 
 
 def _repeated(values: Iterable[object]) -> bool:
-    counts = Counter(value for value in values if value is not None)
-    return any(count > 1 for count in counts.values())
+    given = [value for value in values if value is not None]
+    return len(set(given)) < len(given)
 
 
-def _opencode_conflicts(a2a: Service, opencode: OpenCode) -> Iterator[Problem]:
+def _opencode_conflicts(a2a: groups.Service, opencode: groups.OpenCode) -> Iterator[Problem]:
     if opencode.provider_id and not opencode.model_id:
         yield Problem("OPENCODE_PROVIDER_ID", "should be given together with OPENCODE_MODEL_ID")
     if opencode.model_id and not opencode.provider_id:
@@ -263,16 +242,13 @@ def _opencode_conflicts(a2a: Service, opencode: OpenCode) -> Iterator[Problem]:
         yield Problem("OPENCODE_WORKSPACE_ROOT", "is not a directory")
 
 
-def _environment_conflicts(settings: Settings) -> Iterator[Problem]:
-    declared, workspace = settings.environment, settings.workspace
-    roots = declared.sandbox_writable_roots
+def _environment_conflicts(
+    declared: groups.Environment, workspace: Path | None
+) -> Iterator[Problem]:
+    roots, variable = declared.sandbox_writable_roots, "A2A_SANDBOX_WRITABLE_ROOTS"
     if roots and declared.write_access_scope == "none":
-        yield Problem(
-            "A2A_SANDBOX_WRITABLE_ROOTS", "should be empty when A2A_WRITE_ACCESS_SCOPE is none"
-        )
+        yield Problem(variable, "should be empty when A2A_WRITE_ACCESS_SCOPE is none")
     confined = "workspace_only" in (declared.write_access_scope, declared.sandbox_filesystem_scope)
     if confined and workspace and not all(root.is_relative_to(workspace) for root in roots):
-        yield Problem(
-            "A2A_SANDBOX_WRITABLE_ROOTS",
-            "should lie in the workspace when the declared scope is workspace_only",
-        )
+        scope = "when the declared scope is workspace_only"
+        yield Problem(variable, f"should lie in the workspace {scope}")

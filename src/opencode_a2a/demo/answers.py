@@ -5,13 +5,13 @@ OpenCode and the summaries quote real results.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import JsonValue
 
 from opencode_a2a.demo.chat import ChatMessage
-from opencode_a2a.demo.script import Action, Call, Reply, Say, Script, Think, digest_of
+from opencode_a2a.demo.script import Call, Reply, Say, Script, Think, digest_of
 
 RESULT = "{{result}}"
 """Stands for the last tool result in what is said."""
@@ -32,114 +32,93 @@ _RUN_TESTS = (
     "elif ls tests test_*.py >/dev/null 2>&1; then python3 -m pytest -q; "
     "else echo 'no tests found here'; fi"
 )
-
-Build = Callable[[str, re.Match[str]], Sequence[Reply]]
+_DISCLAIMER = "(I am the demo model: scripted, no AI.)"
+_QUESTION: JsonValue = {
+    "question": "Tea or coffee?",
+    "header": "Drink",
+    "options": [
+        {"label": "Tea", "description": "Green or black"},
+        {"label": "Coffee", "description": "With or without milk"},
+    ],
+}
+_TODOS: JsonValue = [
+    {"content": "Understand the request", "status": "completed", "priority": "medium"},
+    {"content": "Do it", "status": "in_progress", "priority": "medium"},
+]
+_SUBTASK: Mapping[str, JsonValue] = {
+    "description": "Look around",
+    "prompt": "List the files here.",
+    "subagent_type": "general",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Recognised:
-    """A kind of request, the tool that it takes, and the replies to it."""
+    """A kind of request, the tool that it takes, and what is thought and said around the call.
 
-    pattern: re.Pattern[str]
+    Braces stand for what the pattern found, ``{content}`` for the first text in quotes.
+    """
+
     tool: str
-    build: Build
+    pattern: str
+    given: Mapping[str, JsonValue]
+    thought: str
+    summary: str
+
+    def script(self, text: str) -> Script | None:
+        found = re.search(self.pattern, text[:_LOOK_AT], re.IGNORECASE)
+        if found is None:
+            return None
+        words = {name: word.strip() for name, word in found.groupdict().items()}
+        quoted = (part for part in _QUOTED.findall(text) if part != words.get("file"))
+        words["content"] = next(quoted, "Written by the demo model.")
+        given = {
+            name: value.format_map(words) if isinstance(value, str) else value
+            for name, value in self.given.items()
+        }
+        said = f"{self.summary.format_map(words)}\n\n```\n{RESULT}\n```\n\n{_DISCLAIMER}"
+        think = Think(think=self.thought.format_map(words), delay=_PACE)
+        call = Call(tool=self.tool, input=given)
+        return Script(((think, call), (_say(said),)), digest_of(text))
+
+
+_KNOWN = (
+    Recognised("a2a_call", r"\bask (?:the )?agent (?P<agent>[\w.-]+)\s*(?::|to\b)(?P<message>.+)",
+               {"agent": "{agent}", "message": "{message}"},
+               "The user wants the agent {agent} to be asked.", "I asked {agent}:"),
+    Recognised("question", r"\bask (?:me|a question)\b", {"questions": [_QUESTION]},
+               "The user wants to be asked. I use the question tool.", "Thank you. You answered:"),
+    Recognised("task", r"\b(?:delegate|sub-?agent)\b", _SUBTASK,
+               "The user wants a sub-agent to work. I give it a small task.",
+               "The sub-agent reported:"),
+    Recognised("bash", r"\brun\b.{0,40}\btests?\b",
+               {"command": _RUN_TESTS, "description": "Runs the tests"},
+               "The user wants the tests run. I look which kind of project this is.",
+               "I ran the tests. The output was:"),
+    Recognised("write", rf"\b(?:write|create|make)\b.{{0,60}}?\s{_FILE}",
+               {"filePath": "{file}", "content": "{content}\n"},
+               "The user wants a file {file}.", "I wrote {file}:"),
+    Recognised("bash", r"\b(?:list|show|which|what)\b.{0,40}\b(?:files|folder|directory)\b|^ls\b",
+               {"command": "ls -la", "description": "Lists the files"},
+               "The user wants to see the files. A shell command shows them.",
+               "These are the files here:"),
+    Recognised("read", rf"\b(?:show|read|open|cat|print)\b.{{0,40}}?\s{_FILE}",
+               {"filePath": "{file}"},
+               "The user wants to see {file}. I read it.", "This is {file}:"),
+    Recognised("todowrite", r"\b(?:make|write|show)\b.{0,20}\b(?:plan|todo)", {"todos": _TODOS},
+               "The user wants a plan. I write a list.", "This is the plan:"),
+)  # fmt: skip
 
 
 def _say(text: str) -> Say:
     return Say(say=text, delay=_PACE)
 
 
-def _use(thought: str, tool: str, given: dict[str, JsonValue], summary: str) -> list[Reply]:
-    first: tuple[Action, ...] = (Think(think=thought, delay=_PACE), Call(tool=tool, input=given))
-    return [
-        first,
-        (_say(f"{summary}\n\n```\n{RESULT}\n```\n\n(I am the demo model: scripted, no AI.)"),),
-    ]
-
-
-def _list_files(text: str, found: re.Match[str]) -> list[Reply]:
-    thought = "The user wants to see the files. A shell command shows them."
-    given: dict[str, JsonValue] = {"command": "ls -la", "description": "Lists the files"}
-    return _use(thought, "bash", given, "These are the files here:")
-
-
-def _run_tests(text: str, found: re.Match[str]) -> list[Reply]:
-    thought = "The user wants the tests run. I look which kind of project this is."
-    given: dict[str, JsonValue] = {"command": _RUN_TESTS, "description": "Runs the tests"}
-    return _use(thought, "bash", given, "I ran the tests. The output was:")
-
-
-def _write_file(text: str, found: re.Match[str]) -> list[Reply]:
-    quoted = [part for part in _QUOTED.findall(text) if part != found["file"]]
-    content = quoted[0] if quoted else "Written by the demo model."
-    thought = f"The user wants a file {found['file']}."
-    given: dict[str, JsonValue] = {"filePath": found["file"], "content": f"{content}\n"}
-    return _use(thought, "write", given, f"I wrote {found['file']}:")
-
-
-def _read_file(text: str, found: re.Match[str]) -> list[Reply]:
-    thought = f"The user wants to see {found['file']}. I read it."
-    return _use(thought, "read", {"filePath": found["file"]}, f"This is {found['file']}:")
-
-
-def _ask(text: str, found: re.Match[str]) -> list[Reply]:
-    options: list[JsonValue] = [
-        {"label": "Tea", "description": "Green or black"},
-        {"label": "Coffee", "description": "With or without milk"},
-    ]
-    question: JsonValue = {"question": "Tea or coffee?", "header": "Drink", "options": options}
-    thought = "The user wants to be asked. I use the question tool."
-    return _use(thought, "question", {"questions": [question]}, "Thank you. You answered:")
-
-
-def _plan(text: str, found: re.Match[str]) -> list[Reply]:
-    steps = (("Understand the request", "completed"), ("Do it", "in_progress"))
-    todos: list[JsonValue] = [{"content": c, "status": s, "priority": "medium"} for c, s in steps]
-    thought = "The user wants a plan. I write a list."
-    return _use(thought, "todowrite", {"todos": todos}, "This is the plan:")
-
-
-def _delegate(text: str, found: re.Match[str]) -> list[Reply]:
-    given: dict[str, JsonValue] = {
-        "description": "Look around",
-        "prompt": "List the files here.",
-        "subagent_type": "general",
-    }
-    thought = "The user wants a sub-agent to work. I give it a small task."
-    return _use(thought, "task", given, "The sub-agent reported:")
-
-
-def _ask_agent(text: str, found: re.Match[str]) -> list[Reply]:
-    given: dict[str, JsonValue] = {"agent": found["agent"], "message": found["message"].strip()}
-    thought = f"The user wants the agent {found['agent']} to be asked."
-    return _use(thought, "a2a_call", given, f"I asked {found['agent']}:")
-
-
-def _recognised(pattern: str, tool: str, build: Build) -> Recognised:
-    return Recognised(re.compile(pattern, re.IGNORECASE), tool, build)
-
-
-_KNOWN = (
-    _recognised(r"\bask (?:the )?agent (?P<agent>[\w.-]+)\s*(?::|to\b)(?P<message>.+)",
-                "a2a_call", _ask_agent),
-    _recognised(r"\bask (me|a question)\b", "question", _ask),
-    _recognised(r"\b(delegate|sub-?agent)\b", "task", _delegate),
-    _recognised(r"\brun\b.{0,40}\btests?\b", "bash", _run_tests),
-    _recognised(rf"\b(?:write|create|make)\b.{{0,60}}?\s{_FILE}", "write", _write_file),
-    _recognised(r"\b(?:list|show|which|what)\b.{0,40}\b(?:files|folder|directory)\b|^ls\b",
-                "bash", _list_files),
-    _recognised(rf"\b(?:show|read|open|cat|print)\b.{{0,40}}?\s{_FILE}", "read", _read_file),
-    _recognised(r"\b(?:make|write|show)\b.{0,20}\b(?:plan|todo)", "todowrite", _plan),
-)  # fmt: skip
-
-
 def demo_script(text: str, tools: frozenset[str]) -> Script:
     """The replies to a text without a script, with the tools that are offered."""
-    for kind in _KNOWN:
-        found = kind.pattern.search(text, 0, _LOOK_AT) if kind.tool in tools else None
-        if found:
-            return Script(tuple(kind.build(text, found)), digest_of(text))
-    return Script((_introduction(),), digest_of(text))
+    scripts = (kind.script(text) for kind in _KNOWN if kind.tool in tools)
+    found = next((script for script in scripts if script is not None), None)
+    return found or Script((_introduction(),), digest_of(text))
 
 
 def _introduction() -> Reply:

@@ -5,18 +5,15 @@ messages. Nothing here knows what will be answered.
 """
 
 import re
-from dataclasses import dataclass
-from typing import Literal, NewType
+from typing import Literal, NamedTuple
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 MODEL = "demo"
-Digest = NewType("Digest", str)
-"""What tells one script from another."""
 FinishReason = Literal["stop", "length", "content_filter", "tool_calls"]
 
-_CALL_ID = re.compile(r"call_(?P<digest>[0-9a-f]+)_(?P<reply>\d+)_(?P<attempt>\d+)_(?P<number>\d+)")
+_CALL_ID = re.compile(r"call_([0-9a-f]+)_(\d+)_(\d+)_(\d+)")
 
 
 class Wire(BaseModel):
@@ -75,14 +72,13 @@ class ChatRequest(Wire):
         return next((m.text for m in reversed(self.messages) if m.role == "tool"), "")
 
 
-@dataclass(frozen=True, slots=True)
-class CallId:
+class CallId(NamedTuple):
     """The id of a tool call says which reply made it, so that the reply's place can be read back.
 
     The attempt keeps ids apart when OpenCode asks for the same reply twice.
     """
 
-    digest: Digest
+    digest: str
     reply: int
     attempt: int
     number: int
@@ -93,10 +89,7 @@ class CallId:
     @classmethod
     def parse(cls, text: str) -> "CallId | None":
         found = _CALL_ID.fullmatch(text)
-        if found is None:
-            return None
-        reply, attempt, number = (int(found[name]) for name in ("reply", "attempt", "number"))
-        return cls(Digest(found["digest"]), reply, attempt, number)
+        return cls(found[1], int(found[2]), int(found[3]), int(found[4])) if found else None
 
 
 class Tokens(BaseModel):
@@ -124,68 +117,29 @@ def error_body(message: str, kind: str = "invalid_request_error", code: str | No
     return orjson.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
 
 
-_HEAD = (
-    b'data: {"id":"chatcmpl-demo","object":"chat.completion.chunk","created":0,"model":"'
-    + MODEL.encode()
-    + b'","choices":['
-)
-_DELTA = _HEAD + b'{"index":0,"delta":{'
-_OPEN_END = b'},"finish_reason":null}]}\n\n'
-OPENING = _DELTA + b'"role":"assistant","content":""' + _OPEN_END
-DONE = b"data: [DONE]\n\n"
+_CHUNK = {"id": "chatcmpl-demo", "object": "chat.completion.chunk", "created": 0, "model": MODEL}
 MALFORMED = b'data: {"id":"chatcmpl-demo","choices":[{oops\n\n'
-_TEXT = _DELTA + b'"content":'
-_REASONING = _DELTA + b'"reasoning_content":'
 
 
-def text_chunk(text: str) -> bytes:
-    return _TEXT + orjson.dumps(text) + _OPEN_END
+def delta_chunk(delta: dict[str, JsonValue], reason: FinishReason | None = None) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": reason}
+    return _event(orjson.dumps({**_CHUNK, "choices": [choice]}))
 
 
-def reasoning_chunk(text: str) -> bytes:
-    return _REASONING + orjson.dumps(text) + _OPEN_END
-
-
-def call_chunk(number: int, call_id: str, name: str, arguments: str) -> bytes:
-    """The whole call in one chunk, as many compatible servers send it."""
-    call = call_object(call_id, name, arguments) | {"index": number}
-    return _DELTA + b'"tool_calls":' + orjson.dumps([call]) + _OPEN_END
-
-
-def call_object(call_id: str, name: str, arguments: str) -> dict[str, JsonValue]:
-    return {
-        "id": call_id,
-        "type": "function",
-        "function": {"name": name, "arguments": arguments},
-    }
-
-
-def finish_chunk(reason: FinishReason) -> bytes:
-    return _DELTA + b'},"finish_reason":"' + reason.encode() + b'"}]}\n\n'
-
-
-def usage_chunk(tokens: Tokens) -> bytes:
-    return _HEAD + b'],"usage":' + orjson.dumps(tokens.wire()) + b"}\n\n"
+def last_chunks(used: Tokens) -> bytes:
+    return _event(orjson.dumps({**_CHUNK, "choices": [], "usage": used.wire()})) + _event(b"[DONE]")
 
 
 def stream_error_chunk(message: str) -> bytes:
-    return b"data: " + error_body(message, "server_error", "500") + b"\n\n"
+    return _event(error_body(message, "server_error", "500"))
+
+
+def _event(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"
 
 
 def whole_body(message: dict[str, JsonValue], reason: FinishReason | None, used: Tokens) -> bytes:
     """The answer to a request that did not ask for a stream."""
-    return orjson.dumps(
-        {
-            "id": "chatcmpl-demo",
-            "object": "chat.completion",
-            "created": 0,
-            "model": MODEL,
-            "choices": [{"index": 0, "message": message, "finish_reason": reason}],
-            "usage": used.wire(),
-        }
-    )
-
-
-def models_body() -> bytes:
-    model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "opencode-a2a"}
-    return orjson.dumps({"object": "list", "data": [model]})
+    choice = {"index": 0, "message": message, "finish_reason": reason}
+    head = {**_CHUNK, "object": "chat.completion"}
+    return orjson.dumps({**head, "choices": [choice], "usage": used.wire()})

@@ -8,7 +8,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal
 
 from pydantic import JsonValue
 from starlette.types import Send
@@ -23,9 +23,7 @@ from opencode_a2a.demo.script import (
     Fail,
     Finish,
     Gate,
-    Hang,
     Malformed,
-    Reply,
     Say,
     Script,
     StreamError,
@@ -36,18 +34,21 @@ from opencode_a2a.demo.script import (
 
 _RESULT_LIMIT = 4000
 _GATES = 1000
-_FAILURES: Mapping[int, tuple[str, str, str | None]] = {
+_FAILURES: Mapping[int | str, tuple[str, str, str | None]] = {
     400: ("Bad request", "invalid_request_error", "bad_request"),
     401: ("Incorrect API key provided", "invalid_request_error", "invalid_api_key"),
     404: ("The model does not exist", "invalid_request_error", "model_not_found"),
     429: ("Rate limit reached", "rate_limit", "rate_limit_exceeded"),
     500: ("The server had an error", "server_error", None),
     503: ("Overloaded", "overloaded_error", None),
+    "context_length": (
+        "This model's maximum context length is 100000 tokens. "
+        "However, your messages resulted in 200000 tokens.",
+        "invalid_request_error",
+        "context_length_exceeded",
+    ),
 }
-_TOO_LONG = (
-    "This model's maximum context length is 100000 tokens. "
-    "However, your messages resulted in 200000 tokens."
-)
+Kind = Literal["content", "reasoning_content"]
 
 
 class NamedGate:
@@ -97,18 +98,6 @@ class Progress:
         return self._done[place, number] <= times
 
 
-class Output(Protocol):
-    """A response in the making."""
-
-    async def open(self) -> None: ...
-    async def text(self, piece: str) -> None: ...
-    async def thought(self, piece: str) -> None: ...
-    async def call(self, number: int, call_id: str, name: str, arguments: str) -> None: ...
-    async def malformed(self) -> None: ...
-    async def error(self, message: str) -> None: ...
-    async def finish(self, reason: FinishReason | None, used: Tokens) -> None: ...
-
-
 class Stream:
     """Server-sent events, each written when it happens."""
 
@@ -117,20 +106,17 @@ class Stream:
         self._started = False
 
     async def open(self) -> None:
-        if self._started:
-            return
-        self._started = True
-        await start(self._send, 200, b"text/event-stream", {"cache-control": "no-cache"})
-        await self._write(chat.OPENING)
+        if not self._started:
+            self._started = True
+            await _start(self._send, 200, b"text/event-stream", {"cache-control": "no-cache"})
+            await self._write(chat.delta_chunk({"role": "assistant", "content": ""}))
 
-    async def text(self, piece: str) -> None:
-        await self._write(chat.text_chunk(piece))
+    async def text(self, kind: Kind, piece: str) -> None:
+        await self._write(chat.delta_chunk({kind: piece}))
 
-    async def thought(self, piece: str) -> None:
-        await self._write(chat.reasoning_chunk(piece))
-
-    async def call(self, number: int, call_id: str, name: str, arguments: str) -> None:
-        await self._write(chat.call_chunk(number, call_id, name, arguments))
+    async def call(self, number: int, call: dict[str, JsonValue]) -> None:
+        """The whole call in one chunk, as many compatible servers send it."""
+        await self._write(chat.delta_chunk({"tool_calls": [{**call, "index": number}]}))
 
     async def malformed(self) -> None:
         await self._write(chat.MALFORMED)
@@ -141,10 +127,11 @@ class Stream:
 
     async def finish(self, reason: FinishReason | None, used: Tokens) -> None:
         if reason is not None:
-            await self._write(chat.finish_chunk(reason))
-        await self._write(chat.usage_chunk(used) + chat.DONE, more=False)
+            await self._write(chat.delta_chunk({}, reason))
+        await self._write(chat.last_chunks(used), more=False)
 
     async def _write(self, data: bytes, *, more: bool = True) -> None:
+        await self.open()
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
 
@@ -153,50 +140,43 @@ class Whole:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._text: list[str] = []
-        self._thoughts: list[str] = []
+        self._texts: dict[Kind, list[str]] = {"content": []}
         self._calls: list[JsonValue] = []
         self._spoilt = False
 
     async def open(self) -> None:
         """Nothing is sent before the end."""
 
-    async def text(self, piece: str) -> None:
-        self._text.append(piece)
+    async def text(self, kind: Kind, piece: str) -> None:
+        self._texts.setdefault(kind, []).append(piece)
 
-    async def thought(self, piece: str) -> None:
-        self._thoughts.append(piece)
-
-    async def call(self, number: int, call_id: str, name: str, arguments: str) -> None:
-        self._calls.append(chat.call_object(call_id, name, arguments))
+    async def call(self, number: int, call: dict[str, JsonValue]) -> None:
+        self._calls.append(call)
 
     async def malformed(self) -> None:
         self._spoilt = True
 
     async def error(self, message: str) -> None:
-        await respond(self._send, 500, chat.error_body(message, "server_error", "500"))
+        await _respond(self._send, 500, chat.error_body(message, "server_error", "500"))
 
     async def finish(self, reason: FinishReason | None, used: Tokens) -> None:
-        message: dict[str, JsonValue] = {"role": "assistant", "content": "".join(self._text)}
-        if self._thoughts:
-            message["reasoning_content"] = "".join(self._thoughts)
+        message: dict[str, JsonValue] = {"role": "assistant"}
+        message |= {kind: "".join(pieces) for kind, pieces in self._texts.items()}
         if self._calls:
             message["tool_calls"] = self._calls
         body = chat.whole_body(message, reason, used)
-        await respond(self._send, 200, body[:-2] if self._spoilt else body)
+        await _respond(self._send, 200, body[:-2] if self._spoilt else body)
 
 
-async def start(send: Send, status: int, kind: bytes, headers: Mapping[str, str]) -> None:
+async def _start(send: Send, status: int, kind: bytes, headers: Mapping[str, str]) -> None:
     pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
     pairs.append((b"content-type", kind))
     await send({"type": "http.response.start", "status": status, "headers": pairs})
 
 
-async def respond(
-    send: Send, status: int, body: bytes, headers: Mapping[str, str] | None = None
-) -> None:
+async def _respond(send: Send, status: int, body: bytes, **headers: str) -> None:
     length = {"content-length": str(len(body))}
-    await start(send, status, b"application/json", length | dict(headers or {}))
+    await _start(send, status, b"application/json", length | headers)
     await send({"type": "http.response.body", "body": body})
 
 
@@ -205,13 +185,12 @@ class Player:
     """One request and the reply to it."""
 
     request: ChatRequest
-    reply: Reply
-    place: int
     progress: Progress
+    place: int
     gates: Gates
     send: Send
     drop: Callable[[], None]
-    _output: Output = field(init=False)
+    _output: Stream | Whole = field(init=False)
     _attempt: int = field(init=False)
     _calls: int = 0
     _words: int = 0
@@ -228,12 +207,11 @@ class Player:
 
         A reply without a finish reason does not: it is asked for again at once.
         """
-        for number, action in enumerate(self.reply):
+        for number, action in enumerate(self.progress.script.reply(self.place)):
             if not self.progress.due(self.place, number, action.times):
                 continue
             if not await self._do(action):
                 return False
-        await self._output.open()
         # The place moves first: who has read the end may ask for the next reply at once.
         self.progress.next_place = self.place + 1
         reason = self._reason()
@@ -243,36 +221,35 @@ class Player:
     async def _do(self, action: Action) -> bool:
         """Do one action; False means that nothing can follow it."""
         match action:
-            case Say() | Think():
-                await self._speak(action)
+            case Say():
+                await self._speak(action, "content", self._filled(action.say))
+            case Think():
+                await self._speak(action, "reasoning_content", action.think)
             case Call():
                 await self._call(action)
-            case Wait() | Hang() | Gate():
-                await self._pause(action)
+            case Wait():
+                await asyncio.sleep(action.wait)
+            case Gate():
+                await self.gates[action.gate].passed()
             case Usage():
                 self._tokens = action.usage
             case Finish():
                 self._finish = action
             case Malformed():
-                await self._output.open()
                 await self._output.malformed()
             case _:
                 await self._break(action)
                 return False
         return True
 
-    async def _speak(self, action: Say | Think) -> None:
+    async def _speak(self, action: Say | Think, kind: Kind, text: str) -> None:
         await self._output.open()
-        if isinstance(action, Say):
-            text, write = self._filled(action.say), self._output.text
-        else:
-            text, write = action.think, self._output.thought
         for piece in action.pieces(text):
-            await write(piece)
+            await self._output.text(kind, piece)
             # Also without a delay: a long text must not keep the loop from other streams.
             await asyncio.sleep(action.delay)
             self._words += 1
-            self._thoughts += isinstance(action, Think)
+            self._thoughts += kind == "reasoning_content"
 
     def _filled(self, text: str) -> str:
         if RESULT not in text:
@@ -280,45 +257,32 @@ class Player:
         return text.replace(RESULT, self.request.last_result[:_RESULT_LIMIT])
 
     async def _call(self, action: Call) -> None:
-        await self._output.open()
         call_id = CallId(self.progress.script.digest, self.place, self._attempt, self._calls)
-        await self._output.call(self._calls, str(call_id), action.tool, action.arguments)
+        function: JsonValue = {"name": action.tool, "arguments": action.arguments}
+        call: dict[str, JsonValue] = {"id": str(call_id), "type": "function", "function": function}
+        await self._output.call(self._calls, call)
         self._calls += 1
         self._words += 1
-
-    async def _pause(self, action: Wait | Hang | Gate) -> None:
-        match action:
-            case Wait():
-                await asyncio.sleep(action.wait)
-            case Hang():
-                await asyncio.Event().wait()
-            case Gate():
-                await self.gates[action.gate].passed()
 
     async def _break(self, action: Action) -> None:
         match action:
             case Fail():
                 await self._fail(action)
             case StreamError():
-                await self._output.open()
                 await self._output.error(action.stream_error)
-            case Drop():
-                self.drop()
-                await asyncio.Event().wait()  # until the server has seen the connection go
             case _:
-                raise NotImplementedError(type(action).__name__)
+                if isinstance(action, Drop):
+                    self.drop()
+                await asyncio.Event().wait()  # until the server has seen the connection go
 
     async def _fail(self, action: Fail) -> None:
-        if action.error == "context_length":
-            status, known = 400, (_TOO_LONG, "invalid_request_error", "context_length_exceeded")
-        else:
-            status = action.error
-            known = _FAILURES.get(status, ("The request failed", "server_error", None))
-        message, kind, code = known
+        status = 400 if action.error == "context_length" else action.error
+        unknown = ("The request failed", "server_error", None)
+        message, kind, code = _FAILURES.get(action.error, unknown)
         body = chat.error_body(action.message or message, action.type or kind, action.code or code)
         after = action.retry_after
         headers = {} if after is None else {"retry-after": str(after)}
-        await respond(self.send, status, body, headers)
+        await _respond(self.send, status, body, **headers)
 
     def _reason(self) -> FinishReason | None:
         if self._finish is not None:

@@ -23,7 +23,7 @@ from pydantic import (
     ValidationError,
 )
 
-from opencode_a2a.demo.chat import CallId, ChatMessage, Digest, FinishReason, Tokens
+from opencode_a2a.demo.chat import CallId, ChatMessage, FinishReason, Tokens
 
 _START = re.compile(r"@@(?:(?=\[\s*[\[{])|script:(?P<name>[\w-]{1,100})@@)")
 _END = re.compile(r"\s*@@")
@@ -146,20 +146,9 @@ class Gate(Action):
     gate: Annotated[str, Field(pattern=r"^[\w.-]{1,100}$")]
 
 
-VERBS: Mapping[str, type[Action]] = {
-    "say": Say,
-    "think": Think,
-    "tool": Call,
-    "usage": Usage,
-    "finish": Finish,
-    "error": Fail,
-    "drop": Drop,
-    "stream_error": StreamError,
-    "malformed": Malformed,
-    "wait": Wait,
-    "hang": Hang,
-    "gate": Gate,
-}
+_KINDS = (Say, Think, Call, Usage, Finish, Fail, Drop, StreamError, Malformed, Wait, Hang, Gate)
+_VERBS: Mapping[str, type[Action]] = {next(iter(kind.__annotations__)): kind for kind in _KINDS}
+"""The first field of an action is its verb."""
 _Item = dict[str, JsonValue]
 _ITEMS = TypeAdapter(list[_Item | list[_Item]], config=ConfigDict(defer_build=True))
 _DECODER = json.JSONDecoder()
@@ -172,7 +161,7 @@ class Script:
     """Replies in order, and what tells this script from others."""
 
     replies: tuple[Reply, ...]
-    digest: Digest
+    digest: str
 
     def reply(self, place: int) -> Reply:
         return self.replies[place] if place < len(self.replies) else (Say(say="(end of script)"),)
@@ -183,8 +172,8 @@ def enclose(script: JsonValue) -> str:
     return f"@@{json.dumps(script)}@@"
 
 
-def digest_of(text: str) -> Digest:
-    return Digest(sha256(text.encode(errors="surrogatepass")).hexdigest()[:12])
+def digest_of(text: str) -> str:
+    return sha256(text.encode(errors="surrogatepass")).hexdigest()[:12]
 
 
 def find_script(text: str, folder: Path | None = None) -> Script | None:
@@ -227,7 +216,7 @@ def parse_replies(source: str) -> list[Reply]:
     try:
         items = _ITEMS.validate_json(source)
     except ValidationError as error:
-        raise ScriptError(_reason(error)) from error
+        raise ScriptError(reason_of(error)) from error
     groups = [item if isinstance(item, list) else [item] for item in items]
     nested = any(isinstance(item, list) for item in items)
     if not nested:
@@ -236,13 +225,13 @@ def parse_replies(source: str) -> list[Reply]:
 
 
 def _action(item: _Item) -> Action:
-    verb = next((verb for verb in VERBS if verb in item), None)
+    verb = next((verb for verb in _VERBS if verb in item), None)
     if verb is None:
-        raise ScriptError(f"an action has none of the verbs {', '.join(VERBS)}")
+        raise ScriptError(f"an action has none of the verbs {', '.join(_VERBS)}")
     try:
-        return VERBS[verb].model_validate(item)
+        return _VERBS[verb].model_validate(item)
     except ValidationError as error:
-        raise ScriptError(f"in {verb!r}: {_reason(error)}") from error
+        raise ScriptError(f"in {verb!r}: {reason_of(error)}") from error
 
 
 def _split(actions: Sequence[Action]) -> list[Reply]:
@@ -257,7 +246,8 @@ def _split(actions: Sequence[Action]) -> list[Reply]:
     return [tuple(reply) for reply in replies]
 
 
-def _reason(error: ValidationError) -> str:
+def reason_of(error: ValidationError) -> str:
+    """Say in one line where the input is wrong, and how."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     return f"{'.'.join(str(step) for step in first['loc'])}: {first['msg']}".removeprefix(": ")
 
@@ -283,7 +273,7 @@ def last_prompt(messages: Sequence[ChatMessage]) -> Prompt:
     return Prompt("", (), continued)
 
 
-def place_after(answers: Sequence[ChatMessage], digest: Digest) -> int:
+def place_after(answers: Sequence[ChatMessage], digest: str) -> int:
     """How many replies have been given: calls say it themselves, other answers count one each."""
     place = 0
     for message in answers:

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self
 
 import orjson
@@ -37,6 +36,7 @@ from opencode_a2a.demo.script import (
     find_script,
     last_prompt,
     place_after,
+    reason_of,
 )
 from opencode_a2a.events import JsonObject
 
@@ -85,13 +85,6 @@ class Seen:
     place: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    reply: Reply
-    place: int
-    progress: Progress
-
-
 class _Sessions:
     """Where each session's script stands; the oldest are forgotten."""
 
@@ -99,22 +92,16 @@ class _Sessions:
         self._scripts = scripts
         self._progress: dict[str, Progress] = {}
 
-    def turn(self, session: str, request: ChatRequest) -> _Turn:
+    def turn(self, session: str, request: ChatRequest) -> tuple[Progress, int]:
+        """Return the script that a request goes on with, and the place of its next reply."""
         prompt = last_prompt(request.messages)
         script = find_script(prompt.text, self._scripts)
         if script is None and prompt.continued:
-            return self._resumed(session)
+            # After a compaction the messages no longer hold the script: it is remembered.
+            progress = self._progress.get(session) or _unscripted(NOTHING_LEFT)
+            return progress, progress.next_place
         script = script or demo_script(prompt.text, request.tool_names)
-        place = place_after(prompt.answers, script.digest)
-        return _Turn(script.reply(place), place, self._current(session, script))
-
-    def _resumed(self, session: str) -> _Turn:
-        """After a compaction the messages no longer hold the script: it is remembered."""
-        progress = self._progress.get(session)
-        if progress is None:
-            return _Turn(NOTHING_LEFT, 0, unscripted(NOTHING_LEFT))
-        place = progress.next_place
-        return _Turn(progress.script.reply(place), place, progress)
+        return self._current(session, script), place_after(prompt.answers, script.digest)
 
     def _current(self, session: str, script: Script) -> Progress:
         progress = self._progress.get(session)
@@ -132,7 +119,7 @@ class _Sessions:
             del self._progress[session]
 
 
-def unscripted(reply: Reply) -> Progress:
+def _unscripted(reply: Reply) -> Progress:
     return Progress(Script((reply,), digest_of("")))
 
 
@@ -189,7 +176,17 @@ class DemoModel:
         self._gates = Gates()
         self._sessions = _Sessions(scripts)
         self._open: set[Callable[[], None]] = set()
-        self._server = _Server(_uvicorn_config(self._app()))
+        config = uvicorn.Config(
+            self._app(),
+            http=_Protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=75,
+        )
+        self._server = _Server(config)
         self._serving: asyncio.Task[None] | None = None
         self.requests: deque[Seen] = deque(maxlen=1000)
         """The last requests, for tests that count them."""
@@ -215,12 +212,7 @@ class DemoModel:
         self._serving = asyncio.create_task(self._server.serve(sockets=[listening]))
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_exc: object) -> None:
         self._server.should_exit = True
         for drop in tuple(self._open):  # a reply that hangs would keep the server for ever
             drop()
@@ -243,37 +235,30 @@ class DemoModel:
         )
 
     async def _models(self, request: Request) -> Response:
-        return _json(chat.models_body())
+        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "opencode-a2a"}
+        return _json(orjson.dumps({"object": "list", "data": [model]}))
 
     async def _complete(self, request: Request) -> Response:
         asked = _parsed(await _body(request))
         session = request.headers.get("x-session-id") or _unnamed(asked)
         reply = errand(asked.messages)
-        if reply is None:
-            purpose: Purpose = "prompt"
-            turn = self._turn(session, asked)
-        else:
-            purpose = "errand"
-            turn = _Turn(reply, 0, unscripted(reply))
-        self.requests.append(Seen(session, purpose, turn.place))
-        return _Playing(lambda send, drop: self._play(session, asked, turn, send, drop))
-
-    def _turn(self, session: str, asked: ChatRequest) -> _Turn:
         try:
-            return self._sessions.turn(session, asked)
+            turn = (_unscripted(reply), 0) if reply else self._sessions.turn(session, asked)
         except ScriptError as error:
             raise HTTPException(400, f"demo script: {error}") from error
+        progress, place = turn
+        self.requests.append(Seen(session, "errand" if reply else "prompt", place))
 
-    async def _play(
-        self, session: str, asked: ChatRequest, turn: _Turn, send: Send, drop: Callable[[], None]
-    ) -> None:
-        player = Player(asked, turn.reply, turn.place, turn.progress, self._gates, send, drop)
-        self._open.add(drop)
-        try:
-            if await player.play():
-                self._sessions.ended(session, turn.progress)
-        finally:
-            self._open.discard(drop)
+        async def play(send: Send, drop: Callable[[], None]) -> None:
+            player = Player(asked, progress, place, self._gates, send, drop)
+            self._open.add(drop)
+            try:
+                if await player.play():
+                    self._sessions.ended(session, progress)
+            finally:
+                self._open.discard(drop)
+
+        return _Playing(play)
 
     async def _open_gate(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -288,19 +273,6 @@ class DemoModel:
             async with asyncio.timeout(_seconds(request.query_params.get("wait", "0"))):
                 await gate.reached.wait()
         return _gate_state(name, gate)
-
-
-def _uvicorn_config(app: Starlette) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http=_Protocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=75,
-    )
 
 
 def _seconds(text: str) -> float:
@@ -335,9 +307,7 @@ def _parsed(body: bytes) -> ChatRequest:
     try:
         return ChatRequest.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        where = ".".join(str(step) for step in first["loc"])
-        raise HTTPException(400, f"{where}: {first['msg']}".removeprefix(": ")) from error
+        raise HTTPException(400, reason_of(error)) from error
 
 
 def _unnamed(asked: ChatRequest) -> str:

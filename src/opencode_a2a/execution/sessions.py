@@ -8,9 +8,9 @@ caller. Turns of one session run one after the other.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Hashable, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
 
@@ -33,6 +33,7 @@ DERIVED_CONTEXT = "ctx:opencode-session:"
 KNOWN_SESSIONS = 10_000
 
 K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 
 class Locks(Generic[K]):
@@ -57,6 +58,8 @@ class Seat:
     title: str | None = None
     named: bool = False
     """The caller chose it; it is theirs once the prompt was taken."""
+    link: Callable[[Connection], None] | None = None
+    """Lets the context keep a new session; to be written before the session is prompted."""
 
     @property
     def location(self) -> Location:
@@ -73,6 +76,8 @@ class Sessions:
         self._claim_ms = int(claim_seconds * 1000)
         self._making: Locks[tuple[str, str, str]] = Locks()
         self._known: OrderedDict[SessionId, Seat] = OrderedDict()
+        self._links: OrderedDict[tuple[Principal, ContextId, str], SessionId] = OrderedDict()
+        """The sessions of contexts, as they are stored or about to be."""
         self.turns: Locks[SessionId] = Locks()
 
     async def check(self, principal: Principal, routing: Routing) -> None:
@@ -132,17 +137,20 @@ class Sessions:
 
         await self._database.write(write)
 
-    async def take(self, principal: Principal, context_id: ContextId, routing: Routing) -> Seat:
-        """Return the session for a turn: the one named, the context's own, or a new one."""
+    async def take(
+        self, principal: Principal, context_id: ContextId, routing: Routing, *, fresh: bool = False
+    ) -> Seat:
+        """Return the session for a turn: the one named, the context's own, or a new one.
+
+        ``fresh`` says that the context was made for this very turn, so that it has none.
+        """
         location, place = self._place(routing)
         if routing.session_id is not None:
             return await self._claim(principal, SessionId(routing.session_id))
+        if fresh:
+            return await self._create(principal, context_id, place, location)
         async with self._making[principal, context_id, place]:
-
-            def read(connection: Connection) -> SessionId | None:
-                return links.linked(connection, principal, context_id, place)
-
-            session_id = await self._database.read(read)
+            session_id = await self._linked(principal, context_id, place)
             if session_id is None and context_id.startswith(DERIVED_CONTEXT):
                 session_id = SessionId(context_id.removeprefix(DERIVED_CONTEXT))
                 return await self._claim(principal, session_id)
@@ -153,13 +161,36 @@ class Sessions:
                     await self.forget(session_id)
             return await self._create(principal, context_id, place, location)
 
+    async def _linked(
+        self, principal: Principal, context_id: ContextId, place: str
+    ) -> SessionId | None:
+        known = self._links.get((principal, context_id, place))
+        if known is not None:
+            return known
+
+        def read(connection: Connection) -> SessionId | None:
+            return links.linked(connection, principal, context_id, place)
+
+        return await self._database.read(read)
+
+    def _link(
+        self, principal: Principal, context_id: ContextId, place: str, session_id: SessionId
+    ) -> Callable[[Connection], None]:
+        """Let a context use a session from now on; return what has to be written for it."""
+        _keep(self._links, (principal, context_id, place), session_id)
+
+        def write(connection: Connection) -> None:
+            links.link(connection, principal, context_id, place, session_id, now_ms())
+
+        return write
+
     async def confirm(
         self, seat: Seat, principal: Principal, context_id: ContextId, routing: Routing
     ) -> None:
         """Let the context keep a session that the caller named, now that it took the prompt."""
         if seat.named:
             _, place = self._place(routing)
-            await self._link(principal, context_id, place, seat.session_id)
+            await self._database.write(self._link(principal, context_id, place, seat.session_id))
 
     async def release(self, seat: Seat, principal: Principal) -> None:
         """Give up the claim on a session that did not take the prompt."""
@@ -182,6 +213,8 @@ class Sessions:
     async def forget(self, session_id: SessionId) -> None:
         """Drop what is known of a session that no longer exists."""
         self._known.pop(session_id, None)
+        for where in [where for where, known in self._links.items() if known == session_id]:
+            del self._links[where]
 
         def write(connection: Connection) -> None:
             links.forget(connection, session_id)
@@ -224,26 +257,24 @@ class Sessions:
     ) -> Seat:
         draft = SessionDraft(metadata={"a2a": {"contextId": context_id}})
         session = await self._opencode.create_session(draft, at=location)
-        await self._link(principal, context_id, place, session.id)
-        return self._remember(session)
-
-    async def _link(
-        self, principal: Principal, context_id: ContextId, place: str, session_id: SessionId
-    ) -> None:
-        def write(connection: Connection) -> None:
-            links.link(connection, principal, context_id, place, session_id, now_ms())
-
-        await self._database.write(write)
+        seat = self._remember(session)
+        return replace(seat, link=self._link(principal, context_id, place, seat.session_id))
 
     def _remember(self, session: Session) -> Seat:
         if not self._workspace.holds(session.directory) and session.workspace_id is None:
             # It runs where the caller may not: for the caller it does not exist.
             raise SessionNotFoundError
-        seat = self._known[session.id] = Seat(session.id, session.directory)
-        self._known.move_to_end(session.id)
-        if len(self._known) > KNOWN_SESSIONS:
-            self._known.popitem(last=False)
+        seat = Seat(session.id, session.directory)
+        _keep(self._known, session.id, seat)
         return seat
+
+
+def _keep(known: OrderedDict[K, V], key: K, value: V) -> None:
+    """Remember the latest of what there may be any number of."""
+    known[key] = value
+    known.move_to_end(key)
+    if len(known) > KNOWN_SESSIONS:
+        known.popitem(last=False)
 
 
 def _no_session() -> InvalidParamsError:

@@ -7,12 +7,13 @@ endless loop of steps, and a retry far ahead end it.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Protocol
 
 import structlog
+from sqlalchemy.engine import Connection
 
 from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import (
@@ -43,7 +44,7 @@ from opencode_a2a.ids import ContextId, MessageId, Principal, SessionId, TaskId
 from opencode_a2a.messages import ModelChoice, PromptPart, Routing
 from opencode_a2a.upstream.client import OpenCode
 from opencode_a2a.upstream.events import Event, PartDelta
-from opencode_a2a.upstream.feed import WAKE, Feed, FeedItem, Gap, Subscription, Wake
+from opencode_a2a.upstream.feed import Feed, FeedItem, Gap, Subscription, Wake
 from opencode_a2a.upstream.models import (
     FileInput,
     InputPart,
@@ -52,12 +53,11 @@ from opencode_a2a.upstream.models import (
     Prompt,
     TextInput,
 )
-from opencode_a2a.upstream.reader import Reader, Told
+from opencode_a2a.upstream.reader import Reader, Stored, Told
 
-__all__ = ["PromptDefaults", "Told", "Turn", "TurnSpec", "Turns", "Watch"]
+__all__ = ["Log", "PromptDefaults", "Told", "Turn", "TurnSpec", "Turns", "Watch"]
 
 log = structlog.get_logger(__name__)
-T = TypeVar("T")
 
 TICK_SECONDS = 5.0
 """How often a turn that hears nothing asks whether it is still running, at the least."""
@@ -122,16 +122,14 @@ class TurnSpec:
     user_message_id: MessageId
     session_id: SessionId | None = None
     """The session that an earlier process chose."""
+    new_context: bool = False
+    """The context was made for this very turn."""
     told: Told | None = None
     """What an earlier process told; then the prompt may have been sent already."""
 
 
 class SessionGoneError(Exception):
     """The session of the context was deleted inside OpenCode; there has to be a new one."""
-
-
-class CanceledError(Exception):
-    """The turn was canceled before OpenCode had anything to do with it."""
 
 
 class Turns:
@@ -162,70 +160,98 @@ class Turns:
         return Turn(spec, self)
 
 
+class Log(Protocol):
+    """Where a turn tells what happens."""
+
+    async def tell(
+        self, events: Sequence[TurnEvent], also: Callable[[Connection], None] | None = None
+    ) -> object:
+        """Take events, and write what belongs to them; return once they may be relied on."""
+        ...
+
+    def say(self, events: Sequence[TurnEvent]) -> object:
+        """Take growing text, which nobody waits for."""
+        ...
+
+
 class Turn:
     def __init__(self, spec: TurnSpec, turns: Turns) -> None:
         self._spec = spec
         self._turns = turns
-        self._opencode = turns.opencode
-        self._watch = turns.watch
-        self._canceled = asyncio.Event()
+        self._canceled = False
+        self._preparing: asyncio.Task[None] | None = None
+        """The task of the turn, while OpenCode has nothing to do with it yet."""
+        self._seat: Seat | None = None
         self._run: Run | None = None
-        self._ready = asyncio.Event()
+        self._ready: asyncio.Event | None = None
 
-    async def events(self) -> AsyncGenerator[list[TurnEvent]]:
+    async def run(self, told: Log) -> None:
         """Run the turn, and tell it; the last event is the end."""
-        if 0 < self._watch.max_turns <= self._turns.running:
+        if 0 < self._turns.watch.max_turns <= self._turns.running:
             raise UpstreamBackpressureError
         self._turns.running += 1
         try:
-            async with aclosing(self._events()) as batches:
-                async for batch in batches:
-                    yield batch
+            while not await self._seated(told):
+                log.warning("the session was deleted, the context goes on in a new one")
         finally:
             self._turns.running -= 1
 
-    async def _events(self) -> AsyncGenerator[list[TurnEvent]]:
-        while True:
-            try:
-                async with aclosing(self._seated()) as batches:
-                    async for batch in batches:
-                        yield batch
-                return
-            except SessionGoneError:
-                log.warning("the session was deleted, the context goes on in a new one")
-
-    async def _seated(self) -> AsyncGenerator[list[TurnEvent]]:
+    async def _seated(self, told: Log) -> bool:
+        """Run the turn in a session; False when the session has to be another."""
+        self._preparing = task = asyncio.current_task()
         try:
-            seat = await self._unless_canceled(self._take())
-            if self._turns.tools is not None:
-                await self._unless_canceled(self._turns.tools.offer(seat.location))
-            lock = self._turns.sessions.turns[seat.session_id]
-            if lock.locked():
-                yield [_bound(seat), Progressed("queue", "waiting", title="An earlier turn runs")]
-            await self._unless_canceled(lock.acquire())
-        except CanceledError:
-            yield [Finished(Outcome.CANCELED)]
-            return
+            if self._canceled:
+                raise asyncio.CancelledError
+            seat, lock = await self._prepare(told)
+        except asyncio.CancelledError:
+            if not self._canceled or task is None:
+                raise
+            task.uncancel()
+            await told.tell([Finished(Outcome.CANCELED)], self._seat and self._seat.link)
+            return True
+        finally:
+            self._preparing = None
         try:
             with self._turns.feed.follow(seat.session_id) as subscription:
-                self._run = Run(self._spec, self._turns, seat, subscription, self._canceled)
-                self._ready.set()
-                async with aclosing(self._run.events()) as batches:
-                    async for batch in batches:
-                        yield batch
+                self._run = Run(self._spec, self._turns, seat, subscription, told)
+                if self._canceled:
+                    self._run.cancel()
+                if self._ready is not None:
+                    self._ready.set()
+                await self._run.follow()
+        except SessionGoneError:
+            return False
         finally:
             lock.release()
             if self._run is not None:
                 self._run.close()
+        return True
+
+    async def _prepare(self, told: Log) -> tuple[Seat, asyncio.Lock]:
+        """Take a seat and wait for the session's earlier turns."""
+        self._seat = seat = await self._take()
+        if self._turns.tools is not None:
+            await self._turns.tools.offer(seat.location)
+        lock = self._turns.sessions.turns[seat.session_id]
+        if lock.locked():
+            waiting = Progressed("queue", "waiting", title="An earlier turn runs")
+            await told.tell([_bound(seat), waiting], seat.link)
+        await lock.acquire()
+        return seat, lock
 
     def cancel(self) -> None:
         """Ask the turn to stop; it then tells its end."""
-        self._canceled.set()
+        if self._preparing is not None and not self._canceled:
+            self._preparing.cancel()
+        self._canceled = True
         if self._run is not None:
-            self._run.wake()
+            self._run.cancel()
 
     async def ready(self) -> None:
         """Wait until prompts can be answered; after a restart of the service it takes a moment."""
+        if self._run is not None:
+            return
+        self._ready = self._ready or asyncio.Event()
         with suppress(TimeoutError):
             async with asyncio.timeout(READY_SECONDS):
                 await self._ready.wait()
@@ -250,7 +276,7 @@ class Turn:
         if spec.session_id is not None and routing.session_id is None:
             routing = replace(routing, session_id=spec.session_id)
         # A task that an earlier process began waits for OpenCode for as long as it takes.
-        limit = self._watch.connect_seconds if spec.told is None else None
+        limit = self._turns.watch.connect_seconds if spec.told is None else None
         try:
             async with asyncio.timeout(limit):
                 return await self._patiently(spec, routing)
@@ -262,24 +288,12 @@ class Turn:
         while True:
             await self._turns.feed.connected()
             try:
-                return await self._turns.sessions.take(spec.principal, spec.context_id, routing)
+                return await self._turns.sessions.take(
+                    spec.principal, spec.context_id, routing, fresh=spec.new_context
+                )
             except UpstreamUnreachableError as error:
                 log.warning("OpenCode is away, waiting", error=error.message)
                 await asyncio.sleep(TICK_SECONDS / 10)
-
-    async def _unless_canceled(self, work: Awaitable[T]) -> T:
-        task = asyncio.ensure_future(work)
-        stop = asyncio.ensure_future(self._canceled.wait())
-        try:
-            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            raise CanceledError
-        finally:
-            for one in (task, stop):
-                one.cancel()
-                with suppress(asyncio.CancelledError, ServiceError):
-                    await one
 
 
 class Run:
@@ -291,7 +305,7 @@ class Run:
         turns: Turns,
         seat: Seat,
         subscription: Subscription,
-        canceled: asyncio.Event,
+        told: Log,
     ) -> None:
         self._spec = spec
         self._turns = turns
@@ -299,7 +313,8 @@ class Run:
         self._watch = turns.watch
         self._seat = seat
         self._subscription = subscription
-        self._canceled = canceled
+        self._log = told
+        self._canceled = False
         self._reader = Reader(seat.session_id, spec.user_message_id, spec.told)
         owner = Owner(spec.task_id, spec.context_id, spec.principal)
         self.desk = Desk(turns.opencode, turns.interrupts, owner, seat.location, self.wake)
@@ -323,12 +338,16 @@ class Run:
         self._timer: asyncio.TimerHandle | None = None
 
     def wake(self) -> None:
-        self._subscription.put(WAKE)
+        self._subscription.wake()
+
+    def cancel(self) -> None:
+        self._canceled = True
+        self.wake()
 
     def close(self) -> None:
         self.desk.close()
         if self._turns.tools is not None and self._origin is not None:
-            self._turns.tools.origins.leave(self._origin, canceled=self._canceled.is_set())
+            self._turns.tools.origins.leave(self._origin, canceled=self._canceled)
         if self._timer is not None:
             self._timer.cancel()
         if self._prompt is not None:
@@ -339,23 +358,18 @@ class Run:
         self._heard = self._loop.time()
         self.wake()
 
-    async def events(self) -> AsyncGenerator[list[TurnEvent]]:
+    async def follow(self) -> None:
+        """Follow the session to the end of the turn, and tell what happens."""
         if self._spec.told is None:
+            await self._log.tell([_bound(self._seat), Started()], self._seat.link)
             self._send()
-            yield [_bound(self._seat), Started()]
         else:
             self.desk.restore(self._reader.pending)
-            yield [_bound(self._seat)]
+            await self._log.tell([_bound(self._seat)], self._seat.link)
         self._tick()
         while not self._reader.finished:
-            items = await self._subscription.batch()
-            if all(type(item) is PartDelta for item in items):
-                # Most of what a turn hears: text, after which there is nothing to decide.
-                yield self._hear(items)
-                continue
-            told = self._hear(items)
-            if told:
-                yield await self.desk.screen(told)
+            items = await self._subscription.batch(self._grow)
+            await self._tell(self._hear(items))
             try:
                 told = await self._decide()
             except SessionNotFoundError:
@@ -364,8 +378,16 @@ class Run:
                 # The store could not be read; the next tick, or the feed's return, tries again.
                 log.warning("OpenCode could not be asked", error=error.message)
                 told = self._overdue()
-            if told:
-                yield await self.desk.screen(told)
+            await self._tell(told)
+
+    async def _tell(self, events: list[TurnEvent]) -> None:
+        if events:
+            await self._log.tell(await self.desk.screen(events))
+
+    def _grow(self, deltas: list[PartDelta]) -> None:
+        """Hear growing text, after which there is nothing to decide."""
+        self._heard = self._loop.time()
+        self._log.say(self._reader.feed_all(deltas))
 
     def _hear(self, items: list[FeedItem]) -> list[TurnEvent]:
         told, self._notes = self._notes, []
@@ -394,7 +416,7 @@ class Run:
         reader = self._reader
         if reader.user_message_seen and not self._confirmed:
             await self._confirm()
-        if self._canceled.is_set():
+        if self._canceled:
             return await self._abort(None)
         if not await self.desk.act():
             return await self._abort(EXPIRED)
@@ -513,13 +535,21 @@ class Run:
         return told
 
     async def _finish(self, failure: Failure | None = None) -> list[TurnEvent]:
-        state = await stored.read_end(
+        return self._reader.finish(await self._read_end(), failure=failure)
+
+    async def _read_end(self) -> Stored:
+        """Return what is stored at the end of the turn; the answer to the prompt may be all."""
+        prompt = self._prompt
+        if prompt is not None and prompt.done() and prompt.exception() is None:
+            answer = prompt.result()
+            if self._reader.ends_with(answer):
+                return Stored(messages=[answer])
+        return await stored.read_end(
             self._opencode,
             self._seat.session_id,
             self._spec.user_message_id,
             self._reader.children,
         )
-        return self._reader.finish(state, failure=failure)
 
     def _fail(self, failure: Failure) -> list[TurnEvent]:
         return self._reader.finish(None, failure=failure)
@@ -569,7 +599,7 @@ class Run:
 
     def _overdue(self) -> list[TurnEvent]:
         """End a turn whose OpenCode has been away for too long."""
-        if self._canceled.is_set():
+        if self._canceled:
             return _noted(self._reader.finish(None, aborted=True), UNCONFIRMED)
         if self._loop.time() - self._heard > self._watch.silence_seconds:
             return self._fail(self._silence())
@@ -586,12 +616,7 @@ class Run:
             confirmed = False
         with suppress(TimeoutError, UpstreamError):
             async with asyncio.timeout(self._watch.abort_seconds):
-                state = await stored.read_end(
-                    self._opencode,
-                    self._seat.session_id,
-                    self._spec.user_message_id,
-                    self._reader.children,
-                )
+                state = await self._read_end()
                 told = self._reader.finish(state, aborted=failure is None, failure=failure)
                 return told if confirmed else _noted(told, UNCONFIRMED)
         return _noted(

@@ -1,7 +1,6 @@
 """What this service offers beyond A2A: one file per extension, each method declared once."""
 
 from opencode_a2a.config import Settings
-from opencode_a2a.extensions import inspect
 from opencode_a2a.extensions.calls import Deps
 from opencode_a2a.extensions.dispatch import Dispatcher
 from opencode_a2a.extensions.interrupts import INTERRUPTS, RECOVERY
@@ -11,7 +10,7 @@ from opencode_a2a.extensions.registry import Extension
 from opencode_a2a.extensions.sessions import SESSIONS
 from opencode_a2a.extensions.workspaces import WORKSPACES
 
-__all__ = ["EXTENSIONS", "Deps", "Dispatcher", "dispatcher", "inspect"]
+__all__ = ["EXTENSIONS", "Deps", "Dispatcher", "dispatcher"]
 
 EXTENSIONS: tuple[Extension, ...] = (
     SESSION_BINDING,

@@ -7,22 +7,24 @@ is decided here, for reads and writes alike. Nothing here knows methods or wire 
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from opencode_a2a.callers import Caller
-from opencode_a2a.errors import InvalidParamsError, SessionBusyError, SessionNotFoundError
+from opencode_a2a.errors import SessionBusyError, SessionNotFoundError
 from opencode_a2a.events import Interrupted, JsonObject
 from opencode_a2a.execution.interrupts import Interrupts
 from opencode_a2a.execution.sessions import DERIVED_CONTEXT, Sessions
 from opencode_a2a.execution.turn import PromptDefaults
 from opencode_a2a.execution.workspace import Workspace
 from opencode_a2a.extensions.payloads import Routed, invalid
+from opencode_a2a.extensions.transcript import read_message
 from opencode_a2a.ids import Principal, SessionId
 from opencode_a2a.messages import Message
 from opencode_a2a.tasks.board import Board
 from opencode_a2a.upstream.client import Location, OpenCode, well_formed
-from opencode_a2a.upstream.models import ProviderCatalogue, Session
+from opencode_a2a.upstream.models import MessageWithParts, ProviderCatalogue, Session
 
 CATALOGUE_SECONDS = 60.0
 MAX_DEPTH = 16
@@ -73,14 +75,10 @@ class Deps:
     interrupts: Interrupts
     board: Board
     spelling: Spelling
-    defaults: PromptDefaults = field(default_factory=PromptDefaults)
-
-    @property
-    def root(self) -> Location:
-        return Location(directory=self.workspace.root)
+    defaults: PromptDefaults
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Call:
     """One call of a method."""
 
@@ -88,6 +86,7 @@ class Call:
     line: str
     deps: Deps
     catalogue: Catalogue
+    params: Routed
 
     @property
     def principal(self) -> Principal:
@@ -97,36 +96,27 @@ class Call:
     def opencode(self) -> OpenCode:
         return self.deps.opencode
 
-    def location(self, params: Routed) -> Location:
-        """Return where a call runs: the workspace it names, else a directory inside the root."""
-        if params.named_workspace is not None:
-            if not well_formed("wrk", params.named_workspace):
+    @cached_property
+    def at(self) -> Location:
+        """Where the call runs: the workspace it names, else a directory inside the root."""
+        workspace = self.params.place.workspace
+        if workspace is not None:
+            if not well_formed("wrk", workspace.id):
                 raise invalid("metadata.opencode.workspace.id", "is no id of a workspace")
-            return Location(workspace=params.named_workspace)
-        named, where = params.named_directory
-        try:
-            return Location(directory=self.deps.workspace.directory(named, where))
-        except InvalidParamsError as error:
-            violation = error.violations[0]
-            raise invalid(violation.field, violation.description) from None
+            return Location(workspace=workspace.id)
+        return Location(directory=self.deps.workspace.directory(*self.params.named_directory))
 
     # Sessions
 
     async def session(self, session_id: str) -> Session:
         """Return a session that the caller may use; another's looks like one that is not there."""
+        _ = self.at  # a place that may not be named is told first
         named = SessionId(session_id)
-        if not well_formed("ses", named):
-            raise no_session(session_id)
-        if not await self.deps.sessions.may_use(self.principal, named):
-            raise no_session(session_id)
-        session = await self.opencode.session(named)
-        if not await self.sees(session):
-            raise no_session(session_id)
-        return session
-
-    async def sees(self, session: Session) -> bool:
-        """Whether a session, or whose sub-agent it is, lies open to the caller."""
-        return bool(await self.visible([session]))
+        if well_formed("ses", named) and await self.deps.sessions.may_use(self.principal, named):
+            session = await self.opencode.session(named)
+            if await self.visible([session]):
+                return session
+        raise SessionNotFoundError(session_id=session_id[:128])
 
     async def owns(self, session: Session) -> bool:
         """Whether a session, or whose sub-agent it is, is the caller's own."""
@@ -144,12 +134,9 @@ class Call:
         return [
             session
             for session in sessions
-            if self._inside(session) and not hidden.intersection(pedigrees[session.id])
+            if (session.workspace_id is not None or self.deps.workspace.holds(session.directory))
+            and not hidden.intersection(pedigrees[session.id])
         ]
-
-    def _inside(self, session: Session) -> bool:
-        inside = self.deps.workspace.holds(session.directory)
-        return inside or session.workspace_id is not None
 
     async def _pedigree(self, session: Session, known: dict[SessionId, Session]) -> list[SessionId]:
         """Return a session's id and those of its parents: a sub-agent has its root's owner."""
@@ -177,49 +164,38 @@ class Call:
 
         What takes its time makes the session the caller's at once: OpenCode may ask something.
         """
-        async with self.changing(session_id) as session, self._alone(session):
-            if not briefly:
-                await self.deps.sessions.own(self.principal, session)
-            yield session
-
-    @asynccontextmanager
-    async def _alone(self, session: Session) -> AsyncGenerator[None]:
-        lock = self.deps.sessions.turns[session.id]
-        if lock.locked():
-            raise SessionBusyError(
-                "A turn runs in the session; wait for it to end, or stop it with "
-                "opencode.sessions.abort",
-                session_id=session.id,
-            )
-        async with lock:
-            yield
+        async with self.changing(session_id) as session:
+            lock = self.deps.sessions.turns[session.id]
+            if lock.locked():
+                raise SessionBusyError(
+                    "A turn runs in the session; wait for it to end, or stop it with "
+                    "opencode.sessions.abort",
+                    session_id=session.id,
+                )
+            async with lock:
+                if not briefly:
+                    await self.deps.sessions.own(self.principal, session)
+                yield session
 
     # Spelling
 
     def task(self, session: Session) -> JsonObject:
         """Return the task that stands for a session."""
+        known: JsonObject = {
+            "directory": session.directory,
+            "project_id": session.project_id,
+            "parent_id": session.parent_id,
+            "share_url": session.share.url if session.share else None,
+            "created": session.time.created,
+            "updated": session.time.updated,
+        }
         about: JsonObject = {
             "shared": {"session": {"id": session.id, "title": session.title}},
-            "opencode": _about(session),
+            "opencode": {name: value for name, value in known.items() if value is not None},
         }
         context_id, at = f"{DERIVED_CONTEXT}{session.id}", session.time.updated
         return self.deps.spelling.task(session.id, context_id, at, about, self.line)
 
-    def message(self, message: Message, session_id: SessionId) -> JsonObject:
-        return self.deps.spelling.message(message, f"{DERIVED_CONTEXT}{session_id}", self.line)
-
-
-def _about(session: Session) -> JsonObject:
-    about: JsonObject = {
-        "directory": session.directory,
-        "project_id": session.project_id,
-        "parent_id": session.parent_id,
-        "share_url": session.share.url if session.share else None,
-        "created": session.time.created,
-        "updated": session.time.updated,
-    }
-    return {name: value for name, value in about.items() if value is not None}
-
-
-def no_session(session_id: str) -> SessionNotFoundError:
-    return SessionNotFoundError(session_id=session_id[:128])
+    def message(self, stored: MessageWithParts, session_id: SessionId) -> JsonObject:
+        context_id = f"{DERIVED_CONTEXT}{session_id}"
+        return self.deps.spelling.message(read_message(stored), context_id, self.line)

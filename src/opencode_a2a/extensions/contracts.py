@@ -1,50 +1,37 @@
 """Extensions as the cards and the OpenAPI document describe them, computed from declarations."""
 
-from collections.abc import Iterable
-from typing import get_args
+from collections.abc import Iterable, Mapping
+from typing import TypeVar, get_args
 
+from opencode_a2a import errors
 from opencode_a2a.config import Settings
-from opencode_a2a.errors import (
-    AuthorizationForbiddenError,
-    InterruptExpiredError,
-    InterruptNotFoundError,
-    InterruptTypeMismatchError,
-    InvalidFieldError,
-    InvalidParamsError,
-    MethodNotFoundError,
-    MissingFieldError,
-    PaginationModeError,
-    ServiceError,
-    SessionNotFoundError,
-    UpstreamBackpressureError,
-    UpstreamHttpError,
-    UpstreamPayloadError,
-    UpstreamUnreachableError,
-)
+from opencode_a2a.errors import InvalidParamsError, ServiceError
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.extensions.payloads import Payload, Routed
+from opencode_a2a.extensions.payloads import Payload
 from opencode_a2a.extensions.registry import Access, Extension, Method
+
+T = TypeVar("T")
 
 PROFILE = "opencode-a2a-single-tenant-coding-v1"
 ROUTING_FIELDS = ("metadata.opencode.workspace.id", "metadata.opencode.directory", "directory")
 DATA_FIELDS: dict[type[ServiceError], tuple[str, ...]] = {
-    SessionNotFoundError: ("session_id",),
-    UpstreamUnreachableError: ("method",),
-    UpstreamHttpError: ("method", "upstream_status", "detail", "session_id"),
-    UpstreamPayloadError: ("method", "detail"),
-    UpstreamBackpressureError: ("limit",),
-    InterruptNotFoundError: ("request_id",),
-    InterruptExpiredError: ("request_id",),
-    InterruptTypeMismatchError: (
+    errors.SessionNotFoundError: ("session_id",),
+    errors.UpstreamUnreachableError: ("method",),
+    errors.UpstreamHttpError: ("method", "upstream_status", "detail", "session_id"),
+    errors.UpstreamPayloadError: ("method", "detail"),
+    errors.UpstreamBackpressureError: ("limit",),
+    errors.InterruptNotFoundError: ("request_id",),
+    errors.InterruptExpiredError: ("request_id",),
+    errors.InterruptTypeMismatchError: (
         *("request_id", "expected_interrupt_type", "actual_interrupt_type"),
     ),
-    AuthorizationForbiddenError: ("method", "capability", "credential_id"),
-    MethodNotFoundError: (
+    errors.AuthorizationForbiddenError: ("method", "capability", "credential_id"),
+    errors.MethodNotFoundError: (
         *("method", "supported_methods", "protocol_version", "conditional", "toggle", "disabled"),
     ),
-    MissingFieldError: ("field", "fields", "violations"),
-    InvalidFieldError: ("field", "fields", "violations", "max"),
-    PaginationModeError: ("fields", "supported", "unsupported", "violations"),
+    errors.MissingFieldError: ("field", "fields", "violations"),
+    errors.InvalidFieldError: ("field", "fields", "violations", "max"),
+    errors.PaginationModeError: ("fields", "supported", "unsupported", "violations"),
 }
 """What ``data`` can hold besides ``type``."""
 
@@ -72,31 +59,26 @@ def _methods(extension: Extension, settings: Settings) -> JsonObject:
         names: list[Json] = [method.name for method in enabled if method.access is access]
         if names:
             told[f"{access}_methods"] = names
-    flags = {method.name: flag(method) for method in methods if method.condition}
+    flags: JsonObject = {
+        method.name: {"enabled_by_default": on.default, "config_key": on.variable}
+        for method in methods
+        if (on := method.condition)
+    }
     if flags:
-        told["control_method_flags"] = {**flags}
-    if any(issubclass(method.params, Routed) for method in methods):
-        told["routing_fields"] = [*ROUTING_FIELDS]
+        told["control_method_flags"] = flags
+    told["routing_fields"] = [*ROUTING_FIELDS]
     told["upstream_stability"] = {method.name: method.stability for method in methods}
-    told["method_contracts"] = {method.name: contract(method, settings) for method in methods}
-    told["errors"] = errors(method.all_errors for method in methods)
+    told["method_contracts"] = {method.name: _contract(method, settings) for method in methods}
+    told["errors"] = _errors(error for method in methods for error in method.all_errors)
     return told
 
 
-def flag(method: Method) -> JsonObject:
-    condition = method.condition
-    if condition is None:
-        return {}
-    return {"enabled_by_default": condition.default, "config_key": condition.variable}
-
-
-def contract(method: Method, settings: Settings) -> JsonObject:
-    """Return one method's contract."""
+def _contract(method: Method, settings: Settings) -> JsonObject:
     told: JsonObject = {
         "summary": method.summary,
         "access": method.access.value,
         "availability": method.state(settings),
-        "params": fields(method.params),
+        "params": _params(method.params),
         "result": _result(method.result),
         "errors": [*sorted({error.reason for error in method.all_errors})],
         "notification_response_status": 204,
@@ -104,12 +86,11 @@ def contract(method: Method, settings: Settings) -> JsonObject:
     return told | ({"capability": method.capability} if method.capability else {})
 
 
-def fields(model: type[Payload]) -> JsonObject:
-    required: list[Json] = []
-    optional: list[Json] = []
+def _params(model: type[Payload]) -> JsonObject:
+    names: dict[bool, list[Json]] = {True: [], False: []}
     for name, info in model.model_fields.items():
-        (required if info.is_required() else optional).append(info.alias or name)
-    return {"required": required, "optional": optional, "unsupported": [*model.foreign]}
+        names[info.is_required()].append(info.alias or name)
+    return {"required": names[True], "optional": names[False], "unsupported": [*model.foreign]}
 
 
 def _result(model: type[Payload]) -> JsonObject:
@@ -128,10 +109,9 @@ def _type_name(annotation: object) -> str:
     return annotation.__name__ if isinstance(annotation, type) else "object"
 
 
-def errors(groups: Iterable[tuple[type[ServiceError], ...]]) -> JsonObject:
+def _errors(kinds: Iterable[type[ServiceError]]) -> JsonObject:
     """Return numbers, names and data of errors."""
-    every = dict.fromkeys(error for group in groups for error in group)
-    known = {error.reason: error for error in every if not issubclass(error, InvalidParamsError)}
+    known = {error.reason: error for error in kinds if not issubclass(error, InvalidParamsError)}
     return {
         "business_codes": {reason: error.code for reason, error in known.items()},
         "error_types": [*known],
@@ -141,7 +121,10 @@ def errors(groups: Iterable[tuple[type[ServiceError], ...]]) -> JsonObject:
 
 
 def data_fields(error: type[ServiceError]) -> tuple[str, ...]:
-    for kind in error.__mro__:
-        if issubclass(kind, ServiceError) and kind in DATA_FIELDS:
-            return DATA_FIELDS[kind]
-    return ()
+    return nearest(DATA_FIELDS, error) or ()
+
+
+def nearest(table: Mapping[type[ServiceError], T], error: type[ServiceError]) -> T | None:
+    """Return what a table has for an error, or for the kind that it is of."""
+    kinds = (kind for kind in error.__mro__ if issubclass(kind, ServiceError))
+    return next((table[kind] for kind in kinds if kind in table), None)

@@ -8,23 +8,15 @@ from collections.abc import Iterable, Mapping
 import structlog
 from structlog.typing import FilteringBoundLogger
 
+from opencode_a2a import errors
 from opencode_a2a.callers import Caller
 from opencode_a2a.config import Settings
-from opencode_a2a.errors import (
-    AuthorizationForbiddenError,
-    InvalidFieldError,
-    InvalidParamsError,
-    ServiceError,
-    SessionNotFoundError,
-    UpstreamBackpressureError,
-    UpstreamHttpError,
-    UpstreamNotFoundError,
-    UpstreamPayloadError,
-    UpstreamUnreachableError,
-)
+from opencode_a2a.errors import InvalidFieldError, InvalidParamsError, ServiceError, UpstreamError
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.execution.sessions import DERIVED_CONTEXT
 from opencode_a2a.extensions.calls import Call, Catalogue, Deps
+from opencode_a2a.extensions.contracts import nearest
+from opencode_a2a.extensions.payloads import read, write
 from opencode_a2a.extensions.registry import Extension, Method
 
 log: FilteringBoundLogger = structlog.get_logger(__name__)
@@ -37,32 +29,24 @@ class Dispatcher:
     def __init__(self, extensions: Iterable[Extension], deps: Deps, settings: Settings) -> None:
         declared = [method for extension in extensions for method in extension.methods.values()]
         self._methods = {m.name: m for m in declared if m.state(settings) == "enabled"}
-        self._disabled = {
+        self.names: Iterable[str] = self._methods
+        self.disabled: Mapping[str, Mapping[str, str]] = {
             method.name: {"toggle": method.condition.variable, "reason": method.state(settings)}
             for method in declared
             if method.condition and method.name not in self._methods
         }
+        """Methods that are declared but switched off: by which setting, and why."""
         self._deps = deps
         self._catalogue = Catalogue(deps.opencode)
-
-    @property
-    def names(self) -> Iterable[str]:
-        return self._methods
-
-    @property
-    def disabled(self) -> Mapping[str, Mapping[str, str]]:
-        """Methods that are declared but switched off: by which setting, and why."""
-        return self._disabled
 
     async def call(self, caller: Caller, method: str, params: JsonObject, line: str) -> Json:
         """Call a method; raise what it declares."""
         declared = self._methods[method]
         try:
-            result = await self._run(
-                declared, Call(caller, line, self._deps, self._catalogue), params
-            )
+            result = await self._run(declared, caller, params, line)
         except ServiceError as error:
-            _record(declared, caller, params, _outcome(error))
+            outcome = nearest(_OUTCOMES, type(error)) or "internal_error"
+            _record(declared, caller, params, outcome)
             raise _told(declared, error) from None
         except Exception:
             _record(declared, caller, params, "internal_error")
@@ -70,16 +54,18 @@ class Dispatcher:
         _record(declared, caller, params, "success")
         return result
 
-    async def _run(self, method: Method, call: Call, params: JsonObject) -> JsonObject:
+    async def _run(self, method: Method, caller: Caller, sent: JsonObject, line: str) -> JsonObject:
         wanted = method.capability
-        if wanted is not None and wanted not in call.caller.capabilities:
-            raise AuthorizationForbiddenError(
+        if wanted is not None and wanted not in caller.capabilities:
+            raise errors.AuthorizationForbiddenError(
                 f"The credential lacks the capability {wanted}",
                 method=method.name,
                 capability=wanted,
-                credential_id=call.caller.credential_id,
+                credential_id=caller.credential_id,
             )
-        return await method.run(call, params)
+        params = read(method.params, sent, line)
+        call = Call(caller, line, self._deps, self._catalogue, params)
+        return write(await method.handler(call, params))
 
 
 def _told(method: Method, error: ServiceError) -> ServiceError:
@@ -87,9 +73,9 @@ def _told(method: Method, error: ServiceError) -> ServiceError:
     if type(error) is InvalidParamsError:
         first = error.violations[0].field if error.violations else None
         error = InvalidFieldError(error.message, violations=error.violations, field=first)
-    if isinstance(error, UpstreamHttpError | UpstreamUnreachableError | UpstreamPayloadError):
+    if isinstance(error, UpstreamError) and not isinstance(error, errors.UpstreamBackpressureError):
         error.data = {"method": method.name, **error.data}
-        if error.detail and not isinstance(error, UpstreamUnreachableError):
+        if error.detail and not isinstance(error, errors.UpstreamUnreachableError):
             error.data["detail"] = error.detail
     if not isinstance(error, method.all_errors):
         log.error("undeclared error", method=method.name, reason=error.reason)
@@ -99,22 +85,15 @@ def _told(method: Method, error: ServiceError) -> ServiceError:
 # --- audit ------------------------------------------------------------------------------------
 
 _OUTCOMES: dict[type[ServiceError], str] = {
-    AuthorizationForbiddenError: "authorization_forbidden",
-    SessionNotFoundError: "upstream_404",
-    UpstreamNotFoundError: "upstream_404",
-    UpstreamHttpError: "upstream_http_error",
-    UpstreamUnreachableError: "upstream_unreachable",
-    UpstreamBackpressureError: "upstream_backpressure",
-    UpstreamPayloadError: "upstream_payload_error",
-    InvalidParamsError: "invalid_params",
+    errors.AuthorizationForbiddenError: "authorization_forbidden",
+    errors.SessionNotFoundError: "upstream_404",
+    errors.UpstreamNotFoundError: "upstream_404",
+    errors.UpstreamHttpError: "upstream_http_error",
+    errors.UpstreamUnreachableError: "upstream_unreachable",
+    errors.UpstreamBackpressureError: "upstream_backpressure",
+    errors.UpstreamPayloadError: "upstream_payload_error",
+    errors.InvalidParamsError: "invalid_params",
 }
-
-
-def _outcome(error: ServiceError) -> str:
-    for kind in type(error).__mro__:
-        if issubclass(kind, ServiceError) and kind in _OUTCOMES:
-            return _OUTCOMES[kind]
-    return "internal_error"
 
 
 def _record(method: Method, caller: Caller, params: JsonObject, outcome: str) -> None:

@@ -5,10 +5,9 @@ or a prompt given by method asks goes to OpenCode directly, since no task follow
 """
 
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field
 
 from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import (
@@ -21,7 +20,7 @@ from opencode_a2a.errors import (
     UpstreamHttpError,
     UpstreamNotFoundError,
 )
-from opencode_a2a.events import Interrupted, Json, JsonObject
+from opencode_a2a.events import Interrupted, Json
 from opencode_a2a.execution.answers import (
     NotUnderstoodError,
     PermissionReply,
@@ -32,8 +31,8 @@ from opencode_a2a.execution.answers import (
 )
 from opencode_a2a.execution.sessions import DERIVED_CONTEXT
 from opencode_a2a.extensions.calls import Call
-from opencode_a2a.extensions.payloads import FREE_OBJECT, Id, Payload, Routed, Text, invalid
-from opencode_a2a.extensions.registry import UPSTREAM, Access, Extension, aliases
+from opencode_a2a.extensions.payloads import FREE_OBJECT, Done, Id, Payload, Routed, Text, invalid
+from opencode_a2a.extensions.registry import Access, Extension, aliases
 from opencode_a2a.store.interrupts import InterruptRow
 from opencode_a2a.tasks.runner import Job
 from opencode_a2a.upstream.client import Location, well_formed
@@ -65,12 +64,7 @@ INTERRUPTS = Extension(
         '"always" is refused unless the deployment allows it: it holds for every session.',
         "A request of another caller looks like one that does not exist.",
     ),
-    errors=(
-        InterruptNotFoundError,
-        InterruptExpiredError,
-        InterruptTypeMismatchError,
-        *UPSTREAM,
-    ),
+    errors=(InterruptNotFoundError, InterruptExpiredError, InterruptTypeMismatchError),
 )
 RECOVERY = Extension(
     key="interrupt_recovery",
@@ -93,12 +87,10 @@ RECOVERY = Extension(
         "The most urgent comes first.",
         "What a command or a prompt given by method asks is listed without task and deadline.",
     ),
-    errors=UPSTREAM,
 )
 
 
-class Answered(Payload):
-    ok: bool = True
+class Answered(Done):
     request_id: str
 
 
@@ -111,11 +103,7 @@ def _word(value: object) -> object:
 
 
 class PermissionParams(InterruptParams):
-    reply: Annotated[
-        Literal["once", "always", "reject"],
-        BeforeValidator(_word),
-        WithJsonSchema({"type": "string", "enum": ["once", "always", "reject"]}),
-    ]
+    reply: Annotated[Literal["once", "always", "reject"], BeforeValidator(_word)]
     message: Text | None = None
 
 
@@ -130,8 +118,8 @@ class QuestionParams(InterruptParams):
 )
 async def reply_permission(call: Call, params: PermissionParams) -> Answered:
     """Allow or refuse what a task asks for; a refusal with a message lets the model go on."""
-    waiting = await _pending(call, params, "permission")
-    return await _answer(call, waiting, PermissionReply(params.reply, params.message))
+    asked, job = await _pending(call, params, "permission")
+    return await _answer(call, asked, job, PermissionReply(params.reply, params.message))
 
 
 @INTERRUPTS.method(
@@ -141,12 +129,12 @@ async def reply_permission(call: Call, params: PermissionParams) -> Answered:
 )
 async def reply_question(call: Call, params: QuestionParams) -> Answered:
     """Answer the questions of a task, a list of labels or free texts for each."""
-    waiting = await _pending(call, params, "question")
+    asked, job = await _pending(call, params, "question")
     try:
-        answers = strings([[*answer] for answer in params.answers], waiting.asked)
+        answers = strings([[*answer] for answer in params.answers], asked)
     except NotUnderstoodError as error:
         raise invalid("answers", str(error)) from None
-    return await _answer(call, waiting, QuestionReply(answers))
+    return await _answer(call, asked, job, QuestionReply(answers))
 
 
 @INTERRUPTS.method(
@@ -154,62 +142,54 @@ async def reply_question(call: Call, params: QuestionParams) -> Answered:
 )
 async def reject_question(call: Call, params: InterruptParams) -> Answered:
     """Dismiss the questions of a task; its turn ends there."""
-    waiting = await _pending(call, params, "question")
-    return await _answer(call, waiting, QuestionRejection())
+    asked, job = await _pending(call, params, "question")
+    return await _answer(call, asked, job, QuestionRejection())
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A prompt that waits for the caller; its task, unless the work was begun by method."""
-
-    asked: Interrupted
-    job: Job | None
-
-
-async def _pending(call: Call, params: InterruptParams, kind: Kind) -> _Waiting:
-    request_id = params.request_id
+async def _pending(
+    call: Call, params: InterruptParams, kind: Kind
+) -> tuple[Interrupted, Job | None]:
+    """Return a prompt that waits for the caller; its task, unless the work was begun by method."""
+    request_id, found = params.request_id, None
     row = await call.deps.interrupts.find(call.principal, request_id)
-    waiting = await _stray(call, params) if row is None else _of_task(call, row)
-    if waiting.asked.type != kind:
+    if row is None:
+        found = await _stray(call, request_id)
+    elif _expired(call, row):
+        raise InterruptExpiredError(request_id=request_id)
+    elif row.resolution is None:
+        found = _live(call, row)
+    if found is None:
+        raise _missing(request_id)
+    if found[0].type != kind:
         raise InterruptTypeMismatchError(
             request_id=request_id,
             expected_interrupt_type=kind,
-            actual_interrupt_type=waiting.asked.type,
+            actual_interrupt_type=found[0].type,
         )
-    return waiting
+    return found
 
 
-def _of_task(call: Call, row: InterruptRow) -> _Waiting:
-    now = now_ms()
-    if row.resolution is not None:
-        kept = call.deps.interrupts.policy.tombstone_seconds * 1000
-        if row.resolution == "expired" and now < (row.settled_at or 0) + kept:
-            raise InterruptExpiredError(request_id=row.request_id)
-        raise _missing(row.request_id)
-    if row.expires_at <= now:
-        raise InterruptExpiredError(request_id=row.request_id)
-    waiting = _live(call, row)
-    if waiting is None:
-        raise _missing(row.request_id)
-    return waiting
+def _expired(call: Call, row: InterruptRow) -> bool:
+    """Whether nobody answered in time; after a while that is forgotten."""
+    if row.resolution is None:
+        return row.expires_at <= now_ms()
+    kept = call.deps.interrupts.policy.tombstone_seconds * 1000
+    return row.resolution == "expired" and now_ms() < (row.settled_at or 0) + kept
 
 
-def _live(call: Call, row: InterruptRow) -> _Waiting | None:
-    try:
+def _live(call: Call, row: InterruptRow) -> tuple[Interrupted, Job] | None:
+    with suppress(TaskNotFoundError):
         job = call.deps.board.find(call.principal, row.task_id)
-    except TaskNotFoundError:
-        return None
-    for asked in job.log.state.status.pending:
-        if asked.request_id == row.request_id:
-            return _Waiting(asked, job)
+        for asked in job.log.state.status.pending:
+            if asked.request_id == row.request_id:
+                return asked, job
     return None
 
 
-async def _answer(call: Call, waiting: _Waiting, reply: Reply) -> Answered:
-    asked = waiting.asked
+async def _answer(call: Call, asked: Interrupted, job: Job | None, reply: Reply) -> Answered:
     try:
-        if waiting.job is not None:
-            await call.deps.board.reply(call.principal, waiting.job, asked.request_id, reply)
+        if job is not None:
+            await call.deps.board.reply(call.principal, job, asked.request_id, reply)
         else:
             await _reply(call, asked, reply)
     except (UnsupportedOperationError, UpstreamNotFoundError):
@@ -224,16 +204,14 @@ def _missing(request_id: str) -> InterruptNotFoundError:
 # --- prompts of work that no task follows -----------------------------------------------------
 
 
-async def _strays(call: Call, params: Routed) -> list[Interrupted]:
+async def _strays(call: Call) -> list[Interrupted]:
     """Return what a command, or a prompt given by method, asks of the caller."""
-    location = call.location(params)
     pending: list[PermissionRequest | QuestionRequest] = []
-    # OpenCode fails to list a permission whose metadata lack a value, and all others with it;
-    # what belongs to tasks is known without it.
-    with suppress(UpstreamHttpError):
-        pending += await call.opencode.permissions(at=location)
-    with suppress(UpstreamHttpError):
-        pending += await call.opencode.questions(at=location)
+    for listed in (call.opencode.permissions, call.opencode.questions):
+        # OpenCode fails to list a permission whose metadata lack a value, and all others with it;
+        # what belongs to tasks is known without it.
+        with suppress(UpstreamHttpError):
+            pending += await listed(at=call.at)
     found: list[Interrupted] = []
     for request in pending:
         if await call.deps.interrupts.known(request.id):
@@ -248,12 +226,12 @@ async def _strays(call: Call, params: Routed) -> list[Interrupted]:
     return found
 
 
-async def _stray(call: Call, params: InterruptParams) -> _Waiting:
-    if well_formed("per", params.request_id) or well_formed("que", params.request_id):
-        for asked in await _strays(call, params):
-            if asked.request_id == params.request_id:
-                return _Waiting(asked, None)
-    raise _missing(params.request_id)
+async def _stray(call: Call, request_id: str) -> tuple[Interrupted, None] | None:
+    if well_formed("per", request_id) or well_formed("que", request_id):
+        for asked in await _strays(call):
+            if asked.request_id == request_id:
+                return asked, None
+    return None
 
 
 async def _reply(call: Call, asked: Interrupted, reply: Reply) -> None:
@@ -297,35 +275,29 @@ async def list_permissions(call: Call, params: Routed) -> Items:
     Those of tasks have a task and a deadline. Those of commands and prompts that were given by
     method have neither; they are listed for the directory that the metadata name.
     """
-    return await _list(call, params, "permission")
+    return await _list(call, "permission")
 
 
 @RECOVERY.method("opencode.questions.list", Access.READ)
 async def list_questions(call: Call, params: Routed) -> Items:
     """List the questions that wait for the caller, as for permissions."""
-    return await _list(call, params, "question")
+    return await _list(call, "question")
 
 
-async def _list(call: Call, params: Routed, kind: Kind) -> Items:
+async def _list(call: Call, kind: Kind) -> Items:
     rows = await call.deps.interrupts.pending(call.principal, kind)
     waiting = ((row, _live(call, row)) for row in rows)
-    items = [_item(call, live.asked, row) for row, live in waiting if live is not None]
-    items += [_item(call, a, None) for a in await _strays(call, params) if a.type == kind]
+    items = [_item(call, live[0], row) for row, live in waiting if live is not None]
+    items += [_item(call, a, None) for a in await _strays(call) if a.type == kind]
     return Items(items=items)
 
 
 def _item(call: Call, asked: Interrupted, row: InterruptRow | None) -> InterruptItem:
-    told: JsonObject = call.deps.spelling.interrupt(asked)
-    return InterruptItem.model_validate(
-        {
-            "request_id": asked.request_id,
-            "session_id": asked.session_id,
-            "interrupt_type": asked.type,
-            "task_id": row and row.task_id,
-            "context_id": row.context_id if row else f"{DERIVED_CONTEXT}{asked.session_id}",
-            "details": told["details"],
-            "asked_at": told.get("asked_at"),
-            "expires_at": told.get("expires_at"),
-            "default": told.get("default"),
-        }
+    told = call.deps.spelling.interrupt(asked)
+    fields = ("request_id", "session_id", "details", "asked_at", "expires_at", "default")
+    return InterruptItem.of(
+        interrupt_type=asked.type,
+        task_id=row and row.task_id,
+        context_id=row.context_id if row else f"{DERIVED_CONTEXT}{asked.session_id}",
+        **{name: told.get(name) for name in fields},
     )

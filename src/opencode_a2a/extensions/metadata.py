@@ -37,8 +37,7 @@ MODEL_SELECTION = Extension(
         "metadata_field": "metadata.shared.model",
         "behavior": "prefer_metadata_model_else_upstream_default",
         "applies_to_methods": [
-            *("message/send", "message/stream"),
-            *("SendMessage", "SendStreamingMessage"),
+            *("message/send", "message/stream", "SendMessage", "SendStreamingMessage")
         ],
         "supported_metadata": ["shared.model.providerID", "shared.model.modelID"],
         "provider_private_metadata": [],
@@ -78,9 +77,7 @@ STREAM_HINTS = Extension(
             },
         },
         "stream_fields": ["block_type", "source", "message_id", "event_id", "sequence"],
-        "progress_fields": [
-            *("type", "status", "part_id", "title", "subtitle", "reason", "todos"),
-        ],
+        "progress_fields": ["type", "status", "part_id", "title", "subtitle", "reason", "todos"],
         "interrupt_fields": [
             *("request_id", "type", "phase", "session_id", "details"),
             *("asked_at", "expires_at", "default", "resolution", "by", "reason"),

@@ -5,7 +5,7 @@ field that is wrong. Knows nothing of the methods themselves.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, ClassVar, Self, TypeVar
 
 import orjson
 from pydantic import (
@@ -30,9 +30,12 @@ from opencode_a2a.errors import (
     Violation,
 )
 from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.ids import MessageId
+from opencode_a2a.upstream.client import well_formed
 from opencode_a2a.upstream.models import wire_name
 
 P = TypeVar("P", bound="Payload")
+E = TypeVar("E", bound=InvalidParamsError)
 
 DEFAULT_LIMIT = 20
 MAX_LIMIT = 100
@@ -49,11 +52,19 @@ class Payload(BaseModel):
     foreign: ClassVar[tuple[str, ...]] = ()
     """Params that other services have here, refused by name."""
 
+    @classmethod
+    def of(cls, **values: object) -> Self:
+        """Make a result of what OpenCode sent, by the fields that have the same names."""
+        return cls.model_validate(values, from_attributes=True)
+
 
 class Body(Payload):
     """An object that OpenCode is given much as it came: its fields have OpenCode's spelling."""
 
-    model_config = ConfigDict(alias_generator=wire_name, populate_by_name=False)
+    model_config = ConfigDict(alias_generator=wire_name)
+
+    def given(self) -> JsonObject:
+        return self.model_dump(by_alias=True)
 
 
 # Free-form JSON is taken and given as it is.
@@ -104,17 +115,31 @@ Path = Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(_plain)]
 LongText = Annotated[str, AfterValidator(_plain)]
 Number = Annotated[
     int,
-    BeforeValidator(_number),
     Field(ge=0, le=2**53),
+    BeforeValidator(_number),
     WithJsonSchema({"type": "integer", "minimum": 0}),
 ]
-Limit = Annotated[
-    int,
-    BeforeValidator(_number),
-    Field(ge=1, le=MAX_LIMIT),
-    WithJsonSchema({"type": "integer", "minimum": 1, "maximum": MAX_LIMIT}),
+Limit = Annotated[int, Field(ge=1, le=MAX_LIMIT), BeforeValidator(_number)]
+Flag = Annotated[bool, BeforeValidator(_flag)]
+
+
+def shaped(prefix: str, what: str) -> AfterValidator:
+    """Demand the shape that OpenCode's ids of a kind have."""
+
+    def check(value: str) -> str:
+        if not well_formed(prefix, value):
+            raise wrong(f"must be an id of a {what}: {prefix}_ and letters or digits")
+        return value
+
+    return AfterValidator(check)
+
+
+MessageRef = Annotated[
+    MessageId,
+    Field(min_length=1, max_length=MAX_ID),
+    AfterValidator(_filled),
+    shaped("msg", "message"),
 ]
-Flag = Annotated[bool, BeforeValidator(_flag), WithJsonSchema({"type": "boolean"})]
 
 
 # --- params that several methods share --------------------------------------------------------
@@ -142,15 +167,13 @@ class Routed(Payload):
     metadata: Metadata | None = None
 
     @property
-    def named_workspace(self) -> str | None:
-        placed = self.metadata and self.metadata.opencode
-        return placed.workspace.id if placed and placed.workspace else None
+    def place(self) -> PlaceMetadata:
+        return (self.metadata and self.metadata.opencode) or PlaceMetadata()
 
     @property
     def named_directory(self) -> tuple[str | None, str]:
         """The directory that was asked for, and the field that named it."""
-        placed = self.metadata and self.metadata.opencode
-        return (placed.directory if placed else None), "metadata.opencode.directory"
+        return self.place.directory, "metadata.opencode.directory"
 
 
 class Placed(Routed):
@@ -215,7 +238,7 @@ def read(model: type[P], params: JsonObject, line: str) -> P:
         return model.model_validate_json(orjson.dumps(params), context={"line": line})
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)
-    raise _refusal(model, details)
+    raise _explain(model, details)
 
 
 def write(result: Payload) -> JsonObject:
@@ -226,30 +249,28 @@ def write(result: Payload) -> JsonObject:
 
 def invalid(field: str, description: str) -> InvalidFieldError:
     """Return the error for one wrong value."""
-    violation = Violation(field, description)
-    return InvalidFieldError(f"{field} {description}", violations=(violation,), field=field)
+    return refusal(InvalidFieldError, (Violation(field, description),), field=field)
 
 
-def _refusal(model: type[Payload], details: Sequence[ErrorDetails]) -> InvalidParamsError:
+def refusal(kind: type[E], violations: tuple[Violation, ...], **data: Json) -> E:
+    text = "; ".join(f"{v.field} {v.description}" for v in violations[:3])
+    return kind(text, violations=violations, **data)
+
+
+def _explain(model: type[Payload], details: Sequence[ErrorDetails]) -> InvalidParamsError:
     violations = tuple(_violations(details))
     kinds = {detail["type"] for detail in details}
-    text = "; ".join(f"{v.field} {v.description}" for v in violations[:3])
     fields: list[Json] = [*sorted({v.field for v in violations})]
-    if kinds == {"missing"}:
-        return MissingFieldError(
-            text, violations=violations, field=violations[0].field, fields=fields
-        )
     if kinds == {"pagination_mode"}:
         used: list[Json] = [*(v.field for v in violations)]
         known: list[Json] = [name for name in ("limit", "before") if name in model.model_fields]
-        return PaginationModeError(
-            text, violations=violations, supported=known, unsupported=used, fields=fields
+        return refusal(
+            PaginationModeError, violations, supported=known, unsupported=used, fields=fields
         )
+    kind = MissingFieldError if kinds == {"missing"} else InvalidFieldError
     bounds = (detail.get("ctx", {}).get("le") for detail in details)
     most = next((bound for bound in bounds if bound is not None), None)
-    return InvalidFieldError(
-        text, violations=violations, field=violations[0].field, fields=fields, max=most
-    )
+    return refusal(kind, violations, field=violations[0].field, fields=fields, max=most)
 
 
 def _violations(details: Sequence[ErrorDetails]) -> Iterator[Violation]:

@@ -4,38 +4,33 @@ Fields have OpenCode's spelling. Files come as bytes only, in a form that OpenCo
 URL of any other kind is passed on.
 """
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from opencode_a2a.errors import InvalidFieldError, Violation
-from opencode_a2a.events import Json
+from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.execution.turn import PromptDefaults
-from opencode_a2a.extensions.payloads import FREE_OBJECT, Body, Id, LongText, Text, wrong
-from opencode_a2a.ids import MessageId
+from opencode_a2a.extensions.payloads import (
+    FREE_OBJECT,
+    Body,
+    LongText,
+    MessageRef,
+    Text,
+    refusal,
+    wrong,
+)
 from opencode_a2a.media import UnfitError, fit_file, read_data_url
 from opencode_a2a.upstream import models as upstream
-from opencode_a2a.upstream.client import well_formed
-from opencode_a2a.upstream.models import InputPart, ModelRef, Prompt
 
 MAX_PARTS = 256
-
-
-def _message_id(value: str) -> str:
-    if not well_formed("msg", value):
-        raise wrong("must be an id of a message: msg_ and letters or digits")
-    return value
-
-
-MessageIdText = Annotated[Id, AfterValidator(_message_id)]
 
 
 class Model(Body):
     provider_id: Text
     model_id: Text
-
-    def ref(self) -> ModelRef:
-        return ModelRef(provider_id=self.provider_id, model_id=self.model_id)
 
 
 class TextPart(Body):
@@ -93,7 +88,7 @@ class Format(Body):
 
 class PromptRequest(Body):
     parts: Annotated[list[Part], Field(min_length=1, max_length=MAX_PARTS)]
-    message_id: MessageIdText | None = None
+    message_id: MessageRef | None = None
     model: Model | None = None
     agent: Text | None = None
     system: LongText | None = None
@@ -102,50 +97,30 @@ class PromptRequest(Body):
     tools: dict[str, bool] | None = None
     format: Format | None = None
 
-    def prompt(self, defaults: PromptDefaults) -> Prompt:
+    def prompt(self, defaults: PromptDefaults) -> upstream.Prompt:
         """Return what OpenCode is given; what the request leaves open is as in any turn."""
-        model = self.model.ref() if self.model else None
-        if model is None and defaults.model is not None:
-            chosen = defaults.model
-            model = ModelRef(provider_id=chosen.provider_id, model_id=chosen.model_id)
-        answer = self.format and upstream.OutputFormat(
-            type=self.format.type,
-            json_schema=self.format.json_schema,
-            retry_count=self.format.retry_count,
-        )
-        return Prompt(
-            parts=_inputs(self.parts),
-            message_id=MessageId(self.message_id) if self.message_id else None,
-            model=model,
-            agent=self.agent or defaults.agent,
-            system=self.system or defaults.system,
-            variant=self.variant or defaults.variant,
-            format=answer,
-            no_reply=self.no_reply,
-            tools=self.tools,
-        )
+        said = {name: value for name, value in self.given().items() if value not in (None, "")}
+        given = {**asdict(defaults), **said, "parts": _inputs(self.parts)}
+        return upstream.Prompt.model_validate(given)
 
 
 class CommandRequest(Body):
     command: Text
     arguments: LongText
-    message_id: MessageIdText | None = None
+    message_id: MessageRef | None = None
     agent: Text | None = None
     model: Model | None = None
     variant: Text | None = None
     parts: Annotated[list[FilePart], Field(max_length=MAX_PARTS)] | None = None
 
     def call(self, defaults: PromptDefaults) -> upstream.CommandCall:
-        model = self.model
-        return upstream.CommandCall(
-            command=self.command,
-            arguments=self.arguments,
-            message_id=MessageId(self.message_id) if self.message_id else None,
-            agent=self.agent or defaults.agent,
-            model=f"{model.provider_id}/{model.model_id}" if model else None,
-            variant=self.variant or defaults.variant,
-            parts=_files(self.parts) if self.parts else None,
-        )
+        given = self.given() | {
+            "agent": self.agent or defaults.agent,
+            "variant": self.variant or defaults.variant,
+            "model": f"{self.model.provider_id}/{self.model.model_id}" if self.model else None,
+            "parts": _inputs(self.parts) if self.parts else None,
+        }
+        return upstream.CommandCall.model_validate(given)
 
 
 class ShellRequest(Body):
@@ -154,57 +129,28 @@ class ShellRequest(Body):
     model: Model | None = None
 
     def call(self) -> upstream.ShellCall:
-        model = self.model.ref() if self.model else None
-        return upstream.ShellCall(command=self.command, agent=self.agent, model=model)
+        return upstream.ShellCall.model_validate(self.given())
 
 
-def _inputs(parts: list[Part]) -> list[InputPart]:
-    files = iter(_files([part for part in parts if isinstance(part, FilePart)], parts))
-    return [next(files) if isinstance(part, FilePart) else _input(part) for part in parts]
-
-
-def _input(part: TextPart | AgentPart | SubtaskPart) -> InputPart:
-    match part:
-        case TextPart():
-            return upstream.TextInput(text=part.text)
-        case AgentPart():
-            return upstream.AgentInput(name=part.name)
-        case SubtaskPart():
-            return upstream.SubtaskInput(
-                prompt=part.prompt,
-                description=part.description,
-                agent=part.agent,
-                model=part.model.ref() if part.model else None,
-                command=part.command,
-            )
-
-
-def _files(files: list[FilePart], among: list[Part] | None = None) -> list[upstream.FileInput]:
-    """Return files in a form that OpenCode survives; list all that have none."""
-    inputs: list[upstream.FileInput] = []
+def _inputs(parts: Sequence[Part]) -> list[JsonObject]:
+    """Return parts with files in a form that OpenCode survives; list all that have none."""
+    inputs: list[JsonObject] = []
     refused: list[Violation] = []
-    for file in files:
+    for index, part in enumerate(parts):
         try:
-            inputs.append(_file(file))
+            inputs.append(_file(part) if isinstance(part, FilePart) else part.given())
         except UnfitError as error:
-            index = [*(among or files)].index(file)
             refused.append(Violation(f"request.parts[{index}].url", str(error)))
     if refused:
-        text = "; ".join(f"{v.field} {v.description}" for v in refused[:3])
-        raise InvalidFieldError(
-            text,
-            violations=tuple(refused),
-            field=refused[0].field,
-            fields=[violation.field for violation in refused],
-        )
+        fields: list[Json] = [violation.field for violation in refused]
+        raise refusal(InvalidFieldError, tuple(refused), field=fields[0], fields=fields)
     return inputs
 
 
-def _file(part: FilePart) -> upstream.FileInput:
+def _file(part: FilePart) -> JsonObject:
     data, declared = read_data_url(part.url)
     fitted = fit_file(data, part.mime or declared, part.filename)
-    return upstream.FileInput(
-        mime=fitted.media_type or "text/plain",
-        url=f"data:{fitted.media_type};base64,{fitted.data}",
-        filename=part.filename,
-    )
+    return part.given() | {
+        "mime": fitted.media_type or "text/plain",
+        "url": f"data:{fitted.media_type};base64,{fitted.data}",
+    }

@@ -1,9 +1,9 @@
-"""``opencode.providers.list`` and ``opencode.models.list``: what can answer, without any key."""
+"""Providers and models, without any key; agents and commands: what a prompt can name."""
 
 from opencode_a2a.extensions.calls import Call
-from opencode_a2a.extensions.payloads import Flag, Payload, Routed, Text
-from opencode_a2a.extensions.registry import UPSTREAM, Access, Extension, aliases
-from opencode_a2a.upstream.models import Model, Provider, ProviderCatalogue
+from opencode_a2a.extensions.payloads import Flag, Payload, Placed, Routed, Text
+from opencode_a2a.extensions.registry import Access, Extension, aliases
+from opencode_a2a.upstream.models import Provider, ProviderCatalogue
 
 PROVIDERS = Extension(
     key="provider_discovery",
@@ -15,7 +15,6 @@ PROVIDERS = Extension(
         "Keys and options of providers are never told.",
         "A malformed entry of OpenCode's catalogue is left out, the others stay.",
     ),
-    errors=UPSTREAM,
 )
 
 
@@ -61,7 +60,7 @@ class ProvidersParams(Routed):
 @PROVIDERS.method("opencode.providers.list", Access.READ, example={"connected": True})
 async def list_providers(call: Call, params: ProvidersParams) -> Providers:
     """List the providers that OpenCode knows, and which of them can be used now."""
-    catalogue = await call.catalogue.at(call.location(params))
+    catalogue = await call.catalogue.at(call.at)
     items = [
         ProviderItem(
             provider_id=provider.id,
@@ -85,9 +84,21 @@ class ModelsParams(ProvidersParams):
 @PROVIDERS.method("opencode.models.list", Access.READ, example={"connected": True})
 async def list_models(call: Call, params: ModelsParams) -> Models:
     """List models, of all providers or of one."""
-    catalogue = await call.catalogue.at(call.location(params))
+    catalogue = await call.catalogue.at(call.at)
     items = [
-        _item(provider, model, catalogue)
+        ModelItem(
+            provider_id=provider.id,
+            model_id=model.id,
+            name=model.name,
+            default=catalogue.default.get(provider.id) == model.id,
+            connected=provider.id in catalogue.connected,
+            status=model.status,
+            context_window=model.limit.context,
+            max_output_tokens=model.limit.output,
+            supports_reasoning=model.capabilities.reasoning,
+            supports_tool_call=model.capabilities.toolcall,
+            supports_attachments=model.capabilities.attachment,
+        )
         for provider in _chosen(catalogue, params.provider_id, params.connected)
         for model in provider.models.values()
     ]
@@ -105,17 +116,46 @@ def _chosen(
     ]
 
 
-def _item(provider: Provider, model: Model, catalogue: ProviderCatalogue) -> ModelItem:
-    return ModelItem(
-        provider_id=provider.id,
-        model_id=model.id,
-        name=model.name,
-        default=catalogue.default.get(provider.id) == model.id,
-        connected=provider.id in catalogue.connected,
-        status=model.status,
-        context_window=model.limit.context,
-        max_output_tokens=model.limit.output,
-        supports_reasoning=model.capabilities.reasoning,
-        supports_tool_call=model.capabilities.toolcall,
-        supports_attachments=model.capabilities.attachment,
-    )
+class ModelName(Payload):
+    provider_id: str
+    model_id: str
+
+
+class AgentItem(Payload):
+    name: str
+    mode: str
+    selectable: bool
+    native: bool
+    hidden: bool
+    description: str | None = None
+    model: ModelName | None = None
+
+
+class Agents(Payload):
+    items: list[AgentItem]
+
+
+@PROVIDERS.method("opencode.agents.list", Access.READ)
+async def list_agents(call: Call, params: Placed) -> Agents:
+    """List the agents; ``selectable`` ones can be named in a prompt."""
+    return Agents.of(items=await call.opencode.agents(at=call.at))
+
+
+class CommandItem(Payload):
+    name: str
+    description: str | None = None
+    agent: str | None = None
+    model: str | None = None
+    source: str | None = None
+    subtask: bool
+    hints: list[str]
+
+
+class Commands(Payload):
+    items: list[CommandItem]
+
+
+@PROVIDERS.method("opencode.commands.list", Access.READ)
+async def list_commands(call: Call, params: Placed) -> Commands:
+    """List the commands that ``opencode.sessions.command`` can run."""
+    return Commands.of(items=await call.opencode.commands(at=call.at))

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 from inspect import getdoc
 
 from pydantic import BaseModel
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
+from pydantic.json_schema import JsonSchemaMode
 
 from opencode_a2a.errors import InternalError, ServiceError
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.extensions.contracts import DATA_FIELDS, data_fields
+from opencode_a2a.extensions.contracts import data_fields
 from opencode_a2a.extensions.registry import Extension, Method
 
 _METHODS_HEAD = """\
@@ -68,7 +68,7 @@ def _methods(extensions: Iterable[Extension]) -> Iterator[str]:
 
 def _method(method: Method) -> Iterator[str]:
     yield f"### `{method.name}`\n"
-    yield f"{method.summary} {method.details}".strip().replace("``", "`") + "\n"
+    yield f"{method.summary} {method.details}".strip() + "\n"
     yield f"- Access: {method.access}{_terms(method)}"
     yield f"- Params: {_fields(method.params, 'validation') or 'none'}"
     yield f"- Result: {_fields(method.result, 'serialization')}"
@@ -91,16 +91,17 @@ def _terms(method: Method) -> str:
 
 
 def _fields(model: type[BaseModel], mode: JsonSchemaMode) -> str:
-    schema = model.model_json_schema(mode=mode, schema_generator=GenerateJsonSchema)
-    return _object(schema, schema.get("$defs", {}), set(schema.get("required", [])))
+    schema = model.model_json_schema(mode=mode)
+    return _object(schema, schema.get("$defs", {}))
 
 
-def _object(schema: JsonObject, defs: JsonObject, required: set[str]) -> str:
-    properties = schema.get("properties")
+def _object(schema: JsonObject, defs: JsonObject) -> str:
+    properties, required = schema.get("properties"), schema.get("required")
     if not isinstance(properties, dict):
         return "an object"
+    names = required if isinstance(required, list) else []
     fields = [
-        f"`{name}` {_type(told, defs)}{'' if name in required else ', optional'}"
+        f"`{name}` {_type(told, defs)}{'' if name in names else ', optional'}"
         for name, told in properties.items()
         if name != "metadata"
     ]
@@ -112,7 +113,11 @@ def _object(schema: JsonObject, defs: JsonObject, required: set[str]) -> str:
 def _type(told: Json, defs: JsonObject) -> str:
     match told:
         case {"$ref": str(ref)}:
-            return _named(defs[ref.rpartition("/")[2]], defs)
+            return _type(defs[ref.rpartition("/")[2]], defs)
+        case {"properties": dict()}:
+            return "{" + _object(told, defs) + "}"
+        case {"required": _, "title": str(title)}:
+            return title
         case {"anyOf": list(kinds)} | {"oneOf": list(kinds)}:
             real = [kind for kind in kinds if kind != {"type": "null"}]
             return " or ".join(dict.fromkeys(_type(kind, defs) for kind in real))
@@ -126,16 +131,6 @@ def _type(told: Json, defs: JsonObject) -> str:
             return kind + _limits(rest)
         case _:
             return "any value"
-
-
-def _named(told: Json, defs: JsonObject) -> str:
-    if not isinstance(told, dict):
-        return "object"
-    if "properties" not in told:
-        return str(told.get("title", "object"))
-    required = told.get("required")
-    names = {str(name) for name in required} if isinstance(required, list) else set[str]()
-    return "{" + _object(told, defs, names) + "}"
 
 
 def _limits(rest: JsonObject) -> str:
@@ -157,8 +152,8 @@ def errors_page() -> str:
 
 def _errors() -> Iterator[str]:
     yield _ERRORS_HEAD
-    for error in sorted(_kinds(ServiceError), key=_place):
-        fields = ", ".join(f"`{name}`" for name in data_fields(error)) if _ours(error) else ""
+    for error in sorted(_kinds(ServiceError), key=lambda e: (e.code > -32000, -e.code, e.reason)):
+        fields = ", ".join(f"`{name}`" for name in data_fields(error))
         meaning = " ".join((getdoc(error) or "").split()).replace("``", "`")
         yield f"| {error.reason} | {error.code} | {error.http} | {fields} | {meaning} |"
 
@@ -169,14 +164,6 @@ def _kinds(kind: type[ServiceError]) -> Iterator[type[ServiceError]]:
             if one is InternalError or (one.reason, one.code) != (kind.reason, kind.code):
                 yield one
             yield from _kinds(one)
-
-
-def _place(error: type[ServiceError]) -> tuple[bool, int, str]:
-    return error.code > -32000, -error.code, error.reason
-
-
-def _ours(error: type[ServiceError]) -> bool:
-    return any(issubclass(error, kind) for kind in DATA_FIELDS)
 
 
 # --- extensions -------------------------------------------------------------------------------

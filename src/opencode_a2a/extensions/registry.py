@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from inspect import getdoc
-from typing import Literal, TypeVar, get_type_hints
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_type_hints
 
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
@@ -18,6 +18,7 @@ from opencode_a2a.errors import (
     MethodNotFoundError,
     MissingFieldError,
     ServiceError,
+    SessionNotFoundError,
     StoreUnavailableError,
     UpstreamBackpressureError,
     UpstreamHttpError,
@@ -26,21 +27,23 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions.calls import Call
-from opencode_a2a.extensions.payloads import Payload, read, write
+from opencode_a2a.extensions.payloads import Payload, Routed
 
 PAGE = "https://github.com/Intelligent-Internet/opencode-a2a/blob/main/docs/extension-specifications.md"
 
-P = TypeVar("P", bound=Payload)
-R = TypeVar("R", bound=Payload)
 Errors = tuple[type[ServiceError], ...]
+Handler = Callable[[Call, Any], Awaitable[Payload]]
+"""Takes a call and params, and returns a result."""
+H = TypeVar("H", bound=Handler)
 
-UPSTREAM: Errors = (
+_ALWAYS: Errors = (
     UpstreamUnreachableError,
     UpstreamHttpError,
     UpstreamPayloadError,
     UpstreamBackpressureError,
+    StoreUnavailableError,
 )
-"""What any call to OpenCode can end in."""
+"""What any method can end in: all of them call OpenCode and look up whose things are."""
 
 
 class Access(StrEnum):
@@ -74,6 +77,18 @@ class Condition:
         return "enabled" if self.permitted(settings) else "disabled_by_policy"
 
 
+Stability = Literal["stable", "experimental"]
+
+
+class Rules(TypedDict, total=False):
+    """What is particular about a method, as in ``Method``."""
+
+    condition: Condition
+    capability: str
+    stability: Stability
+    audit: str
+
+
 @dataclass(frozen=True, slots=True)
 class Method:
     """A method as declared."""
@@ -82,18 +97,18 @@ class Method:
     access: Access
     summary: str
     details: str
-    params: type[Payload]
+    params: type[Routed]
     result: type[Payload]
     errors: Errors
-    run: Callable[[Call, JsonObject], Awaitable[JsonObject]]
+    handler: Handler
+    example: JsonObject
     condition: Condition | None = None
     capability: str | None = None
     """What the caller's credential has to grant."""
-    stability: Literal["stable", "experimental"] = "stable"
+    stability: Stability = "stable"
     """What OpenCode promises about what is behind it."""
     audit: str | None = None
     """The audit record that every call leaves."""
-    example: JsonObject = field(default_factory=dict[str, Json])
 
     @property
     def all_errors(self) -> Errors:
@@ -105,19 +120,6 @@ class Method:
 
     def state(self, settings: Settings) -> Availability:
         return self.condition.state(settings) if self.condition else "enabled"
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What is particular about a method, beside its access and errors."""
-
-    condition: Condition | None = None
-    capability: str | None = None
-    stability: Literal["stable", "experimental"] = "stable"
-    audit: str | None = None
-
-
-PLAIN = Rules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ class Extension:
     """Whether the public card names its methods."""
     notes: tuple[str, ...] = ()
     errors: Errors = ()
-    """What any of its methods can end in."""
+    """What any of its methods can end in, besides what any method can."""
     methods: dict[str, Method] = field(default_factory=dict[str, Method])
 
     @property
@@ -152,35 +154,27 @@ class Extension:
         name: str,
         access: Access,
         *errors: type[ServiceError],
-        rules: Rules = PLAIN,
         example: JsonObject | None = None,
-    ) -> Callable[[Callable[[Call, P], Awaitable[R]]], Callable[[Call, P], Awaitable[R]]]:
-        """Declare a method: its handler takes a call and params, and returns a result."""
+        **rules: Unpack[Rules],
+    ) -> Callable[[H], H]:
+        """Declare a method; one that names a session can always end in there being none."""
 
-        def declare(
-            handler: Callable[[Call, P], Awaitable[R]],
-        ) -> Callable[[Call, P], Awaitable[R]]:
+        def declare(handler: H) -> H:
             hints = get_type_hints(handler)
-            params: type[P] = hints["params"]
-
-            async def run(call: Call, sent: JsonObject) -> JsonObject:
-                return write(await handler(call, read(params, sent, call.line)))
-
-            summary, _, details = (getdoc(handler) or "").partition("\n\n")
+            params: type[Routed] = hints["params"]
+            summary, _, details = (getdoc(handler) or "").replace("``", "`").partition("\n\n")
+            missing = (SessionNotFoundError,) if "session_id" in params.model_fields else ()
             self.methods[name] = Method(
                 name=name,
                 access=access,
-                summary=summary.replace("``", "`"),
-                details=" ".join(details.replace("``", "`").split()),
+                summary=summary,
+                details=" ".join(details.split()),
                 params=params,
                 result=hints["return"],
-                errors=(*errors, *self.errors, StoreUnavailableError),
-                run=run,
-                condition=rules.condition,
-                capability=rules.capability,
-                stability=rules.stability,
-                audit=rules.audit,
+                errors=(*missing, *errors, *self.errors, *_ALWAYS),
+                handler=handler,
                 example=example or {},
+                **rules,
             )
             return handler
 

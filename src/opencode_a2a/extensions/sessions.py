@@ -1,8 +1,9 @@
 """``opencode.sessions.*``: OpenCode's sessions, as far as they are the caller's or nobody's."""
 
+from contextlib import suppress
 from typing import Annotated
 
-from pydantic import AfterValidator, ConfigDict, Field, RootModel, model_validator
+from pydantic import AliasPath, ConfigDict, Field, RootModel, model_validator
 
 from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import (
@@ -23,6 +24,7 @@ from opencode_a2a.extensions.payloads import (
     Flag,
     Id,
     Listing,
+    MessageRef,
     Number,
     OfSession,
     Payload,
@@ -30,36 +32,13 @@ from opencode_a2a.extensions.payloads import (
     SessionDone,
     Text,
     invalid,
+    shaped,
     wrong,
 )
-from opencode_a2a.extensions.prompting import (
-    CommandRequest,
-    MessageIdText,
-    Model,
-    PromptRequest,
-    ShellRequest,
-)
-from opencode_a2a.extensions.registry import (
-    UPSTREAM,
-    Access,
-    Condition,
-    Extension,
-    Rules,
-    aliases,
-)
-from opencode_a2a.extensions.transcript import read_message
-from opencode_a2a.ids import MessageId, SessionId
+from opencode_a2a.extensions.prompting import CommandRequest, Model, PromptRequest, ShellRequest
+from opencode_a2a.extensions.registry import Access, Condition, Extension, Rules, aliases
 from opencode_a2a.messages import ModelChoice
-from opencode_a2a.upstream.client import Location, well_formed
-from opencode_a2a.upstream.models import (
-    ArchiveTime,
-    MessageWithParts,
-    Session,
-    SessionChanges,
-    SessionDraft,
-    SessionModel,
-    StatusRetry,
-)
+from opencode_a2a.upstream import models as upstream
 
 SCAN_LIMIT = 3200
 """How many sessions are looked through for one page of a caller's own."""
@@ -115,7 +94,6 @@ SESSIONS = Extension(
         "While a task of this service runs in a session, prompts, commands, shell commands and "
         "summaries are refused as busy.",
     ),
-    errors=UPSTREAM,
 )
 
 _MUTATIONS = Rules(
@@ -219,37 +197,12 @@ class SessionSummary(Payload):
     directory: str | None = None
     parent_id: str | None = None
     version: str | None = None
-    share_url: str | None = None
+    share_url: str | None = Field(default=None, validation_alias=AliasPath("share", "url"))
     revert: RevertState | None = None
 
 
 class OneSession(Payload):
     item: SessionSummary
-
-
-def _message(call: Call, stored: MessageWithParts, session: Session) -> Message:
-    return Message(call.message(read_message(stored), session.id))
-
-
-def summarise(session: Session) -> SessionSummary:
-    revert = session.revert
-    return SessionSummary(
-        id=session.id,
-        title=session.title,
-        project_id=session.project_id,
-        directory=session.directory,
-        parent_id=session.parent_id,
-        version=session.version,
-        share_url=session.share.url if session.share else None,
-        revert=RevertState(
-            message_id=revert.message_id,
-            part_id=revert.part_id,
-            snapshot=revert.snapshot,
-            diff=revert.diff,
-        )
-        if revert
-        else None,
-    )
 
 
 # --- reading ----------------------------------------------------------------------------------
@@ -264,36 +217,16 @@ class ListParams(Listing):
 @SESSIONS.method("opencode.sessions.status", Access.READ)
 async def status(call: Call, params: Placed) -> Statuses:
     """List the sessions that are busy, or wait for their provider."""
-    location = call.location(params)
-    found = await call.opencode.session_status(at=location)
-    mine = await _visible_ids(call, sorted(found))
-    items: list[StatusItem] = []
-    for session_id in mine:
-        state = found[session_id]
-        if isinstance(state, StatusRetry):
-            retry = (state.attempt, state.message, state.next)
-        else:
-            retry = (None, None, None)
-        items.append(
-            StatusItem(
-                session_id=session_id,
-                type=state.type,
-                attempt=retry[0],
-                message=retry[1],
-                next=retry[2],
-            )
-        )
-    return Statuses(items=items)
-
-
-async def _visible_ids(call: Call, session_ids: list[SessionId]) -> list[SessionId]:
-    sessions: list[Session] = []
-    for session_id in session_ids:
-        try:
+    states = await call.opencode.session_status(at=call.at)
+    sessions: list[upstream.Session] = []
+    for session_id in sorted(states):
+        with suppress(SessionNotFoundError):
             sessions.append(await call.opencode.session(session_id))
-        except SessionNotFoundError:
-            continue
-    return [session.id for session in await call.visible(sessions)]
+    items = [
+        StatusItem(session_id=session.id, **dict(states[session.id]))
+        for session in await call.visible(sessions)
+    ]
+    return Statuses(items=items)
 
 
 @SESSIONS.method(
@@ -304,15 +237,10 @@ async def list_sessions(call: Call, params: ListParams) -> Tasks:
 
     Their contextId continues them: a message with it goes on in the session.
     """
-    location = call.location(params)
     wanted = params.limit
     while True:
         found = await call.opencode.sessions(
-            at=location,
-            limit=wanted,
-            roots=params.roots,
-            search=params.search,
-            start=params.start,
+            at=call.at, limit=wanted, roots=params.roots, search=params.search, start=params.start
         )
         mine = await call.visible(found)
         if len(mine) >= params.limit or len(found) < wanted or wanted >= SCAN_LIMIT:
@@ -320,73 +248,49 @@ async def list_sessions(call: Call, params: ListParams) -> Tasks:
         wanted *= 4
 
 
-@SESSIONS.method("opencode.sessions.get", Access.READ, SessionNotFoundError)
+@SESSIONS.method("opencode.sessions.get", Access.READ)
 async def get(call: Call, params: OfSession) -> OneTask:
     """Return a session as the completed task that stands for it."""
-    call.location(params)
     return OneTask(item=Task(call.task(await call.session(params.session_id))))
 
 
-@SESSIONS.method("opencode.sessions.children", Access.READ, SessionNotFoundError)
+@SESSIONS.method("opencode.sessions.children", Access.READ)
 async def children(call: Call, params: OfSession) -> Tasks:
     """List the sessions that sub-agents of a session ran in."""
-    location = call.location(params)
     session = await call.session(params.session_id)
-    found = await call.opencode.session_children(session.id, at=location)
+    found = await call.opencode.session_children(session.id, at=call.at)
     return Tasks(items=[Task(call.task(child)) for child in await call.visible(found)])
 
 
-@SESSIONS.method("opencode.sessions.todo", Access.READ, SessionNotFoundError)
+@SESSIONS.method("opencode.sessions.todo", Access.READ)
 async def todo(call: Call, params: OfSession) -> Todos:
     """Return the plan that the agent keeps in a session."""
-    location = call.location(params)
     session = await call.session(params.session_id)
-    found = await call.opencode.session_todo(session.id, at=location)
-    items = [
-        # OpenCode's own have no id; their place in the plan is what tells them apart.
-        TodoItem(
-            id=item.id or str(number),
-            content=item.content,
-            status=item.status,
-            priority=item.priority,
-        )
-        for number, item in enumerate(found, 1)
-    ]
-    return Todos(items=items)
+    found = await call.opencode.session_todo(session.id, at=call.at)
+    # OpenCode's own have no id; their place in the plan is what tells them apart.
+    items = [{**dict(item), "id": item.id or str(number)} for number, item in enumerate(found, 1)]
+    return Todos.of(items=items)
 
 
 class DiffParams(OfSession):
-    message_id: MessageIdText | None = None
+    message_id: MessageRef | None = None
 
 
-@SESSIONS.method("opencode.sessions.diff", Access.READ, SessionNotFoundError, UpstreamNotFoundError)
+@SESSIONS.method("opencode.sessions.diff", Access.READ, UpstreamNotFoundError)
 async def diff(call: Call, params: DiffParams) -> Diffs:
     """List the file changes that the answer to one user message made.
 
     Without a message it is the last user message whose answer changed a file.
     """
-    location = call.location(params)
     session = await call.session(params.session_id)
     if params.message_id is not None:
-        named = [MessageId(params.message_id)]
+        named = [params.message_id]
     else:
-        messages = (await call.opencode.messages(session.id, at=location)).items
+        messages = (await call.opencode.messages(session.id, at=call.at)).items
         named = [message.info.id for message in reversed(messages) if message.info.role == "user"]
     for message_id in named:
-        changes = await call.opencode.session_diff(session.id, message_id, at=location)
-        if changes:
-            return Diffs(
-                items=[
-                    DiffItem(
-                        file=change.file,
-                        patch=change.patch,
-                        additions=change.additions,
-                        deletions=change.deletions,
-                        status=change.status,
-                    )
-                    for change in changes
-                ]
-            )
+        if changes := await call.opencode.session_diff(session.id, message_id, at=call.at):
+            return Diffs.of(items=changes)
     return Diffs(items=[])
 
 
@@ -395,38 +299,32 @@ class MessagesParams(Listing):
     before: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
 
 
-@SESSIONS.method(
-    "opencode.sessions.messages.list", Access.READ, SessionNotFoundError, PaginationModeError
-)
+@SESSIONS.method("opencode.sessions.messages.list", Access.READ, PaginationModeError)
 async def list_messages(call: Call, params: MessagesParams) -> Messages:
     """Return the newest messages of a session, oldest first; ``next_cursor`` leads further back."""
-    location = call.location(params)
     session = await call.session(params.session_id)
     try:
         page = await call.opencode.messages(
-            session.id, limit=params.limit, before=params.before, at=location
+            session.id, limit=params.limit, before=params.before, at=call.at
         )
     except UpstreamHttpError as error:
         if params.before is None or error.data.get("upstream_status") != 400:
             raise
         raise invalid("before", "is no cursor of this list") from None
-    items = [_message(call, stored, session) for stored in page.items]
+    items = [Message(call.message(stored, session.id)) for stored in page.items]
     return Messages(items=items, next_cursor=page.next_cursor)
 
 
 class MessageParams(OfSession):
-    message_id: MessageIdText
+    message_id: MessageRef
 
 
-@SESSIONS.method(
-    "opencode.sessions.messages.get", Access.READ, SessionNotFoundError, UpstreamNotFoundError
-)
+@SESSIONS.method("opencode.sessions.messages.get", Access.READ, UpstreamNotFoundError)
 async def get_message(call: Call, params: MessageParams) -> OneMessage:
     """Return one message of a session."""
-    location = call.location(params)
     session = await call.session(params.session_id)
-    stored = await call.opencode.message(session.id, MessageId(params.message_id), at=location)
-    return OneMessage(item=_message(call, stored, session))
+    stored = await call.opencode.message(session.id, params.message_id, at=call.at)
+    return OneMessage(item=Message(call.message(stored, session.id)))
 
 
 # --- control ----------------------------------------------------------------------------------
@@ -436,18 +334,15 @@ class PromptParams(OfSession):
     request: PromptRequest
 
 
-@SESSIONS.method(
-    "opencode.sessions.prompt_async", Access.CONTROL, SessionNotFoundError, SessionBusyError
-)
+@SESSIONS.method("opencode.sessions.prompt_async", Access.CONTROL, SessionBusyError)
 async def prompt_async(call: Call, params: PromptParams) -> SessionDone:
     """Give a session a prompt and return at once; nothing tells how it ends.
 
     A message of A2A does the same and follows the answer.
     """
-    location = call.location(params)
-    prompt = params.request.prompt(call.deps.defaults)
+    at, prompt = call.at, params.request.prompt(call.deps.defaults)
     async with call.working(params.session_id, briefly=True) as session:
-        await call.opencode.prompt_async(session.id, prompt, at=location)
+        await call.opencode.prompt_async(session.id, prompt, at=at)
     return SessionDone(session_id=session.id)
 
 
@@ -455,56 +350,44 @@ class CommandParams(OfSession):
     request: CommandRequest
 
 
-@SESSIONS.method(
-    "opencode.sessions.command", Access.CONTROL, SessionNotFoundError, SessionBusyError
-)
+@SESSIONS.method("opencode.sessions.command", Access.CONTROL, SessionBusyError)
 async def command(call: Call, params: CommandParams) -> OneMessage:
     """Run one of OpenCode's commands in a session and return the answer."""
-    location = call.location(params)
-    wanted = params.request.call(call.deps.defaults)
-    known = {one.name for one in await call.opencode.commands(at=location)}
-    if wanted.command not in known:
+    at, wanted = call.at, params.request.call(call.deps.defaults)
+    if all(one.name != wanted.command for one in await call.opencode.commands(at=at)):
         raise invalid("request.command", "is no command; opencode.commands.list has them")
     async with call.working(params.session_id) as session:
-        answer = await call.opencode.run_command(session.id, wanted, at=location)
-    return OneMessage(item=_message(call, answer, session))
+        answer = await call.opencode.run_command(session.id, wanted, at=at)
+    return OneMessage(item=Message(call.message(answer, session.id)))
 
 
 class ShellParams(OfSession):
     request: ShellRequest
 
 
-@SESSIONS.method(
-    "opencode.sessions.shell",
-    Access.OPERATE,
-    SessionNotFoundError,
-    SessionBusyError,
-    rules=_SHELL,
-)
+@SESSIONS.method("opencode.sessions.shell", Access.OPERATE, SessionBusyError, **_SHELL)
 async def shell(call: Call, params: ShellParams) -> OneMessage:
     """Run a shell command in a session's directory, without model and without permission."""
-    location = call.location(params)
     async with call.working(params.session_id) as session:
-        answer = await call.opencode.run_shell(session.id, params.request.call(), at=location)
-    return OneMessage(item=_message(call, answer, session))
+        answer = await call.opencode.run_shell(session.id, params.request.call(), at=call.at)
+    return OneMessage(item=Message(call.message(answer, session.id)))
 
 
-@SESSIONS.method("opencode.sessions.abort", Access.CONTROL, SessionNotFoundError)
+@SESSIONS.method("opencode.sessions.abort", Access.CONTROL)
 async def abort(call: Call, params: OfSession) -> SessionDone:
     """Stop what runs in a session; a task of the caller's that runs in it is canceled."""
-    location = call.location(params)
     async with call.changing(params.session_id) as session:
-        await _stop(call, session, location)
+        await _stop(call, session)
     return SessionDone(session_id=session.id)
 
 
-async def _stop(call: Call, session: Session, location: Location) -> None:
+async def _stop(call: Call, session: upstream.Session) -> None:
     board = call.deps.board
     for job in board.open_tasks():
         ref = job.log.ref
         if ref.principal == call.principal and job.log.state.status.session_id == session.id:
             await board.stop(job)
-    await call.opencode.abort_session(session.id, at=location)
+    await call.opencode.abort_session(session.id, at=call.at)
 
 
 # --- changes ----------------------------------------------------------------------------------
@@ -521,21 +404,22 @@ class CreateParams(Placed):
     request: CreateRequest = CreateRequest()
 
 
-@SESSIONS.method("opencode.sessions.create", Access.MUTATE, SessionNotFoundError, rules=_MUTATIONS)
+@SESSIONS.method("opencode.sessions.create", Access.MUTATE, SessionNotFoundError, **_MUTATIONS)
 async def create(call: Call, params: CreateParams) -> OneSession:
     """Make a session, which belongs to the caller."""
-    location, request = call.location(params), params.request
-    parent = (await call.session(request.parent_id)).id if request.parent_id else None
-    model = request.model
-    draft = SessionDraft(
+    request, model = params.request, params.request.model
+    parent = await call.session(request.parent_id) if request.parent_id else None
+    draft = upstream.SessionDraft(
         title=request.title,
-        parent_id=parent,
+        parent_id=parent.id if parent else None,
         agent=request.agent,
-        model=SessionModel(id=model.model_id, provider_id=model.provider_id) if model else None,
+        model=upstream.SessionModel(id=model.model_id, provider_id=model.provider_id)
+        if model
+        else None,
     )
-    session = await call.opencode.create_session(draft, at=location)
+    session = await call.opencode.create_session(draft, at=call.at)
     await call.deps.sessions.own(call.principal, session)
-    return OneSession(item=summarise(session))
+    return OneSession.of(item=session)
 
 
 class UpdateRequest(Body):
@@ -555,72 +439,55 @@ class UpdateParams(OfSession):
     request: UpdateRequest
 
 
-@SESSIONS.method("opencode.sessions.update", Access.MUTATE, SessionNotFoundError, rules=_MUTATIONS)
+@SESSIONS.method("opencode.sessions.update", Access.MUTATE, **_MUTATIONS)
 async def update(call: Call, params: UpdateParams) -> OneSession:
     """Change a session's title, or put it into the archive."""
-    location, request = call.location(params), params.request
-    changes = SessionChanges(
-        title=request.title, time=ArchiveTime(archived=now_ms()) if request.archived else None
-    )
+    archived = upstream.ArchiveTime(archived=now_ms()) if params.request.archived else None
+    changes = upstream.SessionChanges(title=params.request.title, time=archived)
     async with call.changing(params.session_id) as session:
-        changed = await call.opencode.update_session(session.id, changes, at=location)
-    return OneSession(item=summarise(changed))
+        changed = await call.opencode.update_session(session.id, changes, at=call.at)
+    return OneSession.of(item=changed)
 
 
-@SESSIONS.method("opencode.sessions.delete", Access.MUTATE, SessionNotFoundError, rules=_MUTATIONS)
+@SESSIONS.method("opencode.sessions.delete", Access.MUTATE, **_MUTATIONS)
 async def delete(call: Call, params: OfSession) -> SessionDone:
     """Stop what runs in a session and delete it with its children, for good."""
-    location = call.location(params)
     async with call.changing(params.session_id) as session:
-        await _stop(call, session, location)
-        await call.opencode.delete_session(session.id, at=location)
+        await _stop(call, session)
+        await call.opencode.delete_session(session.id, at=call.at)
     await call.deps.sessions.forget(session.id)
     return SessionDone(session_id=session.id)
 
 
 class ForkRequest(Body):
-    message_id: MessageIdText | None = None
+    message_id: MessageRef | None = None
 
 
 class ForkParams(OfSession):
     request: ForkRequest = ForkRequest()
 
 
-@SESSIONS.method(
-    "opencode.sessions.fork",
-    Access.MUTATE,
-    SessionNotFoundError,
-    UpstreamNotFoundError,
-    rules=_MUTATIONS,
-)
+@SESSIONS.method("opencode.sessions.fork", Access.MUTATE, UpstreamNotFoundError, **_MUTATIONS)
 async def fork(call: Call, params: ForkParams) -> OneSession:
     """Copy a session, or its messages before one of them, into a new one of the caller's."""
-    location = call.location(params)
     session = await call.session(params.session_id)
-    named = params.request.message_id
-    made = await call.opencode.fork_session(
-        session.id, MessageId(named) if named else None, at=location
-    )
+    made = await call.opencode.fork_session(session.id, params.request.message_id, at=call.at)
     await call.deps.sessions.own(call.principal, made)
-    return OneSession(item=summarise(made))
+    return OneSession.of(item=made)
 
 
-@SESSIONS.method("opencode.sessions.share", Access.MUTATE, SessionNotFoundError, rules=_MUTATIONS)
+@SESSIONS.method("opencode.sessions.share", Access.MUTATE, **_MUTATIONS)
 async def share(call: Call, params: OfSession) -> OneSession:
     """Publish a session through OpenCode's sharing service, if OpenCode is set up for it."""
-    location = call.location(params)
     async with call.changing(params.session_id) as session:
-        shared = await call.opencode.share_session(session.id, at=location)
-    return OneSession(item=summarise(shared))
+        return OneSession.of(item=await call.opencode.share_session(session.id, at=call.at))
 
 
-@SESSIONS.method("opencode.sessions.unshare", Access.MUTATE, SessionNotFoundError, rules=_MUTATIONS)
+@SESSIONS.method("opencode.sessions.unshare", Access.MUTATE, **_MUTATIONS)
 async def unshare(call: Call, params: OfSession) -> OneSession:
     """Take a shared session back."""
-    location = call.location(params)
     async with call.changing(params.session_id) as session:
-        hidden = await call.opencode.unshare_session(session.id, at=location)
-    return OneSession(item=summarise(hidden))
+        return OneSession.of(item=await call.opencode.unshare_session(session.id, at=call.at))
 
 
 class SummarizeRequest(Body):
@@ -639,54 +506,42 @@ class SummarizeParams(OfSession):
     request: SummarizeRequest = SummarizeRequest()
 
 
-@SESSIONS.method(
-    "opencode.sessions.summarize",
-    Access.MUTATE,
-    SessionNotFoundError,
-    SessionBusyError,
-    rules=_MUTATIONS,
-)
+@SESSIONS.method("opencode.sessions.summarize", Access.MUTATE, SessionBusyError, **_MUTATIONS)
 async def summarize(call: Call, params: SummarizeParams) -> SessionDone:
     """Let a model replace a session's history by a summary; returns when it is written."""
-    location, request = call.location(params), params.request
+    request = params.request
     async with call.working(params.session_id) as session:
         if request.provider_id and request.model_id:
             model = ModelChoice(request.provider_id, request.model_id)
         else:
-            model = await _model(call, session, location)
+            model = await _model(call, session)
         await call.opencode.summarize_session(
             session.id,
             provider_id=model.provider_id,
             model_id=model.model_id,
             auto=request.auto,
-            at=location,
+            at=call.at,
         )
     return SessionDone(session_id=session.id)
 
 
-async def _model(call: Call, session: Session, location: Location) -> ModelChoice:
+async def _model(call: Call, session: upstream.Session) -> ModelChoice:
     """Return the model that the next turn of a session would use."""
     if session.model is not None:
         return ModelChoice(session.model.provider_id, session.model.id)
     if call.deps.defaults.model is not None:
         return call.deps.defaults.model
-    provider, _, model = ((await call.opencode.config(at=location)).model or "").partition("/")
+    provider, _, model = ((await call.opencode.config(at=call.at)).model or "").partition("/")
     if provider and model:
         return ModelChoice(provider, model)
-    for provider, model in (await call.opencode.connected_providers(at=location)).default.items():
+    for provider, model in (await call.opencode.connected_providers(at=call.at)).default.items():
         return ModelChoice(provider, model)
     raise invalid("request.providerID", "is needed: OpenCode has no default model")
 
 
-def _part_id(value: str) -> str:
-    if not well_formed("prt", value):
-        raise wrong("must be an id of a part: prt_ and letters or digits")
-    return value
-
-
 class RevertRequest(Body):
-    message_id: MessageIdText
-    part_id: Annotated[Id, AfterValidator(_part_id)] | None = None
+    message_id: MessageRef
+    part_id: Annotated[Id, shaped("prt", "part")] | None = None
 
 
 class RevertParams(OfSession):
@@ -694,36 +549,20 @@ class RevertParams(OfSession):
 
 
 @SESSIONS.method(
-    "opencode.sessions.revert",
-    Access.MUTATE,
-    SessionNotFoundError,
-    SessionBusyError,
-    UpstreamNotFoundError,
-    rules=_MUTATIONS,
+    "opencode.sessions.revert", Access.MUTATE, SessionBusyError, UpstreamNotFoundError, **_MUTATIONS
 )
 async def revert(call: Call, params: RevertParams) -> OneSession:
     """Take back a message and what followed, and the file changes with it."""
-    location, request = call.location(params), params.request
+    message_id, part_id = params.request.message_id, params.request.part_id
     async with call.working(params.session_id, briefly=True) as session:
-        message_id = MessageId(request.message_id)
         # OpenCode reverts to a message that it does not have without a word.
-        await call.opencode.message(session.id, message_id, at=location)
-        reverted = await call.opencode.revert_session(
-            session.id, message_id, request.part_id, at=location
-        )
-    return OneSession(item=summarise(reverted))
+        await call.opencode.message(session.id, message_id, at=call.at)
+        reverted = await call.opencode.revert_session(session.id, message_id, part_id, at=call.at)
+    return OneSession.of(item=reverted)
 
 
-@SESSIONS.method(
-    "opencode.sessions.unrevert",
-    Access.MUTATE,
-    SessionNotFoundError,
-    SessionBusyError,
-    rules=_MUTATIONS,
-)
+@SESSIONS.method("opencode.sessions.unrevert", Access.MUTATE, SessionBusyError, **_MUTATIONS)
 async def unrevert(call: Call, params: OfSession) -> OneSession:
     """Bring back what was taken back, as long as nothing was prompted since."""
-    location = call.location(params)
     async with call.working(params.session_id, briefly=True) as session:
-        restored = await call.opencode.unrevert_session(session.id, at=location)
-    return OneSession(item=summarise(restored))
+        return OneSession.of(item=await call.opencode.unrevert_session(session.id, at=call.at))

@@ -15,9 +15,7 @@ from opencode_a2a.upstream.models import (
     MessageWithParts,
     TextPart,
     ToolCompleted,
-    ToolFailed,
     ToolPart,
-    ToolRunning,
     UserMessage,
 )
 
@@ -70,33 +68,18 @@ def _file(part: FilePart) -> Part:
 
 
 def _tool(part: ToolPart) -> JsonObject:
-    state = part.state
-    told: JsonObject = {"call_id": part.call_id, "tool": part.tool, "status": state.status}
-    if isinstance(state, ToolRunning | ToolCompleted) and state.title is not None:
-        told["title"] = state.title
-    told["input"] = state.input
-    match state:
-        case ToolCompleted():
-            told["output"] = state.output
-        case ToolFailed():
-            told["error"] = state.error
-        case _:
-            pass
-    return told
+    state = dict(part.state)
+    fields = ("title", "input", "output", "error")
+    known = {name: state[name] for name in fields if state.get(name) is not None}
+    return {"call_id": part.call_id, "tool": part.tool, "status": part.state.status, **known}
 
 
 def _shared(info: UserMessage | AssistantMessage) -> JsonObject:
     shared: JsonObject = {"session": {"id": info.session_id}}
-    provider, model = _model(info)
-    if provider and model:
-        shared["model"] = {"providerID": provider, "modelID": model}
+    model = info if isinstance(info, AssistantMessage) else info.model
+    if model and model.provider_id and model.model_id:
+        shared["model"] = {"providerID": model.provider_id, "modelID": model.model_id}
     return shared
-
-
-def _model(info: UserMessage | AssistantMessage) -> tuple[str | None, str | None]:
-    if isinstance(info, AssistantMessage):
-        return info.provider_id, info.model_id
-    return (info.model.provider_id, info.model.model_id) if info.model else (None, None)
 
 
 def _about(info: UserMessage | AssistantMessage) -> JsonObject:

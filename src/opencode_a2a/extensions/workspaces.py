@@ -1,36 +1,38 @@
-"""``opencode.projects.*``, ``opencode.workspaces.*`` and ``opencode.worktrees.*``.
+"""Projects, workspaces and worktrees; files and version control, read only.
 
 What is told stays inside the workspace root; what is changed has to be one of the project's own.
 """
 
+import os
 from pathlib import Path as FilePath
-from typing import Annotated
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from opencode_a2a.errors import UpstreamNotFoundError
 from opencode_a2a.events import Json
 from opencode_a2a.extensions.calls import Call
 from opencode_a2a.extensions.payloads import (
+    DEFAULT_LIMIT,
     FREE,
     Body,
     Done,
     Id,
+    Limit,
     Path,
     Payload,
+    Placed,
     Routed,
     Text,
     invalid,
 )
-from opencode_a2a.extensions.registry import (
-    UPSTREAM,
-    Access,
-    Condition,
-    Extension,
-    Rules,
-    aliases,
-)
+from opencode_a2a.extensions.registry import Access, Condition, Extension, Rules, aliases
+from opencode_a2a.extensions.sessions import DiffItem
 from opencode_a2a.upstream import models as upstream
 from opencode_a2a.upstream.client import well_formed
-from opencode_a2a.upstream.models import WorkspaceDraft
+
+MAX_CONTENT = 1024 * 1024
+"""Characters of a file that are told."""
 
 WORKSPACES = Extension(
     key="workspace_control",
@@ -42,7 +44,6 @@ WORKSPACES = Extension(
         "Files are those below the workspace root, after symbolic links are followed.",
         "Workspaces and worktrees are experimental in OpenCode.",
     ),
-    errors=UPSTREAM,
 )
 
 _EXPERIMENTAL = Rules(stability="experimental")
@@ -109,14 +110,14 @@ class OneWorktree(Payload):
 @WORKSPACES.method("opencode.projects.list", Access.READ)
 async def list_projects(call: Call, params: Routed) -> Projects:
     """List the projects that lie in the workspace, or around it."""
-    found = await call.opencode.projects(at=call.location(params))
+    found = await call.opencode.projects(at=call.at)
     return Projects(items=[_project(call, one) for one in found if _related(call, one)])
 
 
 @WORKSPACES.method("opencode.projects.current", Access.READ)
 async def current_project(call: Call, params: Routed) -> OneProject:
     """Return the project that the workspace belongs to."""
-    found = await call.opencode.current_project(at=call.location(params))
+    found = await call.opencode.current_project(at=call.at)
     return OneProject(item=_project(call, found))
 
 
@@ -137,21 +138,16 @@ def _project(call: Call, project: upstream.Project) -> ProjectItem:
     )
 
 
-@WORKSPACES.method("opencode.workspaces.list", Access.READ, rules=_EXPERIMENTAL)
+@WORKSPACES.method("opencode.workspaces.list", Access.READ, **_EXPERIMENTAL)
 async def list_workspaces(call: Call, params: Routed) -> Workspaces:
     """List the workspaces of the project."""
-    found = await call.opencode.workspaces(at=call.location(params))
-    return Workspaces(items=[_workspace(one) for one in found])
+    return Workspaces.of(items=await call.opencode.workspaces(at=call.at))
 
 
-def _workspace(found: upstream.Workspace) -> WorkspaceItem:
-    return WorkspaceItem(id=found.id, type=found.type, name=found.name, branch=found.branch)
-
-
-@WORKSPACES.method("opencode.worktrees.list", Access.READ, rules=_EXPERIMENTAL)
+@WORKSPACES.method("opencode.worktrees.list", Access.READ, **_EXPERIMENTAL)
 async def list_worktrees(call: Call, params: Routed) -> Directories:
     """List the directories of the project's worktrees."""
-    return Directories(items=await call.opencode.worktrees(at=call.location(params)))
+    return Directories(items=await call.opencode.worktrees(at=call.at))
 
 
 # --- changes ----------------------------------------------------------------------------------
@@ -168,32 +164,30 @@ class CreateWorkspaceParams(Routed):
     request: WorkspaceRequest
 
 
-@WORKSPACES.method("opencode.workspaces.create", Access.OPERATE, rules=_MUTATION)
+@WORKSPACES.method("opencode.workspaces.create", Access.OPERATE, **_MUTATION)
 async def create_workspace(call: Call, params: CreateWorkspaceParams) -> OneWorkspace:
     """Make a workspace; OpenCode has to be started with workspaces switched on."""
-    request = params.request
-    if request.id is not None and not well_formed("wrk", request.id):
-        raise invalid("request.id", "is no id of a workspace: wrk_ and letters or digits")
-    draft = WorkspaceDraft(
-        type=request.type, id=request.id, branch=request.branch, extra=request.extra
-    )
-    made = await call.opencode.create_workspace(draft, at=call.location(params))
-    return OneWorkspace(item=_workspace(made))
+    if params.request.id is not None:
+        _check_id("request.id", params.request.id)
+    draft = upstream.WorkspaceDraft(**dict(params.request))
+    return OneWorkspace.of(item=await call.opencode.create_workspace(draft, at=call.at))
+
+
+def _check_id(field: str, named: str) -> None:
+    if not well_formed("wrk", named):
+        raise invalid(field, "is no id of a workspace: wrk_ and letters or digits")
 
 
 class RemoveWorkspaceParams(Routed):
     workspace_id: Id
 
 
-@WORKSPACES.method(
-    "opencode.workspaces.remove", Access.OPERATE, UpstreamNotFoundError, rules=_MUTATION
-)
+@WORKSPACES.method("opencode.workspaces.remove", Access.OPERATE, UpstreamNotFoundError, **_MUTATION)
 async def remove_workspace(call: Call, params: RemoveWorkspaceParams) -> MaybeWorkspace:
     """Remove a workspace; ``item`` is null when there was none."""
-    if not well_formed("wrk", params.workspace_id):
-        raise invalid("workspace_id", "is no id of a workspace: wrk_ and letters or digits")
-    removed = await call.opencode.remove_workspace(params.workspace_id, at=call.location(params))
-    return MaybeWorkspace(item=_workspace(removed) if removed else None)
+    _check_id("workspace_id", params.workspace_id)
+    removed = await call.opencode.remove_workspace(params.workspace_id, at=call.at)
+    return MaybeWorkspace.of(item=removed)
 
 
 class WorktreeRequest(Body):
@@ -205,16 +199,11 @@ class CreateWorktreeParams(Routed):
     request: WorktreeRequest = WorktreeRequest()
 
 
-@WORKSPACES.method("opencode.worktrees.create", Access.OPERATE, rules=_MUTATION)
+@WORKSPACES.method("opencode.worktrees.create", Access.OPERATE, **_MUTATION)
 async def create_worktree(call: Call, params: CreateWorktreeParams) -> OneWorktree:
     """Make a git worktree of the project; its files are there a moment later."""
-    request = params.request
-    made = await call.opencode.create_worktree(
-        request.name, request.start_command, at=call.location(params)
-    )
-    return OneWorktree(
-        item=WorktreeItem(name=made.name, directory=made.directory, branch=made.branch)
-    )
+    name, command = params.request.name, params.request.start_command
+    return OneWorktree.of(item=await call.opencode.create_worktree(name, command, at=call.at))
 
 
 class DirectoryRequest(Body):
@@ -225,23 +214,147 @@ class WorktreeParams(Routed):
     request: DirectoryRequest
 
 
-@WORKSPACES.method("opencode.worktrees.remove", Access.OPERATE, rules=_MUTATION)
+@WORKSPACES.method("opencode.worktrees.remove", Access.OPERATE, **_MUTATION)
 async def remove_worktree(call: Call, params: WorktreeParams) -> Done:
     """Remove a worktree of the project and its branch."""
     directory = await _worktree(call, params)
-    return Done(ok=await call.opencode.remove_worktree(directory, at=call.location(params)))
+    return Done(ok=await call.opencode.remove_worktree(directory, at=call.at))
 
 
-@WORKSPACES.method("opencode.worktrees.reset", Access.OPERATE, rules=_MUTATION)
+@WORKSPACES.method("opencode.worktrees.reset", Access.OPERATE, **_MUTATION)
 async def reset_worktree(call: Call, params: WorktreeParams) -> Done:
     """Bring a worktree of the project back to its branch point."""
     directory = await _worktree(call, params)
-    return Done(ok=await call.opencode.reset_worktree(directory, at=call.location(params)))
+    return Done(ok=await call.opencode.reset_worktree(directory, at=call.at))
 
 
 async def _worktree(call: Call, params: WorktreeParams) -> str:
     """Return the directory if it is one that OpenCode made for this project, and no other."""
     directory = params.request.directory
-    if directory not in await call.opencode.worktrees(at=call.location(params)):
+    if directory not in await call.opencode.worktrees(at=call.at):
         raise invalid("request.directory", "is no worktree; opencode.worktrees.list has them")
     return directory
+
+
+# --- files ------------------------------------------------------------------------------------
+
+
+class FileItem(Payload):
+    name: str
+    path: str
+    type: Literal["file", "directory"]
+    ignored: bool
+
+
+class Files(Payload):
+    items: list[FileItem]
+
+
+class FilesParams(Placed):
+    path: Path = ""
+
+
+@WORKSPACES.method("opencode.files.list", Access.READ, example={"path": "."})
+async def list_files(call: Call, params: FilesParams) -> Files:
+    """List a directory of the workspace."""
+    path = _inside(call, params.path, "directory")
+    return Files.of(items=await call.opencode.list_files(path, at=call.at))
+
+
+class FileContent(Payload):
+    path: str
+    type: Literal["text", "binary"]
+    content: str
+    encoding: str | None = None
+    mime_type: str | None = None
+    truncated: bool
+
+
+class ReadParams(Placed):
+    path: Text
+
+
+@WORKSPACES.method("opencode.files.read", Access.READ, example={"path": "README.md"})
+async def read_file(call: Call, params: ReadParams) -> FileContent:
+    """Return a file of the workspace: text, without the white space around it, or base64."""
+    path = _inside(call, params.path, "file")
+    found = await call.opencode.read_file(path, at=call.at)
+    return FileContent(
+        path=path,
+        type=found.type,
+        content=found.content[:MAX_CONTENT],
+        encoding=found.encoding,
+        mime_type=found.mime_type,
+        truncated=len(found.content) > MAX_CONTENT,
+    )
+
+
+class Match(Payload):
+    path: str
+    line: int | None = None
+    text: str | None = None
+
+
+class Matches(Payload):
+    items: list[Match]
+
+
+class FindParams(Placed):
+    query: Text
+    type: Literal["name", "text"] = "name"
+    limit: Limit = DEFAULT_LIMIT
+
+
+@WORKSPACES.method("opencode.files.find", Access.READ, example={"query": "TODO", "type": "text"})
+async def find_files(call: Call, params: FindParams) -> Matches:
+    """Find files by a part of their name, or lines by a regular expression."""
+    if params.type == "name":
+        names = await call.opencode.find_files(params.query, limit=params.limit, at=call.at)
+        return Matches(items=[Match(path=name) for name in names[: params.limit]])
+    found = await call.opencode.find_text(params.query, at=call.at)
+    items = [
+        Match(path=one.path.text, line=one.line_number, text=one.lines.text.rstrip("\n")[:2000])
+        for one in found[: params.limit]
+    ]
+    return Matches(items=items)
+
+
+def _inside(call: Call, named: str, kind: Literal["file", "directory"]) -> str:
+    """Return a path below the place of the call; refuse one that leads out, be it by a link."""
+    base = call.at.directory
+    if base is None:
+        # Somebody else's disk: OpenCode itself keeps to its directory; no way up or to the root.
+        if FilePath(named).is_absolute() or ".." in FilePath(named).parts:
+            raise invalid("path", "must be inside the workspace")
+        return named or "."
+    real = FilePath(os.path.realpath(FilePath(base) / named))
+    if not call.deps.workspace.holds(str(real)) or not real.is_relative_to(base):
+        raise invalid("path", "must be inside the workspace")
+    if FilePath(base).is_dir():  # else the workspace is on another machine
+        if not real.exists():
+            raise invalid("path", "does not exist")
+        if not (real.is_file() if kind == "file" else real.is_dir()):
+            raise invalid("path", f"must be a {kind}")
+    return os.path.relpath(real, base)
+
+
+# --- version control --------------------------------------------------------------------------
+
+
+class VcsParams(Placed):
+    mode: Literal["git", "branch"] = "git"
+    context: Annotated[int, Field(ge=0, le=1000)] | None = None
+
+
+class VcsDiff(Payload):
+    items: list[DiffItem]
+    branch: str | None = None
+    default_branch: str | None = None
+
+
+@WORKSPACES.method("opencode.vcs.diff", Access.READ, example={"mode": "git"})
+async def vcs_diff(call: Call, params: VcsParams) -> VcsDiff:
+    """Compare the working tree with its last commit, or with the default branch."""
+    vcs = await call.opencode.vcs(at=call.at)
+    found = await call.opencode.vcs_diff(params.mode, context=params.context, at=call.at)
+    return VcsDiff.of(items=found, branch=vcs.branch, default_branch=vcs.default_branch)

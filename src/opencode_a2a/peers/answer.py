@@ -10,24 +10,9 @@ from dataclasses import dataclass, field
 
 from opencode_a2a.events import JsonObject
 from opencode_a2a.messages import Part
-from opencode_a2a.peers.hints import (
-    Prompt,
-    ToolCall,
-    read_lane,
-    read_progress,
-    read_prompt,
-    read_tool,
-)
-from opencode_a2a.peers.wire import (
-    Artifact,
-    ArtifactUpdate,
-    Event,
-    Reply,
-    State,
-    Status,
-    StatusUpdate,
-    Task,
-)
+from opencode_a2a.peers import hints
+from opencode_a2a.peers.hints import Prompt, ToolCall
+from opencode_a2a.peers.wire import Artifact, Event, State, Status, Task, Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,37 +140,24 @@ class Account:
 
     def take(self, event: Event) -> Iterator[PeerEvent]:
         """Fold an event in and yield what is new in it."""
+        self.context_id = event.context_id or self.context_id
+        if event.task_id not in (None, self.task_id):
+            self.task_id = event.task_id
+            yield TaskOpened(event.task_id, self.context_id)
         match event:
             case Task():
-                yield from self._open(event.task_id, event.context_id)
                 for artifact in event.artifacts:
-                    yield from self._artifact(artifact, artifact.metadata, append=False)
+                    yield from self._artifact(artifact, append=False)
                 if event.status != self.status:
                     yield from self._status(event.status, event.metadata)
-            case StatusUpdate():
-                yield from self._open(event.task_id, event.context_id)
-                yield from self._status(event.status, event.metadata)
-            case ArtifactUpdate():
-                yield from self._open(event.task_id, event.context_id)
-                metadata = event.metadata | event.artifact.metadata
-                yield from self._artifact(event.artifact, metadata, append=event.append)
-            case Reply():
-                self.context_id = event.context_id or self.context_id
-                said = Artifact(event.message.message_id, event.message.parts)
-                yield from self._artifact(said, {}, append=False)
-                yield from self._status(Status(State.COMPLETED), {})
+            case Update():
+                if event.artifact:
+                    yield from self._artifact(event.artifact, append=event.append)
+                if event.status:
+                    yield from self._status(event.status, event.metadata)
 
-    def _open(self, task_id: str, context_id: str | None) -> Iterator[PeerEvent]:
-        if task_id == self.task_id:
-            return
-        self.task_id = task_id
-        self.context_id = context_id or self.context_id
-        yield TaskOpened(task_id, self.context_id)
-
-    def _artifact(
-        self, artifact: Artifact, metadata: JsonObject, *, append: bool
-    ) -> Iterator[PeerEvent]:
-        lane = read_lane(metadata)
+    def _artifact(self, artifact: Artifact, *, append: bool) -> Iterator[PeerEvent]:
+        lane = hints.read_lane(artifact.metadata)
         if lane == "tool_call":
             yield from self._tool(artifact)
             return
@@ -199,42 +171,37 @@ class Account:
         self, artifact_id: str, lane: str, told: _Told, text: str, append: bool
     ) -> Iterator[PeerEvent]:
         before = "" if append else "".join(told.text)
-        if not text.startswith(before):
-            told.text = [text]
-            if lane == "text":
-                self._answered = True
-                yield AnswerReplaced(artifact_id, text)
-            return
-        news = text[len(before) :]
-        if not news:
-            return
+        replaced = not text.startswith(before)
+        news = text if replaced else text[len(before) :]
+        if replaced:
+            told.text.clear()
         told.text.append(news)
-        if lane == "text":
+        if lane == "text" and (news or replaced):
             self._answered = True
-            yield AnswerGrew(artifact_id, news)
-        elif lane == "reasoning":
+            yield (AnswerReplaced if replaced else AnswerGrew)(artifact_id, news)
+        elif lane == "reasoning" and news and not replaced:
             yield ReasoningGrew(news)
 
     def _tool(self, artifact: Artifact) -> Iterator[PeerEvent]:
         for part in artifact.parts:
-            call = read_tool(part.data, artifact.artifact_id)
+            call = hints.read_tool(part.data, artifact.artifact_id)
             if part.kind == "data" and self._tools.get(call.call_id) != call:
                 self._tools[call.call_id] = call
                 yield ToolChanged(call)
 
     def _status(self, status: Status, metadata: JsonObject) -> Iterator[PeerEvent]:
         known, self.status = self.status, status
-        self.settled = status.state.ended or status.state.waits
+        self.settled = status.state.settled
         if status.state is State.COMPLETED and not self._answered and status.message:
             # Many small agents put their whole answer into the last status.
-            yield from self._artifact(Artifact("status", status.message.parts), {}, append=False)
+            yield from self._artifact(Artifact("status", status.message.parts), append=False)
         if status.state.ended:
             yield Finished(status.state, status.text)
         elif status.state.waits:
             said = (status.message and status.message.metadata) or {}
-            yield Interrupted(status.state, status.text, read_prompt(metadata | said))
+            yield Interrupted(status.state, status.text, hints.read_prompt(metadata | said))
         elif (known.state, known.text) != (status.state, status.text):
-            yield StatusChanged(status.state, status.text or read_progress(metadata))
+            yield StatusChanged(status.state, status.text or hints.read_progress(metadata))
 
 
 def _files(artifact: Artifact, told: _Told, append: bool) -> Iterator[FileGiven]:

@@ -15,7 +15,6 @@ import math
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TypeGuard, TypeVar
 
 from opencode_a2a.events import JsonObject
 from opencode_a2a.messages import Message
@@ -26,12 +25,12 @@ from opencode_a2a.peers.discovery import Preference, choose, find_card
 from opencode_a2a.peers.errors import ErrorCode, PeerError
 from opencode_a2a.peers.exchange import DroppedError, Exchange
 from opencode_a2a.peers.network import Egress
-from opencode_a2a.peers.wire import Card, Interface, Line, Operation, StatusUpdate, Task
+from opencode_a2a.peers.wire import Card, Interface, Line, Operation, Task
 
 HOPS_HEADER = "A2A-Hops"
 """How many agents a message went through; an agent that asks on sends one more."""
 _RESUMES = 4
-_T = TypeVar("_T")
+Tell = Callable[[PeerEvent], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,27 +82,22 @@ class Peer:
     async def aclose(self) -> None:
         await self._exchange.aclose()
 
-    async def __aenter__(self) -> "Peer":
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
     async def ask(
         self,
         message: Message,
+        tell: Tell,
         *,
         task_id: str | None = None,
         context_id: str | None = None,
         account: Account | None = None,
         stream: bool = True,
         hops: int = 0,
-    ) -> AsyncGenerator[PeerEvent]:
-        """Send a message and yield what the peer tells, until its task ends or waits.
+    ) -> None:
+        """Send a message and tell what the peer tells, until its task ends or waits.
 
         To go on with a task, give its id, and its account if it was followed before: what
-        that has told is not told again. ``hops``
-        is the number of agents that the request behind this message went through.
+        that has told is not told again. ``hops`` is the number of agents that the request behind
+        this message went through.
         """
         if hops >= self._options.max_hops:
             raise PeerError(
@@ -118,123 +112,104 @@ class Peer:
         # Whoever may not poll has to be told the end by the answer itself; a stream ignores it.
         waits = not self._options.polling
         params = wire.send_params(self.interface, message, task_id, context_id, waits=waits)
-        heard = self._sent(account, params, stream and self.card.streaming, hops)
-        async with aclosing(_fold(account, heard)) as told:
-            async for event in told:
-                yield event
+        hearing = _Hearing(account, tell)
+        if stream and self.card.streaming:
+            await self._send_streaming(params, hearing, hops)
+        if not hearing.heard:
+            hearing.take(wire.read_event(await self._call(Operation.SEND, params, hops)))
+        seconds = self._options.poll_timeout if self._options.polling else 0.0
+        await self._hear_out(hearing, seconds)
 
-    async def follow(
-        self, task_id: str, account: Account | None = None
-    ) -> AsyncGenerator[PeerEvent]:
-        """Yield what a task has told so far and then what it tells, until it ends or waits.
+    async def follow(self, task_id: str, tell: Tell, account: Account | None = None) -> None:
+        """Tell what a task has told so far and then what it tells, until it ends or waits.
 
         A peer that does not stream is polled for as long as it takes: that is what was asked for.
         """
-        account = account or Account()
-        for event in account.take(await self.task(task_id)):
-            yield event
-        if not account.settled:
-            polled = self._polled(account, math.inf)
-            rest = self._resumed(account, _Cursor(), polled)
-            async with aclosing(polled), aclosing(_fold(account, rest)) as told:
-                async for event in told:
-                    yield event
+        hearing = _Hearing(account or Account(), tell, heard=True)
+        hearing.take(await self.task(task_id))
+        await self._hear_out(hearing, math.inf)
 
     async def task(self, task_id: str, history: int = 0) -> Task:
         # For 0.3 servers zero means everything.
         shown = history if self.interface.line is Line.V1 else max(history, 1)
         value = await self._call(Operation.GET, {"id": task_id, "historyLength": shown})
-        return _read(wire.read_task, value)
+        return wire.read_task(value)
 
     async def tasks(self, context_id: str | None = None, limit: int = 50) -> list[Task]:
         params: JsonObject = {"pageSize": limit, "historyLength": 1}
         if context_id:
             params["contextId"] = context_id
-        return _read(wire.read_tasks, await self._call(Operation.LIST, params))
+        return wire.read_tasks(await self._call(Operation.LIST, params))
 
     async def cancel(self, task_id: str) -> Task:
-        return _read(wire.read_task, await self._call(Operation.CANCEL, {"id": task_id}))
+        return wire.read_task(await self._call(Operation.CANCEL, {"id": task_id}))
 
-    async def _sent(
-        self, account: Account, params: JsonObject, stream: bool, hops: int
-    ) -> AsyncGenerator[wire.Event]:
-        """Send, by stream if possible, and yield all that comes of it."""
-        cursor = _Cursor()
-        if stream:
-            try:
-                async with aclosing(self._stream(Operation.STREAM, params, cursor, hops)) as events:
-                    async for event in events:
-                        yield event
-            except DroppedError as error:
-                if not cursor.heard:
-                    # The peer may have the message: sending it again could do the work twice.
-                    raise PeerError(
-                        ErrorCode.RETRYABLE, "the connection broke before the agent answered"
-                    ) from error
-            except PeerError as error:
-                if not (error.retryable if cursor.heard else error.code is ErrorCode.UNSUPPORTED):
-                    raise
-        if not cursor.heard:
-            yield _read(wire.read_event, await self._call(Operation.SEND, params, hops))
-        seconds = self._options.poll_timeout if self._options.polling else 0.0
-        polled = self._polled(account, seconds)
-        rest = self._resumed(account, cursor, polled) if cursor.heard else polled
-        async with aclosing(polled), aclosing(rest) as events:
-            async for event in events:
-                yield event
+    async def _send_streaming(self, params: JsonObject, hearing: "_Hearing", hops: int) -> None:
+        """Send by stream; a peer that cannot has to be asked without."""
+        try:
+            async with aclosing(self._stream(Operation.STREAM, params, hearing, hops)) as events:
+                async for event in events:
+                    if hearing.take(event):
+                        return
+        except DroppedError as error:
+            if not hearing.heard:
+                # The peer may have the message: sending it again could do the work twice.
+                raise PeerError(
+                    ErrorCode.RETRYABLE, "the connection broke before the agent answered"
+                ) from error
+        except PeerError as error:
+            if not (error.retryable if hearing.heard else error.code is ErrorCode.UNSUPPORTED):
+                raise
 
-    async def _resumed(
-        self, account: Account, cursor: "_Cursor", polled: AsyncGenerator[wire.Event]
-    ) -> AsyncGenerator[wire.Event]:
-        """Take a broken stream up again; when that leads nowhere, poll."""
-        failures, pause = 0, 0.0
-        while failures < _RESUMES:
+    async def _hear_out(self, hearing: "_Hearing", seconds: float) -> None:
+        """Take a broken stream up again; when there is none or that leads nowhere, poll."""
+        account = hearing.account
+        failures, pause = 0 if hearing.heard else _RESUMES, 0.0
+        while account.task_id and not account.settled and failures < _RESUMES:
             await asyncio.sleep(pause)
-            cursor.heard = False
+            hearing.heard = False
             try:
-                async with aclosing(self._subscribed(account, cursor)) as events:
-                    async for event in events:
-                        yield event
+                await self._subscribe(account.task_id, hearing)
             except PeerError:
                 break
             except DroppedError:
-                failures = 0 if cursor.heard else failures + 1
+                failures = 0 if hearing.heard else failures + 1
                 pause = self._options.poll_first * (failures + 1)
-        async for event in polled:
-            yield event
+        await self._poll(hearing, seconds)
 
-    async def _subscribed(self, account: Account, cursor: "_Cursor") -> AsyncGenerator[wire.Event]:
+    async def _subscribe(self, task_id: str, hearing: "_Hearing") -> None:
         """Subscribe again: exactly after the last event's id, else from the task as it is."""
-        exact, aligned = cursor.last_id is not None, False
-        params: JsonObject = {"id": account.task_id}
-        async with aclosing(self._stream(Operation.SUBSCRIBE, params, cursor)) as events:
+        exact, aligned = hearing.last_id is not None, False
+        async with aclosing(self._stream(Operation.SUBSCRIBE, {"id": task_id}, hearing)) as events:
             async for event in events:
                 aligned = aligned or exact or isinstance(event, Task)
                 if not aligned:
                     # A 0.3 server may go on without saying what was missed.
                     raise PeerError(ErrorCode.UNEXPECTED, "the stream cannot be resumed")
-                if not exact and _settles(event):
+                ends = event.status and event.status.state.settled
+                if ends and not exact and not isinstance(event, Task):
                     # Not every server joins task and stream without a seam; the task is right.
-                    event = await self.task(event.task_id)
-                yield event
+                    event = await self.task(task_id)
+                if hearing.take(event):
+                    return
 
-    async def _polled(self, account: Account, seconds: float) -> AsyncGenerator[wire.Event]:
-        """Yield the task as it is, once and then for so many seconds again and again."""
+    async def _poll(self, hearing: "_Hearing", seconds: float) -> None:
+        """Read the task as it is, once and then for so many seconds again and again."""
         options, pause, failures = self._options, 0.0, 0
         clock = asyncio.get_running_loop().time
         deadline = clock() + seconds
-        while account.task_id:
+        while hearing.account.task_id and not hearing.account.settled:
+            if clock() + pause > deadline and pause:
+                raise PeerError(ErrorCode.TIMEOUT, _unfinished(seconds))
             await asyncio.sleep(pause)
             try:
-                yield await self.task(account.task_id)
+                hearing.take(await self.task(hearing.account.task_id))
                 failures = 0
             except PeerError as error:
                 failures += 1
                 if not error.retryable or failures > _RESUMES:
                     raise
             pause = min(max(pause * options.poll_factor, options.poll_first), options.poll_most)
-            if clock() + pause > deadline:
-                raise PeerError(ErrorCode.TIMEOUT, _unfinished(seconds))
 
     async def _call(
         self, operation: Operation, params: JsonObject, hops: int | None = None
@@ -245,15 +220,15 @@ class Peer:
         return await self._exchange.fetch(request, self._headers(hops), endless=endless)
 
     async def _stream(
-        self, operation: Operation, params: JsonObject, cursor: "_Cursor", hops: int | None = None
+        self, operation: Operation, params: JsonObject, hearing: "_Hearing", hops: int | None = None
     ) -> AsyncGenerator[wire.Event]:
-        resume = {"Last-Event-ID": cursor.last_id} if cursor.last_id else {}
+        resume = {"Last-Event-ID": hearing.last_id} if hearing.last_id else {}
         request = wire.request(self.interface, operation, params)
         results = self._exchange.stream(request, self._headers(hops) | resume)
         async with aclosing(results):
-            async for value, cursor.last_id in results:
-                cursor.heard = True
-                yield _read(wire.read_event, value)
+            async for value, hearing.last_id in results:
+                hearing.heard = True
+                yield wire.read_event(value)
 
     def _headers(self, hops: int | None) -> dict[str, str]:
         version = {"A2A-Version": self.interface.line.value}
@@ -266,31 +241,17 @@ def _unfinished(seconds: float) -> str:
     return "the agent has not finished, and A2A_CLIENT_POLLING_FALLBACK_ENABLED is off"
 
 
-def _read(reader: Callable[[JsonObject], _T], value: JsonObject) -> _T:
-    try:
-        return reader(value)
-    except wire.MalformedError as error:
-        raise PeerError(ErrorCode.PROTOCOL, f"the agent's answer is no A2A: {error}") from error
-
-
-def _settles(event: wire.Event) -> TypeGuard[StatusUpdate]:
-    return isinstance(event, StatusUpdate) and (
-        event.status.state.ended or event.status.state.waits
-    )
-
-
-async def _fold(account: Account, heard: AsyncGenerator[wire.Event]) -> AsyncGenerator[PeerEvent]:
-    async with aclosing(heard):
-        async for event in heard:
-            for told in account.take(event):
-                yield told
-            if account.settled:
-                return
-
-
 @dataclass(slots=True)
-class _Cursor:
-    """How far a stream was heard."""
+class _Hearing:
+    """Who is told of a task, and how far its stream was heard."""
 
+    account: Account
+    tell: Tell
     heard: bool = False
     last_id: str | None = None
+
+    def take(self, event: wire.Event) -> bool:
+        """Tell what is new; return whether the task has ended or waits."""
+        for told in self.account.take(event):
+            self.tell(told)
+        return self.account.settled

@@ -1,14 +1,13 @@
 """Find an agent's card, and the interface of it to speak to.
 
-Used by ``peers.client`` and by the command that shows a card. A URL is a base, to which the
-well-known path is added, or the card's own address, to which nothing is.
+Used by ``peers.client``. A URL is a base, to which the well-known path is added, or the card's
+own address, to which nothing is.
 """
 
 import asyncio
 from dataclasses import dataclass
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult
 
-from opencode_a2a.events import JsonObject
 from opencode_a2a.peers import wire
 from opencode_a2a.peers.errors import ErrorCode, PeerError
 from opencode_a2a.peers.exchange import Exchange
@@ -32,42 +31,33 @@ class Preference:
 
 async def find_card(exchange: Exchange, url: str, patience: float) -> Card:
     """Return the card at a base URL or card URL."""
-    try:
-        return wire.read_card(await fetch_card(exchange, url, patience))
-    except wire.MalformedError as error:
-        raise PeerError(ErrorCode.INVALID_CARD, str(error)) from error
-
-
-async def fetch_card(exchange: Exchange, url: str, patience: float) -> JsonObject:
-    """Return the card as the agent serves it."""
-    places = card_urls(url, exchange.rules)
+    *guesses, last = card_urls(url, exchange.rules)
     try:
         async with asyncio.timeout(patience):
-            for place in places[:-1]:
+            for place in guesses:
                 try:
-                    return await _fetch(exchange, place)
+                    return await _read_card(exchange, place)
                 except PeerError as error:
                     if error.http_status != 404:
                         raise
-            return await _fetch(exchange, places[-1])
+            return await _read_card(exchange, last)
     except TimeoutError as error:
         raise PeerError(ErrorCode.TIMEOUT, f"no agent card within {patience:g} s") from error
 
 
-async def _fetch(exchange: Exchange, place: str) -> JsonObject:
+async def _read_card(exchange: Exchange, place: str) -> Card:
     try:
-        return await exchange.fetch(wire.Request("GET", place, None), {}, _CARD_BYTES)
+        request = wire.Request("GET", place, None)
+        return wire.read_card(await exchange.fetch(request, {}, _CARD_BYTES))
     except PeerError as error:
         if error.http_status == 404:
-            raise PeerError(
-                ErrorCode.INVALID_CARD, f"there is no agent card at {place}", http_status=404
-            ) from error
-        if error.code in (ErrorCode.PROTOCOL, ErrorCode.UNEXPECTED):
+            message = f"there is no agent card at {place}"
+        elif error.code in (ErrorCode.PROTOCOL, ErrorCode.UNEXPECTED):
             message = f"no agent card: {error.message}"
-            raise PeerError(
-                ErrorCode.INVALID_CARD, message, http_status=error.http_status
-            ) from error
-        raise
+        else:
+            raise
+        status = error.http_status
+        raise PeerError(ErrorCode.INVALID_CARD, message, http_status=status) from error
 
 
 def card_urls(url: str, rules: Egress) -> list[str]:
@@ -101,7 +91,6 @@ def choose(card: Card, preference: Preference, rules: Egress) -> Interface:
 
 def _checked(url: str, rules: Egress) -> SplitResult:
     try:
-        check(url, rules)
+        return check(url, rules)
     except EgressError as error:
         raise PeerError(ErrorCode.INVALID_INPUT, f"not called: {error}") from error
-    return urlsplit(url)

@@ -7,6 +7,9 @@ cut and cleaned before it gets in here.
 
 from enum import StrEnum
 
+from opencode_a2a.events import JsonObject
+from opencode_a2a.peers.hints import as_object, items_in, text_in
+
 _TEXT_LIMIT = 500
 
 
@@ -46,34 +49,19 @@ class PeerError(Exception):
         return self.code in (ErrorCode.RETRYABLE, ErrorCode.TIMEOUT)
 
 
-_BY_STATUS = {
-    401: ErrorCode.AUTH_FAILED,
-    403: ErrorCode.PERMISSION_DENIED,
-    404: ErrorCode.UNSUPPORTED,
-    405: ErrorCode.UNSUPPORTED,
-    408: ErrorCode.TIMEOUT,
-    409: ErrorCode.UNSUPPORTED,
-    413: ErrorCode.INVALID_INPUT,
-    429: ErrorCode.RETRYABLE,
-    501: ErrorCode.UNSUPPORTED,
-    502: ErrorCode.RETRYABLE,
-    503: ErrorCode.RETRYABLE,
-    504: ErrorCode.RETRYABLE,
+_NUMBERS = {
+    ErrorCode.AUTH_FAILED: (401,),
+    ErrorCode.PERMISSION_DENIED: (403,),
+    ErrorCode.UNSUPPORTED: (404, 405, 409, 501, -32003, -32004, -32009, -32601),
+    ErrorCode.TIMEOUT: (408,),
+    ErrorCode.INVALID_INPUT: (400, 413, -32005, -32602),
+    ErrorCode.RETRYABLE: (429, 502, 503, 504, -32603),
+    ErrorCode.CALL_FAILED: (-32001, -32002),
+    ErrorCode.UNEXPECTED: (-32006,),
+    ErrorCode.PROTOCOL: (-32600, -32700),
 }
-_BY_RPC_CODE = {
-    -32001: ErrorCode.CALL_FAILED,
-    -32002: ErrorCode.CALL_FAILED,
-    -32003: ErrorCode.UNSUPPORTED,
-    -32004: ErrorCode.UNSUPPORTED,
-    -32005: ErrorCode.INVALID_INPUT,
-    -32006: ErrorCode.UNEXPECTED,
-    -32009: ErrorCode.UNSUPPORTED,
-    -32600: ErrorCode.PROTOCOL,
-    -32601: ErrorCode.UNSUPPORTED,
-    -32602: ErrorCode.INVALID_INPUT,
-    -32603: ErrorCode.RETRYABLE,
-    -32700: ErrorCode.PROTOCOL,
-}
+"""The HTTP statuses and JSON-RPC codes that mean each."""
+_BY_NUMBER = {number: code for code, numbers in _NUMBERS.items() for number in numbers}
 _RPC_CODE_BY_REASON = {
     "TASK_NOT_FOUND": -32001,
     "TASK_NOT_CANCELABLE": -32002,
@@ -85,29 +73,38 @@ _RPC_CODE_BY_REASON = {
 }
 
 
+def in_answer(status: int, value: JsonObject) -> PeerError | None:
+    """Return the error that an answer of either binding is; None when it is none."""
+    error = value.get("error")
+    if status < 400 and not error:
+        return None
+    inner = as_object(error) or value
+    text = error if isinstance(error, str) else text_in(inner, "message", "detail")
+    code = inner.get("code")
+    number = code if isinstance(code, int) else 0
+    if status < 400 and number < 400:
+        return from_rpc(number, text)
+    details = [*items_in(inner, "details"), *items_in(inner, "data")]
+    reason = next((r for item in details if (r := text_in(item, "reason"))), None)
+    return from_status(status if status >= 400 else number, text, reason)
+
+
 def from_status(status: int, text: str | None, reason: str | None = None) -> PeerError:
     """Return the error for an HTTP status; a reason of the specification says more than it."""
-    known = _RPC_CODE_BY_REASON.get(reason or "")
-    if known is not None:
-        return PeerError(
-            _BY_RPC_CODE[known],
-            _said(text, f"the agent answered {reason}"),
-            http_status=status,
-            rpc_code=known,
-        )
-    default = ErrorCode.INVALID_INPUT if status == 400 else ErrorCode.UNAVAILABLE
-    message = _said(text, f"the agent answered HTTP {status}")
-    return PeerError(_BY_STATUS.get(status, default), message, http_status=status)
+    rpc_code = _RPC_CODE_BY_REASON.get(reason or "")
+    number, name = (status, f"HTTP {status}") if rpc_code is None else (rpc_code, reason)
+    code = _BY_NUMBER.get(number, ErrorCode.UNAVAILABLE)
+    return PeerError(code, _said(text, f"{name}"), http_status=status, rpc_code=rpc_code)
 
 
-def from_rpc(code: int, text: str | None) -> PeerError:
+def from_rpc(number: int, text: str | None) -> PeerError:
     """Return the error for a JSON-RPC error object."""
-    message = _said(text, f"the agent answered error {code}")
-    return PeerError(_BY_RPC_CODE.get(code, ErrorCode.CALL_FAILED), message, rpc_code=code)
+    code = _BY_NUMBER.get(number, ErrorCode.CALL_FAILED)
+    return PeerError(code, _said(text, f"error {number}"), rpc_code=number)
 
 
-def _said(text: str | None, otherwise: str) -> str:
+def _said(text: str | None, name: str) -> str:
     if not text or text.isspace():
-        return otherwise
+        return f"the agent answered {name}"
     printable = "".join(c if c.isprintable() else " " for c in text[:_TEXT_LIMIT])
     return f"the agent says: {printable.strip()}"

@@ -13,8 +13,8 @@ import httpx2
 from opencode_a2a.events import JsonObject
 from opencode_a2a.peers import wire
 from opencode_a2a.peers.credential import Credential, origin
-from opencode_a2a.peers.errors import ErrorCode, PeerError, from_rpc, from_status
-from opencode_a2a.peers.network import Egress, EgressError, client
+from opencode_a2a.peers.errors import ErrorCode, PeerError, from_status, in_answer
+from opencode_a2a.peers.network import Egress, EgressError, client, media_type, read
 
 _ANSWER_BYTES = 32 * 1024 * 1024
 _EVENT_BYTES = 8 * 1024 * 1024
@@ -57,8 +57,7 @@ class Exchange:
         A peer that answers with a plain document gives one result.
         """
         async with self._sent(request, headers | {"Accept": "text/event-stream"}) as response:
-            kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if response.status_code != 200 or kind != "text/event-stream":
+            if response.status_code != 200 or media_type(response) != "text/event-stream":
                 yield _result(await _body(response, _ANSWER_BYTES), response.status_code), None
                 return
             size = 0
@@ -81,36 +80,20 @@ class Exchange:
     async def _sent(
         self, request: wire.Request, headers: dict[str, str], *, endless: bool = False
     ) -> AsyncGenerator[httpx2.Response]:
-        response = await self._send(request, headers, endless)
-        try:
-            if response.is_redirect:
-                raise PeerError(
-                    ErrorCode.UNEXPECTED,
-                    "the agent redirects, which is not followed; call the new address instead",
-                    http_status=response.status_code,
-                )
-            if response.headers.get("content-encoding", "identity") != "identity":
-                raise PeerError(ErrorCode.UNEXPECTED, "the agent answered compressed, unasked")
-            if response.status_code == 401:
-                raise self._refused(request.url)
-            yield response
-        finally:
-            await response.aclose()
-
-    async def _send(
-        self, request: wire.Request, headers: dict[str, str], endless: bool
-    ) -> httpx2.Response:
+        """Open an answer; what can still go wrong with it is named by who reads it."""
         headers = {"Accept": "application/json", "Accept-Encoding": "identity"} | headers
         if request.body is not None:
             headers["Content-Type"] = "application/json"
         if self._credential:
             headers |= self._credential.headers(request.url)
+        timeout = httpx2.Timeout(self._patience, read=None if endless else self._patience)
+        sending = self._http.stream(
+            request.verb, request.url, headers=headers, content=request.body, timeout=timeout
+        )
         try:
-            patience = httpx2.Timeout(self._patience, read=None if endless else self._patience)
-            built = self._http.build_request(
-                request.verb, request.url, headers=headers, content=request.body, timeout=patience
-            )
-            return await self._http.send(built, stream=True)
+            async with sending as response:
+                self._check(response, request.url)
+                yield response
         except httpx2.TimeoutException as error:
             message = f"{origin(request.url)} did not answer in time"
             raise PeerError(ErrorCode.TIMEOUT, message) from error
@@ -122,7 +105,17 @@ class Exchange:
             message = f"{origin(request.url)} cannot be reached"
             raise PeerError(ErrorCode.RETRYABLE, message) from error
 
-    def _refused(self, url: str) -> PeerError:
+    def _check(self, response: httpx2.Response, url: str) -> None:
+        if response.is_redirect:
+            raise PeerError(
+                ErrorCode.UNEXPECTED,
+                "the agent redirects, which is not followed; call the new address instead",
+                http_status=response.status_code,
+            )
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise PeerError(ErrorCode.UNEXPECTED, "the agent answered compressed, unasked")
+        if response.status_code != 401:
+            return
         if self._credential is None:
             remedy = "and none is configured for it"
         elif self._credential.headers(url):
@@ -130,23 +123,19 @@ class Exchange:
         else:
             remedy = f"and the one given belongs to {self._credential.origin}"
         message = f"{origin(url)} wants a credential, {remedy}"
-        return PeerError(ErrorCode.AUTH_FAILED, message, http_status=401)
+        raise PeerError(ErrorCode.AUTH_FAILED, message, http_status=401)
 
 
 async def _body(response: httpx2.Response, limit: int) -> bytes:
-    chunks: list[bytes] = []
-    size = 0
     try:
-        async for chunk in response.aiter_raw():
-            size += len(chunk)
-            if size > limit:
-                raise PeerError(ErrorCode.UNEXPECTED, f"the answer is larger than {limit} bytes")
-            chunks.append(chunk)
+        body = await read(response, limit)
     except httpx2.TimeoutException as error:
         raise PeerError(ErrorCode.TIMEOUT, "the agent stopped in mid-answer") from error
     except httpx2.TransportError as error:
         raise PeerError(ErrorCode.RETRYABLE, "the connection broke in mid-answer") from error
-    return b"".join(chunks)
+    if body is None:
+        raise PeerError(ErrorCode.UNEXPECTED, f"the answer is larger than {limit} bytes")
+    return body
 
 
 def _result(body: bytes, status: int) -> JsonObject:
@@ -156,13 +145,9 @@ def _result(body: bytes, status: int) -> JsonObject:
     except wire.MalformedError as error:
         if status >= 400:
             raise from_status(status, None) from error
-        raise PeerError(ErrorCode.PROTOCOL, f"the agent's answer is no A2A: {error}") from error
-    fault = wire.read_fault(value) if status >= 400 or "error" in value else None
-    if status >= 400 or (fault and fault.code and fault.code >= 400):
-        code = status if status >= 400 or not fault or not fault.code else fault.code
-        raise from_status(code, fault and fault.text, fault and fault.reason)
-    if fault:
-        raise from_rpc(fault.code or 0, fault.text)
+        raise
+    if error := in_answer(status, value):
+        raise error
     result = value.get("result") if "jsonrpc" in value else value
     if not isinstance(result, dict):
         raise PeerError(ErrorCode.PROTOCOL, "the agent's answer holds no result")

@@ -13,11 +13,12 @@ import secrets
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from http import HTTPStatus
 from ipaddress import ip_address
 
 import orjson
 import structlog
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from opencode_a2a import __version__
@@ -55,21 +56,6 @@ class Tool:
         return {"name": self.name, "description": self.description, "inputSchema": self.schema}
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    status: HTTPStatus
-    body: bytes = b""
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-
-
-class _RefusedError(Exception):
-    """A request that gets an error object for an answer."""
-
-    def __init__(self, code: int, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
 class McpServer:
     """The endpoint, an ASGI application for ``path`` alone."""
 
@@ -90,71 +76,65 @@ class McpServer:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = await self._answer(scope, receive)
-        kind = [(b"content-type", b"application/json")] if answer.body else []
-        headers = [*kind, (b"content-length", b"%d" % len(answer.body)), *answer.headers]
-        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        await send({"type": "http.response.body", "body": answer.body})
+        answer = await self._answer(Request(scope, receive))
+        await answer(scope, receive, send)
 
-    async def _answer(self, scope: Scope, receive: Receive) -> _Answer:
-        headers = {bytes(name): bytes(value) for name, value in scope["headers"]}
-        sent = headers.get(b"authorization", b"")
-        if not _local(scope) or not hmac.compare_digest(sent, self._authorization.encode()):
-            return _Answer(HTTPStatus.NOT_FOUND)
-        if scope["method"] != "POST":
+    async def _answer(self, request: Request) -> Response:
+        sent = request.headers.get("authorization", "").encode("latin-1")
+        expected = self._authorization.encode()
+        if not _local(request.scope) or not hmac.compare_digest(sent, expected):
+            return Response(status_code=404)
+        if request.method != "POST":
             # GET would be a stream of what the server has to say by itself: nothing.
-            return _Answer(HTTPStatus.METHOD_NOT_ALLOWED, headers=((b"allow", b"POST"),))
-        body = await _read(receive)
-        if body is None:
-            return _Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+            return Response(status_code=405, headers={"allow": "POST"})
+        body = bytearray()
         try:
-            message = as_object(decode(body))
-        except ParseError:
-            return _Answer(HTTPStatus.BAD_REQUEST)
-        session = headers.get(b"mcp-session-id", b"").decode("latin-1")
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > _BODY_BYTES:
+                    return Response(status_code=413)
+            message = as_object(decode(bytes(body)))
+        except (ClientDisconnect, ParseError):
+            return Response(status_code=400)
+        session = request.headers.get("mcp-session-id", "")
         if "id" not in message:
             self._notified(session, message)
-            return _Answer(HTTPStatus.ACCEPTED)
-        return await self._request(session, message, receive)
+            return Response(status_code=202)
+        return await self._request(session, message, request.receive)
 
-    async def _request(self, session: str, message: JsonObject, receive: Receive) -> _Answer:
-        reply: JsonObject = {"jsonrpc": "2.0", "id": message["id"]}
-        headers: tuple[tuple[bytes, bytes], ...] = ()
+    async def _request(self, session: str, message: JsonObject, receive: Receive) -> Response:
+        headers: dict[str, str] = {}
         params = as_object(message.get("params"))
-        try:
-            match message.get("method"):
-                case "initialize":
-                    reply["result"] = _introduction(params)
-                    headers = ((b"mcp-session-id", secrets.token_hex(16).encode()),)
-                case "ping":
-                    reply["result"] = {}
-                case "tools/list":
-                    reply["result"] = {"tools": [tool.described() for tool in self._tools.values()]}
-                case "tools/call":
-                    reply["result"] = await self._call(session, message["id"], params, receive)
-                case str():
-                    raise _RefusedError(_NO_METHOD, "there is no such method")
-                case _:
-                    raise _RefusedError(_INVALID_REQUEST, "this is no request")
-        except _RefusedError as error:
-            reply["error"] = {"code": error.code, "message": str(error)}
-        return _Answer(HTTPStatus.OK, orjson.dumps(reply), headers)
+        match message.get("method"):
+            case "initialize":
+                outcome = _result(_introduction(params))
+                headers["mcp-session-id"] = secrets.token_hex(16)
+            case "ping":
+                outcome = _result({})
+            case "tools/list":
+                outcome = _result({"tools": [tool.described() for tool in self._tools.values()]})
+            case "tools/call":
+                outcome = await self._call(session, message["id"], params, receive)
+            case str():
+                outcome = _error(_NO_METHOD, "there is no such method")
+            case _:
+                outcome = _error(_INVALID_REQUEST, "this is no request")
+        body = orjson.dumps({"jsonrpc": "2.0", "id": message["id"], **outcome})
+        return Response(body, headers=headers, media_type="application/json")
 
     def _notified(self, session: str, message: JsonObject) -> None:
         """Stop a call that was given up; OpenCode says so of every finished call too."""
         if message.get("method") == "notifications/cancelled":
             request_id = as_object(message.get("params")).get("requestId")
-            if isinstance(request_id, str | int):
-                call = self._calls.get((session, request_id))
-                if call is not None:
-                    call.cancel()
+            if isinstance(request_id, str | int) and (session, request_id) in self._calls:
+                self._calls[session, request_id].cancel()
 
     async def _call(
         self, session: str, request_id: Json, params: JsonObject, receive: Receive
     ) -> JsonObject:
         tool = self._tools.get(text_in(params, "name") or "")
         if tool is None or not isinstance(request_id, str | int):
-            raise _RefusedError(_INVALID_PARAMS, "there is no such tool")
+            return _error(_INVALID_PARAMS, "there is no such tool")
         call = asyncio.ensure_future(_run(tool, as_object(params.get("arguments"))))
         gone = asyncio.ensure_future(_gone(receive))
         self._calls[session, request_id] = call
@@ -167,9 +147,9 @@ class McpServer:
                 with suppress(asyncio.CancelledError):
                     await task
         if call.cancelled():
-            raise _RefusedError(_CANCELED, "the call was given up")
-        result = call.result()
-        return {"content": [{"type": "text", "text": result.text}], "isError": result.failed}
+            return _error(_CANCELED, "the call was given up")
+        told = call.result()
+        return _result({"content": [{"type": "text", "text": told.text}], "isError": told.failed})
 
 
 async def _run(tool: Tool, arguments: JsonObject) -> Result:
@@ -179,6 +159,14 @@ async def _run(tool: Tool, arguments: JsonObject) -> Result:
     except Exception:
         log.exception("tool failed", tool=tool.name)
         return Result("The tool failed; the log of the service says why.", failed=True)
+
+
+def _result(value: JsonObject) -> JsonObject:
+    return {"result": value}
+
+
+def _error(code: int, message: str) -> JsonObject:
+    return {"error": {"code": code, "message": message}}
 
 
 def _introduction(params: JsonObject) -> JsonObject:
@@ -199,18 +187,6 @@ def _local(scope: Scope) -> bool:
         if ip_address(client[0]).is_loopback:
             return True
     return server is not None and client[0] == server[0]
-
-
-async def _read(receive: Receive) -> bytes | None:
-    """Return the body, or None when it is too large."""
-    body = bytearray()
-    while True:
-        message = await receive()
-        body += message.get("body", b"")
-        if len(body) > _BODY_BYTES:
-            return None
-        if not message.get("more_body", False):
-            return bytes(body)
 
 
 async def _gone(receive: Receive) -> None:

@@ -9,20 +9,16 @@ using the name. Nothing here knows A2A.
 import asyncio
 import socket
 import ssl
-from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
-from urllib.parse import urlsplit
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
 
 import httpcore2
 import httpx2
 
 Address = IPv4Address | IPv6Address
-SocketOption = (
-    tuple[int, int, int] | tuple[int, int, bytes | bytearray] | tuple[int, int, None, int]
-)
 
-_PORTS = {"http": 80, "https": 443}
 _SHARED = ip_network("100.64.0.0/10")
 _PRIVATE_V6 = ip_network("fc00::/7")
 _TRANSLATED = (ip_network("64:ff9b::/96"), ip_network("::/96"))
@@ -56,49 +52,38 @@ class Egress:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """A URL that passed, and the addresses its name has."""
-
-    scheme: str
-    host: str
-    port: int
-    addresses: tuple[Address, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Fetched:
     data: bytes
     media_type: str | None
 
 
-async def vet(url: str, rules: Egress) -> Target:
-    """Return where a URL leads, or raise EgressError."""
-    scheme, host, port = check(url, rules)
-    return Target(scheme, host, port, await resolve(host, port, rules))
+async def vet(url: str, rules: Egress) -> None:
+    """Raise EgressError unless a URL may be called, as far as its text and its name tell."""
+    await resolve(check(url, rules).hostname or "", rules)
 
 
-def check(url: str, rules: Egress) -> tuple[str, str, int]:
-    """Return scheme, host and port of a URL that may be called as far as its text tells."""
+def check(url: str, rules: Egress) -> SplitResult:
+    """Return the parts of a URL that may be called as far as its text tells."""
     try:
         parts = urlsplit(url)
-        port = parts.port
+        _ = parts.port  # complains of what is no port
     except ValueError:
         raise EgressError("The URL is malformed") from None
-    if parts.scheme not in _PORTS:
+    if parts.scheme not in ("http", "https"):
         raise EgressError("Only http and https URLs can be called")
     if parts.username is not None or parts.password is not None:
         raise EgressError("The URL must not hold a user name or password")
     if not parts.hostname:
         raise EgressError("The URL names no host")
     _check_name(parts.hostname, rules)
-    return parts.scheme, parts.hostname, _PORTS[parts.scheme] if port is None else port
+    return parts
 
 
-async def resolve(host: str, port: int, rules: Egress) -> tuple[Address, ...]:
+async def resolve(host: str, rules: Egress) -> tuple[Address, ...]:
     """Return the addresses of a name; raise EgressError unless every one may be called."""
-    loop = asyncio.get_running_loop()
     try:
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         raise EgressError("The host cannot be found") from None
     addresses = tuple(dict.fromkeys(ip_address(str(info[4][0])) for info in found))
@@ -108,11 +93,8 @@ async def resolve(host: str, port: int, rules: Egress) -> tuple[Address, ...]:
 
 
 def permits(address: Address, rules: Egress) -> bool:
-    """Tell whether an address may be called."""
-    if isinstance(address, IPv6Address):
-        inner = _embedded(address)
-        if inner is not None:
-            return permits(inner, rules)
+    if isinstance(address, IPv6Address) and (inner := _embedded(address)):
+        return permits(inner, rules)
     if _is_special(address):
         return False
     return address.is_global or (rules.allow_private and _is_private(address))
@@ -147,7 +129,10 @@ async def fetch(
         ):
             if response.status_code != 200:
                 raise FetchError(_bad_status(response.status_code))
-            return Fetched(await _read(response, max_bytes), _media_type(response))
+            data = await read(response, max_bytes)
+            if data is None:
+                raise FetchError(f"The file is larger than {max_bytes} bytes")
+            return Fetched(data, media_type(response) or None)
     except TimeoutError:
         raise FetchError(f"The file did not arrive within {seconds:g} s") from None
     except (httpx2.HTTPError, httpx2.InvalidURL):
@@ -175,7 +160,7 @@ class VettedTransport(httpx2.AsyncHTTPTransport):
 
 
 class VettedNetwork(httpcore2.AsyncNetworkBackend):
-    """Resolves, looks, connects to what it looked at, and looks again."""
+    """Resolves, looks, and connects to what it looked at."""
 
     def __init__(self, rules: Egress) -> None:
         self._rules = rules
@@ -183,44 +168,16 @@ class VettedNetwork(httpcore2.AsyncNetworkBackend):
         self._plain: httpcore2.AsyncNetworkBackend = httpcore2.AnyIOBackend()  # type: ignore[assignment] # ditto
 
     async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ASYNC109 # the signature of the base
-        local_address: str | None = None,
-        socket_options: Iterable[SocketOption] | None = None,
+        self, host: str, port: int, *args: Any, **options: Any
     ) -> httpcore2.AsyncNetworkStream:
         _check_name(host, self._rules)
         failure: Exception | None = None
-        for address in await resolve(host, port, self._rules):
+        for address in await resolve(host, self._rules):
             try:
-                stream = await self._plain.connect_tcp(
-                    str(address), port, timeout, local_address, socket_options
-                )
+                return await self._plain.connect_tcp(str(address), port, *args, **options)
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
                 failure = error
-                continue
-            return await self._confirm(stream)
         raise failure or EgressError("The host cannot be found")
-
-    async def connect_unix_socket(
-        self,
-        path: str,
-        timeout: float | None = None,  # noqa: ASYNC109 # the signature of the base
-        socket_options: Iterable[SocketOption] | None = None,
-    ) -> httpcore2.AsyncNetworkStream:
-        raise EgressError("Only http and https URLs can be called")
-
-    async def sleep(self, seconds: float) -> None:
-        await self._plain.sleep(seconds)
-
-    async def _confirm(self, stream: httpcore2.AsyncNetworkStream) -> httpcore2.AsyncNetworkStream:
-        """Look at whom the socket really is connected to."""
-        peer: tuple[str, int] = stream.get_extra_info("server_addr")
-        if not permits(ip_address(peer[0]), self._rules):
-            await stream.aclose()
-            raise EgressError("The host is not at a public address")
-        return stream
 
 
 def _check_name(host: str, rules: Egress) -> None:
@@ -238,14 +195,11 @@ def _matches(name: str, rule: str) -> bool:
 
 def _embedded(address: IPv6Address) -> IPv4Address | None:
     """Return the IPv4 address that is meant by an IPv6 one."""
-    if address.ipv4_mapped is not None:
-        return address.ipv4_mapped
-    if address.sixtofour is not None:
-        return address.sixtofour
+    inner = address.ipv4_mapped or address.sixtofour
     # ``::`` and ``::1`` are addresses in their own right.
-    if int(address) > 1 and any(address in network for network in _TRANSLATED):
-        return IPv4Address(int(address) & 0xFFFFFFFF)
-    return None
+    if inner is None and int(address) > 1 and any(address in known for known in _TRANSLATED):
+        inner = IPv4Address(int(address) & 0xFFFFFFFF)
+    return inner
 
 
 def _is_special(address: Address) -> bool:
@@ -266,20 +220,21 @@ def _is_private(address: Address) -> bool:
     return address.is_private or address in _SHARED
 
 
-async def _read(response: httpx2.Response, max_bytes: int) -> bytes:
+async def read(response: httpx2.Response, limit: int) -> bytes | None:
+    """Return the body of an answer, or None when it is larger than the limit."""
     announced = response.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > limit:
+        return None
     data = bytearray()
-    if announced.isdecimal() and int(announced) > max_bytes:
-        raise FetchError(f"The file is larger than {max_bytes} bytes")
     async for piece in response.aiter_bytes():
         data += piece
-        if len(data) > max_bytes:
-            raise FetchError(f"The file is larger than {max_bytes} bytes")
+        if len(data) > limit:
+            return None
     return bytes(data)
 
 
-def _media_type(response: httpx2.Response) -> str | None:
-    return response.headers.get("content-type", "").partition(";")[0].strip().lower() or None
+def media_type(response: httpx2.Response) -> str:
+    return response.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def _bad_status(status: int) -> str:

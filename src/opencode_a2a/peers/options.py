@@ -2,9 +2,7 @@
 
 from opencode_a2a.config import Client
 from opencode_a2a.peers.client import Options
-from opencode_a2a.peers.credential import Credential
 from opencode_a2a.peers.discovery import Preference
-from opencode_a2a.peers.network import Egress
 from opencode_a2a.peers.wire import Line, read_binding
 
 
@@ -23,17 +21,3 @@ def options(client: Client) -> Options:
         poll_factor=client.polling_fallback_backoff_multiplier,
         poll_timeout=client.polling_fallback_timeout_seconds,
     )
-
-
-def egress(client: Client) -> Egress:
-    """Return where the tool may call; a person at a terminal may call any address."""
-    return Egress(client.allowed_hosts, client.allow_private_hosts)
-
-
-def credential(client: Client, url: str) -> Credential | None:
-    """Return the credential for every agent, bound to one of them."""
-    if client.bearer_token:
-        return Credential.bearer(url, client.bearer_token.get_secret_value())
-    if client.basic_auth:
-        return Credential.basic(url, client.basic_auth.get_secret_value())
-    return None

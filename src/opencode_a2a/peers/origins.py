@@ -70,11 +70,7 @@ class Origins:
         if len(found) == 1:
             return found[0]
         hops = max((turn.hops for turn in found or self._turns), default=0)
-        return Origin(hops, _nobody)
+        return Origin(hops, lambda _: None)
 
     def _matching(self, tool: str, given: JsonObject) -> list[Origin]:
         return [turn for turn in self._turns if (tool, given) in turn.running.values()]
-
-
-def _nobody(_: Progressed) -> None:
-    """Tell nobody."""

@@ -16,6 +16,7 @@ from opencode_a2a.errors import ParseError
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.jsonguard import decode
 from opencode_a2a.messages import Message, Part
+from opencode_a2a.peers.errors import ErrorCode, PeerError
 from opencode_a2a.peers.hints import as_object, items_in, text_in
 
 
@@ -50,6 +51,10 @@ class State(StrEnum):
     def waits(self) -> bool:
         return self in (State.INPUT_REQUIRED, State.AUTH_REQUIRED)
 
+    @property
+    def settled(self) -> bool:
+        return self.ended or self.waits
+
 
 @dataclass(frozen=True, slots=True)
 class Interface:
@@ -59,6 +64,11 @@ class Interface:
     binding: Binding
     line: Line
     tenant: str | None = None
+
+    @property
+    def proto03(self) -> bool:
+        """The 0.3 servers that exist read protobuf's JSON on HTTP, and the text's JSON on RPC."""
+        return self.line is Line.V03 and self.binding is Binding.HTTP_JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,40 +111,18 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class StatusUpdate:
-    task_id: str
+class Update:
+    """What is new of a task; an answer that is a message and makes no task has no task id."""
+
+    task_id: str | None
     context_id: str | None
-    status: Status
-    metadata: JsonObject
+    status: Status | None = None
+    artifact: Artifact | None = None
+    append: bool = False
+    metadata: JsonObject = field(default_factory=dict[str, Json])
 
 
-@dataclass(frozen=True, slots=True)
-class ArtifactUpdate:
-    task_id: str
-    context_id: str | None
-    artifact: Artifact
-    append: bool
-    metadata: JsonObject
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """An answer that is a message and makes no task."""
-
-    message: Message
-    context_id: str | None
-
-
-Event = Task | StatusUpdate | ArtifactUpdate | Reply
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """An error as the peer put it."""
-
-    text: str | None
-    code: int | None
-    reason: str | None
+Event = Task | Update
 
 
 class Operation(Enum):
@@ -155,8 +143,11 @@ class Request:
     body: bytes | None
 
 
-class MalformedError(ValueError):
+class MalformedError(PeerError):
     """The peer sent something that is not A2A."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(ErrorCode.PROTOCOL, f"the agent's answer is no A2A: {problem}")
 
 
 def request(at: Interface, operation: Operation, params: JsonObject) -> Request:
@@ -174,8 +165,7 @@ def request(at: Interface, operation: Operation, params: JsonObject) -> Request:
     rest = {key: value for key, value in params.items() if key != "id"}
     url = _rest_base(at) + path.replace("{id}", quote(str(params.get("id", "")), safe=""))
     if verb == "GET":
-        query = urlencode({key: _query(value) for key, value in rest.items()})
-        return Request(verb, f"{url}?{query}" if query else url, None)
+        return Request(verb, f"{url}?{urlencode(rest)}" if rest else url, None)
     return Request(verb, url, orjson.dumps(rest) if rest else None)
 
 
@@ -186,74 +176,54 @@ def _rest_base(at: Interface) -> str:
     return f"{base}/{quote(at.tenant, safe='')}" if at.tenant else base
 
 
-def _query(value: Json) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def send_params(
-    at: Interface,
-    message: Message,
-    task_id: str | None,
-    context_id: str | None,
-    *,
-    waits: bool = False,
+    at: Interface, message: Message, task_id: str | None, context_id: str | None, *, waits: bool
 ) -> JsonObject:
     """Return the params of a send, which may have its answer wait for the end of the task."""
-    proto03 = at.line is Line.V03 and at.binding is Binding.HTTP_JSON
+    text03 = at.line is Line.V03 and not at.proto03
     body: JsonObject = {
         "messageId": message.message_id,
-        "role": "user" if at.line is Line.V03 and not proto03 else "ROLE_USER",
-        # The 0.3 servers that exist read protobuf's JSON on HTTP, and the text's JSON on RPC.
-        "content" if proto03 else "parts": [_part(at, part) for part in message.parts],
+        "role": "user" if text03 else "ROLE_USER",
+        "content" if at.proto03 else "parts": [_part(at, part) for part in message.parts],
+        "kind": "message" if text03 else None,
+        "taskId": task_id,
+        "contextId": context_id,
+        "metadata": message.metadata,
     }
-    if at.line is Line.V03 and not proto03:
-        body["kind"] = "message"
-    if task_id:
-        body["taskId"] = task_id
-    if context_id:
-        body["contextId"] = context_id
-    if message.metadata:
-        body["metadata"] = message.metadata
     waiting: JsonObject = (
         {"blocking": waits} if at.line is Line.V03 else {"returnImmediately": not waits}
     )
-    return {"message": body, "configuration": waiting}
+    return {"message": _given(body), "configuration": waiting}
 
 
 def _part(at: Interface, part: Part) -> JsonObject:
-    extra: JsonObject = {"metadata": part.metadata} if part.metadata else {}
+    """Write a part: 1.0 has it flat, 0.3 a file in an object of its own."""
+    extra = _given({"metadata": part.metadata})
+    values: JsonObject = {"text": part.text, "raw": part.raw, "url": part.url, "data": part.data}
+    content = values[part.kind]
     if at.line is Line.V1:
-        named = {"mediaType": part.media_type, "filename": part.filename}
-        values: JsonObject = {
-            "text": part.text, "raw": part.raw, "url": part.url, "data": part.data,
-        }  # fmt: skip
-        content: JsonObject = {part.kind: values[part.kind]}
-        return content | {key: value for key, value in named.items() if value} | extra
-    proto = at.binding is Binding.HTTP_JSON
-    return (_proto03_part(part) if proto else _text03_part(part)) | extra
+        named: JsonObject = {"mediaType": part.media_type, "filename": part.filename}
+        return {part.kind: content} | _given(named) | extra
+    kind = "file" if part.kind in _FILE_KEYS else part.kind
+    if kind == "file":
+        if at.proto03 and part.raw is not None:
+            # Base64 around base64: so the SDK writes and reads it.
+            content = b64encode(part.raw.encode()).decode()
+        named = {"mimeType": part.media_type, "name": part.filename}
+        file: JsonObject = {_FILE_KEYS[part.kind][at.proto03]: content}
+        content = file | _given(named)
+    elif at.proto03 and kind == "data":
+        content = {"data": content}
+    body: JsonObject = {kind: content} if at.proto03 else {"kind": kind, kind: content}
+    return body | extra
 
 
-def _text03_part(part: Part) -> JsonObject:
-    if part.kind == "text":
-        return {"kind": "text", "text": part.text}
-    if part.kind == "data":
-        return {"kind": "data", "data": part.data}
-    where: JsonObject = {"bytes": part.raw} if part.kind == "raw" else {"uri": part.url}
-    named = {"mimeType": part.media_type, "name": part.filename}
-    return {"kind": "file", "file": where | {k: v for k, v in named.items() if v}}
+_FILE_KEYS = {"raw": ("bytes", "fileWithBytes"), "url": ("uri", "fileWithUri")}
+"""How 0.3 names what a file holds, in its text and in its protobuf."""
 
 
-def _proto03_part(part: Part) -> JsonObject:
-    if part.kind == "text":
-        return {"text": part.text}
-    if part.kind == "data":
-        return {"data": {"data": part.data}}
-    raw = part.kind == "raw"
-    # Base64 around base64: so the SDK writes and reads it.
-    twice = b64encode((part.raw or "").encode()).decode()
-    where: JsonObject = {"fileWithBytes": twice} if raw else {"fileWithUri": part.url}
-    named = {"mimeType": part.media_type, "name": part.filename}
-    return {"file": where | {k: v for k, v in named.items() if v}}
+def _given(value: JsonObject) -> JsonObject:
+    return {key: item for key, item in value.items() if item}
 
 
 def read_json(data: bytes) -> JsonObject:
@@ -277,7 +247,7 @@ def read_card(value: JsonObject) -> Card:
     found = (_interface(item, version) for item in listed)
     name = text_in(value, "name")
     if name is None:
-        raise MalformedError("the card has no name")
+        raise PeerError(ErrorCode.INVALID_CARD, "the card has no name")
     return Card(
         name,
         text_in(value, "description") or "",
@@ -308,16 +278,32 @@ def read_binding(name: str) -> Binding | None:
     }.get(letters)
 
 
+_EVENT_KEYS = ("task", "statusUpdate", "artifactUpdate", "message", "msg")
+
+
 def read_event(value: JsonObject) -> Event:
     """Read what a send or a stream carries, whichever line spelt it."""
     tag = text_in(value, "kind")
     if tag is None:
-        tag, inner = next(((key, value[key]) for key in _READERS if key in value), ("", None))
-        value = as_object(inner)
-    reader = _READERS.get(tag)
-    if reader is None:
-        raise MalformedError("neither a task nor a message nor an update")
-    return reader(value)
+        tag = next((key for key in _EVENT_KEYS if key in value), "")
+        value = as_object(value.get(tag))
+    context_id, metadata = text_in(value, "contextId"), as_object(value.get("metadata"))
+    match tag:
+        case "task":
+            return read_task(value)
+        case "statusUpdate" | "status-update":
+            status = _status(value.get("status"))
+            return Update(_required(value, "taskId"), context_id, status, metadata=metadata)
+        case "artifactUpdate" | "artifact-update":
+            artifact = _artifact(as_object(value.get("artifact")), metadata)
+            append = value.get("append") is True
+            return Update(_required(value, "taskId"), context_id, None, artifact, append)
+        case "message" | "msg":
+            said = _message(value)
+            whole = Artifact(said.message_id, said.parts)
+            return Update(None, context_id, Status(State.COMPLETED), whole)
+        case _:
+            raise MalformedError("neither a task nor a message nor an update")
 
 
 def read_task(value: JsonObject) -> Task:
@@ -325,7 +311,7 @@ def read_task(value: JsonObject) -> Task:
         _required(value, "id"),
         text_in(value, "contextId"),
         _status(value.get("status")),
-        [_artifact(item) for item in items_in(value, "artifacts")],
+        [_artifact(item, {}) for item in items_in(value, "artifacts")],
         [_message(item) for item in items_in(value, "history")],
         as_object(value.get("metadata")),
     )
@@ -333,40 +319,6 @@ def read_task(value: JsonObject) -> Task:
 
 def read_tasks(value: JsonObject) -> list[Task]:
     return [read_task(item) for item in items_in(value, "tasks")]
-
-
-def _status_update(value: JsonObject) -> StatusUpdate:
-    return StatusUpdate(
-        _required(value, "taskId"),
-        text_in(value, "contextId"),
-        _status(value.get("status")),
-        as_object(value.get("metadata")),
-    )
-
-
-def _artifact_update(value: JsonObject) -> ArtifactUpdate:
-    return ArtifactUpdate(
-        _required(value, "taskId"),
-        text_in(value, "contextId"),
-        _artifact(as_object(value.get("artifact"))),
-        value.get("append") is True,
-        as_object(value.get("metadata")),
-    )
-
-
-def _reply(value: JsonObject) -> Reply:
-    return Reply(_message(value), text_in(value, "contextId"))
-
-
-_READERS = {
-    "task": read_task,
-    "statusUpdate": _status_update,
-    "status-update": _status_update,
-    "artifactUpdate": _artifact_update,
-    "artifact-update": _artifact_update,
-    "message": _reply,
-    "msg": _reply,
-}
 
 
 def _status(value: Json) -> Status:
@@ -387,12 +339,12 @@ def _state(name: str | None) -> State:
         return State.UNKNOWN
 
 
-def _artifact(value: JsonObject) -> Artifact:
+def _artifact(value: JsonObject, around: JsonObject) -> Artifact:
     return Artifact(
         text_in(value, "artifactId") or "",
         _parts(value, "parts"),
         text_in(value, "name"),
-        as_object(value.get("metadata")),
+        around | as_object(value.get("metadata")),
     )
 
 
@@ -420,24 +372,9 @@ def _read_part(value: JsonObject) -> Part | None:
         return Part("raw", None, raw, None, None, *named, metadata)
     if (url := text_in(flat, "url", "uri", "fileWithUri")) is not None:
         return Part("url", None, None, url, None, *named, metadata)
-    return (
-        Part("data", None, None, None, value["data"], *named, metadata) if "data" in value else None
-    )
-
-
-def read_fault(value: JsonObject) -> Fault | None:
-    """Read an error body of either binding; None when it is not one."""
-    error = value.get("error")
-    if isinstance(error, str):
-        return Fault(error, None, None)
-    inner = as_object(error)
-    if not inner:
-        text = text_in(value, "message", "detail")
-        return Fault(text, None, None) if text else None
-    code = inner.get("code")
-    details = [*items_in(inner, "details"), *items_in(inner, "data")]
-    reason = next((r for item in details if (r := text_in(item, "reason"))), None)
-    return Fault(text_in(inner, "message"), code if isinstance(code, int) else None, reason)
+    if "data" in value:
+        return Part("data", None, None, None, value["data"], *named, metadata)
+    return None
 
 
 def _required(value: JsonObject, key: str) -> str:

@@ -22,9 +22,11 @@ from opencode_a2a.protocol.announced import METADATA_EXTENSIONS, Announcement
 from opencode_a2a.protocol.content import INPUT_MODES, OUTPUT_MODES
 from opencode_a2a.protocol.versions import EVERY, HEADER, Dialect, Line
 
-_BINDINGS = ("HTTP+JSON", "JSONRPC")
-_PUBLIC = "public, max-age=300"
-_PRIVATE = "private, max-age=300"
+BINDINGS = ("HTTP+JSON", "JSONRPC")
+"""The preferred one first."""
+DISCOVERY = ("/.well-known/agent-card.json", "/.well-known/agent.json")
+"""Where the public card is, and where it was."""
+_Form = Literal["1.0", "0.3", "hybrid"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,6 @@ class CardFacts:
     version: str
     public_url: str
     documentation_url: str | None = None
-    provider: tuple[str, str] | None = None
-    """Organisation and URL."""
     bearer: bool = True
     basic: bool = False
     demo: bool = False
@@ -52,14 +52,14 @@ class CardFacts:
 class Document:
     """A card ready to be sent."""
 
-    def __init__(self, content: JsonObject, cache: str, vary: str) -> None:
+    def __init__(self, content: JsonObject, *, private: bool) -> None:
         self.content = content
         self._body = orjson.dumps(content)
         self._gzipped = gzip.compress(self._body, mtime=0)
         self._headers = {
             "etag": f'W/"{hashlib.sha256(self._body).hexdigest()[:32]}"',
-            "cache-control": cache,
-            "vary": vary,
+            "cache-control": f"{'private' if private else 'public'}, max-age=300",
+            "vary": f"{'Authorization, ' if private else ''}Accept-Encoding, {HEADER}",
         }
 
     def respond(self, request: Request, modified: str, version: Line) -> Response:
@@ -78,14 +78,12 @@ class Cards:
     def __init__(self, facts: CardFacts, modified_at: int) -> None:
         moment = datetime.fromtimestamp(modified_at // 1000, UTC)
         self._modified = format_datetime(moment, usegmt=True)
-        self._public = _forms(facts, _PUBLIC, f"Accept-Encoding, {HEADER}", extended=False)
-        vary = f"Authorization, Accept-Encoding, {HEADER}"
-        self._extended = _forms(facts, _PRIVATE, vary, extended=True)
+        self._public = _forms(facts, extended=False)
+        self._extended = _forms(facts, extended=True)
 
     def extended(self, dialect: Dialect) -> JsonObject:
         """Return the extended card as the result of a JSON-RPC call."""
-        form = "1.0" if dialect is Dialect.V1 else "0.3"
-        return self._extended[form].content
+        return self._extended["1.0" if dialect is Dialect.V1 else "0.3"].content
 
     @property
     def public(self) -> JsonObject:
@@ -104,10 +102,8 @@ class Cards:
 
     def routes(self) -> list[BaseRoute]:
         """Return the open routes of discovery."""
-        return [
-            Route("/.well-known/agent-card.json", self._discover, methods=["GET"]),
-            Route("/.well-known/agent.json", self._discover03, methods=["GET"]),
-        ]
+        places = zip(DISCOVERY, (self._discover, self._discover03), strict=True)
+        return [Route(path, discover, methods=["GET"]) for path, discover in places]
 
     async def _discover(self, request: Request) -> Response:
         pure = request.headers.get(HEADER, "").strip().startswith("1.0")
@@ -118,23 +114,24 @@ class Cards:
         return self._public["0.3"].respond(request, self._modified, Line.V03)
 
 
-_Form = Literal["1.0", "0.3", "hybrid"]
-
-
-def _forms(facts: CardFacts, cache: str, vary: str, *, extended: bool) -> dict[_Form, Document]:
-    both = _both(facts, extended=extended)
-    pure, old = _only1(facts), _only03(facts)
-    capabilities = _capabilities(facts, extended=extended)
+def _forms(facts: CardFacts, *, extended: bool) -> dict[_Form, Document]:
+    schemes: dict[str, JsonObject] = {}
+    if facts.bearer:
+        schemes["bearerAuth"] = {"scheme": "bearer", "bearerFormat": "opaque"}
+    if facts.basic:
+        schemes["basicAuth"] = {"scheme": "basic"}
+    both, capabilities = _both(facts, extended=extended), _capabilities(facts, extended=extended)
+    pure, old = _only1(facts, schemes), _only03(facts, schemes)
     modern: JsonObject = {"capabilities": capabilities | {"extendedAgentCard": True}}
-    schemes: JsonObject = {"securitySchemes": _schemes(facts, "hybrid")}
+    mixed: JsonObject = {name: _scheme1(it) | _scheme03(it) for name, it in schemes.items()}
     forms: dict[_Form, JsonObject] = {
         "1.0": {**both, **pure, **modern},
         "0.3": {**both, **old, "capabilities": capabilities},
-        "hybrid": {**both, **old, **pure, **modern, **schemes},
+        "hybrid": {**both, **old, **pure, **modern, "securitySchemes": mixed},
     }
     if len(facts.lines) == 1:
         forms = dict.fromkeys(forms, forms["1.0" if Line.V1 in facts.lines else "0.3"])
-    return {name: Document(form, cache, vary) for name, form in forms.items()}
+    return {name: Document(form, private=extended) for name, form in forms.items()}
 
 
 def _both(facts: CardFacts, *, extended: bool) -> JsonObject:
@@ -148,62 +145,42 @@ def _both(facts: CardFacts, *, extended: bool) -> JsonObject:
     }
     if facts.documentation_url:
         card["documentationUrl"] = facts.documentation_url
-    if facts.provider:
-        card["provider"] = {"organization": facts.provider[0], "url": facts.provider[1]}
     return card
 
 
-def _only1(facts: CardFacts) -> JsonObject:
-    interfaces: list[Json] = [
-        {"url": facts.public_url, "protocolBinding": binding, "protocolVersion": line.value}
-        for line in Line
-        if line in facts.lines
-        for binding in _BINDINGS
-    ]
+def _only1(facts: CardFacts, schemes: dict[str, JsonObject]) -> JsonObject:
     return {
-        "supportedInterfaces": interfaces,
-        "securitySchemes": _schemes(facts, "1.0"),
-        "securityRequirements": [
-            {"schemes": {name: {"list": []}}} for name in _scheme_names(facts)
+        "supportedInterfaces": [
+            {"url": facts.public_url, "protocolBinding": binding, "protocolVersion": line.value}
+            for line in Line
+            if line in facts.lines
+            for binding in BINDINGS
         ],
+        "securitySchemes": {name: _scheme1(scheme) for name, scheme in schemes.items()},
+        "securityRequirements": [{"schemes": {name: {"list": []}}} for name in schemes],
     }
 
 
-def _only03(facts: CardFacts) -> JsonObject:
-    interfaces: list[Json] = [
-        {"url": facts.public_url, "transport": binding} for binding in _BINDINGS
-    ]
+def _only03(facts: CardFacts, schemes: dict[str, JsonObject]) -> JsonObject:
     return {
         "protocolVersion": "0.3.0",
         "url": facts.public_url,
-        "preferredTransport": _BINDINGS[0],
-        "additionalInterfaces": interfaces,
-        "securitySchemes": _schemes(facts, "0.3"),
-        "security": [{name: []} for name in _scheme_names(facts)],
+        "preferredTransport": BINDINGS[0],
+        "additionalInterfaces": [
+            {"url": facts.public_url, "transport": binding} for binding in BINDINGS
+        ],
+        "securitySchemes": {name: _scheme03(scheme) for name, scheme in schemes.items()},
+        "security": [{name: []} for name in schemes],
         "supportsAuthenticatedExtendedCard": True,
     }
 
 
-def _scheme_names(facts: CardFacts) -> list[str]:
-    return ["bearerAuth"] * facts.bearer + ["basicAuth"] * facts.basic
+def _scheme1(scheme: JsonObject) -> JsonObject:
+    return {"httpAuthSecurityScheme": scheme}
 
 
-def _schemes(facts: CardFacts, form: _Form) -> JsonObject:
-    bearer: JsonObject = {"scheme": "bearer", "bearerFormat": "opaque"}
-    known: dict[str, JsonObject] = {"bearerAuth": bearer, "basicAuth": {"scheme": "basic"}}
-    return {name: _scheme(known[name], form) for name in _scheme_names(facts)}
-
-
-def _scheme(scheme: JsonObject, form: _Form) -> JsonObject:
-    modern: JsonObject = {"httpAuthSecurityScheme": scheme}
-    old: JsonObject = {"type": "http", **scheme}
-    match form:
-        case "1.0":
-            return modern
-        case "0.3":
-            return old
-        case "hybrid":
-            return modern | old
+def _scheme03(scheme: JsonObject) -> JsonObject:
+    return {"type": "http", **scheme}
 
 
 def _capabilities(facts: CardFacts, *, extended: bool) -> JsonObject:

@@ -98,7 +98,7 @@ async def _linked(part: Part, fetch: Fetch) -> PromptPart:
 
 def read_routing(params: JsonObject | None, message: JsonObject | None) -> Routing:
     """Return where the caller wants the turn to run; the params' metadata come first."""
-    sources = _Sources([("metadata", params), ("message.metadata", message)])
+    sources = _Sources(("metadata", params), ("message.metadata", message))
     routing = Routing(
         session_id=sources.text("shared", "session", "id"),
         directory=sources.text("opencode", "directory"),
@@ -114,21 +114,18 @@ def read_routing(params: JsonObject | None, message: JsonObject | None) -> Routi
 class _Sources:
     """The two places where metadata may stand, in order, and what was wrong in them."""
 
-    def __init__(self, places: Iterable[tuple[str, JsonObject | None]]) -> None:
+    def __init__(self, *places: tuple[str, JsonObject | None]) -> None:
         self._places = [(name, value) for name, value in places if value]
         self.wrong: list[Violation] = []
 
     def text(self, *path: str) -> str | None:
-        for name, value in self._places:
-            found = self._text_at(name, value, path)
-            if found:
-                return found
-        return None
+        found = (self._text_at(name, value, *path) for name, value in self._places)
+        return next(filter(None, found), None)
 
     def model(self) -> ModelChoice | None:
         for name, value in self._places:
-            provider = self._text_at(name, value, ("shared", "model", "providerID"))
-            model = self._text_at(name, value, ("shared", "model", "modelID"))
+            provider = self._text_at(name, value, "shared", "model", "providerID")
+            model = self._text_at(name, value, "shared", "model", "modelID")
             if provider and model:
                 return ModelChoice(provider, model)
             if provider or model:
@@ -137,17 +134,15 @@ class _Sources:
                 return None
         return None
 
-    def _text_at(self, name: str, value: Json, path: tuple[str, ...]) -> str | None:
+    def _text_at(self, name: str, value: Json, *path: str) -> str | None:
         for step in path:
             if not isinstance(value, dict):
-                self._report(name, "must be an object")
-                return None
+                return self._report(name, "must be an object")
             name, value = f"{name}.{step}", value.get(step)
             if value is None:
                 return None
         if not isinstance(value, str):
-            self._report(name, "must be a string")
-            return None
+            return self._report(name, "must be a string")
         return value.strip() or None
 
     def _report(self, field: str, description: str) -> None:

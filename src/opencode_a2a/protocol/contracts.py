@@ -8,15 +8,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from opencode_a2a import __version__
-from opencode_a2a.config import Settings
+from opencode_a2a.config import Environment, Settings
 from opencode_a2a.errors import MethodNotFoundError
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions import EXTENSIONS
 from opencode_a2a.extensions.contracts import PROFILE, data_fields, extended, public
 from opencode_a2a.extensions.registry import Extension, Method, aliases
 from opencode_a2a.protocol.announced import Announcement
-from opencode_a2a.protocol.card import CardFacts
+from opencode_a2a.protocol.card import BINDINGS, DISCOVERY, CardFacts
 from opencode_a2a.protocol.handler import METHODS
+from opencode_a2a.protocol.metadata import known
 from opencode_a2a.protocol.rest import CARDS, PREFIXES, ROUTES
 from opencode_a2a.protocol.versions import Line
 
@@ -35,7 +36,6 @@ WIRE_CONTRACT = Extension(
     aliases=aliases("urn:a2a:wire-contract/v1", "wire-contract"),
 )
 ALL_EXTENSIONS = (*EXTENSIONS, COMPATIBILITY_PROFILE, WIRE_CONTRACT)
-TRANSPORTS = ("HTTP+JSON", "JSONRPC")
 _METADATA_ONLY = ("session_binding", "model_selection", "streaming")
 
 
@@ -80,16 +80,15 @@ def spoken(settings: Settings) -> tuple[Line, ...]:
 def card_facts(settings: Settings, published: Contracts) -> CardFacts:
     """Return what the cards are made of."""
     a2a, auth = settings.a2a, settings.auth
-    entries = [entry for entry in auth.static_auth_credentials or () if entry.enabled]
-    uses_basic = any(entry.scheme == "basic" for entry in entries)
+    schemes = {entry.scheme for entry in auth.static_auth_credentials or () if entry.enabled}
     return CardFacts(
         name=a2a.title,
         description=a2a.description,
         version=a2a.version or __version__,
         public_url=settings.public_url,
         documentation_url=a2a.documentation_url,
-        bearer=bool(auth.bearer_token) or not entries or any(e.scheme == "bearer" for e in entries),
-        basic=uses_basic,
+        bearer=bool(auth.bearer_token) or not schemes or "bearer" in schemes,
+        basic="basic" in schemes,
         demo=a2a.demo,
         project=a2a.project,
         lines=spoken(settings),
@@ -99,13 +98,6 @@ def card_facts(settings: Settings, published: Contracts) -> CardFacts:
 
 
 # --- what both contracts say ------------------------------------------------------------------
-
-
-def _core(settings: Settings) -> JsonObject:
-    return {
-        "jsonrpc_methods": [*core_methods(settings)],
-        "http_endpoints": [*endpoints(settings)],
-    }
 
 
 def core_methods(settings: Settings) -> list[str]:
@@ -122,12 +114,12 @@ def endpoints(settings: Settings) -> list[str]:
         for path, verbs, _, _ in ROUTES
         for verb in verbs
     ]
-    found += [f"GET {path}" for path, line in CARDS if line in lines]
-    return [*found, "GET /.well-known/agent-card.json", "GET /.well-known/agent.json", "POST /"]
+    cards = [path for path, line in CARDS if line in lines]
+    return [*found, *(f"GET {path}" for path in (*cards, *DISCOVERY)), "POST /"]
 
 
 def protocol_summary(settings: Settings) -> JsonObject:
-    """Return which lines are spoken; the same in both contracts."""
+    """Return which lines are spoken and what answers; the same in both contracts."""
     a2a = settings.a2a
     supported: list[Json] = [*a2a.supported_protocol_versions]
     versions: JsonObject = {
@@ -152,39 +144,43 @@ def protocol_summary(settings: Settings) -> JsonObject:
             "supported": supported,
             "versions": versions,
         },
-    }
-
-
-def _service_behaviors() -> JsonObject:
-    return {
-        "classification": "service-level-semantic-enhancement",
-        "methods": {
-            "tasks/cancel": {
-                "idempotency": {
-                    "already_canceled": {
-                        "behavior": "return_current_terminal_task",
-                        "state": "canceled",
-                        "error": None,
-                    }
-                }
-            },
-            "tasks/resubscribe": {
-                "terminal_state_behavior": {
-                    "behavior": "replay_terminal_task_once_then_close",
-                    "delivery": "single_task_snapshot",
-                    "closes_stream": True,
-                    "protocol_versions": ["0.3"],
-                },
-                "resumption": "Last-Event-ID, or the query parameter after",
-            },
-            "message/send": {
-                "idempotency": "one principal and message id make one task",
-            },
+        "core": {
+            "jsonrpc_methods": [*core_methods(settings)],
+            "http_endpoints": [*endpoints(settings)],
         },
+        "service_behaviors": _BEHAVIORS,
     }
+
+
+_BEHAVIORS: JsonObject = {
+    "classification": "service-level-semantic-enhancement",
+    "methods": {
+        "tasks/cancel": {
+            "idempotency": {
+                "already_canceled": {
+                    "behavior": "return_current_terminal_task",
+                    "state": "canceled",
+                    "error": None,
+                }
+            }
+        },
+        "tasks/resubscribe": {
+            "terminal_state_behavior": {
+                "behavior": "replay_terminal_task_once_then_close",
+                "delivery": "single_task_snapshot",
+                "closes_stream": True,
+                "protocol_versions": ["0.3"],
+            },
+            "resumption": "Last-Event-ID, or the query parameter after",
+        },
+        "message/send": {"idempotency": "one principal and message id make one task"},
+    },
+}
 
 
 # --- the compatibility profile ----------------------------------------------------------------
+
+_CORE_RETENTION: JsonObject = {"surface": "core", "availability": "always", "retention": "required"}
 
 
 def profile(settings: Settings) -> JsonObject:
@@ -199,13 +195,11 @@ def profile(settings: Settings) -> JsonObject:
         "runtime_features": _runtime_features(settings),
         "runtime_context": _runtime_context(settings),
         **protocol_summary(settings),
-        "core": _core(settings),
         "extension_retention": {e.uri: _extension_retention(e) for e in ALL_EXTENSIONS},
         "method_retention": {
-            **{name: _core_retention() for name in core_methods(settings)},
+            **dict.fromkeys(core_methods(settings), _CORE_RETENTION),
             **{m.name: _method_retention(e, m, settings) for e, m in declared()},
         },
-        "service_behaviors": _service_behaviors(),
         "consumer_guidance": [
             "Rely on the core methods; take extension methods from the wire contract.",
             "Treat methods that are deployment-conditional as absent until they are listed.",
@@ -232,7 +226,7 @@ def _runtime_features(settings: Settings) -> JsonObject:
         "session_shell": _toggle("opencode.sessions.shell", settings),
         "session_mutations": _toggle("opencode.sessions.create", settings),
         "workspace_mutations": _toggle("opencode.workspaces.create", settings),
-        "execution_environment": _environment(settings),
+        "execution_environment": _environment(settings.environment),
         "service_features": {
             "streaming": True,
             "health_endpoint": True,
@@ -251,21 +245,19 @@ def _toggle(name: str, settings: Settings) -> JsonObject:
     }
 
 
-def _environment(settings: Settings) -> JsonObject:
+def _environment(said: Environment) -> JsonObject:
     """Return the execution environment as the operator declares it."""
-    said = settings.environment
-    sandbox: JsonObject = {
-        "mode": said.sandbox_mode,
-        "filesystem_scope": said.sandbox_filesystem_scope,
-    }
-    if said.sandbox_writable_roots:
-        sandbox["writable_roots"] = [str(root) for root in said.sandbox_writable_roots]
-    network: JsonObject = {"access": said.network_access}
-    if said.network_allowed_domains:
-        network["allowed_domains"] = [*said.network_allowed_domains]
+    roots, domains = said.sandbox_writable_roots, said.network_allowed_domains
     return {
-        "sandbox": sandbox,
-        "network": network,
+        "sandbox": {
+            "mode": said.sandbox_mode,
+            "filesystem_scope": said.sandbox_filesystem_scope,
+            **({"writable_roots": [str(root) for root in roots]} if roots else {}),
+        },
+        "network": {
+            "access": said.network_access,
+            **({"allowed_domains": [*domains]} if domains else {}),
+        },
         "approval": {
             "policy": said.approval_policy,
             "escalation_behavior": said.approval_escalation_behavior,
@@ -279,28 +271,23 @@ def _environment(settings: Settings) -> JsonObject:
 
 def _runtime_context(settings: Settings) -> JsonObject:
     root = settings.workspace if settings.a2a.expose_workspace_root_in_card else None
-    context: JsonObject = {
-        "project": settings.a2a.project,
-        "workspace_root": str(root) if root else None,
-        "agent": settings.opencode.agent,
-        "variant": settings.opencode.variant,
-    }
-    return {name: value for name, value in context.items() if value is not None}
+    return known(
+        project=settings.a2a.project,
+        workspace_root=str(root) if root else None,
+        agent=settings.opencode.agent,
+        variant=settings.opencode.variant,
+    )
 
 
 def _extension_retention(extension: Extension) -> JsonObject:
-    conditional = any(method.condition for method in extension.methods.values())
-    experimental = any(m.stability == "experimental" for m in extension.methods.values())
-    metadata = extension.key in _METADATA_ONLY
-    told: JsonObject = {
-        "surface": "core-runtime-metadata" if metadata else "jsonrpc-extension",
-        "availability": "always",
-        "retention": "mixed" if conditional or experimental else "stable",
-    }
-    if metadata:
-        told["retention"] = "required"
-    if not metadata and not extension.methods:
-        told["surface"] = "discovery"
+    methods = extension.methods.values()
+    experimental = any(method.stability == "experimental" for method in methods)
+    surface, retention = "jsonrpc-extension" if methods else "discovery", "stable"
+    if experimental or any(method.condition for method in methods):
+        retention = "mixed"
+    if extension.key in _METADATA_ONLY:
+        surface, retention = "core-runtime-metadata", "required"
+    told: JsonObject = {"surface": surface, "availability": "always", "retention": retention}
     if experimental:
         told["upstream_stability"] = "mixed"
     if extension.key == "interrupt_recovery":
@@ -308,12 +295,7 @@ def _extension_retention(extension: Extension) -> JsonObject:
     return told
 
 
-def _core_retention() -> JsonObject:
-    return {"surface": "core", "availability": "always", "retention": "required"}
-
-
 def _method_retention(extension: Extension, method: Method, settings: Settings) -> JsonObject:
-    state = method.state(settings)
     told: JsonObject = {
         "surface": "extension",
         "availability": "always",
@@ -321,7 +303,8 @@ def _method_retention(extension: Extension, method: Method, settings: Settings) 
         "extension_uri": extension.uri,
     }
     if method.condition:
-        told["availability"] = "enabled" if state == "enabled" else "disabled"
+        enabled = method.state(settings) == "enabled"
+        told["availability"] = "enabled" if enabled else "disabled"
         told["retention"] = "deployment-conditional"
         told["toggle"] = method.condition.variable
     return told
@@ -335,9 +318,8 @@ def wire_contract(settings: Settings) -> JsonObject:
     return {
         **protocol_summary(settings),
         "profile": {"profile_id": PROFILE, "deployment": "single_tenant_shared_workspace"},
-        "preferred_transport": TRANSPORTS[0],
-        "additional_transports": [*TRANSPORTS[1:]],
-        "core": _core(settings),
+        "preferred_transport": BINDINGS[0],
+        "additional_transports": [*BINDINGS[1:]],
         "extensions": {
             "jsonrpc_methods": names,
             "conditionally_available_methods": {
@@ -351,7 +333,6 @@ def wire_contract(settings: Settings) -> JsonObject:
             "extension_uris": [extension.uri for extension in ALL_EXTENSIONS],
         },
         "all_jsonrpc_methods": [*core_methods(settings), *names],
-        "service_behaviors": _service_behaviors(),
         "unsupported_method_error": {
             "code": MethodNotFoundError.code,
             "type": MethodNotFoundError.reason,

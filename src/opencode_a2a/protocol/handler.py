@@ -44,14 +44,16 @@ class Call:
 
 Event = tuple[bytes, bytes]
 """A cursor and an encoded object."""
-Batches = AsyncGenerator[list[Event], None]
+Write = Callable[[list[Event]], bool]
+"""Writes events at once; False when the reader cannot take them now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
     """The answer of an operation that streams."""
 
-    batches: Batches
+    batches: Callable[[Write], AsyncGenerator[list[Event], None]]
+    """The events; growing text may take the short way instead, in order with the others."""
 
 
 class Operations:
@@ -83,8 +85,8 @@ class Operations:
         # Encoded now, in the same turn of the loop: later entries are the tap's.
         first = [_snapshot(tap.state, call.dialect, send.history_length)]
         if submitted.log.stopped(submitted.seq):
-            return Feed(_only(first))
-        return Feed(_follow(tap, call.dialect, first, stops_at_prompts=True))
+            return Feed(_Following(None, call.dialect, first).batches)
+        return Feed(_Following(tap, call.dialect, first, stops_at_prompts=True).batches)
 
     async def _submit(self, call: Call, send: Send) -> Submitted:
         if send.push:
@@ -144,7 +146,7 @@ class Operations:
                 "The task has ended, there is nothing to subscribe to; get the task instead"
             )
         first = [_snapshot(tap.state, call.dialect)] if tap.resync else []
-        return Feed(_follow(tap, call.dialect, first, stops_at_prompts=not modern))
+        return Feed(_Following(tap, call.dialect, first, stops_at_prompts=not modern).batches)
 
     async def push(self, call: Call) -> Json:
         raise PushNotSupportedError
@@ -209,26 +211,44 @@ def _snapshot(state: TaskState, dialect: Dialect, history_length: int | None = N
     return render.cursor(state.seq, state), orjson.dumps(_result(state, dialect, history_length))
 
 
-async def _only(events: list[Event]) -> Batches:
-    yield events
+class _Following:
+    """A reader of a task: first what the task is, then what happens to it."""
 
+    def __init__(
+        self,
+        tap: Tap | None,
+        dialect: Dialect,
+        first: list[Event],
+        *,
+        stops_at_prompts: bool = False,
+    ) -> None:
+        self._tap = tap
+        self._dialect = dialect
+        self._first = first
+        self._stops_at_prompts = stops_at_prompts
 
-async def _follow(
-    tap: Tap, dialect: Dialect, first: list[Event], *, stops_at_prompts: bool
-) -> Batches:
-    if first:
-        yield first
-        first = []  # the task is large, and the stream may be long
-    try:
-        while entries := await tap.batch():
-            stop = _stop(tap, entries, stops_at_prompts)
-            events = _encode(tap.state, entries[:stop], dialect)
-            if events:
-                yield events
-            if stop is not None:
-                return
-    except LogForgottenError:
-        yield [_snapshot(tap.state, dialect)]
+    async def batches(self, write: Write) -> AsyncGenerator[list[Event], None]:
+        first, self._first = self._first, []  # the task is large, and the stream may be long
+        if first:
+            yield first
+        del first
+        tap, dialect = self._tap, self._dialect
+        if tap is None:
+            return
+
+        def hear(entries: list[Entry]) -> bool:
+            return write(_encode(tap, entries, dialect))
+
+        try:
+            while entries := await tap.batch(hear):
+                stop = _stop(tap, entries, self._stops_at_prompts)
+                events = _encode(tap, entries[:stop], dialect)
+                if events:
+                    yield events
+                if stop is not None:
+                    return
+        except LogForgottenError:
+            yield [_snapshot(tap.state, dialect)]
 
 
 def _stop(tap: Tap, entries: Sequence[Entry], stops_at_prompts: bool) -> int | None:
@@ -243,10 +263,16 @@ def _stop(tap: Tap, entries: Sequence[Entry], stops_at_prompts: bool) -> int | N
     return None
 
 
-def _encode(state: TaskState, entries: Sequence[Entry], dialect: Dialect) -> list[Event]:
-    events: list[Event] = []
-    for entry in entries:
-        body = render.entry(entry, state.ref, dialect)
-        if body is not None:
-            events.append((render.cursor(entry.seq, state), body))
-    return events
+def _encode(tap: Tap, entries: Sequence[Entry], dialect: Dialect) -> list[Event]:
+    """Encode entries, once for all readers that get them at the same time."""
+    if not entries:
+        return []
+    which = (entries[0].seq, entries[-1].seq, dialect)
+    if tap.log.encoded is None or tap.log.encoded[0] != which:
+        state, events = tap.state, list[Event]()
+        for entry in entries:
+            body = render.entry(entry, state.ref, dialect)
+            if body is not None:
+                events.append((render.cursor(entry.seq, state), body))
+        tap.log.encoded = which, events
+    return tap.log.encoded[1]

@@ -3,6 +3,8 @@
 ``render`` puts it beside what A2A itself says; nobody needs it to read a task right.
 """
 
+from dataclasses import asdict
+
 from opencode_a2a.events import (
     Interrupted,
     Json,
@@ -35,10 +37,8 @@ def session(status: Status) -> JsonObject | None:
 def usage(counted: UsageCounted | None) -> JsonObject | None:
     if counted is None:
         return None
-    told = _usage(counted.own)
-    if counted.children is not None:
-        told["children"] = _usage(counted.children)
-    return told
+    children = None if counted.children is None else _usage(counted.children)
+    return _usage(counted.own) | known(children=children)
 
 
 def _usage(used: Usage) -> JsonObject:
@@ -72,24 +72,27 @@ def negotiation(ref: TaskRef) -> JsonObject | None:
 
 
 def progress(event: Progressed) -> JsonObject:
-    return known(
-        type=event.type,
-        status=event.status,
-        part_id=event.part_id,
-        title=event.title,
-        subtitle=event.subtitle,
-        reason=event.reason,
-        todos=None if event.todos is None else [*event.todos],
-    )
+    return known(**asdict(event))
 
 
 def asked(event: Interrupted) -> JsonObject:
+    tool = known(call_id=event.call_id, name=event.tool, input=event.tool_input) or None
+    if event.type == "permission":
+        details = known(
+            permission=event.permission,
+            patterns=[*event.patterns],
+            always=[*event.always],
+            metadata=event.metadata,
+            tool=tool,
+        )
+    else:
+        details = known(questions=[_question(one) for one in event.questions], tool=tool)
     return known(
         request_id=event.request_id,
         type=event.type,
         phase="asked",
         session_id=event.session_id,
-        details=_permission(event) if event.type == "permission" else _questions(event),
+        details=details,
         asked_at=None if event.asked_at is None else moment(event.asked_at),
         expires_at=None if event.expires_at is None else moment(event.expires_at),
         default=event.default,
@@ -107,34 +110,14 @@ def resolved(event: Resumed) -> JsonObject:
     )
 
 
-def _permission(event: Interrupted) -> JsonObject:
-    return known(
-        permission=event.permission,
-        patterns=[*event.patterns],
-        always=[*event.always],
-        metadata=event.metadata,
-        tool=_tool(event),
-    )
-
-
-def _questions(event: Interrupted) -> JsonObject:
-    questions: list[Json] = [_question(question) for question in event.questions]
-    return known(questions=questions, tool=_tool(event))
-
-
 def _question(question: Question) -> JsonObject:
-    options: list[Json] = [
-        {"label": option.label, "value": option.label, "description": option.description}
-        for option in question.options
-    ]
     return {
         "header": question.header,
         "question": question.question,
-        "options": options,
+        "options": [
+            {"label": option.label, "value": option.label, "description": option.description}
+            for option in question.options
+        ],
         "multiple": question.multiple,
         "custom": question.custom,
     }
-
-
-def _tool(event: Interrupted) -> JsonObject | None:
-    return known(call_id=event.call_id, name=event.tool, input=event.tool_input) or None

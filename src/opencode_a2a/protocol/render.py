@@ -1,9 +1,8 @@
 """Tasks and log entries as the wire has them, in each dialect.
 
-``handler`` renders tasks, streams render entries; an entry is encoded once for all readers of a
-dialect. The growing text of an answer takes a short way: a prebuilt frame around the encoded
-text. Everything else is built from neutral parts, fitted to the output modes of the task, and
-spelled by the dialect.
+``handler`` renders tasks, streams render entries. The growing text of an answer takes a short
+way: a prebuilt frame around the encoded text. Everything else is built from neutral parts,
+fitted to the output modes of the task, and spelled by the dialect.
 """
 
 import secrets
@@ -77,17 +76,11 @@ def task(
 
 def entry(told: Entry, ref: TaskRef, dialect: Dialect) -> bytes | None:
     """Return one entry as a stream carries it; None when it says nothing to a reader."""
-    wire = told.wire
-    if dialect in wire:
-        return wire[dialect]
     event = told.event
     if isinstance(event, _GROWTH):
-        encoded = _growth(told.seq, event, ref, dialect)
-    else:
-        update = _update(told, ref, dialect)
-        encoded = None if update is None else orjson.dumps(update)
-    wire[dialect] = encoded
-    return encoded
+        return _growth(told.seq, event, ref, dialect)
+    update = _update(told, ref, dialect)
+    return None if update is None else orjson.dumps(update)
 
 
 def ends_stream(told: Entry) -> bool:

@@ -11,8 +11,8 @@ import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp
+from starlette.routing import BaseRoute, Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from opencode_a2a.errors import (
     InvalidRequestError,
@@ -24,6 +24,7 @@ from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.jsonguard import decode
 from opencode_a2a.protocol.card import Cards
 from opencode_a2a.protocol.exchange import (
+    Endpoint,
     Stream,
     Terms,
     as_service_error,
@@ -100,8 +101,8 @@ class RestBinding:
         ]
         for line, prefix in PREFIXES.items():
             for path, verbs, run, params in ROUTES:
-                endpoint = self._endpoint(line, run, params)
-                routes.append(Route(prefix + path, endpoint, methods=[*verbs]))
+                endpoint = Endpoint(self._endpoint(line, run, params))
+                routes.append(Route(prefix + path, endpoint, methods=[*verbs], name=path))
         return routes
 
     def _endpoint(
@@ -181,19 +182,20 @@ def _refused(error: ServiceError, line: Line, headers: Mapping[str, str] | None 
     return _json(rest_error(error, line), line, told, error.http)
 
 
-async def _not_found(request: Request, error: Exception) -> Response:
-    line = _line_of_path(request)
-    return _refused(MethodNotFoundError("There is nothing at this path"), line)
+class Routes:
+    """All routes as one application; paths and verbs that do not exist are refused in JSON."""
 
+    def __init__(self, routes: list[BaseRoute]) -> None:
+        self._router = Router(routes, redirect_slashes=False)
 
-async def _not_allowed(request: Request, error: Exception) -> Response:
-    allowed = error.headers if isinstance(error, HTTPException) else None
-    return _refused(MethodNotAllowedError(), _line_of_path(request), allowed)
-
-
-def _line_of_path(request: Request) -> Line:
-    return Line.V03 if request.url.path.startswith("/v1/") else Line.V1
-
-
-EXCEPTION_HANDLERS = {404: _not_found, 405: _not_allowed}
-"""For the application that mounts the routes: paths and verbs that do not exist, as JSON."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self  # so that the router raises what it refuses
+        try:
+            await self._router(scope, receive, send)
+        except HTTPException as refused:
+            line = Line.V03 if scope["path"].startswith("/v1/") else Line.V1
+            if refused.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+                response = _refused(MethodNotAllowedError(), line, refused.headers)
+            else:
+                response = _refused(MethodNotFoundError("There is nothing at this path"), line)
+            await response(scope, receive, send)

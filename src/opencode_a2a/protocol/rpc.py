@@ -26,6 +26,7 @@ from opencode_a2a.errors import (
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.jsonguard import decode
 from opencode_a2a.protocol.exchange import (
+    Endpoint,
     Stream,
     Terms,
     as_service_error,
@@ -79,7 +80,7 @@ class RpcBinding:
         self._disabled = {name: why for one in extensions for name, why in one.disabled.items()}
 
     def route(self) -> Route:
-        return Route("/", self.answer, methods=["POST"])
+        return Route("/", Endpoint(self.answer), methods=["POST"], name="rpc")
 
     async def answer(self, request: Request) -> ASGIApp:
         """Answer one request; the outermost edge of the binding, where nothing may escape."""

@@ -10,6 +10,7 @@ import orjson
 from opencode_a2a.events import JsonObject
 from opencode_a2a.messages import Message, Part
 from opencode_a2a.protocol.content import accepts
+from opencode_a2a.protocol.metadata import known
 from opencode_a2a.protocol.versions import Dialect
 from opencode_a2a.tasks.lifecycle import State, TaskRef
 
@@ -23,13 +24,10 @@ def fit(parts: list[Part], modes: tuple[str, ...] | None) -> list[Part]:
 
 
 def _fit(part: Part, modes: tuple[str, ...]) -> Part | None:
-    match part.kind:
-        case "text":
-            media_type = part.media_type or "text/plain"
-        case "data":
-            media_type = "application/json"
-        case _:
-            media_type = part.media_type or "application/octet-stream"
+    usual = {"text": "text/plain", "data": "application/json"}
+    media_type = usual.get(part.kind, "application/octet-stream")
+    if part.kind != "data":
+        media_type = part.media_type or media_type
     if accepts(modes, media_type):
         return part
     if part.kind != "data":
@@ -46,16 +44,14 @@ def spell_part(part: Part, dialect: Dialect) -> JsonObject:
 
 
 def _part(part: Part) -> JsonObject:
-    match part.kind:
-        case "text":
-            spelled: JsonObject = {"text": part.text}
-        case "raw":
-            spelled = {"raw": part.raw}
-        case "url":
-            spelled = {"url": part.url}
-        case "data":
-            spelled = {"data": part.data}
-    return spelled | _known(mediaType=part.media_type, filename=part.filename)
+    content: JsonObject = {
+        "text": part.text,
+        "raw": part.raw,
+        "url": part.url,
+        "data": part.data,
+    }
+    named = known(mediaType=part.media_type, filename=part.filename)
+    return {part.kind: content[part.kind], **named}
 
 
 def _part03(part: Part) -> JsonObject:
@@ -66,10 +62,8 @@ def _part03(part: Part) -> JsonObject:
         case "data":
             return {"kind": "data", "data": _as_object(part)}
         case _:
-            content = _known(
-                bytes=part.raw, uri=part.url, mimeType=part.media_type, name=part.filename
-            )
-            return {"kind": "file", "file": content}
+            rest = known(mimeType=part.media_type, name=part.filename)
+            return {"kind": "file", "file": known(bytes=part.raw, uri=part.url) | rest}
 
 
 def _part_proto(part: Part) -> JsonObject:
@@ -81,13 +75,9 @@ def _part_proto(part: Part) -> JsonObject:
         case _:
             # Clients disagree whether bytes are base64 once or twice here, and some choke on
             # the other way; a caller knows the bytes that it sent.
-            content = _known(
-                fileWithBytes=None if part.raw is None else "",
-                fileWithUri=part.url,
-                mimeType=part.media_type,
-                name=part.filename,
-            )
-            return {"file": content}
+            raw = None if part.raw is None else ""
+            rest = known(mimeType=part.media_type, name=part.filename)
+            return {"file": known(fileWithBytes=raw, fileWithUri=part.url) | rest}
 
 
 _PARTS = {Dialect.V1: _part, Dialect.V03: _part03, Dialect.PROTO03: _part_proto}
@@ -104,10 +94,6 @@ def _as_file(part: Part) -> Part:
 def _as_object(part: Part) -> JsonObject:
     # 0.3 knows data only as an object
     return part.data if isinstance(part.data, dict) else {"value": part.data}
-
-
-def _known(**values: str | None) -> JsonObject:
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def spell_message(message: Message, ref: TaskRef, dialect: Dialect) -> JsonObject | None:

@@ -84,7 +84,7 @@ class Database:
             event.listen(engine, "connect", _prepare)
         self._thread.start()
         try:
-            await self._submit(migrate)
+            await self.post(migrate)
         except SchemaTooNewError as error:
             await self.__aexit__()
             raise DatabaseError(str(error)) from None
@@ -113,7 +113,7 @@ class Database:
         must do nothing but talk to the database.
         """
         try:
-            return await self._submit(fn)
+            return await self.post(fn)
         except self._failures as error:
             raise _unavailable(operation, error) from None
 
@@ -133,7 +133,7 @@ class Database:
         """Run ``fn`` on a connection of its own, beside the writer."""
         try:
             if self._memory:
-                return await self._submit(fn)
+                return await self.post(fn)
             return await self._loop.run_in_executor(self._readers, self._read, fn)
         except self._failures as error:
             raise _unavailable(operation, error) from None
@@ -158,10 +158,11 @@ class Database:
         with self._read_engine.connect() as connection:
             return fn(connection)
 
-    async def _submit(self, fn: Callable[[Connection], Any]) -> Any:
+    def post(self, fn: Callable[[Connection], T]) -> asyncio.Future[T]:
+        """Have ``fn`` written; the future says how it went, in the driver's words."""
         job = _Job(fn, self._loop.create_future())
         self._jobs.put(job)
-        return await job.done
+        return job.done
 
     def _work(self) -> None:
         connection: Connection | None = None

@@ -22,7 +22,8 @@ class _Compiled:
     """Values that the dialect adds by itself."""
 
     def arranged(self, values: Mapping[str, object]) -> Any:
-        values = {**self.constants, **values}
+        if self.constants:
+            values = {**self.constants, **values}
         return values if self.order is None else tuple(values[name] for name in self.order)
 
 

@@ -3,6 +3,7 @@
 Rows hold encoded values; what is inside them is known to ``tasks.codec`` alone.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -182,7 +183,13 @@ def set_request(connection: Connection, task_no: int, request: bytes | None) -> 
 
 def append(connection: Connection, segments: Sequence[Segment], moves: Sequence[Move]) -> None:
     """Write entries of any number of tasks, and the statuses they lead to."""
-    _ADD_ENTRIES.run_many(connection, [asdict(segment) for segment in segments])
+    _ADD_ENTRIES.run_many(
+        connection,
+        [
+            {"task_no": s.task_no, "first_seq": s.first_seq, "last_seq": s.last_seq, "data": s.data}
+            for s in segments
+        ],
+    )
     _MOVE.run_many(
         connection,
         [{"task_no": m.task_no, "to": m.state, "time": m.at, "body": m.status} for m in moves],
@@ -191,10 +198,13 @@ def append(connection: Connection, segments: Sequence[Segment], moves: Sequence[
         connection,
         [{"task_no": m.task_no, "body": m.archive} for m in moves if m.archive is not None],
     )
+    changes: Counter[tuple[str, str]] = Counter()
     for move in moves:
-        if move.before != move.state:
-            _count(connection, move.principal, move.before, -1)
-            _count(connection, move.principal, move.state, 1)
+        changes[move.principal, move.before] -= 1
+        changes[move.principal, move.state] += 1
+    for (principal, state), change in changes.items():
+        if change:
+            _count(connection, principal, state, change)
 
 
 def _count(connection: Connection, principal: str, state: str, change: int) -> None:

@@ -35,6 +35,7 @@ class Admitted:
     no: int
     state: TaskState
     request: Request
+    new_context: bool
 
 
 def digest(order: Order) -> bytes:
@@ -48,12 +49,15 @@ class Admission:
         self._database = database
         self._limits = limits
         self._open: Counter[Principal] = Counter()
+        self._total = 0
 
     def opened(self, principal: Principal) -> None:
         self._open[principal] += 1
+        self._total += 1
 
     def closed(self, principal: Principal) -> None:
         self._open[principal] -= 1
+        self._total -= 1
         if self._open[principal] <= 0:
             del self._open[principal]
 
@@ -106,12 +110,11 @@ class Admission:
         outcome = await self._database.write(write)
         if isinstance(outcome, TaskRow):
             return outcome
-        return Admitted(outcome, state, request)
+        return Admitted(outcome, state, request, new_context=order.context_id is None)
 
     def _room(self, principal: Principal) -> bool:
         return (
-            self._open[principal] < self._limits.per_principal
-            and self._open.total() < self._limits.total
+            self._open[principal] < self._limits.per_principal and self._total < self._limits.total
         )
 
 

@@ -77,7 +77,7 @@ class Board:
     def _begin(self, admitted: Admitted) -> TaskLog:
         """Run a task that is stored, from where its log is."""
         log = TaskLog(admitted.no, admitted.state, self._journal, self._database)
-        self.run(self.adopt(log), admitted.request)
+        self._runner.start(self.adopt(log), admitted.request, new_context=admitted.new_context)
         return log
 
     def adopt(self, log: TaskLog) -> Job:
@@ -247,7 +247,7 @@ class Board:
     async def close(self) -> None:
         """Leave every open task as it is, for the next start, with all of it stored."""
         await self._runner.close()
-        await self._journal.flush()
+        await self._journal.commit()
 
     def open_tasks(self) -> Sequence[Job]:
         return list(self._jobs.values())

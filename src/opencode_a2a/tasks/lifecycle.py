@@ -32,6 +32,8 @@ from opencode_a2a.messages import Message
 
 
 class State(StrEnum):
+    __hash__ = str.__hash__  # see Lane
+
     SUBMITTED = "submitted"
     WORKING = "working"
     INPUT_REQUIRED = "input_required"
@@ -119,8 +121,6 @@ class Entry:
     at: int
     event: LogEvent
     status: Status | None = None
-    wire: dict[str, bytes | None] = field(default_factory=dict[str, bytes | None])
-    """Encodings made so far, by protocol line: an entry is encoded once for all its readers."""
 
 
 @dataclass(slots=True)

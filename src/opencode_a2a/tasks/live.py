@@ -5,7 +5,7 @@ one costs nothing and slows nobody; one that has fallen behind the tail reads fr
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 from sqlalchemy.engine import Connection
@@ -18,8 +18,10 @@ from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.tasks.codec import load_entries
 from opencode_a2a.tasks.commands import Cursor
-from opencode_a2a.tasks.journal import Journal
+from opencode_a2a.tasks.journal import Journal, Write
 from opencode_a2a.tasks.lifecycle import (
+    OPEN,
+    TERMINAL,
     Accepted,
     Answered,
     Entry,
@@ -42,7 +44,9 @@ STORE_SECONDS = 5.0
 LEFT = "The service stops, the task goes on; get it later, or send the same message again"
 
 # Told only once they are stored; everything else may be told first.
-_FIRM = (Accepted, Answered, Recovered, SessionBound, Started, Interrupted, Resumed, Finished)
+_FIRM = frozenset(
+    {Accepted, Answered, Recovered, SessionBound, Started, Interrupted, Resumed, Finished}
+)
 
 
 class TaskLog:
@@ -63,8 +67,10 @@ class TaskLog:
         """Sequence number of the last entry that has to be stored before it is shown."""
         self._stop = state.seq if state.status.state.interrupted else 0
         """Where the task last stopped: ended, or began to wait for a person."""
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: dict[asyncio.Future[None], Callable[[], bool] | None] = {}
         self._left = False
+        self.encoded: tuple[tuple[int, int, str], list[tuple[bytes, bytes]]] | None = None
+        """What readers last made of entries: first and last of them, dialect, cursor and body."""
 
     @property
     def ref(self) -> TaskRef:
@@ -74,20 +80,30 @@ class TaskLog:
     def over(self) -> bool:
         return self.state.status.state.terminal and self._shown == self.state.seq
 
-    async def tell(self, events: Sequence[LogEvent]) -> bool:
-        """Append events; return once they may be relied on. False when the task had ended."""
-        before = self.state.status.state
+    async def tell(self, events: Sequence[LogEvent], also: Write | None = None) -> bool:
+        """Append events; return once they may be relied on. False when the task had ended.
+
+        ``also`` is written in the same transaction.
+        """
         if not events:
             return True
+        if not self.say(events, also):
+            return False
+        if self._firm == self.state.seq:
+            await asyncio.shield(self._journal.commit())
+        return True
+
+    def say(self, events: Sequence[LogEvent], also: Write | None = None) -> bool:
+        """Append events that nobody waits for. False when the task had ended."""
+        before = self.state.status.state
         entries = self._apply(events)
         if not entries:
             return False
         _count(before, self.state.status.state)
-        self._tail.extend(entries)
-        self._journal.add(self, before, entries)
-        if any(isinstance(entry.event, _FIRM) for entry in entries):
+        self._tail += entries
+        self._journal.add(self, before, entries, also)
+        if not _FIRM.isdisjoint(type(entry.event) for entry in entries):
             self._firm = entries[-1].seq
-            await asyncio.shield(self._journal.commit())
         elif self._firm <= self._stored:
             self._show(self.state.seq)
         return True
@@ -124,19 +140,23 @@ class TaskLog:
         self._wake()
 
     def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, set()
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        for waiter, served in list(self._waiters.items()):
+            if waiter.done():
+                continue
+            try:
+                if served is None or not served():
+                    waiter.set_result(None)
+            except Exception as error:  # it is the reader's own, and must not hit the others
+                waiter.set_exception(error)
 
-    async def changed(self) -> None:
-        """Wait for the next entries that readers may see."""
+    async def changed(self, served: Callable[[], bool] | None = None) -> None:
+        """Wait for the next entries that readers may see, and that ``served`` did not deal with."""
         waiter = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
+        self._waiters[waiter] = served
         try:
             await waiter
         finally:
-            self._waiters.discard(waiter)
+            del self._waiters[waiter]
 
     async def steady(self) -> TaskState:
         """Return the state once nothing in it waits to be stored; valid until the next await."""
@@ -156,7 +176,7 @@ class TaskLog:
                 return state
             if self._left:
                 raise StreamEndedError(LEFT, cause="drained", task_id=self.ref.id)
-            await self.changed()
+            await self.changed(lambda: not (self._left or self.stopped(since)))
 
     def leave(self) -> None:
         """Let nobody wait any longer until the task stops: the service ends before."""
@@ -185,14 +205,18 @@ class TaskLog:
         return Tap(self, self.state.seq, resync=True)
 
 
+_OPEN = {state: metrics.TASKS.labels(state) for state in OPEN}
+_ENDED = {state: metrics.TASKS_ENDED.labels(state) for state in TERMINAL}
+
+
 def _count(before: State, after: State) -> None:
     if before is after:
         return
-    metrics.TASKS.labels(before).dec()
-    if after.terminal:
-        metrics.TASKS_ENDED.labels(after).inc()
+    _OPEN[before].dec()
+    if after in _ENDED:
+        _ENDED[after].inc()
     else:
-        metrics.TASKS.labels(after).inc()
+        _OPEN[after].inc()
 
 
 class LogForgottenError(Exception):
@@ -206,29 +230,44 @@ class Tap:
         self.state = log.state
         self.resync = resync
         """Whether the reader has to be given the task as it is before the entries that follow."""
-        self._log = log
+        self.log = log
         self._after = after
         self._replay: Replay | None = None
 
-    async def batch(self) -> list[Entry]:
-        """Return the next entries; none when the log is over."""
+    async def batch(self, hear: Callable[[list[Entry]], bool] | None = None) -> list[Entry]:
+        """Return the next entries; none when the log is over.
+
+        With ``hear``, entries that change no status are handed over while waiting: most of a log
+        is growing text, and to wake the reader for it would cost more than to write it. A
+        reader that cannot take them now returns False and gets them by the usual way.
+        """
+
+        def served() -> bool:
+            entries = self.log.after(self._after)
+            if not entries or any(entry.status is not None for entry in entries):
+                return False
+            if hear is None or not hear(entries):
+                return False
+            self._after = entries[-1].seq
+            return len(entries) < BATCH
+
         while True:
-            entries = self._log.after(self._after)
+            entries = self.log.after(self._after)
             if entries is None:
                 entries = await self._catch_up()
             if entries:
                 self._after = entries[-1].seq
                 return entries
-            if self._log.over:
+            if self.log.over:
                 return []
-            await self._log.changed()
+            await self.log.changed(served)
 
     async def _catch_up(self) -> list[Entry]:
         if self._replay is None:
-            self._replay = Replay(self._log.database, self._log.no, self._log.ref)
+            self._replay = Replay(self.log.database, self.log.no, self.log.ref)
         entries = await self._replay.next(self._after)
         if not entries:
-            raise LogForgottenError(self._log.ref.id)
+            raise LogForgottenError(self.log.ref.id)
         return entries
 
 

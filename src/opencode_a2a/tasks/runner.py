@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import aclosing
 
 import structlog
 
@@ -38,7 +37,14 @@ class Runner:
         self._closed = closed
         self._running: set[asyncio.Task[None]] = set()
 
-    def start(self, job: Job, request: Request, told: Told | None = None) -> None:
+    def start(
+        self,
+        job: Job,
+        request: Request,
+        told: Told | None = None,
+        *,
+        new_context: bool = False,
+    ) -> None:
         """Run a turn for a task; what it tells goes into the log.
 
         ``told`` is what the log has of it already, if an earlier process began it.
@@ -52,6 +58,7 @@ class Runner:
             routing=request.routing,
             user_message_id=request.user_message_id,
             session_id=job.log.state.status.session_id,
+            new_context=new_context,
             told=told,
         )
         job.turn = self._turns.turn(spec)
@@ -75,9 +82,7 @@ class Runner:
     async def _run(self, job: Job, turn: Turn) -> None:
         with structlog.contextvars.bound_contextvars(task_id=job.log.ref.id):
             try:
-                async with aclosing(turn.events()) as batches:
-                    async for events in batches:
-                        await job.log.tell(events)
+                await turn.run(job.log)
             except ServiceError as error:
                 failure = Failure(error.reason, error.message)
                 await job.log.tell([Finished(Outcome.FAILED, failure=failure)])

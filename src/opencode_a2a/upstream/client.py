@@ -9,8 +9,8 @@ endpoint. What comes back is checked: status, content type, size, shape. Errors 
 import asyncio
 import base64
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Final, Literal, Self, TypeVar
@@ -30,11 +30,7 @@ from opencode_a2a.errors import (
 from opencode_a2a.events import Json
 from opencode_a2a.ids import MessageId, RequestId, SessionId
 from opencode_a2a.tracing import trace_headers
-from opencode_a2a.upstream.exchange import (
-    Exchange,
-    ExchangeError,
-    TooLargeError,
-)
+from opencode_a2a.upstream.exchange import Exchange, ExchangeError, Reply, TooLargeError
 from opencode_a2a.upstream.models import (
     Agent,
     Command,
@@ -44,12 +40,10 @@ from opencode_a2a.upstream.models import (
     FileContent,
     FileDiff,
     FileNode,
-    FileStatus,
     Health,
     McpServer,
     McpStatus,
     MessageWithParts,
-    Paths,
     PermissionRequest,
     Project,
     Prompt,
@@ -130,11 +124,23 @@ class _Request:
         return f"{self.path}?{urlencode(pairs, quote_via=quote)}" if pairs else self.path
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    media_type: str
-    next_cursor: str | None
-    body: bytes
+def _read(kind: type[T], path: str):
+    """Make the method for an endpoint that takes nothing but a location."""
+
+    async def read(self: "OpenCode", *, at: Location = HERE) -> T:
+        return await self.call(kind, _Request("GET", path, at))
+
+    return read
+
+
+def _on_session(kind: type[T], method: str, rest: str = "", *, urgent: bool = False):
+    """Make the method for an endpoint that takes nothing but a session."""
+
+    async def call(self: "OpenCode", session_id: SessionId, *, at: Location = HERE) -> T:
+        path = _session(session_id, rest)
+        return await self.call(kind, _Request(method, path, at, urgent=urgent))
+
+    return call
 
 
 class OpenCode:
@@ -158,7 +164,10 @@ class OpenCode:
         self._timeout = timeout
         self._limit = max_concurrent_requests
         self._under_way = 0
-        headers = _headers(username, password)
+        headers = {"accept-encoding": "identity", "user-agent": "opencode-a2a"}
+        if password is not None:
+            token = base64.b64encode(f"{username}:{password}".encode()).decode()
+            headers["authorization"] = f"Basic {token}"
         self._calls = Exchange(self.base_url, headers, max_response_bytes)
 
     async def __aenter__(self) -> Self:
@@ -168,6 +177,19 @@ class OpenCode:
         self._calls.close()
 
     # Sessions
+
+    session = _on_session(Session, "GET")
+    session_children = _on_session(list[Session], "GET", "/children")
+    session_todo = _on_session(list[Todo], "GET", "/todo")
+    share_session = _on_session(Session, "POST", "/share")
+    unshare_session = _on_session(Session, "DELETE", "/share")
+    unrevert_session = _on_session(Session, "POST", "/unrevert")
+    delete_session = _on_session(bool, "DELETE")
+    """Delete a session and its children. A running turn goes on: abort it first."""
+    abort_session = _on_session(bool, "POST", "/abort", urgent=True)
+    """Stop the session's turn; returns after it. Idle and unknown sessions do not object."""
+    session_status = _read(dict[SessionId, SessionStatus], "/session/status")
+    """Return the sessions of this location that are not idle."""
 
     async def sessions(
         self,
@@ -182,59 +204,28 @@ class OpenCode:
         query: Query = {"limit": limit, "roots": roots, "search": search, "start": start}
         return await self._get(list[Session], "/session", at, query)
 
-    async def session(self, session_id: SessionId, *, at: Location = HERE) -> Session:
-        return await self._get(Session, _session(session_id), at)
-
     async def create_session(self, draft: SessionDraft, *, at: Location = HERE) -> Session:
         return await self._post(Session, "/session", at, _wire(draft))
 
     async def update_session(
         self, session_id: SessionId, changes: SessionChanges, *, at: Location = HERE
     ) -> Session:
-        return await self._call(
-            Session, _Request("PATCH", _session(session_id), at, body=_wire(changes))
-        )
-
-    async def delete_session(self, session_id: SessionId, *, at: Location = HERE) -> None:
-        """Delete a session and its children. A running turn goes on: abort it first."""
-        await self._call(bool, _Request("DELETE", _session(session_id), at))
-
-    async def session_children(
-        self, session_id: SessionId, *, at: Location = HERE
-    ) -> list[Session]:
-        return await self._get(list[Session], _session(session_id, "/children"), at)
-
-    async def session_todo(self, session_id: SessionId, *, at: Location = HERE) -> list[Todo]:
-        return await self._get(list[Todo], _session(session_id, "/todo"), at)
+        request = _Request("PATCH", _session(session_id), at, body=_wire(changes))
+        return await self.call(Session, request)
 
     async def session_diff(
-        self,
-        session_id: SessionId,
-        message_id: MessageId | None = None,
-        *,
-        at: Location = HERE,
+        self, session_id: SessionId, message_id: MessageId | None = None, *, at: Location = HERE
     ) -> list[FileDiff]:
         """List the files that the answer to one *user* message changed; without it, none."""
-        return await self._get(
-            list[FileDiff], _session(session_id, "/diff"), at, {"messageID": message_id}
-        )
+        query: Query = {"messageID": message_id}
+        return await self._get(list[FileDiff], _session(session_id, "/diff"), at, query)
 
     async def fork_session(
-        self,
-        session_id: SessionId,
-        message_id: MessageId | None = None,
-        *,
-        at: Location = HERE,
+        self, session_id: SessionId, message_id: MessageId | None = None, *, at: Location = HERE
     ) -> Session:
         """Copy the messages before ``message_id`` into a new session, without its permissions."""
         body = _json(messageID=message_id)
         return await self._post(Session, _session(session_id, "/fork"), at, body)
-
-    async def share_session(self, session_id: SessionId, *, at: Location = HERE) -> Session:
-        return await self._post(Session, _session(session_id, "/share"), at)
-
-    async def unshare_session(self, session_id: SessionId, *, at: Location = HERE) -> Session:
-        return await self._call(Session, _Request("DELETE", _session(session_id, "/share"), at))
 
     async def summarize_session(
         self,
@@ -247,7 +238,7 @@ class OpenCode:
     ) -> None:
         """Replace a session's history by a summary; returns when the model has written it."""
         body = _json(providerID=provider_id, modelID=model_id, auto=auto)
-        await self._turn(bool, _session(session_id, "/summarize"), at, body)
+        await self._post(bool, _session(session_id, "/summarize"), at, body, endless=True)
 
     async def revert_session(
         self,
@@ -260,18 +251,6 @@ class OpenCode:
         """Take back a message, and the files with it; busy sessions refuse."""
         body = _json(messageID=message_id, partID=part_id)
         return await self._post(Session, _session(session_id, "/revert"), at, body)
-
-    async def unrevert_session(self, session_id: SessionId, *, at: Location = HERE) -> Session:
-        return await self._post(Session, _session(session_id, "/unrevert"), at)
-
-    async def abort_session(self, session_id: SessionId, *, at: Location = HERE) -> None:
-        """Stop the session's turn; returns after it. Idle and unknown sessions do not object."""
-        path = _session(session_id, "/abort")
-        await self._call(bool, _Request("POST", path, at, urgent=True))
-
-    async def session_status(self, *, at: Location = HERE) -> dict[SessionId, SessionStatus]:
-        """Return the sessions of this location that are not idle."""
-        return await self._get(dict[SessionId, SessionStatus], "/session/status", at)
 
     # Messages
 
@@ -286,8 +265,9 @@ class OpenCode:
         """Return the newest ``limit`` messages, or all; ``before`` is an earlier page's cursor."""
         path = _session(session_id, "/message")
         request = _Request("GET", path, at, {"limit": limit, "before": before})
-        answer = await self._exchange(request)
-        return MessagePage(_decode(list[MessageWithParts], request, answer), answer.next_cursor)
+        reply = await self._exchange(request)
+        items = _decode(list[MessageWithParts], request, reply)
+        return MessagePage(items, reply.headers.get("x-next-cursor"))
 
     async def message(
         self, session_id: SessionId, message_id: MessageId, *, at: Location = HERE
@@ -299,9 +279,7 @@ class OpenCode:
         self, session_id: SessionId, prompt: Prompt, *, at: Location = HERE
     ) -> MessageWithParts:
         """Run a turn and return its last message. An error may be inside: ``info.error``."""
-        return await self._turn(
-            MessageWithParts, _session(session_id, "/message"), at, _wire(prompt)
-        )
+        return await self._run(_session(session_id, "/message"), at, prompt)
 
     async def prompt_async(
         self, session_id: SessionId, prompt: Prompt, *, at: Location = HERE
@@ -309,29 +287,23 @@ class OpenCode:
         """Start a turn; whatever becomes of it is told by events alone."""
         path = _session(session_id, "/prompt_async")
         request = _Request("POST", path, at, body=_wire(prompt))
-        answer = await self._exchange(request)
-        if answer.body:
+        if (await self._exchange(request)).body:
             raise UpstreamPayloadError(detail=f"{request.name}: expected no content")
 
     async def run_command(
         self, session_id: SessionId, command: CommandCall, *, at: Location = HERE
     ) -> MessageWithParts:
-        return await self._turn(
-            MessageWithParts, _session(session_id, "/command"), at, _wire(command)
-        )
+        return await self._run(_session(session_id, "/command"), at, command)
 
     async def run_shell(
         self, session_id: SessionId, command: ShellCall, *, at: Location = HERE
     ) -> MessageWithParts:
-        return await self._turn(
-            MessageWithParts, _session(session_id, "/shell"), at, _wire(command)
-        )
+        return await self._run(_session(session_id, "/shell"), at, command)
 
-    # Interrupts
+    # Interrupts; the location has to be the one that asked
 
-    async def permissions(self, *, at: Location = HERE) -> list[PermissionRequest]:
-        """List what waits for an answer in this location, and only there."""
-        return await self._get(list[PermissionRequest], "/permission", at)
+    permissions = _read(list[PermissionRequest], "/permission")
+    questions = _read(list[QuestionRequest], "/question")
 
     async def reply_permission(
         self,
@@ -341,71 +313,45 @@ class OpenCode:
         *,
         at: Location = HERE,
     ) -> None:
-        """Answer a permission; the location has to be the one that asked."""
         path = f"/permission/{_checked('per', request_id)}/reply"
-        body = _json(reply=reply, message=message)
-        await self._call(bool, _Request("POST", path, at, body=body, urgent=True))
-
-    async def questions(self, *, at: Location = HERE) -> list[QuestionRequest]:
-        return await self._get(list[QuestionRequest], "/question", at)
+        await self._post(bool, path, at, _json(reply=reply, message=message), urgent=True)
 
     async def reply_question(
-        self,
-        request_id: RequestId,
-        answers: Sequence[Sequence[str]],
-        *,
-        at: Location = HERE,
+        self, request_id: RequestId, answers: Sequence[Sequence[str]], *, at: Location = HERE
     ) -> None:
         """Answer the questions of one request, a list of labels or free texts for each."""
         path = f"/question/{_checked('que', request_id)}/reply"
         body = _json(answers=[list(answer) for answer in answers])
-        await self._call(bool, _Request("POST", path, at, body=body, urgent=True))
+        await self._post(bool, path, at, body, urgent=True)
 
     async def reject_question(self, request_id: RequestId, *, at: Location = HERE) -> None:
         path = f"/question/{_checked('que', request_id)}/reject"
-        await self._call(bool, _Request("POST", path, at, urgent=True))
+        await self._post(bool, path, at, urgent=True)
 
     # Catalogues
 
-    async def connected_providers(self, *, at: Location = HERE) -> ConnectedProviders:
-        """Return the providers that can be used now, without their keys."""
-        return await self._get(ConnectedProviders, "/config/providers", at)
+    agents = _read(list[Agent], "/agent")
+    commands = _read(list[Command], "/command")
+    config = _read(Config, "/config")
+    """Return what may be known of the configuration; an invalid one is an HTTP error."""
+    connected_providers = _read(ConnectedProviders, "/config/providers")
 
     async def provider_catalogue(self, *, at: Location = HERE) -> ProviderCatalogue:
-        """Return every provider OpenCode knows: seven megabytes, worth keeping for a while."""
         request = _Request("GET", "/provider", at)
-        answer = await self._exchange(request)
+        reply = await self._exchange(request)
         # A quarter of a second of work that would otherwise stop every stream for that long.
-        return await asyncio.to_thread(_decode, ProviderCatalogue, request, answer)
-
-    async def agents(self, *, at: Location = HERE) -> list[Agent]:
-        return await self._get(list[Agent], "/agent", at)
-
-    async def commands(self, *, at: Location = HERE) -> list[Command]:
-        return await self._get(list[Command], "/command", at)
-
-    async def config(self, *, at: Location = HERE) -> Config:
-        """Return what may be known of the configuration; an invalid one is an HTTP error."""
-        return await self._get(Config, "/config", at)
+        return await asyncio.to_thread(_decode, ProviderCatalogue, request, reply)
 
     # Projects, worktrees, workspaces
 
-    async def projects(self, *, at: Location = HERE) -> list[Project]:
-        return await self._get(list[Project], "/project", at)
-
-    async def current_project(self, *, at: Location = HERE) -> Project:
-        return await self._get(Project, "/project/current", at)
-
-    async def worktrees(self, *, at: Location = HERE) -> list[str]:
-        """List the directories of the project's worktrees."""
-        return await self._get(list[str], "/experimental/worktree", at)
+    projects = _read(list[Project], "/project")
+    current_project = _read(Project, "/project/current")
+    workspaces = _read(list[Workspace], "/experimental/workspace")
+    worktrees = _read(list[str], "/experimental/worktree")
+    """List the directories of the project's worktrees."""
 
     async def create_worktree(
-        self,
-        name: str | None = None,
-        start_command: str | None = None,
-        *,
-        at: Location = HERE,
+        self, name: str | None = None, start_command: str | None = None, *, at: Location = HERE
     ) -> Worktree:
         """Make a worktree; its files come later, with the event ``worktree.ready``."""
         body = _json(name=name, startCommand=start_command)
@@ -413,14 +359,11 @@ class OpenCode:
 
     async def remove_worktree(self, directory: str, *, at: Location = HERE) -> bool:
         body = _json(directory=directory)
-        return await self._call(bool, _Request("DELETE", "/experimental/worktree", at, body=body))
+        return await self.call(bool, _Request("DELETE", "/experimental/worktree", at, body=body))
 
     async def reset_worktree(self, directory: str, *, at: Location = HERE) -> bool:
         body = _json(directory=directory)
         return await self._post(bool, "/experimental/worktree/reset", at, body)
-
-    async def workspaces(self, *, at: Location = HERE) -> list[Workspace]:
-        return await self._get(list[Workspace], "/experimental/workspace", at)
 
     async def create_workspace(self, draft: WorkspaceDraft, *, at: Location = HERE) -> Workspace:
         return await self._post(Workspace, "/experimental/workspace", at, _wire(draft))
@@ -429,10 +372,13 @@ class OpenCode:
         """Remove a workspace; None when there was none."""
         path = f"/experimental/workspace/{_checked('wrk', workspace_id)}"
         request = _Request("DELETE", path, at)
-        answer = await self._exchange(request)
-        return _decode(Workspace, request, answer) if answer.body.strip() not in _NOTHING else None
+        reply = await self._exchange(request)
+        nothing = reply.body.strip() in (b"", b"null")
+        return None if nothing else _decode(Workspace, request, reply)
 
     # Files and version control
+
+    vcs = _read(Vcs, "/vcs")
 
     async def list_files(self, path: str, *, at: Location = HERE) -> list[FileNode]:
         return await self._get(list[FileNode], "/file", at, {"path": path})
@@ -449,29 +395,15 @@ class OpenCode:
     ) -> list[str]:
         return await self._get(list[str], "/find/file", at, {"query": query, "limit": limit})
 
-    async def file_status(self, *, at: Location = HERE) -> list[FileStatus]:
-        return await self._get(list[FileStatus], "/file/status", at)
-
-    async def vcs(self, *, at: Location = HERE) -> Vcs:
-        return await self._get(Vcs, "/vcs", at)
-
     async def vcs_diff(
-        self,
-        mode: Literal["git", "branch"] = "git",
-        *,
-        context: int | None = None,
-        at: Location = HERE,
+        self, mode: Literal["git", "branch"], *, context: int | None = None, at: Location = HERE
     ) -> list[FileDiff]:
         """Compare the working tree with its last commit, or with the default branch."""
         return await self._get(list[FileDiff], "/vcs/diff", at, {"mode": mode, "context": context})
 
-    async def paths(self, *, at: Location = HERE) -> Paths:
-        return await self._get(Paths, "/path", at)
-
     # The server itself
 
-    async def mcp_status(self, *, at: Location = HERE) -> dict[str, McpStatus]:
-        return await self._get(dict[str, McpStatus], "/mcp", at)
+    mcp_status = _read(dict[str, McpStatus], "/mcp")
 
     async def add_mcp(
         self, name: str, server: McpServer, *, at: Location = HERE
@@ -481,89 +413,73 @@ class OpenCode:
         return await self._post(dict[str, McpStatus], "/mcp", at, _json(name=name, config=config))
 
     async def health(self) -> Health:
-        return await self._call(Health, _Request("GET", "/global/health", urgent=True))
+        return await self.call(Health, _Request("GET", "/global/health", urgent=True))
 
     async def dispose(self) -> None:
         """Abort every turn and end every tool process of the whole server."""
-        await self._call(bool, _Request("POST", "/global/dispose", urgent=True))
+        await self._post(bool, "/global/dispose", HERE, urgent=True)
 
-    async def dispose_instance(self, *, at: Location = HERE) -> None:
-        await self._call(bool, _Request("POST", "/instance/dispose", at, urgent=True))
-
-    @asynccontextmanager
-    async def events(self, *, read_timeout: float) -> AsyncGenerator[AsyncIterator[bytes]]:
-        """Open the server's event stream; chunks come as they arrive, cut anywhere.
-
-        OpenCode sends a heartbeat every ten seconds, so that silence for ``read_timeout``
-        means a dead connection: it ends with UpstreamTimeoutError.
-        """
+    async def events(self, sink: Callable[[bytes], object]) -> None:
+        """Hand on the server's event stream as it arrives, cut anywhere, until it ends."""
         request = _Request("GET", "/global/event")
         with _translated(request):
-            opened = self._calls.stream(request.target, trace_headers(), read_timeout)
-            async with opened as (reply, chunks):
+            async with self._calls.stream(request.target, trace_headers()) as stream:
+                reply = stream.reply
                 if reply.status >= 300:
-                    body = b"".join([chunk async for chunk in chunks])
-                    raise refusal(request.path, reply.status, body)
+                    body = bytearray()
+                    await stream.read(body.extend)
+                    raise refusal(request.path, reply.status, bytes(body))
                 media_type = reply.headers.get("content-type", "")
                 if not media_type.startswith("text/event-stream"):
                     raise _wrong_media_type(request, media_type)
-                yield _patient(chunks, read_timeout)
+                await stream.read(sink)
 
     # How a call is made
 
     async def _get(self, kind: type[T], path: str, at: Location, query: Query | None = None) -> T:
-        return await self._call(kind, _Request("GET", path, at, query))
+        return await self.call(kind, _Request("GET", path, at, query))
 
-    async def _post(self, kind: type[T], path: str, at: Location, body: bytes | None = None) -> T:
-        return await self._call(kind, _Request("POST", path, at, body=body))
+    async def _post(
+        self,
+        kind: type[T],
+        path: str,
+        at: Location,
+        body: bytes | None = None,
+        *,
+        endless: bool = False,
+        urgent: bool = False,
+    ) -> T:
+        return await self.call(kind, _Request("POST", path, at, None, body, endless, urgent))
 
-    async def _turn(self, kind: type[T], path: str, at: Location, body: bytes) -> T:
-        return await self._call(kind, _Request("POST", path, at, body=body, endless=True))
+    async def _run(self, path: str, at: Location, body: Wire) -> MessageWithParts:
+        request = _Request("POST", path, at, body=_wire(body), endless=True)
+        return await self.call(MessageWithParts, request)
 
-    async def _call(self, kind: type[T], request: _Request) -> T:
+    async def call(self, kind: type[T], request: _Request) -> T:
         return _decode(kind, request, await self._exchange(request))
 
-    async def _exchange(self, request: _Request) -> _Answer:
+    async def _exchange(self, request: _Request) -> Reply:
         """Send a request and read the whole answer, or raise what OpenCode's refusal means."""
-        with self._slot(request):
-            try:
-                async with asyncio.timeout(None if request.endless else self._timeout):
-                    return await self._send(request)
-            except TimeoutError:
-                detail = f"{request.name}: no answer in {self._timeout:g} s"
-                raise UpstreamTimeoutError(detail=detail) from None
-
-    @contextmanager
-    def _slot(self, request: _Request):
         if self._limit and not request.urgent and self._under_way >= self._limit:
             raise UpstreamBackpressureError(limit=self._limit)
-        self._under_way += 1
-        try:
-            yield
-        finally:
-            self._under_way -= 1
-
-    async def _send(self, request: _Request) -> _Answer:
         headers = trace_headers()
         if request.body is not None:
             headers["content-type"] = "application/json"
-        with _translated(request):
-            reply = await self._calls.send(request.method, request.target, request.body, headers)
+        self._under_way += 1
+        try:
+            with _translated(request):
+                async with asyncio.timeout(None if request.endless else self._timeout):
+                    reply = await self._calls.send(
+                        request.method, request.target, request.body, headers
+                    )
+        except TimeoutError:
+            detail = f"{request.name}: no answer in {self._timeout:g} s"
+            raise UpstreamTimeoutError(detail=detail) from None
+        finally:
+            self._under_way -= 1
         if reply.status >= 300:
             raise refusal(request.path, reply.status, reply.body)
-        media_type = reply.headers.get("content-type", "")
-        return _Answer(media_type, reply.headers.get("x-next-cursor"), reply.body)
-
-
-_NOTHING: Final = (b"", b"null")
-
-
-def _headers(username: str, password: str | None) -> dict[str, str]:
-    headers = {"accept-encoding": "identity", "user-agent": "opencode-a2a"}
-    if password is not None:
-        token = base64.b64encode(f"{username}:{password}".encode()).decode()
-        headers["authorization"] = f"Basic {token}"
-    return headers
+        return reply
 
 
 @contextmanager
@@ -575,18 +491,6 @@ def _translated(request: _Request):
         raise UpstreamPayloadError(detail=f"{request.name}: {error}") from None
     except ExchangeError as error:
         raise UpstreamUnreachableError(detail=f"{request.name}: {error}") from None
-    except TimeoutError:
-        raise UpstreamTimeoutError(detail=f"{request.name}: timed out") from None
-
-
-async def _patient(chunks: AsyncGenerator[bytes], seconds: float) -> AsyncGenerator[bytes]:
-    """Pass on what comes, until nothing comes for so long."""
-    while True:
-        async with asyncio.timeout(seconds):
-            chunk = await anext(chunks, None)
-        if chunk is None:
-            return
-        yield chunk
 
 
 def _wire(value: Wire) -> bytes:
@@ -611,13 +515,13 @@ def well_formed(prefix: str, value: str) -> bool:
 def _checked(prefix: str, value: str) -> str:
     if not well_formed(prefix, value):
         raise UpstreamNotFoundError(upstream_status=404, detail=f"not an id: {prefix}_…")
-    return quote(value, safe="")
+    return value
 
 
 def _session(session_id: SessionId, rest: str = "") -> str:
     if not well_formed("ses", session_id):
         raise SessionNotFoundError(session_id=session_id)
-    return f"/session/{quote(session_id, safe='')}{rest}"
+    return f"/session/{session_id}{rest}"
 
 
 # Answers
@@ -629,11 +533,12 @@ def _adapter(kind: type[T]) -> TypeAdapter[T]:
     return TypeAdapter(kind)
 
 
-def _decode(kind: type[T], request: _Request, answer: _Answer) -> T:
-    if not answer.media_type.startswith("application/json"):
-        raise _wrong_media_type(request, answer.media_type)
+def _decode(kind: type[T], request: _Request, reply: Reply) -> T:
+    media_type = reply.headers.get("content-type", "")
+    if not media_type.startswith("application/json"):
+        raise _wrong_media_type(request, media_type)
     try:
-        return _adapter(kind).validate_json(answer.body)
+        return _adapter(kind).validate_json(reply.body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(step) for step in first["loc"])

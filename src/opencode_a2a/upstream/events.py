@@ -1,6 +1,6 @@
 """OpenCode's server-sent events as types.
 
-``upstream.feed`` looks at each frame with ``glance`` and decodes only what somebody follows;
+``upstream.feed`` looks for the session of each frame and decodes only what somebody follows;
 ``upstream.reader`` consumes the events. Unknown fields and unknown events are ignored, known
 ones must be right. Nothing here knows what a turn is.
 """
@@ -159,20 +159,24 @@ _TYPE = b'"type":"'
 _SESSION = b'"sessionID":"'
 
 
-def glance(data: bytes) -> tuple[bytes, bytes]:
-    """Return type and session of an undecoded frame, empty where it has none.
+def session_of(data: bytes) -> bytes:
+    """Return the session of an undecoded frame, empty when it has none.
 
-    OpenCode writes compact JSON. Inside a string every quote is escaped, so that an unescaped
-    key is a key; the type comes before the properties, and the session before anything that a
-    model or a tool wrote.
+    To decode all that other sessions tell would cost more than everything else. OpenCode writes
+    compact JSON. Inside a string every quote is escaped, so that an unescaped key is a key; the
+    session comes before anything that a model or a tool wrote.
     """
+    start = data.find(_SESSION)
+    if start < 0:
+        return b""
+    start += len(_SESSION)
+    return data[start : data.find(b'"', start)]
+
+
+def type_of(data: bytes) -> bytes:
+    """Return the type of an undecoded frame, which comes before its properties."""
     start = data.find(_TYPE) + len(_TYPE)
-    end = data.find(b'"', start)
-    session = data.find(_SESSION, end)
-    if session < 0:
-        return data[start:end], b""
-    session += len(_SESSION)
-    return data[start:end], data[session : data.find(b'"', session)]
+    return data[start : data.find(b'"', start)]
 
 
 def decode(data: bytes) -> Event | None:

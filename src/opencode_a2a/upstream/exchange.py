@@ -9,9 +9,8 @@ Nothing here knows OpenCode.
 import asyncio
 import ssl
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 from urllib.parse import urlsplit
@@ -22,8 +21,6 @@ CONNECT_SECONDS = 10.0
 KEPT_SECONDS = 4.0
 """Servers close idle connections after a while; one this fresh is still there."""
 KEPT_CONNECTIONS = 64
-STREAM_BYTES = 4 * 1024 * 1024
-"""What may wait to be read of a stream before the server has to wait."""
 P = TypeVar("P", bound=asyncio.Protocol)
 
 
@@ -124,60 +121,54 @@ class _Connection(asyncio.Protocol):
         self.close()
 
 
-class _Stream(asyncio.Protocol):
-    """An answer that is read while it comes."""
+class Stream(asyncio.Protocol):
+    """An answer that is handed on while it comes."""
 
     def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.reply = Reply()
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._chunks: deque[bytes] = deque()
-        self._size = 0
-        self._waiter: asyncio.Future[None] | None = None
-        self._end: ExchangeError | None = None
-        self._over = False
-        self.reply = Reply()
+        self._begun: asyncio.Future[None] = loop.create_future()
+        self._over: asyncio.Future[None] = loop.create_future()
+        self._sink: Callable[[bytes], object] | None = None
+        self._chunks: list[bytes] = []
 
-    def write(self, request: bytes) -> None:
+    async def read(self, sink: Callable[[bytes], object]) -> None:
+        """Hand on the body as it arrives, cut anywhere, until it ends; ``sink`` must not wait."""
+        self._sink = sink
+        self._pass_on()
+        await self._over
+
+    async def begin(self, request: bytes) -> None:
+        """Ask, and wait for status and headers."""
         if self._transport is not None:
             self._transport.write(request)
+        await asyncio.wait((self._begun, self._over), return_when=asyncio.FIRST_COMPLETED)
+        if not self._begun.done():
+            await self._over
+            raise ExchangeError("closed")
 
     def close(self) -> None:
         if self._transport is not None:
             self._transport.abort()
+        self._end(None)
 
-    async def head(self) -> Reply:
-        """Wait for status and headers."""
-        while not self.reply.status:
-            if self._over:
-                raise self._end or ExchangeError("closed")
-            await self._wait()
-        return self.reply
+    def _pass_on(self) -> None:
+        if self._sink is not None and self._chunks:
+            chunks, self._chunks = self._chunks, []
+            self._sink(chunks[0] if len(chunks) == 1 else b"".join(chunks))
 
-    async def chunks(self) -> AsyncGenerator[bytes]:
-        """Return the body as it arrives, cut anywhere."""
-        while True:
-            while self._chunks:
-                chunk = self._chunks.popleft()
-                self._size -= len(chunk)
-                yield chunk
-            if self._over:
-                if self._end is not None:
-                    raise self._end
-                return
-            if self._transport is not None:
-                self._transport.resume_reading()
-            await self._wait()
+    def _end(self, error: Exception | None) -> None:
+        if self._over.done():
+            return
+        if error is None:
+            self._over.set_result(None)
+        else:
+            self._over.set_exception(error)
+            self._over.exception()  # whoever reads it is told; there may be nobody
 
-    async def _wait(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    # What the transport says
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -185,31 +176,32 @@ class _Stream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
+            self._pass_on()
         except httptools.HttpParserError:
-            self._end = ExchangeError("not HTTP")
+            self._end(ExchangeError("not HTTP"))
             self.close()
-        if self._size > STREAM_BYTES and self._transport is not None:
-            self._transport.pause_reading()
-        self._wake()
+        except Exception as error:  # it is the sink's: whoever reads has to hear of it
+            self._end(error)
+            self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self._over:
-            self._over = True
-            self._end = self._end or (ExchangeError(type(exc).__name__) if exc else None)
-        self._wake()
+        self._end(ExchangeError(type(exc).__name__) if exc else None)
+
+    # What the parser says
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.reply.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         self.reply.status = self._parser.get_status_code()
+        self._begun.set_result(None)
 
     def on_body(self, body: bytes) -> None:
         self._chunks.append(body)
-        self._size += len(body)
 
     def on_message_complete(self) -> None:
-        self._over = True
+        self._pass_on()
+        self._end(None)
 
 
 class Exchange:
@@ -245,17 +237,12 @@ class Exchange:
         return await self._call(fresh, request)
 
     @asynccontextmanager
-    async def stream(
-        self, target: str, headers: Mapping[str, str], seconds: float
-    ) -> AsyncGenerator[tuple[Reply, AsyncGenerator[bytes]]]:
-        """Ask for an answer that does not end by itself: its head in time, its body as it comes."""
-        stream = await self._connect(_Stream)
+    async def stream(self, target: str, headers: Mapping[str, str]) -> AsyncGenerator[Stream]:
+        """Ask for an answer that does not end by itself; its head is there, its body comes."""
+        stream = await self._connect(Stream)
         try:
-            stream.write(self._request("GET", target, None, headers))
-            async with asyncio.timeout(seconds):
-                head = await stream.head()
-            async with aclosing(stream.chunks()) as chunks:
-                yield head, chunks
+            await stream.begin(self._request("GET", target, None, headers))
+            yield stream
         finally:
             stream.close()
 

@@ -7,9 +7,7 @@ follower compares with what OpenCode has stored. Knows nothing of turns.
 
 import asyncio
 import random
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -22,17 +20,21 @@ from opencode_a2a.upstream.events import (
     FOLLOWED,
     Event,
     MalformedEventError,
+    PartDelta,
     PartUpdated,
+    SessionChanged,
     child_session,
     decode,
-    glance,
+    session_of,
+    type_of,
 )
 from opencode_a2a.upstream.models import ToolPart
 
 log = structlog.get_logger(__name__)
 
-OpenStream = Callable[[], AbstractAsyncContextManager[AsyncIterator[bytes]]]
-"""Opens ``GET /global/event``; the bytes may be cut anywhere."""
+Read = Callable[[Callable[[bytes], object]], Coroutine[None, None, None]]
+"""Reads ``GET /global/event`` to its end and hands on the bytes, which may be cut anywhere."""
+Hear = Callable[[list[PartDelta]], None]
 
 MAX_INBOX = 20_000
 FIRST_SECONDS = 5.0
@@ -76,6 +78,9 @@ class Frames:
         if len(self._rest) > MAX_FRAME:
             raise FrameTooLargeError
         for frame in frames:
+            if frame[:6] == b"data: " and b"\n" not in frame:
+                yield frame[6:]
+                continue
             lines = [line[5:].lstrip(b" ") for line in frame.split(b"\n") if line[:5] == b"data:"]
             if lines:
                 yield b"\n".join(lines)
@@ -88,8 +93,11 @@ class Subscription:
         self.sessions: set[SessionId] = set()
         self._feed = feed
         self._limit = limit
-        self._inbox: deque[FeedItem] = deque()
+        self._text: list[PartDelta] = []
+        """Growing text that came before anything else."""
+        self._inbox: list[FeedItem] = []
         self._waiter: asyncio.Future[None] | None = None
+        self._hear: Hear | None = None
         self.adopt(root)
 
     def adopt(self, session: SessionId) -> None:
@@ -98,29 +106,54 @@ class Subscription:
             self.sessions.add(session)
             self._feed.route(session, self)
 
-    async def batch(self) -> list[FeedItem]:
-        """Wait until there is something, and return all of it."""
-        if self._inbox:
+    async def batch(self, hear: Hear | None = None) -> list[FeedItem]:
+        """Wait until there is something, and return all of it.
+
+        With ``hear``, growing text is handed over while waiting: most of what a turn hears, and
+        to wake the turn for it would cost more than to tell it.
+        """
+        if self._text or self._inbox:
             await asyncio.sleep(0)  # a follower that wakes itself must not keep the loop
         else:
+            self._hear = hear
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
-                self._waiter = None
-        items = list(self._inbox)
-        self._inbox.clear()
+                self._waiter = self._hear = None
+        items = [*self._text, *self._inbox]
+        self._text, self._inbox = [], []
         return items
 
     def put(self, item: FeedItem) -> None:
         """Add an item; a follower that is too slow gets a gap instead of what it missed."""
-        if len(self._inbox) >= self._limit:
-            self._inbox.clear()
+        if len(self._text) + len(self._inbox) >= self._limit:
+            self._text, self._inbox = [], []
             item = Gap("overflow")
             log.warning("feed.overflow", sessions=len(self.sessions))
-        self._inbox.append(item)
-        if self._waiter is not None and not self._waiter.done():
+        if type(item) is PartDelta and not self._inbox:
+            self._text.append(item)
+        else:
+            self._inbox.append(item)
+
+    def flush(self) -> None:
+        """Let the follower have what was put."""
+        if self._waiter is None or self._waiter.done():
+            return
+        if self._hear is not None and self._text:
+            text, self._text = self._text, []
+            try:
+                self._hear(text)
+            except Exception as error:  # it is the follower's own, and must not hit the others
+                self._waiter.set_exception(error)
+                return
+        if self._text or self._inbox:
             self._waiter.set_result(None)
+
+    def wake(self) -> None:
+        """Have the follower look around though nothing was heard."""
+        self.put(WAKE)
+        self.flush()
 
     def close(self) -> None:
         self._feed.forget(self)
@@ -142,7 +175,7 @@ class Feed:
 
     def __init__(
         self,
-        open_stream: OpenStream,
+        read: Read,
         *,
         silence: float = 25.0,
         first_delay: float = 0.25,
@@ -151,13 +184,15 @@ class Feed:
     ) -> None:
         self.generation = 0
         """How many connections there have been."""
-        self._open_stream = open_stream
+        self._read = read
         self._silence = silence
         self._delays = (first_delay, last_delay)
         self._inbox = inbox
         self._up = asyncio.Event()
         self._routes: dict[bytes, list[Subscription]] = {}
         self._followers: set[Subscription] = set()
+        self._touched: set[Subscription] = set()
+        """Those with something new, to be told at the end of the chunk."""
 
     @property
     def up(self) -> bool:
@@ -201,12 +236,17 @@ class Feed:
         frames = Frames()
         loop = asyncio.get_running_loop()
         try:
-            first = min(self._silence, FIRST_SECONDS)
-            async with asyncio.timeout(first) as deadline, self._open_stream() as stream:
-                async for chunk in stream:
-                    deadline.reschedule(loop.time() + self._silence)
+            async with asyncio.timeout(min(self._silence, FIRST_SECONDS)) as deadline:
+
+                def take(chunk: bytes) -> None:
+                    due = loop.time() + self._silence
+                    if due - (deadline.when() or 0.0) > self._silence / 20:
+                        deadline.reschedule(due)
                     for data in frames.push(chunk):
                         self._dispatch(data)
+                    self._flush()
+
+                await self._read(take)
         except TimeoutError:
             return "silence"
         except Exception as error:  # the feed outlives whatever a connection does
@@ -220,17 +260,23 @@ class Feed:
             metrics.UPSTREAM_RETRIES.inc()
             log.warning("feed.disconnected", reason=reason, generation=self.generation)
             self._tell(self._followers, Gap(reason, connected=False))
+            self._flush()
+
+    def _flush(self) -> None:
+        touched, self._touched = self._touched, set()
+        for subscription in touched:
+            subscription.flush()
 
     def _dispatch(self, data: bytes) -> None:
-        kind, session = glance(data)
-        if not session:
-            self._server_event(kind)
-            return
-        if kind in _FAMILY:
-            self._learn_parent(data, session)
+        session = session_of(data)
         followers = self._routes.get(session)
-        if followers and kind in FOLLOWED:
-            self._deliver(data, followers)
+        if followers is not None:
+            if type_of(data) in FOLLOWED:
+                self._deliver(data, followers)
+        elif not session:
+            self._server_event(type_of(data))
+        elif type_of(data) in _FAMILY:
+            self._learn_parent(data, session)
 
     def _server_event(self, kind: bytes) -> None:
         if kind == b"server.connected":
@@ -257,14 +303,15 @@ class Feed:
             return
         if event is not None:
             self._tell(followers, event)
-        match event:
-            case PartUpdated(part=ToolPart() as part) if (child := child_session(part)) is not None:
+        if type(event) is SessionChanged:
+            self._learn_parent(data, event.session_id.encode())
+        elif type(event) is PartUpdated and isinstance(event.part, ToolPart):
+            child = child_session(event.part)
+            if child is not None:
                 for subscription in followers:
                     subscription.adopt(child)
-            case _:
-                pass
 
-    @staticmethod
-    def _tell(followers: Iterable[Subscription], item: FeedItem) -> None:
+    def _tell(self, followers: Iterable[Subscription], item: FeedItem) -> None:
         for subscription in followers:
             subscription.put(item)
+            self._touched.add(subscription)

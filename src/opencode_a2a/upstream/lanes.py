@@ -101,9 +101,6 @@ class LaneText:
         """The message that the lane's last told text is from."""
         return self._message_id
 
-    def knows(self, part_id: str) -> bool:
-        return part_id in self._known
-
     def open_in(self, message_id: MessageId) -> bool:
         return any(p.open and p.message_id == message_id for p in self._parts[self._cursor :])
 
@@ -118,10 +115,14 @@ class LaneText:
             if len(text) > len(heard):
                 part.untold.append(text[len(heard) :])
 
-    def grow(self, part_id: str, text: str) -> None:
-        part = self._known[part_id]
+    def grow(self, part_id: str, text: str) -> bool:
+        """Hear more of a part; False when it is not of this lane."""
+        part = self._known.get(part_id)
+        if part is None:
+            return False
         if part.streaming and part.open:
             part.untold.append(text)
+        return True
 
     def finish(self, part_id: str, message_id: MessageId, text: str) -> None:
         """Hear the final text of a part, which overrules everything before."""

@@ -10,7 +10,7 @@ import re
 import shutil
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -98,8 +98,6 @@ class Launch:
 
     environment: Mapping[str, str]
     """Where its variables are taken from, under the rules of ``passed_environment``."""
-    extra: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Further variables, passed as they are."""
     command: str = "opencode"
     host: str = "127.0.0.1"
     port: int | None = None
@@ -110,20 +108,15 @@ class Launch:
     """Where it runs, and the directory that it has to be usable in."""
     config: JsonObject | None = None
     """Configuration that goes over all of OpenCode's own files."""
-    tools: Path | None = None
-    """A directory with executables for it, such as ``rg``."""
 
     def variables(self, password: str, marker: str) -> dict[str, str]:
         """Return the whole environment of the process."""
         variables = passed_environment(self.environment)
         if self.state is not None:
             variables |= _own_directories(self.state)
-        if self.tools is not None:
-            variables["PATH"] = os.pathsep.join((str(self.tools), variables.get("PATH", "")))
         if self.config is not None:
             variables["OPENCODE_CONFIG_CONTENT"] = self._config(variables)
         return variables | {
-            **self.extra,
             "OPENCODE_DISABLE_AUTOUPDATE": "1",
             "OPENCODE_DISABLE_MODELS_FETCH": "1",
             "OPENCODE_SERVER_USERNAME": USERNAME,

@@ -77,7 +77,6 @@ class ModelRef(Wire):
 
     provider_id: str
     model_id: str
-    variant: str | None = None
 
 
 class SessionModel(Wire):
@@ -85,7 +84,6 @@ class SessionModel(Wire):
 
     id: str
     provider_id: str
-    variant: str | None = None
 
 
 class FileDiff(Wire):
@@ -110,7 +108,6 @@ class PermissionRule(Wire):
 class SessionTime(Wire):
     created: int
     updated: int
-    compacting: int | None = None
     archived: float | None = None
 
 
@@ -132,14 +129,10 @@ class Session(Wire):
     project_id: str
     version: str
     time: SessionTime
-    slug: str | None = None
     parent_id: SessionId | None = None
     workspace_id: str | None = None
-    agent: str | None = None
     model: SessionModel | None = None
     metadata: AnyObject | None = None
-    cost: float = 0.0
-    tokens: Tokens = Tokens()
     share: Share | None = None
     revert: Revert | None = None
 
@@ -179,8 +172,6 @@ class TurnErrorData(Wire):
 
     message: str | None = None
     status_code: int | None = None
-    is_retryable: bool | None = None
-    provider_id: str | None = None
 
 
 class TurnError(Wire):
@@ -190,13 +181,12 @@ class TurnError(Wire):
     data: TurnErrorData = TurnErrorData()
 
 
-class UserTime(Wire):
+class MessageTime(Wire):
     created: int
+    completed: int | None = None
 
 
 class UserSummary(Wire):
-    title: str | None = None
-    body: str | None = None
     diffs: list[FileDiff] = []
 
 
@@ -204,15 +194,10 @@ class UserMessage(Wire):
     role: Literal["user"] = "user"
     id: MessageId
     session_id: SessionId
-    time: UserTime
+    time: MessageTime
     agent: str | None = None
     model: ModelRef | None = None
     summary: UserSummary | None = None
-
-
-class AssistantTime(Wire):
-    created: int
-    completed: int | None = None
 
 
 class AssistantMessage(Wire):
@@ -222,12 +207,10 @@ class AssistantMessage(Wire):
     id: MessageId
     session_id: SessionId
     parent_id: MessageId
-    time: AssistantTime
+    time: MessageTime
     provider_id: str | None = None
     model_id: str | None = None
-    variant: str | None = None
     agent: str | None = None
-    mode: str | None = None
     summary: bool = False
     cost: float = 0.0
     tokens: Tokens = Tokens()
@@ -249,7 +232,6 @@ class PartBase(Wire):
 
 
 class PartTime(Wire):
-    start: int
     end: int | None = None
 
 
@@ -277,35 +259,30 @@ class FilePart(PartBase):
     filename: str | None = None
 
 
-class ToolPending(Wire):
-    status: Literal["pending"] = "pending"
+class ToolStateBase(Wire):
     input: AnyObject = {}
-
-
-class ToolRunning(Wire):
-    status: Literal["running"] = "running"
-    input: AnyObject = {}
-    title: str | None = None
     metadata: AnyObject | None = None
-    time: PartTime | None = None
 
 
-class ToolCompleted(Wire):
+class ToolPending(ToolStateBase):
+    status: Literal["pending"] = "pending"
+
+
+class ToolRunning(ToolStateBase):
+    status: Literal["running"] = "running"
+    title: str | None = None
+
+
+class ToolCompleted(ToolStateBase):
     status: Literal["completed"] = "completed"
-    input: AnyObject = {}
     output: str
     title: str | None = None
-    metadata: AnyObject | None = None
-    time: PartTime | None = None
     attachments: list[FilePart] = []
 
 
-class ToolFailed(Wire):
+class ToolFailed(ToolStateBase):
     status: Literal["error"] = "error"
-    input: AnyObject = {}
     error: str
-    metadata: AnyObject | None = None
-    time: PartTime | None = None
 
 
 ToolState = Annotated[
@@ -322,42 +299,22 @@ class ToolPart(PartBase):
 
 class StepStartPart(PartBase):
     type: Literal["step-start"] = "step-start"
-    snapshot: str | None = None
 
 
 class StepFinishPart(PartBase):
     type: Literal["step-finish"] = "step-finish"
     reason: str
-    snapshot: str | None = None
-    cost: float = 0.0
-    tokens: Tokens = Tokens()
 
 
 class PatchPart(PartBase):
     """Files that a step changed, by absolute path; ``hash`` is the state before."""
 
     type: Literal["patch"] = "patch"
-    hash: str
     files: list[str]
 
 
 class CompactionPart(PartBase):
     type: Literal["compaction"] = "compaction"
-    auto: bool = False
-    overflow: bool = False
-
-
-class SubtaskPart(PartBase):
-    type: Literal["subtask"] = "subtask"
-    prompt: str
-    description: str
-    agent: str
-    command: str | None = None
-
-
-class AgentPart(PartBase):
-    type: Literal["agent"] = "agent"
-    name: str
 
 
 KnownPart = Annotated[
@@ -368,29 +325,16 @@ KnownPart = Annotated[
     | StepFinishPart
     | PatchPart
     | CompactionPart
-    | SubtaskPart
-    | FilePart
-    | AgentPart,
+    | FilePart,
     Field(discriminator="type"),
 ]
-KNOWN_PARTS = frozenset(
-    (
-        "text",
-        "reasoning",
-        "tool",
-        "step-start",
-        "step-finish",
-        "patch",
-        "compaction",
-        "subtask",
-        "file",
-        "agent",
-    )
+_KNOWN = frozenset(
+    {"text", "reasoning", "tool", "step-start", "step-finish", "patch", "compaction", "file"}
 )
 
 
 def _unknown(kind: str) -> str:
-    if kind in KNOWN_PARTS:
+    if kind in _KNOWN:
         raise ValueError(f"malformed part of type {kind}")
     return kind
 
@@ -450,19 +394,10 @@ class QuestionRequest(Wire):
 # Catalogues
 
 
-class Inputs(Wire):
-    text: bool = True
-    audio: bool = False
-    image: bool = False
-    video: bool = False
-    pdf: bool = False
-
-
 class Capabilities(Wire):
     reasoning: bool | None = None
     attachment: bool | None = None
     toolcall: bool | None = None
-    input: Inputs = Inputs()
 
 
 class ModelLimit(Wire):
@@ -477,7 +412,6 @@ class Model(Wire):
     status: str | None = None
     capabilities: Capabilities = Capabilities()
     limit: ModelLimit = ModelLimit()
-    variants: dict[str, AnyObject] = {}
 
 
 class Provider(Wire):
@@ -486,7 +420,6 @@ class Provider(Wire):
     id: str
     name: str
     source: str | None = None
-    env: list[str] = []
     models: dict[str, Annotated[Model, Lenient]] = {}
 
 
@@ -529,18 +462,11 @@ class Command(Wire):
     hints: list[str] = []
 
 
-class ProjectTime(Wire):
-    created: int
-    updated: int
-
-
 class Project(Wire):
     id: str
     worktree: str
     vcs: str | None = None
     name: str | None = None
-    time: ProjectTime | None = None
-    sandboxes: list[str] = []
 
 
 class Worktree(Wire):
@@ -553,16 +479,13 @@ class Workspace(Wire):
     id: str
     type: str
     name: str
-    project_id: str | None = None
     branch: str | None = None
-    directory: str | None = None
 
 
 class FileNode(Wire):
     name: str
     path: str
     type: Literal["file", "directory"]
-    absolute: str | None = None
     ignored: bool = False
 
 
@@ -587,24 +510,9 @@ class TextMatch(Wire):
     line_number: int = Field(alias="line_number")
 
 
-class FileStatus(Wire):
-    path: str
-    status: str
-    added: int = 0
-    removed: int = 0
-
-
 class Vcs(Wire):
     branch: str | None = None
     default_branch: str | None = Field(default=None, alias="default_branch")
-
-
-class Paths(Wire):
-    home: str
-    state: str
-    config: str
-    worktree: str
-    directory: str
 
 
 class McpStatus(Wire):
@@ -621,8 +529,6 @@ class Config(Wire):
     """The part of OpenCode's merged configuration that is no secret."""
 
     model: str | None = None
-    small_model: str | None = Field(default=None, alias="small_model")
-    default_agent: str | None = Field(default=None, alias="default_agent")
     share: str | None = None
 
 
@@ -632,9 +538,6 @@ class Config(Wire):
 class TextInput(Wire):
     type: Literal["text"] = "text"
     text: str
-    synthetic: bool | None = None
-    ignored: bool | None = None
-    metadata: AnyObject | None = None
 
 
 class FileInput(Wire):
@@ -705,7 +608,6 @@ class ShellCall(Wire):
 
     command: str
     agent: str
-    message_id: MessageId | None = None
     model: ModelRef | None = None
 
 
@@ -725,11 +627,10 @@ class ArchiveTime(Wire):
 
 
 class SessionChanges(Wire):
-    """``metadata`` replaces what was there, ``permission`` is appended to it."""
+    """``metadata`` replaces what was there."""
 
     title: str | None = None
     metadata: AnyObject | None = None
-    permission: list[PermissionRule] | None = None
     time: ArchiveTime | None = None
 
 

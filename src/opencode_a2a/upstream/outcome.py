@@ -72,8 +72,6 @@ _NAMED = {
         "The model did not answer in the form that was asked for; simplify the schema or try again",
     ),
 }
-
-
 _REFUSALS = ("The user rejected permission", "The user dismissed this question")
 
 
@@ -100,19 +98,13 @@ def refused(tool: ToolChanged) -> bool:
 def judge(ending: Ending) -> tuple[Outcome, Failure | None]:
     """Return how a run ended that nobody here stopped."""
     last = ending.last
-    error = last.error if last else None
     if last is None or last.time.completed is None:
-        error = error or ending.error
-    if error is not None:
-        return explain(error)
-    if last is None:
-        return Outcome.FAILED, UNANSWERED
-    if last.time.completed is None:
-        return Outcome.FAILED, INTERRUPTED
-    return _judge_complete(last, ending)
-
-
-def _judge_complete(last: AssistantMessage, ending: Ending) -> tuple[Outcome, Failure | None]:
+        error = (last and last.error) or ending.error
+        if error is not None:
+            return explain(error)
+        return Outcome.FAILED, INTERRUPTED if last else UNANSWERED
+    if last.error is not None:
+        return explain(last.error)
     if last.finish is None and ending.retrying:
         return Outcome.FAILED, ABORTED
     if last.finish not in ("tool-calls", "unknown") or last.structured is not None:
@@ -134,11 +126,13 @@ def explain(error: TurnError) -> tuple[Outcome, Failure]:
     status = error.data.status_code
     if error.name == "MessageAbortedError":
         return Outcome.FAILED, ABORTED
-    if error.name == "ProviderAuthError" or status == 401:
-        kind, remedy = _STATUS[401]
-        return Outcome.AUTH_REQUIRED, Failure(kind, _sentence(remedy, error), status)
-    kind, remedy = _NAMED.get(error.name) or _by_status(status)
-    return Outcome.FAILED, Failure(kind, _sentence(remedy, error), status)
+    unsigned = error.name == "ProviderAuthError" or status == 401
+    kind, remedy = _STATUS[401] if unsigned else _NAMED.get(error.name) or _by_status(status)
+    said = redact(error.data.message or "")
+    # The database's own words are no use to a caller: they come when the session was deleted.
+    words = f": {said}" if said and not said.startswith("Failed query") else "."
+    outcome = Outcome.AUTH_REQUIRED if unsigned else Outcome.FAILED
+    return outcome, Failure(kind, remedy + words, status)
 
 
 def _by_status(status: int | None) -> tuple[str, str]:
@@ -151,11 +145,3 @@ def _by_status(status: int | None) -> tuple[str, str]:
     if status >= 500:
         return "UPSTREAM_SERVER_ERROR", f"The model provider failed ({status}); try again later"
     return "UPSTREAM_HTTP_ERROR", f"The model provider answered unexpectedly ({status})"
-
-
-def _sentence(remedy: str, error: TurnError) -> str:
-    said = redact(error.data.message or "")
-    # The database's own words are no use to a caller: they come when the session was deleted.
-    if not said or said.startswith("Failed query"):
-        return f"{remedy}."
-    return f"{remedy}: {said}"

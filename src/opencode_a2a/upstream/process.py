@@ -42,9 +42,6 @@ STEADY_SECONDS: Final = 60.0
 """After so long a life, the next death starts again with the shortest delay."""
 PORT_ATTEMPTS: Final = 3
 LEFTOVER_ROUNDS: Final = 100
-LEFTOVER_SECONDS: Final = 0.02
-
-_LISTENING: Final = re.compile(r"listening on (https?://\S+)")
 
 
 def tested(version: str) -> bool:
@@ -54,24 +51,25 @@ def tested(version: str) -> bool:
 
 def listening_url(line: str) -> str | None:
     """Return the URL to call in OpenCode's line about it, if this line is that one."""
-    found = _LISTENING.search(line)
+    found = re.search(r"listening on (https?://\S+)", line)
     if found is None:
         return None
     url = found.group(1).rstrip("/")
     return url.replace("//0.0.0.0", "//127.0.0.1").replace("//[::]", "//[::1]")
 
 
-# One life of the process
+class _Life:
+    """One process from its start to its end: its last lines, and the URL in one of them."""
 
-
-class _Output:
-    """What OpenCode prints: its last lines, and the URL in one of them."""
-
-    def __init__(self) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, read_end: int) -> None:
+        self.process = process
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.url: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        """Where it listens; None if it never will."""
+        self._drain = asyncio.create_task(self._read(read_end), name="opencode output")
+        self._watch = asyncio.create_task(self._settle(), name="opencode exit")
 
-    async def drain(self, read_end: int) -> None:
+    async def _read(self, read_end: int) -> None:
         """Read to the end, whatever is printed: a full pipe would stop OpenCode."""
         stream = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
@@ -83,49 +81,36 @@ class _Output:
                 *lines, rest = (rest + chunk).split(b"\n")
                 rest = rest[-65536:]
                 for line in lines:
-                    self._take(line.decode(errors="replace").rstrip())
-            self._take(rest.decode(errors="replace").rstrip())
+                    self._take(line)
+            self._take(rest)
         finally:
             transport.close()
 
-    def _take(self, line: str) -> None:
+    def _take(self, printed: bytes) -> None:
+        line = printed.decode(errors="replace").rstrip()
         if not line:
             return
         self.tail.append(line[:1000])
         log.debug("opencode: %s", line)
-        if url := listening_url(line):
-            self.settle(url)
-
-    def settle(self, url: str | None) -> None:
-        """Say where OpenCode listens, or that it never will."""
-        if not self.url.done():
+        url = listening_url(line)
+        if url and not self.url.done():
             self.url.set_result(url)
-
-
-class _Life:
-    """The process from its start to its end."""
-
-    def __init__(self, process: asyncio.subprocess.Process, read_end: int) -> None:
-        self.process = process
-        self.output = _Output()
-        self._drain = asyncio.create_task(self.output.drain(read_end), name="opencode output")
-        self._watch = asyncio.create_task(self._settle(), name="opencode exit")
 
     async def _settle(self) -> None:
         await self.process.wait()
         # Its children may hold the pipe open, so that the end of the output proves nothing.
         await asyncio.wait([self._drain], timeout=LAST_WORDS_SECONDS)
-        self.output.settle(None)
+        if not self.url.done():
+            self.url.set_result(None)
 
     async def end(self) -> None:
-        """End the process and its group: politely, then not."""
+        """Ask the process and its group to end, and give it time."""
         _signal_group(self.process.pid, signal.SIGTERM)
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 await self.process.wait()
         except TimeoutError:
             log.warning("OpenCode does not stop; killing it")
-        await self.clear()
 
     async def clear(self) -> None:
         """Leave nothing of the process behind, dead or alive."""
@@ -171,27 +156,20 @@ def kill_leftovers(marker: str) -> int:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         killed |= found
-        time.sleep(LEFTOVER_SECONDS)  # the kernel takes a moment, and they may have started more
+        time.sleep(0.02)  # the kernel takes a moment, and they may have started more
     return len(killed)
 
 
 def kill_abandoned() -> int:
     """Kill what an earlier run of this program left, having been killed itself."""
     marked = list(marked_processes())
+    if not marked:
+        return 0
+    running = set(os.listdir("/proc"))
     # This very process may have been started by some OpenCode's shell.
     inherited = {marker for pid, marker in marked if pid == os.getpid()}
-    abandoned = {marker for _, marker in marked if not _alive(marker.partition(".")[0])}
+    abandoned = {marker for _, marker in marked if marker.partition(".")[0] not in running}
     return sum(kill_leftovers(marker) for marker in abandoned - inherited)
-
-
-def _alive(pid: str) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, ValueError):
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 class ManagedOpenCode:
@@ -247,16 +225,15 @@ class ManagedOpenCode:
 
     async def _start_somewhere(self) -> None:
         """Start on the given port, or on a free one; a free one may be taken meanwhile."""
-        host, port = self._launch.host, self._launch.port
-        for attempt in range(PORT_ATTEMPTS):
-            self._port = port or free_port(host)
+        attempts = 1 if self._launch.port else PORT_ATTEMPTS
+        while True:
+            self._port = self._launch.port or free_port(self._launch.host)
             try:
                 return await self._start()
             except OpenCodeStartError as error:
-                taken = any("ServeError" in line for line in error.output)
-                if port or not taken or attempt == PORT_ATTEMPTS - 1:
+                attempts -= 1
+                if not attempts or not any("ServeError" in line for line in error.output):
                     raise
-        return None
 
     async def _start(self) -> None:
         launch = self._launch
@@ -266,38 +243,38 @@ class ManagedOpenCode:
         self._life = life = await _spawn(command, launch.directory, variables)
         try:
             async with asyncio.timeout(launch.startup_timeout):
-                await self._wait_until_usable(life)
+                usable = await self._wait_until_usable(life)
         except TimeoutError:
             reason = f"OpenCode was not ready after {launch.startup_timeout:g} s"
         except UpstreamError as error:
             reason = f"OpenCode does not work: {error.message}: {error.detail}"
-        except _EndedError:
-            reason = "OpenCode ended at once"
         else:
-            log.info("OpenCode %s at %s, pid %d", self.version, self.url, life.process.pid)
-            return
+            if usable:
+                log.info("OpenCode %s at %s, pid %d", self.version, self.url, life.process.pid)
+                return
+            reason = "OpenCode ended at once"
         await self._stop()
-        raise OpenCodeStartError(reason, command, life.output.tail)
+        raise OpenCodeStartError(reason, command, life.tail)
 
-    async def _wait_until_usable(self, life: _Life) -> None:
-        url = await life.output.url
+    async def _wait_until_usable(self, life: _Life) -> bool:
+        """Return when OpenCode answers, or False if it ends before."""
+        url = await life.url
         if url is None:
-            raise _EndedError
+            return False
         self.url = url
         directory = self._launch.directory
         at = Location(str(directory.absolute()) if directory else None)
         async with self._client() as opencode:
-            self.version = await self._healthy(opencode)
-            # A broken configuration lets OpenCode listen and refuse everything else.
-            await opencode.config(at=at)
-
-    async def _healthy(self, opencode: OpenCode) -> str:
-        while self.running:
-            try:
-                return (await opencode.health()).version
-            except UpstreamUnreachableError:
-                await asyncio.sleep(0.05)  # the line comes a moment before the first answer
-        raise _EndedError
+            while self.running:
+                try:
+                    self.version = (await opencode.health()).version
+                except UpstreamUnreachableError:
+                    await asyncio.sleep(0.05)  # the line comes a moment before the first answer
+                    continue
+                # A broken configuration lets OpenCode listen and refuse everything else.
+                await opencode.config(at=at)
+                return True
+        return False
 
     def _client(self) -> OpenCode:
         return OpenCode(self.url, username=self.username, password=self.password)
@@ -316,7 +293,8 @@ class ManagedOpenCode:
                 delay = FIRST_DELAY
             await self._clear()
             delay = await self._start_again(delay)
-            self._tell()
+            for listener in self.on_restart:
+                listener()
 
     async def _start_again(self, delay: float) -> float:
         """Try until it runs; return the delay for the next time."""
@@ -330,38 +308,24 @@ class ManagedOpenCode:
             else:
                 return delay
 
-    def _tell(self) -> None:
-        for listener in self.on_restart:
-            try:
-                listener()
-            except Exception:
-                log.exception("a listener to OpenCode's restart failed")
-
     # Stop
 
     async def _stop(self) -> None:
         if self.running and self.url:
-            await self._dispose()
+            # A signal alone would orphan the tools of its turns.
+            with contextlib.suppress(TimeoutError, ServiceError):
+                async with asyncio.timeout(STOP_SECONDS), self._client() as opencode:
+                    await opencode.dispose()
         if self._life is not None:
             await self._life.end()
         await self._clear()
         self._life = None
-
-    async def _dispose(self) -> None:
-        """Have OpenCode abort its turns and end its tools, which a signal would orphan."""
-        with contextlib.suppress(TimeoutError, ServiceError):
-            async with asyncio.timeout(STOP_SECONDS), self._client() as opencode:
-                await opencode.dispose()
 
     async def _clear(self) -> None:
         if self._life is not None:
             await self._life.clear()
         if leftovers := await asyncio.to_thread(kill_leftovers, self._marker):
             log.warning("ended %d processes that OpenCode had left", leftovers)
-
-
-class _EndedError(Exception):
-    """The process ended before it listened."""
 
 
 async def _spawn(

@@ -58,6 +58,7 @@ from opencode_a2a.upstream.models import (
     Message,
     MessageWithParts,
     Part,
+    PatchPart,
     PermissionRequest,
     QuestionRequest,
     ReasoningPart,
@@ -97,7 +98,7 @@ class Stored:
     """What OpenCode has stored about a turn, as far as it was read."""
 
     messages: Sequence[MessageWithParts] = ()
-    """Of the root session, in order, at least from the turn's own prompt on."""
+    """Of the root session, in order, at least from the turn's prompt or the answer to it on."""
     children: Mapping[SessionId, Sequence[MessageWithParts]] = field(
         default_factory=dict[SessionId, Sequence[MessageWithParts]]
     )
@@ -177,6 +178,12 @@ class Reader:
         last = self._newest
         done = last is not None and last.time.completed is not None
         return done and self.idle_seen and not self.needs_reconcile
+
+    def ends_with(self, answer: MessageWithParts) -> bool:
+        """Whether the answer to the prompt is all that the store could tell of the turn's end."""
+        unsure = self._later or self._foreign or self._asks or self.children
+        changed = any(isinstance(part, PatchPart) for part in answer.parts)
+        return self.complete and list(self._run) == [answer.info.id] and not (unsure or changed)
 
     @property
     def steps(self) -> int:
@@ -344,8 +351,7 @@ class Reader:
             self._postpone(event.message_id, event)
             return
         for lane in self._lanes.values():
-            if lane.knows(event.part_id):
-                lane.grow(event.part_id, event.delta)
+            if lane.grow(event.part_id, event.delta):
                 lane.tell(out)
 
     def _part_event(self, event: PartUpdated, out: list[TurnEvent]) -> None:
@@ -619,6 +625,8 @@ class Reader:
 
     def _from_prompt(self, messages: Sequence[MessageWithParts]) -> Sequence[MessageWithParts]:
         """Return the messages from the turn's prompt on; none if the store does not have it."""
+        if messages and messages[0].info.id in self._run:
+            return messages
         for place, message in enumerate(messages):
             if message.info.id == self.user_message:
                 return messages[place:]

@@ -43,11 +43,8 @@ class _Refusal(Wire):
 
     @property
     def text(self) -> str | None:
-        if self.data.issues:
-            return self._issues()
-        return self.data.message or self.message or self.tag or self.name
-
-    def _issues(self) -> str:
+        if not self.data.issues:
+            return self.data.message or self.message or self.tag or self.name
         source = (self.data.path or "configuration").rpartition("/")[2]
         issues = (
             f"{'.'.join(str(step) for step in issue.path)}: {issue.message}"

@@ -87,6 +87,8 @@ class Told:
 
 def merged(events: list[TurnEvent]) -> list[TurnEvent]:
     """Join neighbouring growth of one part, and drop tool states that are overtaken at once."""
+    if len(events) < 2:
+        return events
     out: list[TurnEvent] = []
     texts: list[str] = []
     for event in events:

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from opencode_a2a.events import (
     DiffChanged,
@@ -43,34 +44,22 @@ def interrupted(
     request: PermissionRequest | QuestionRequest, call: Call | None, directory: str | None
 ) -> Interrupted:
     """Return a request as the turn's interrupt, with what is known of the call that it is for."""
-    call_id = request.tool.call_id if request.tool else None
+    if isinstance(request, QuestionRequest):
+        questions = [_question(info) for info in request.questions]
+        asked = Interrupted(request.id, "question", request.session_id, questions=questions)
+    else:
+        asked = Interrupted(
+            request.id,
+            "permission",
+            request.session_id,
+            request.permission,
+            request.patterns,
+            request.always,
+            request.metadata,
+        )
     tool, tool_input = call or (None, None)
-    match request:
-        case PermissionRequest():
-            return Interrupted(
-                request.id,
-                "permission",
-                request.session_id,
-                permission=request.permission,
-                patterns=request.patterns,
-                always=request.always,
-                metadata=request.metadata,
-                call_id=call_id,
-                tool=tool,
-                tool_input=tool_input,
-                directory=directory,
-            )
-        case QuestionRequest():
-            return Interrupted(
-                request.id,
-                "question",
-                request.session_id,
-                call_id=call_id,
-                tool=tool,
-                tool_input=tool_input,
-                questions=[_question(info) for info in request.questions],
-                directory=directory,
-            )
+    call_id = request.tool.call_id if request.tool else None
+    return replace(asked, call_id=call_id, tool=tool, tool_input=tool_input, directory=directory)
 
 
 def _question(info: QuestionInfo) -> Question:
@@ -83,29 +72,28 @@ def ended(part: TextPart | ReasoningPart) -> bool:
 
 
 def tool_changed(part: ToolPart) -> ToolChanged:
+    state = part.state
     title = output = error = None
-    metadata: JsonObject | None = None
-    tool_input: JsonObject | None = part.state.input
-    match part.state:
+    match state:
+        case ToolRunning(title=title, metadata={"output": str(output)}):
+            pass
+        case ToolRunning(title=title):
+            pass
+        case ToolCompleted(title=title, output=output):
+            pass
+        case ToolFailed(error=error):
+            pass
         case ToolPending():
-            tool_input = None
-        case ToolRunning(title=title, metadata={"output": str(output)} as metadata):
             pass
-        case ToolRunning(title=title, metadata=metadata):
-            pass
-        case ToolCompleted(title=title, output=output, metadata=metadata):
-            pass
-        case ToolFailed(error=error, metadata=metadata):
-            pass
-    shown = {k: v for k, v in (metadata or {}).items() if k not in _UNTOLD_METADATA}
+    shown = {k: v for k, v in (state.metadata or {}).items() if k not in _UNTOLD_METADATA}
     return ToolChanged(
         part.message_id,
         part.id,
         part.call_id,
         part.tool,
-        part.state.status,
+        state.status,
         title=title or None,
-        input=tool_input,
+        input=None if state.status == "pending" else state.input,
         output=output,
         error=error,
         metadata=shown or None,

@@ -39,6 +39,9 @@ _CLOSE: Header = (b"connection", b"close")
 DIRECT_SEND = "direct_send"
 """In the scope: the server's own ``send``. What comes between looks at the start of an answer only,
 so that the frames of a stream may go past it."""
+WRITE_NOW = "write_now"
+"""In the scope: writes a piece of an answer in pieces without waiting; False when it has to wait.
+To wake the task of a stream for each frame takes longer than to write the frame."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from opencode_a2a.web.answers import Refusal
+from opencode_a2a.web.answers import WRITE_NOW, Refusal
 from opencode_a2a.web.sse import Drain
 
 HEADER_SECONDS = 15.0
@@ -53,6 +53,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         # Lets a stream cut off a reader that does not read.
         self.scope["abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key] # ours
+        self.scope[WRITE_NOW] = self._write_now  # type: ignore[literal-required] # ours
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -67,6 +68,12 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(_GARBAGE)
+
+    def _write_now(self, body: bytes) -> bool:
+        if self.flow.write_paused or self.transport.is_closing():
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return True
 
     def _arm(self, seconds: float) -> None:
         self._disarm()

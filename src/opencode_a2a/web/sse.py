@@ -21,7 +21,7 @@ from structlog.typing import FilteringBoundLogger
 
 from opencode_a2a import metrics
 from opencode_a2a.errors import StreamEndedError
-from opencode_a2a.web.answers import DIRECT_SEND, Header
+from opencode_a2a.web.answers import DIRECT_SEND, WRITE_NOW, Header
 
 log: FilteringBoundLogger = structlog.get_logger()
 
@@ -31,6 +31,11 @@ _HEADERS: tuple[Header, ...] = (
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
 )
+
+
+Frames = Callable[[Callable[[bytes], bool]], AsyncGenerator[bytes, None]]
+"""Makes the frames. It may write some by the function it is given while it has yielded nothing;
+if that returns False, the frame has to be yielded."""
 
 
 class Ending(StrEnum):
@@ -122,14 +127,14 @@ class EventStream:
 
     def __init__(
         self,
-        frames: AsyncGenerator[bytes, None],
+        frames: Frames,
         *,
         limits: StreamLimits | None = None,
         headers: tuple[Header, ...] = (),
         drain: Drain | None = None,
         farewell: Callable[[Ending], bytes] = resume_hint,
     ) -> None:
-        self._frames = frames
+        self._frames = frames(self._write)
         self._limits = limits or StreamLimits()
         self._headers = headers
         self._drain = Drain() if drain is None else drain
@@ -138,10 +143,13 @@ class EventStream:
         self._writing = False
         self._bytes = 0
         self._alarm: asyncio.Timeout | None = None
+        self._write_now: Callable[[bytes], bool] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         metrics.STREAM_REQUESTS.inc()
         self._drain.add(self)
+        if scope["method"] != "HEAD":
+            self._write_now = scope.get(WRITE_NOW)
         with metrics.STREAM_ACTIVE.track_inprogress():
             try:
                 ending = await self._run(receive, send, scope.get(DIRECT_SEND, send))
@@ -203,6 +211,17 @@ class EventStream:
             self._writing = True
             await send(_chunk(chunk))
             self._writing = False
+
+    def _write(self, chunk: bytes) -> bool:
+        """Write a chunk at once, unless it has to wait or is too much."""
+        most = self._limits.max_bytes
+        if self._write_now is None or self._writing or (most and self._bytes + len(chunk) > most):
+            return False
+        if not self._write_now(chunk):
+            return False
+        self._bytes += len(chunk)
+        self._wrote = self._last_frame = time.monotonic()
+        return True
 
     async def _watch(self, receive: Receive, send: Send) -> None:
         """Wait for the reader to leave; in between, look at clock and budgets."""

@@ -1,0 +1,37 @@
+"""What OpenCode's event stream has told, for tests that wait for a part of it."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from opencode_a2a.upstream.client import OpenCode
+
+
+class Heard:
+    """The bytes of the stream so far."""
+
+    def __init__(self) -> None:
+        self._received = b""
+        self._more = asyncio.Event()
+
+    def take(self, chunk: bytes) -> None:
+        self._received += chunk
+        self._more.set()
+
+    async def until(self, part: bytes) -> None:
+        while part not in self._received:
+            self._more.clear()
+            await self._more.wait()
+
+
+@asynccontextmanager
+async def listening(opencode: OpenCode) -> AsyncGenerator[Heard]:
+    """Hear everything that happens from here on."""
+    heard = Heard()
+    stream = asyncio.create_task(opencode.events(heard.take))
+    try:
+        await heard.until(b"server.connected")
+        yield heard
+    finally:
+        stream.cancel()
+        await asyncio.wait([stream])
