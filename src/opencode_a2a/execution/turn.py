@@ -368,8 +368,7 @@ class Run:
             await self._log.tell([_bound(self._seat)], self._seat.link)
         self._tick()
         while not self._reader.finished:
-            items = await self._subscription.batch(self._grow)
-            await self._tell(self._hear(items))
+            await self._tell(self._hear(await self._subscription.batch(self._grow)))
             try:
                 told = await self._decide()
             except SessionNotFoundError:

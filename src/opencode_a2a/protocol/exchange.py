@@ -122,14 +122,17 @@ def framed(
     def joined(events: list[Event]) -> bytes:
         return b"".join([b"id: %b\ndata: %b\n\n" % (at, wrap(body)) for at, body in events])
 
-    async def frames(write: Callable[[bytes], bool]) -> AsyncGenerator[bytes, None]:
+    async def written(write: Callable[[bytes], bool]) -> AsyncGenerator[bytes, None]:
         batches = feed.batches(lambda events: not events or write(joined(events)))
         try:
             async for events in batches:
-                yield joined(events)
+                frames = joined(events)
+                del events  # not to be kept while waiting for the next ones
+                yield frames
+                del frames
         except ServiceError as error:
             yield error_frame(error)
         finally:
             await batches.aclose()
 
-    return frames
+    return written

@@ -243,8 +243,10 @@ class _Following:
             while entries := await tap.batch(hear):
                 stop = _stop(tap, entries, self._stops_at_prompts)
                 events = _encode(tap, entries[:stop], dialect)
+                del entries  # not to be kept while waiting for the next ones
                 if events:
                     yield events
+                del events
                 if stop is not None:
                     return
         except LogForgottenError:
@@ -265,14 +267,14 @@ def _stop(tap: Tap, entries: Sequence[Entry], stops_at_prompts: bool) -> int | N
 
 def _encode(tap: Tap, entries: Sequence[Entry], dialect: Dialect) -> list[Event]:
     """Encode entries, once for all readers that get them at the same time."""
-    if not entries:
-        return []
-    which = (entries[0].seq, entries[-1].seq, dialect)
-    if tap.log.encoded is None or tap.log.encoded[0] != which:
-        state, events = tap.state, list[Event]()
-        for entry in entries:
-            body = render.entry(entry, state.ref, dialect)
-            if body is not None:
-                events.append((render.cursor(entry.seq, state), body))
-        tap.log.encoded = which, events
-    return tap.log.encoded[1]
+    log, state = tap.log, tap.state
+    which = (entries[0].seq, len(entries), dialect) if entries else None
+    if log.encoded is not None and log.encoded[0] == which:
+        return log.encoded[1]
+    events: list[Event] = []
+    for entry in entries:
+        body = render.entry(entry, state.ref, dialect)
+        if body is not None:
+            events.append((render.cursor(entry.seq, state), body))
+    log.encoded = (which, events) if which and log.crowded else None
+    return events

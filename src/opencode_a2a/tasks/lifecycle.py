@@ -170,16 +170,14 @@ class TaskState:
 
     def apply(self, event: LogEvent, at: int) -> Entry:
         """Append one event; raise TerminalError when the log is closed."""
-        if self.status.state.terminal:
+        if self.status.state in TERMINAL:
             raise TerminalError(self.ref.id)
         self.seq += 1
+        if isinstance(event, TextGrew | ReasoningGrew):
+            self._grow(event)
+            return Entry(self.seq, at, event)
         before = self.status
-        match event:
-            case TextGrew() | ReasoningGrew():
-                self._grow(event)
-                return Entry(self.seq, at, event)
-            case _:
-                touches = self._take(event, at)
+        touches = self._take(event, at)
         if touches or self.status is not before:
             return Entry(self.seq, at, event, self.status)
         return Entry(self.seq, at, event)

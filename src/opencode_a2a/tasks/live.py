@@ -35,7 +35,7 @@ from opencode_a2a.tasks.lifecycle import (
 
 log = structlog.get_logger(__name__)
 
-TAIL = 512
+TAIL = 128
 """Entries kept in memory for readers that are close behind."""
 BATCH = 256
 """Entries handed to a reader at once."""
@@ -47,6 +47,11 @@ LEFT = "The service stops, the task goes on; get it later, or send the same mess
 _FIRM = frozenset(
     {Accepted, Answered, Recovered, SessionBound, Started, Interrupted, Resumed, Finished}
 )
+
+
+Serve = Callable[[list[Entry] | None], bool]
+"""Deals with new entries for one who waits, or returns False to have them woken. It is given the
+entries when they are all that is new and none changes the status."""
 
 
 class TaskLog:
@@ -67,10 +72,10 @@ class TaskLog:
         """Sequence number of the last entry that has to be stored before it is shown."""
         self._stop = state.seq if state.status.state.interrupted else 0
         """Where the task last stopped: ended, or began to wait for a person."""
-        self._waiters: dict[asyncio.Future[None], Callable[[], bool] | None] = {}
+        self._waiters: dict[asyncio.Future[None], Serve | None] = {}
         self._left = False
         self.encoded: tuple[tuple[int, int, str], list[tuple[bytes, bytes]]] | None = None
-        """What readers last made of entries: first and last of them, dialect, cursor and body."""
+        """What readers last made of entries: the first and how many, dialect, cursor and body."""
 
     @property
     def ref(self) -> TaskRef:
@@ -95,21 +100,7 @@ class TaskLog:
 
     def say(self, events: Sequence[LogEvent], also: Write | None = None) -> bool:
         """Append events that nobody waits for. False when the task had ended."""
-        before = self.state.status.state
-        entries = self._apply(events)
-        if not entries:
-            return False
-        _count(before, self.state.status.state)
-        self._tail += entries
-        self._journal.add(self, before, entries, also)
-        if not _FIRM.isdisjoint(type(entry.event) for entry in entries):
-            self._firm = entries[-1].seq
-        elif self._firm <= self._stored:
-            self._show(self.state.seq)
-        return True
-
-    def _apply(self, events: Sequence[LogEvent]) -> list[Entry]:
-        at = now_ms()
+        before, first, at = self.state.status, self.state.seq + 1, now_ms()
         entries: list[Entry] = []
         for event in events:
             try:
@@ -117,7 +108,22 @@ class TaskLog:
             except TerminalError:
                 log.info("told after the end", task_id=self.ref.id, what=type(event).__name__)
                 break
-        return entries
+        if not entries:
+            return False
+        self._tail += entries
+        self._journal.add(self, before.state, entries, also)
+        if self.state.status is not before:
+            _count(before.state, self.state.status.state)
+        elif len(entries) == 1 and self._shown == first - 1 and entries[0].status is None:
+            # Growing text, most of the time: there is no more to it.
+            self._shown = first
+            self._wake(entries)
+            return True
+        if not _FIRM.isdisjoint(type(entry.event) for entry in entries):
+            self._firm = entries[-1].seq
+        elif self._firm <= self._stored:
+            self._show(self.state.seq)
+        return True
 
     def stored(self, seq: int) -> None:
         """Take the journal's word that the log is stored up to here."""
@@ -139,24 +145,29 @@ class TaskLog:
         self._shown = seq
         self._wake()
 
-    def _wake(self) -> None:
-        for waiter, served in list(self._waiters.items()):
+    def _wake(self, entries: list[Entry] | None = None) -> None:
+        for waiter, serve in self._waiters.items():
             if waiter.done():
                 continue
             try:
-                if served is None or not served():
+                if serve is None or not serve(entries):
                     waiter.set_result(None)
             except Exception as error:  # it is the reader's own, and must not hit the others
                 waiter.set_exception(error)
 
-    async def changed(self, served: Callable[[], bool] | None = None) -> None:
-        """Wait for the next entries that readers may see, and that ``served`` did not deal with."""
+    async def changed(self, serve: Serve | None = None) -> None:
+        """Wait for the next entries that readers may see, and that ``serve`` did not deal with."""
         waiter = asyncio.get_running_loop().create_future()
-        self._waiters[waiter] = served
+        self._waiters[waiter] = serve
         try:
             await waiter
         finally:
             del self._waiters[waiter]
+
+    @property
+    def crowded(self) -> bool:
+        """Whether several wait for what is new."""
+        return len(self._waiters) > 1
 
     async def steady(self) -> TaskState:
         """Return the state once nothing in it waits to be stored; valid until the next await."""
@@ -176,7 +187,7 @@ class TaskLog:
                 return state
             if self._left:
                 raise StreamEndedError(LEFT, cause="drained", task_id=self.ref.id)
-            await self.changed(lambda: not (self._left or self.stopped(since)))
+            await self.changed(lambda _: not (self._left or self.stopped(since)))
 
     def leave(self) -> None:
         """Let nobody wait any longer until the task stops: the service ends before."""
@@ -237,19 +248,18 @@ class Tap:
     async def batch(self, hear: Callable[[list[Entry]], bool] | None = None) -> list[Entry]:
         """Return the next entries; none when the log is over.
 
-        With ``hear``, entries that change no status are handed over while waiting: most of a log
-        is growing text, and to wake the reader for it would cost more than to write it. A
-        reader that cannot take them now returns False and gets them by the usual way.
+        With ``hear``, growing text is handed over while waiting: most of a log is text, and to
+        wake the reader for it would cost more than to write it. A reader that cannot take it
+        now returns False and gets it by the usual way.
         """
 
-        def served() -> bool:
-            entries = self.log.after(self._after)
-            if not entries or any(entry.status is not None for entry in entries):
+        def serve(entries: list[Entry] | None) -> bool:
+            if entries is None or entries[0].seq != self._after + 1:
                 return False
             if hear is None or not hear(entries):
                 return False
             self._after = entries[-1].seq
-            return len(entries) < BATCH
+            return True
 
         while True:
             entries = self.log.after(self._after)
@@ -260,7 +270,7 @@ class Tap:
                 return entries
             if self.log.over:
                 return []
-            await self.log.changed(served)
+            await self.log.changed(serve)
 
     async def _catch_up(self) -> list[Entry]:
         if self._replay is None:

@@ -115,13 +115,20 @@ class LaneText:
             if len(text) > len(heard):
                 part.untold.append(text[len(heard) :])
 
-    def grow(self, part_id: str, text: str) -> bool:
-        """Hear more of a part; False when it is not of this lane."""
+    def grow(self, part_id: str, text: str, out: list[TurnEvent]) -> bool:
+        """Hear more of a part, and tell it; False when it is not of this lane."""
         part = self._known.get(part_id)
         if part is None:
             return False
-        if part.streaming and part.open:
+        if not part.streaming or part.final is not None or part.void:
+            return True
+        if self.frozen or self._dirty or part.untold or self._parts[self._cursor] is not part:
             part.untold.append(text)
+            self.tell(out)
+        elif text:
+            # Nearly always: it is the part that is being told, and all of it was told.
+            out.append(self._grew(part, text, first=not part.told))
+            part.told.append(text)
         return True
 
     def finish(self, part_id: str, message_id: MessageId, text: str) -> None:

@@ -8,7 +8,6 @@ A snapshot must have been asked for after the last ``gap``. It may still be olde
 than the events fed since: they win over it, and those that it has overtaken change nothing.
 """
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -165,8 +164,8 @@ class Reader:
         self._others: set[MessageId] = set()
         self._refused: set[MessageId] = set()
         self._later: dict[MessageId, list[PartUpdated | PartDelta | MessageUpdated]] = {}
-        self._recent: deque[str] = deque()
-        self._heard: set[str] = set()
+        self._heard: dict[str, None] = {}
+        """The latest events by their ids, oldest first: some are told twice."""
         if self.needs_reconcile:
             self._recall(told)
 
@@ -267,24 +266,18 @@ class Reader:
     # Events
 
     def _hear(self, event: Event, out: list[TurnEvent]) -> None:
-        if self.finished or self._repeated(event.event_id):
+        if self.finished or event.event_id in self._heard:
             return
+        if event.event_id:
+            self._heard[event.event_id] = None
+            if len(self._heard) > RECENT:
+                del self._heard[next(iter(self._heard))]
         if type(event) is PartDelta:
             self._delta(event, out)
         elif event.session_id == self.root:
             self._root_event(event, out)
         elif event.session_id in self._sessions or self._joins(event):
             self._child_event(event, out)
-
-    def _repeated(self, event_id: str) -> bool:
-        if event_id in self._heard:
-            return True
-        if event_id:
-            self._heard.add(event_id)
-            self._recent.append(event_id)
-            if len(self._recent) > RECENT:
-                self._heard.remove(self._recent.popleft())
-        return False
 
     def _joins(self, event: Event) -> bool:
         match event:
@@ -351,8 +344,8 @@ class Reader:
             self._postpone(event.message_id, event)
             return
         for lane in self._lanes.values():
-            if lane.grow(event.part_id, event.delta):
-                lane.tell(out)
+            if lane.grow(event.part_id, event.delta, out):
+                return
 
     def _part_event(self, event: PartUpdated, out: list[TurnEvent]) -> None:
         message_id = event.part.message_id
