@@ -1,9 +1,8 @@
 """Reads from OpenCode what it has stored about a turn."""
 
 import asyncio
-import time
-from collections.abc import Coroutine, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Generic, TypeVar
 
 import structlog
 
@@ -16,34 +15,80 @@ from opencode_a2a.upstream.models import (
     PatchPart,
     PermissionRequest,
     QuestionRequest,
-    SessionStatus,
     ToolPart,
 )
 from opencode_a2a.upstream.reader import Stored
 
 log = structlog.get_logger(__name__)
+T = TypeVar("T")
 R = TypeVar("R", PermissionRequest, QuestionRequest)
 
 PAGE = 40
-STATUS_SECONDS = 1.0
-"""Turns of one directory share the answer to who is busy for this long."""
+SHARED_SECONDS = 1.0
+"""Turns of one directory share an answer for this long."""
 
 
-class Statuses:
-    """Who is busy, asked once for all turns of a directory."""
+class Shared(Generic[T]):
+    """What OpenCode says about a directory, asked once for all turns that can use the answer.
+
+    It says it of all sessions there: if each of a thousand turns asked for itself, a thousand
+    times a thousand entries would have to be read.
+    """
+
+    def __init__(self, ask: Callable[[Location], Coroutine[None, None, T]]) -> None:
+        self._ask = ask
+        self._asked: dict[Location, tuple[float, asyncio.Task[T]]] = {}
+
+    async def of(self, location: Location, since: float) -> T:
+        """Return what OpenCode answered to a question of the last moment, put after ``since``."""
+        now = asyncio.get_running_loop().time()
+        asked = self._asked.get(location)
+        if asked is None or asked[0] < max(since, now - SHARED_SECONDS):
+            self._asked = {k: v for k, v in self._asked.items() if v[0] >= now - SHARED_SECONDS}
+            asked = self._asked[location] = now, asyncio.create_task(self._ask(location))
+        return await asyncio.shield(asked[1])
+
+
+class Records:
+    """What OpenCode has stored, as turns need it."""
 
     def __init__(self, opencode: OpenCode) -> None:
         self._opencode = opencode
-        self._asked: dict[Location, tuple[float, asyncio.Task[dict[SessionId, SessionStatus]]]] = {}
+        self._pending = Shared(lambda location: pending(opencode, location))
+        self.statuses = Shared(lambda location: opencode.session_status(at=location))
+        """Who is busy."""
 
-    async def of(self, location: Location) -> dict[SessionId, SessionStatus]:
-        now = time.monotonic()
-        asked = self._asked.get(location)
-        if asked is None or now - asked[0] > STATUS_SECONDS:
-            self._asked = {k: v for k, v in self._asked.items() if now - v[0] <= STATUS_SECONDS}
-            asked = now, asyncio.create_task(self._opencode.session_status(at=location))
-            self._asked[location] = asked
-        return await asyncio.shield(asked[1])
+    async def read(
+        self, session_id: SessionId, message_id: MessageId, location: Location, since: float
+    ) -> Stored:
+        """Return all that is needed to go on after a gap, as it was after ``since`` or later."""
+        messages, statuses, (permissions, questions) = await asyncio.gather(
+            messages_since(self._opencode, session_id, message_id),
+            self.statuses.of(location, since),
+            self._pending.of(location, since),
+        )
+        return Stored(
+            messages=messages,
+            statuses=statuses,
+            permissions=permissions,
+            questions=questions,
+            directory=location.directory,
+        )
+
+    async def read_end(
+        self, session_id: SessionId, message_id: MessageId, children: Iterable[SessionId]
+    ) -> Stored:
+        """Return all that is needed to end a turn whose sessions are idle."""
+        messages = await messages_since(self._opencode, session_id, message_id)
+        changed = any(isinstance(part, PatchPart) for m in messages for part in m.parts)
+        diffs: list[FileDiff] = []
+        if changed:
+            diffs = await self._opencode.session_diff(session_id, message_id)
+        return Stored(
+            messages=messages,
+            children={child: await _child(self._opencode, child) for child in children},
+            diffs=diffs,
+        )
 
 
 async def messages_since(
@@ -61,24 +106,6 @@ async def messages_since(
             return found[ids.index(message_id) :]
         if cursor is None:
             return found
-
-
-async def read(
-    opencode: OpenCode, session_id: SessionId, message_id: MessageId, location: Location
-) -> Stored:
-    """Return all that is needed to go on after a gap."""
-    messages, statuses, (permissions, questions) = await asyncio.gather(
-        messages_since(opencode, session_id, message_id),
-        opencode.session_status(at=location),
-        pending(opencode, location),
-    )
-    return Stored(
-        messages=messages,
-        statuses=statuses,
-        permissions=permissions,
-        questions=questions,
-        directory=location.directory,
-    )
 
 
 async def pending(
@@ -109,25 +136,6 @@ async def tool_call(opencode: OpenCode, session_id: SessionId, call_id: str) -> 
             if isinstance(part, ToolPart) and part.call_id == call_id:
                 return part
     return None
-
-
-async def read_end(
-    opencode: OpenCode,
-    session_id: SessionId,
-    message_id: MessageId,
-    children: Iterable[SessionId],
-) -> Stored:
-    """Return all that is needed to end a turn whose sessions are idle."""
-    messages = await messages_since(opencode, session_id, message_id)
-    changed = any(isinstance(part, PatchPart) for m in messages for part in m.parts)
-    diffs: list[FileDiff] = []
-    if changed:
-        diffs = await opencode.session_diff(session_id, message_id)
-    return Stored(
-        messages=messages,
-        children={child: await _child(opencode, child) for child in children},
-        diffs=diffs,
-    )
 
 
 async def _child(opencode: OpenCode, session_id: SessionId) -> list[MessageWithParts]:

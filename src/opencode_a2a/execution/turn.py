@@ -32,13 +32,13 @@ from opencode_a2a.events import (
     Started,
     TurnEvent,
 )
-from opencode_a2a.execution import stored
 from opencode_a2a.execution.answers import Reply
 from opencode_a2a.execution.changes import Changes
 from opencode_a2a.execution.desk import Desk
 from opencode_a2a.execution.interrupts import Interrupts, Owner
 from opencode_a2a.execution.models import Models
 from opencode_a2a.execution.sessions import Seat, Sessions
+from opencode_a2a.execution.stored import Records
 from opencode_a2a.execution.tools import Tools
 from opencode_a2a.ids import ContextId, MessageId, Principal, SessionId, TaskId
 from opencode_a2a.messages import ModelChoice, PromptPart, Routing
@@ -153,7 +153,7 @@ class Turns:
         self.watch = watch
         self.defaults = defaults
         self.models = Models(opencode, defaults.model)
-        self.statuses = stored.Statuses(opencode)
+        self.stored = Records(opencode)
         self.running = 0
 
     def turn(self, spec: TurnSpec) -> "Turn":
@@ -399,7 +399,7 @@ class Run:
                 case Gap():
                     told += self._reader.feed_all(events)
                     events = []
-                    self._heard = self._loop.time()
+                    self._heard = item.at
                     self._reader.gap()
                 case Wake():
                     pass
@@ -448,8 +448,8 @@ class Run:
 
     async def _prompting(self) -> MessageWithParts:
         model = await self._turns.models.choose(self._seat, self._spec.routing.model)
-        body = self._body(model)
-        return await self._opencode.prompt(self._seat.session_id, body, at=self._seat.location)
+        seat = self._seat
+        return await self._opencode.prompt(seat.session_id, self._body(model), at=seat.location)
 
     def _body(self, model: ModelChoice | None) -> Prompt:
         defaults = self._turns.defaults
@@ -516,8 +516,8 @@ class Run:
     async def _reconcile(self) -> list[TurnEvent]:
         """Compare with the store; end the turn if OpenCode is no longer at it."""
         spec, session_id = self._spec, self._seat.session_id
-        state = await stored.read(
-            self._opencode, session_id, spec.user_message_id, self._seat.location
+        state = await self._turns.stored.read(
+            session_id, spec.user_message_id, self._seat.location, self._heard
         )
         known = any(message.info.id == spec.user_message_id for message in state.messages)
         if not known and self._prompt is None:
@@ -543,11 +543,8 @@ class Run:
             answer = prompt.result()
             if self._reader.ends_with(answer):
                 return Stored(messages=[answer])
-        return await stored.read_end(
-            self._opencode,
-            self._seat.session_id,
-            self._spec.user_message_id,
-            self._reader.children,
+        return await self._turns.stored.read_end(
+            self._seat.session_id, self._spec.user_message_id, self._reader.children
         )
 
     def _fail(self, failure: Failure) -> list[TurnEvent]:
@@ -582,7 +579,7 @@ class Run:
             return []
         if self.desk.waiting:
             return []
-        statuses = await self._turns.statuses.of(self._seat.location)
+        statuses = await self._turns.stored.statuses.of(self._seat.location, self._heard)
         if self._seat.session_id not in statuses and reader.user_message_seen:
             # It is over, and neither the events nor the answer have said so.
             return await self._finish()

@@ -9,7 +9,7 @@ endpoint. What comes back is checked: status, content type, size, shape. Errors 
 import asyncio
 import base64
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -275,11 +275,11 @@ class OpenCode:
         path = _session(session_id, "/message/") + _checked("msg", message_id)
         return await self._get(MessageWithParts, path, at)
 
-    async def prompt(
+    def prompt(
         self, session_id: SessionId, prompt: Prompt, *, at: Location = HERE
-    ) -> MessageWithParts:
+    ) -> Coroutine[None, None, MessageWithParts]:
         """Run a turn and return its last message. An error may be inside: ``info.error``."""
-        return await self._run(_session(session_id, "/message"), at, prompt)
+        return self._run(_session(session_id, "/message"), at, prompt)
 
     async def prompt_async(
         self, session_id: SessionId, prompt: Prompt, *, at: Location = HERE
@@ -451,9 +451,10 @@ class OpenCode:
     ) -> T:
         return await self.call(kind, _Request("POST", path, at, None, body, endless, urgent))
 
-    async def _run(self, path: str, at: Location, body: Wire) -> MessageWithParts:
+    def _run(self, path: str, at: Location, body: Wire) -> Coroutine[None, None, MessageWithParts]:
+        # No coroutine itself: it would keep the body, with all its files, as long as the turn runs.
         request = _Request("POST", path, at, body=_wire(body), endless=True)
-        return await self.call(MessageWithParts, request)
+        return self.call(MessageWithParts, request)
 
     async def call(self, kind: type[T], request: _Request) -> T:
         return _decode(kind, request, await self._exchange(request))

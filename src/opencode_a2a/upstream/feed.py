@@ -8,7 +8,7 @@ follower compares with what OpenCode has stored. Knows nothing of turns.
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -51,6 +51,8 @@ class Gap:
 
     reason: str
     connected: bool = True
+    at: float = field(default_factory=lambda: asyncio.get_running_loop().time(), compare=False)
+    """By the clock of the loop; the same for all who follow."""
 
 
 @dataclass(frozen=True, slots=True)

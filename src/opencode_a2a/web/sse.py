@@ -210,6 +210,7 @@ class EventStream:
             self._wrote = self._last_frame = time.monotonic()
             self._writing = True
             await send(_chunk(chunk))
+            del chunk  # not to be kept while waiting for the next one
             self._writing = False
 
     def _write(self, chunk: bytes) -> bool:
