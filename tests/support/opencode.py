@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import MessageId, RequestId, SessionId
-from opencode_a2a.upstream.events import Event, PartDelta, decode
+from opencode_a2a.upstream.events import Event, PartDelta, SessionChanged, decode
 from opencode_a2a.upstream.models import AssistantMessage, MessageWithParts, UserMessage
 from opencode_a2a.web.sse import Drain
 from tests.support.opencode_state import OpenCodeState, SessionState, frames
@@ -164,6 +164,7 @@ class FakeOpenCode:
         self._plays = "plain-text"
         self._hold: Hold | None = None
         self._state = OpenCodeState()
+        self._sessions: dict[SessionId, JsonObject] = {}
         self._turns: dict[SessionId, _Turn] = {}
         self._readers: set[asyncio.Queue[bytes]] = set()
 
@@ -192,6 +193,8 @@ class FakeOpenCode:
     def tell(self, frame: bytes) -> Event | None:
         """Store what an event says, and send it to all readers."""
         event = decode(frame)
+        if isinstance(event, SessionChanged):
+            self._sessions[event.session_id] = orjson.loads(frame)["payload"]["properties"]["info"]
         if event is not None:
             self._state.apply(event)
         for reader in self._readers:
@@ -276,8 +279,8 @@ class FakeOpenCode:
         return _json(info)
 
     async def _session(self, request: Request) -> Response:
-        info = self._state.infos.get(_session_id(request))
-        return _json(_dumped(info)) if info else _missing()
+        info = self._sessions.get(_session_id(request))
+        return _json(info) if info else _missing()
 
     async def _statuses(self, _: Request) -> Response:
         busy = {k: v for k, v in self._state.statuses.items() if v.type != "idle"}
@@ -285,7 +288,7 @@ class FakeOpenCode:
 
     async def _prompt(self, request: Request) -> Response:
         session_id = _session_id(request)
-        if session_id not in self._state.infos:
+        if session_id not in self._sessions:
             return _missing()
         prompt: JsonObject = orjson.loads(await request.body())
         self.prompts.append(prompt)
@@ -312,7 +315,7 @@ class FakeOpenCode:
 
     async def _children(self, request: Request) -> Response:
         children = self._state.descendants(_session_id(request))
-        return _json([_dumped(self._state.infos[child]) for child in sorted(children)])
+        return _json([self._sessions[child] for child in sorted(children)])
 
     async def _pending_permissions(self, _: Request) -> Response:
         return _json([_dumped(one) for one in self._state.permissions.values()])

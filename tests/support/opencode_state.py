@@ -28,6 +28,7 @@ from opencode_a2a.upstream.events import (
     SessionChanged,
     SessionDeleted,
     SessionIdle,
+    SessionInfo,
     StatusChanged,
     decode,
 )
@@ -40,7 +41,6 @@ from opencode_a2a.upstream.models import (
     PermissionRequest,
     QuestionRequest,
     ReasoningPart,
-    Session,
     SessionStatus,
     TextPart,
     ToolPart,
@@ -85,7 +85,7 @@ class OpenCodeState:
     def __init__(self) -> None:
         self.sessions: dict[SessionId, SessionState] = {}
         self.parents: dict[SessionId, SessionId | None] = {}
-        self.infos: dict[SessionId, Session] = {}
+        self.infos: dict[SessionId, SessionInfo] = {}
         self.statuses: dict[SessionId, SessionStatus] = {}
         self.permissions: dict[RequestId, PermissionRequest] = {}
         self.questions: dict[RequestId, QuestionRequest] = {}
@@ -108,8 +108,8 @@ class OpenCodeState:
             case PartRemoved():
                 session.parts.get(event.message_id, {}).pop(event.part_id, None)
             case SessionChanged(info=info):
-                self.parents[info.id] = info.parent_id
-                self.infos[info.id] = info
+                self.parents[event.session_id] = info.parent_id
+                self.infos[event.session_id] = info
             case SessionDeleted():
                 self.deleted.add(event.session_id)
                 self.sessions[event.session_id] = SessionState()

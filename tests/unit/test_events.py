@@ -92,7 +92,6 @@ def test_an_event_of_one_directory_has_no_envelope() -> None:
 
     assert isinstance(event, StatusChanged)
     assert event.status == StatusRetry(attempt=2, message="busy", next=5)
-    assert event.directory is None
 
 
 def test_an_interrupt_knows_the_directory_that_its_answer_needs() -> None:

@@ -116,10 +116,16 @@ _MOVE = Prepared(
     .where(tasks.c.no == sa.bindparam("task_no"))
     .values(state=sa.bindparam("to"), updated_at=sa.bindparam("time"), status=sa.bindparam("body"))
 )
-_ARCHIVE = Prepared(
+_END = Prepared(
     tasks.update()
     .where(tasks.c.no == sa.bindparam("task_no"))
-    .values(archive=sa.bindparam("body"), request=sa.null())
+    .values(
+        state=sa.bindparam("to"),
+        updated_at=sa.bindparam("time"),
+        status=sa.bindparam("body"),
+        archive=sa.bindparam("whole"),
+        request=sa.null(),
+    )
 )
 _REQUEST = Prepared(
     tasks.update().where(tasks.c.no == sa.bindparam("task_no")).values(request=sa.bindparam("body"))
@@ -190,13 +196,12 @@ def append(connection: Connection, segments: Sequence[Segment], moves: Sequence[
             for s in segments
         ],
     )
-    _MOVE.run_many(
-        connection,
-        [{"task_no": m.task_no, "to": m.state, "time": m.at, "body": m.status} for m in moves],
-    )
-    _ARCHIVE.run_many(
-        connection,
-        [{"task_no": m.task_no, "body": m.archive} for m in moves if m.archive is not None],
+    changed = [
+        (m, {"task_no": m.task_no, "to": m.state, "time": m.at, "body": m.status}) for m in moves
+    ]
+    _MOVE.run_many(connection, [row for m, row in changed if m.archive is None])
+    _END.run_many(
+        connection, [row | {"whole": m.archive} for m, row in changed if m.archive is not None]
     )
     changes: Counter[tuple[str, str]] = Counter()
     for move in moves:

@@ -45,6 +45,7 @@ from opencode_a2a.upstream.events import (
     SessionDeleted,
     SessionFailed,
     SessionIdle,
+    SessionInfo,
     StatusChanged,
     TodoUpdated,
     child_session,
@@ -61,7 +62,6 @@ from opencode_a2a.upstream.models import (
     PermissionRequest,
     QuestionRequest,
     ReasoningPart,
-    Session,
     SessionStatus,
     StatusBusy,
     StatusIdle,
@@ -109,7 +109,7 @@ class Stored:
     questions: Sequence[QuestionRequest] | None = ()
     """Pending ones, None when it is not known; those of other session trees are left aside."""
     diffs: Sequence[FileDiff] = ()
-    session: Session | None = None
+    session: SessionInfo | None = None
     directory: str | None = None
 
 
@@ -281,7 +281,7 @@ class Reader:
 
     def _joins(self, event: Event) -> bool:
         match event:
-            case SessionChanged(info=Session(parent_id=parent)) if parent in self._sessions:
+            case SessionChanged(info=SessionInfo(parent_id=parent)) if parent in self._sessions:
                 self._sessions.add(event.session_id)
                 return True
             case _:
@@ -524,7 +524,7 @@ class Reader:
             self._todos = todos
             out.append(Progressed("todo", "updated", todos=todos))
 
-    def _session(self, info: Session, out: list[TurnEvent]) -> None:
+    def _session(self, info: SessionInfo, out: list[TurnEvent]) -> None:
         # OpenCode's own placeholder until the model has found a title.
         if info.title != self._title and not info.title.startswith("New session - "):
             self._title = info.title
