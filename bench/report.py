@@ -14,6 +14,8 @@ from bench.targets import TARGETS
 
 PAGE = ROOT / "docs" / "performance.md"
 CHART = ROOT / "docs" / "performance.svg"
+PROFILE = ROOT / "bench" / "profile.md"
+"""What a profiler says about the targets, written by hand."""
 COLOURS = {"ours": "#0a7d4b", "adapter": "#c0392b", "sdk": "#b9770e", "relay": "#566573"}
 
 ROWS: tuple[tuple[str, str, str, str, float], ...] = (
@@ -132,12 +134,14 @@ what counts: absolute figures are those of the machine.
 
 {targets(results)}
 
+{PROFILE.read_text()}
 ## All figures
 
 Median, with the lowest and highest round in brackets. CPU is that of the server's whole process
 tree. Delay is the time from the upstream's write to the client's read. A cell that says "failed"
 had answers that were refused, incomplete, out of order or doubled, or that did not end in time; a
-system that failed at one size is not tried at the next. An empty cell was not measured.
+system that failed at one size is not tried at the next, and is compared above by what it did
+deliver. An empty cell was not measured.
 
 {table(results)}
 

@@ -25,12 +25,16 @@ class Target:
         return f"{value:.3g} {self.kind}"
 
 
-def of(scenario: str, system: str, key: str = "cpu") -> Value:
-    """The median of a figure; nothing where the system was not measured, or failed."""
+def of(scenario: str, system: str, key: str = "cpu", *, broken: bool = False) -> Value:
+    """The median of a figure; nothing where the system was not measured, or failed.
+
+    With ``broken``, a system that failed counts by what it did deliver.
+    """
 
     def value(results: Results) -> float | None:
         samples = results.get(scenario, {}).get(system, [])
-        return median(samples, key) if all(sample.good for sample in samples) else None
+        usable = [s for s in samples if s.good or (broken and s.values.get("rate"))]
+        return median(usable, key) if len(usable) == len(samples) else None
 
     return value
 
@@ -44,7 +48,7 @@ def ratio(above: Value, below: Value) -> Value:
 
 
 def against(scenario: str, other: str = "adapter", key: str = "cpu") -> Value:
-    return ratio(of(scenario, "ours", key), of(scenario, other, key))
+    return ratio(of(scenario, "ours", key), of(scenario, other, key, broken=True))
 
 
 def share(scenario: str) -> Value:

@@ -163,6 +163,37 @@ async def test_many_events_are_one_batch() -> None:
         assert texts(await turn.batch()) == [str(number) for number in range(50)]
 
 
+async def test_growing_text_is_handed_over_without_waking_who_waits() -> None:
+    stream, heard = Stream(), list[str]()
+    async with running(quick(stream)) as feed:
+        await feed_connected(feed, stream)
+        turn = feed.follow(ROOT)
+        waiting = asyncio.create_task(turn.batch(lambda told: heard.extend(texts([*told]))))
+        await asyncio.sleep(0)
+        stream.say(delta(ROOT, "a"), delta(ROOT, "b"))
+        stream.say(delta(ROOT, "c") + sse("session.idle", ROOT) + delta(ROOT, "d"))
+        items = await waiting
+
+        assert (heard, texts(items), len(items)) == (["a", "b", "c"], ["d"], 2)
+
+
+async def test_a_follower_that_fails_fails_alone() -> None:
+    def fail(_: list[PartDelta]) -> None:
+        raise LookupError
+
+    stream = Stream()
+    async with running(quick(stream)) as feed:
+        await feed_connected(feed, stream)
+        broken, other = feed.follow(ROOT), feed.follow(ROOT)
+        waiting = asyncio.create_task(broken.batch(fail))
+        await asyncio.sleep(0)
+        stream.say(delta(ROOT, "a"))
+
+        assert texts(await until(other, "a")) == ["a"]
+        with pytest.raises(LookupError):
+            await waiting
+
+
 async def test_a_lost_connection_is_a_gap_and_so_is_its_return() -> None:
     stream = Stream()
     stream.refuse = 3

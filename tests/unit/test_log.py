@@ -119,12 +119,18 @@ async def read_and_write(texts: list[str], taps: list[int], seed: int) -> None:
 
 
 async def restless(log: TaskLog, start: asyncio.Event, patience: random.Random) -> list[Entry]:
-    """Read the log, leaving and coming back at random."""
+    """Read the log, leaving and coming back at random, and not always ready to take text."""
     await start.wait()
     entries: list[Entry] = []
+
+    def hear(text: list[Entry]) -> bool:
+        ready = patience.random() < 0.7
+        entries.extend(text if ready else ())
+        return ready
+
     while True:
         tap = log.tap(Cursor(entries[-1].seq if entries else 1))
-        while batch := await tap.batch():
+        while batch := await tap.batch(hear):
             entries += batch
             if patience.random() < 0.3:
                 break

@@ -116,6 +116,40 @@ async def test_a_reader_who_does_not_read_is_cut_off() -> None:
         await closed.wait()
 
 
+async def test_frames_that_are_written_at_once_are_in_order_with_the_others() -> None:
+    async def frames(write: Callable[[bytes], bool]) -> Frames:
+        yield b"data: 1\n\n"
+        assert write(b"data: 2\n\n")
+        yield b"data: 3\n\n"
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await EventStream(frames)(scope, receive, send)
+
+    async with asyncio.timeout(5), running(app, lifespan="off") as url:
+        _, body = await read_all(url)
+
+    assert body == PING + b"data: 1\n\ndata: 2\n\ndata: 3\n\n"
+
+
+async def test_nothing_is_written_at_once_to_a_reader_who_does_not_read() -> None:
+    refused = asyncio.Event()
+
+    async def frames(write: Callable[[bytes], bool]) -> Frames:
+        yield b"data: 1\n\n"
+        while write(b"data: " + b"x" * 65536 + b"\n\n"):
+            pass
+        refused.set()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        limits = StreamLimits(send_deadline=0.2, max_bytes=0)
+        await EventStream(frames, limits=limits)(scope, receive, send)
+
+    async with asyncio.timeout(10), running(app, lifespan="off") as url, raw(url) as reader:
+        reader.writer.transport.pause_reading()  # type: ignore[attr-defined] # a socket's can
+        await ask(reader, read=False)
+        await refused.wait()
+
+
 @pytest.mark.requirement("I14")
 async def test_when_the_server_stops_every_stream_says_goodbye() -> None:
     source, drain = Source(), Drain()

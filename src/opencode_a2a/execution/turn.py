@@ -362,7 +362,8 @@ class Run:
         """Follow the session to the end of the turn, and tell what happens."""
         if self._spec.told is None:
             await self._log.tell([_bound(self._seat), Started()], self._seat.link)
-            self._send()
+            if not self._canceled:
+                self._send()
         else:
             self.desk.restore(self._reader.pending)
             await self._log.tell([_bound(self._seat)], self._seat.link)

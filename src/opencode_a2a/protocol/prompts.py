@@ -28,7 +28,7 @@ _SHOWN = {"command": "Command", "url": "URL", "diff": "Change", "description": "
 def moment(at: int) -> str:
     """Spell milliseconds since the epoch as A2A does."""
     seconds, milliseconds = divmod(at, 1000)
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{milliseconds:03d}Z"
+    return f"{datetime.fromtimestamp(seconds, UTC).isoformat()[:19]}.{milliseconds:03d}Z"
 
 
 def prompt_text(pending: tuple[Interrupted, ...]) -> str:
