@@ -60,6 +60,20 @@ async def test_a_background_send_returns_a_task_that_ends_by_itself(
     assert (ended.state, ended.text) == ("completed", "one two three four")
 
 
+async def test_a_second_message_of_a_new_context_goes_to_the_same_session(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    opencode.creating.clear()
+    first = await caller.begin("one")
+    second = await caller.begin("two", context=first.context_id)
+    opencode.creating.set()
+
+    ended = [await caller.ended(task.id) for task in (first, second)]
+
+    assert [task.state for task in ended] == ["completed", "completed"]
+    assert ended[0].session_id == ended[1].session_id
+
+
 @pytest.mark.requirement("3.1.1-return-immediately")
 async def test_a_running_task_can_be_read_while_nobody_waits_for_it(
     caller: Caller, opencode: FakeOpenCode

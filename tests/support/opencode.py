@@ -161,6 +161,9 @@ class FakeOpenCode:
         self.url = ""
         self.prompts: list[JsonObject] = []
         """Every prompt that was sent, in order."""
+        self.creating = asyncio.Event()
+        """Clear it to let sessions wait before they are made."""
+        self.creating.set()
         self._plays = "plain-text"
         self._hold: Hold | None = None
         self._state = OpenCodeState()
@@ -263,6 +266,7 @@ class FakeOpenCode:
 
     async def _create(self, request: Request) -> Response:
         draft = orjson.loads(await request.body() or b"{}")
+        await self.creating.wait()
         session_id = new_id("ses")
         now = _now()
         info: JsonObject = {

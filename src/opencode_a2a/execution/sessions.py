@@ -147,10 +147,9 @@ class Sessions:
         location, place = self._place(routing)
         if routing.session_id is not None:
             return await self._claim(principal, SessionId(routing.session_id))
-        if fresh:
-            return await self._create(principal, context_id, place, location)
+        # A second message of a context that has only just been made must find the same session.
         async with self._making[principal, context_id, place]:
-            session_id = await self._linked(principal, context_id, place)
+            session_id = None if fresh else await self._linked(principal, context_id, place)
             if session_id is None and context_id.startswith(DERIVED_CONTEXT):
                 session_id = SessionId(context_id.removeprefix(DERIVED_CONTEXT))
                 return await self._claim(principal, session_id)
