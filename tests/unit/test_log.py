@@ -21,7 +21,7 @@ from opencode_a2a.tasks import live
 from opencode_a2a.tasks.admit import Admission, Admitted, Limits
 from opencode_a2a.tasks.commands import Cursor, Order
 from opencode_a2a.tasks.journal import Journal
-from opencode_a2a.tasks.lifecycle import Entry, State
+from opencode_a2a.tasks.lifecycle import Answered, Entry, State
 from opencode_a2a.tasks.live import Replay, Tap, TaskLog
 
 
@@ -166,6 +166,19 @@ async def test_text_is_told_at_once_and_a_state_only_when_stored(tmp_path: Path)
         assert not told_early
         assert log.over
         assert len(await desk.stored(log)) == 3
+
+
+async def test_an_answer_is_stored_before_it_is_relied_on() -> None:
+    async with office() as desk, asyncio.timeout(10):
+        log = await desk.task()
+        answer = Answered(order("m2", "yes").message)
+        told = asyncio.create_task(log.tell([answer]))
+        await asyncio.sleep(0)
+        shown_early = log.after(1)
+        await told
+
+        assert shown_early == []
+        assert [entry.event for entry in await desk.stored(log)][1:] == [answer]
 
 
 async def test_a_blocking_reader_waits_for_the_next_stop() -> None:

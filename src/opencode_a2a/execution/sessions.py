@@ -78,6 +78,8 @@ class Sessions:
         self._known: OrderedDict[SessionId, Seat] = OrderedDict()
         self._links: OrderedDict[tuple[Principal, ContextId, str], SessionId] = OrderedDict()
         """The sessions of contexts, as they are stored or about to be."""
+        self._owners: OrderedDict[SessionId, Principal] = OrderedDict()
+        """Whose those sessions are."""
         self.turns: Locks[SessionId] = Locks()
 
     async def check(self, principal: Principal, routing: Routing) -> None:
@@ -104,6 +106,9 @@ class Sessions:
         return await self._owner(session_id) == principal
 
     async def _owner(self, session_id: SessionId) -> Principal | None:
+        if session_id in self._owners:
+            return self._owners[session_id]
+
         def read(connection: Connection) -> Principal | None:
             return links.owner(connection, session_id, now_ms())
 
@@ -117,7 +122,8 @@ class Sessions:
         def read(connection: Connection) -> set[SessionId]:
             return links.strangers(connection, principal, session_ids, now_ms())
 
-        return await self._database.read(read) if session_ids else set()
+        theirs = {s for s in session_ids if self._owners.get(s, principal) != principal}
+        return theirs | await self._database.read(read) if session_ids else set()
 
     @asynccontextmanager
     async def claimed(self, principal: Principal, session_id: SessionId) -> AsyncGenerator[None]:
@@ -149,7 +155,8 @@ class Sessions:
             return await self._claim(principal, SessionId(routing.session_id))
         # A second message of a context that has only just been made must find the same session.
         async with self._making[principal, context_id, place]:
-            session_id = None if fresh else await self._linked(principal, context_id, place)
+            where = (principal, context_id, place)
+            session_id = self._links.get(where) if fresh else await self._linked(*where)
             if session_id is None and context_id.startswith(DERIVED_CONTEXT):
                 session_id = SessionId(context_id.removeprefix(DERIVED_CONTEXT))
                 return await self._claim(principal, session_id)
@@ -177,6 +184,7 @@ class Sessions:
     ) -> Callable[[Connection], None]:
         """Let a context use a session from now on; return what has to be written for it."""
         _keep(self._links, (principal, context_id, place), session_id)
+        _keep(self._owners, session_id, principal)
 
         def write(connection: Connection) -> None:
             links.link(connection, principal, context_id, place, session_id, now_ms())
@@ -212,6 +220,7 @@ class Sessions:
     async def forget(self, session_id: SessionId) -> None:
         """Drop what is known of a session that no longer exists."""
         self._known.pop(session_id, None)
+        self._owners.pop(session_id, None)
         for where in [where for where, known in self._links.items() if known == session_id]:
             del self._links[where]
 
@@ -238,6 +247,8 @@ class Sessions:
         return Seat(seat.session_id, seat.directory, seat.title, named=True)
 
     async def _hold(self, principal: Principal, session_id: SessionId) -> bool:
+        if self._owners.get(session_id, principal) != principal:
+            return False
         now = now_ms()
 
         def write(connection: Connection) -> bool:

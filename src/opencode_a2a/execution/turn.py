@@ -198,7 +198,8 @@ class Turn:
 
     async def _seated(self, told: Log) -> bool:
         """Run the turn in a session; False when the session has to be another."""
-        self._preparing = task = asyncio.current_task()
+        task = self._preparing = asyncio.current_task()
+        self._seat = None
         try:
             if self._canceled:
                 raise asyncio.CancelledError
@@ -330,6 +331,8 @@ class Run:
         self._origin = tools and tools.origins.enter(spec.routing.hops, self._note)
         self._ended: float | None = None
         """When the end of the turn was first known."""
+        self._doubted = self._began
+        """When something turned out not to be as it was told."""
         self._compared = self._began
         """When the store was last read."""
         self._unlisted = False
@@ -422,7 +425,7 @@ class Run:
             return await self._abort(EXPIRED)
         if self.desk.stale:
             self.desk.stale = False
-            reader.gap()
+            self._doubt()
         if reader.needs_reconcile and self._turns.feed.up:
             told = await self._reconcile()
             if told or reader.finished:
@@ -474,7 +477,7 @@ class Run:
                 # The connection broke; the turn may well be running. The store will tell.
                 log.warning("prompt call broke off", error=error.message)
                 self._prompt = None
-                self._reader.gap()
+                self._doubt()
                 self.wake()
                 return []
             case SessionNotFoundError():
@@ -514,11 +517,16 @@ class Run:
 
     # The store
 
+    def _doubt(self) -> None:
+        """Have the store read, as it is from now on."""
+        self._doubted = self._loop.time()
+        self._reader.gap()
+
     async def _reconcile(self) -> list[TurnEvent]:
         """Compare with the store; end the turn if OpenCode is no longer at it."""
         spec, session_id = self._spec, self._seat.session_id
         state = await self._turns.stored.read(
-            session_id, spec.user_message_id, self._seat.location, self._heard
+            session_id, spec.user_message_id, self._seat.location, max(self._heard, self._doubted)
         )
         known = any(message.info.id == spec.user_message_id for message in state.messages)
         if not known and self._prompt is None:

@@ -13,7 +13,15 @@ from sqlalchemy.engine import Connection
 from opencode_a2a import metrics
 from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import StoreUnavailableError, StreamEndedError
-from opencode_a2a.events import Finished, Interrupted, Resumed, SessionBound, Started
+from opencode_a2a.events import (
+    Finished,
+    Interrupted,
+    ReasoningGrew,
+    Resumed,
+    SessionBound,
+    Started,
+    TextGrew,
+)
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.tasks.codec import load_entries
@@ -48,6 +56,7 @@ _FIRM = frozenset(
     {Accepted, Answered, Recovered, SessionBound, Started, Interrupted, Resumed, Finished}
 )
 
+_GROWTH = frozenset({TextGrew, ReasoningGrew})
 
 Serve = Callable[[list[Entry] | None], bool]
 """Deals with new entries for one who waits, or returns False to have them woken. It is given the
@@ -114,8 +123,8 @@ class TaskLog:
         self._journal.add(self, before.state, entries, also)
         if self.state.status is not before:
             _count(before.state, self.state.status.state)
-        elif len(entries) == 1 and self._shown == first - 1 and entries[0].status is None:
-            # Growing text, most of the time: there is no more to it.
+        elif len(entries) == 1 and self._shown == first - 1 and type(entries[0].event) in _GROWTH:
+            # Most of the time: there is no more to it.
             self._shown = first
             self._wake(entries)
             return True
