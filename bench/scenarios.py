@@ -298,8 +298,8 @@ def quick() -> Iterator[Callable[[Bench], None]]:
     fast = ("ours", "relay")
     pair = ("ours", "adapter")
     three = ("ours", "adapter", "relay")
-    yield lambda bench: bench.cold(3, three)
-    card = Job(0, "", "get", "rest10", 4, seconds=0.7, paths=(CARD,))
+    yield lambda bench: bench.cold(2, three)
+    card = Job(0, "", "get", "rest10", 4, seconds=0.5, paths=(CARD,))
     yield _plan(Scenario("card", card, pair, "request", 2))
     unary = Job(0, "", "unary", streams=16, seconds=1, timeout=15)
     yield _plan(Scenario("unary-16", unary, pair, "turn", 2))
@@ -313,7 +313,9 @@ def quick() -> Iterator[Callable[[Bench], None]]:
         )
     )
     # Half as long as the turns of the full run: the cost of a turn by itself weighs twice as much.
-    yield _plan(Scenario("stream-32", streams(32, 100, 20), three, rounds=2, slow_rounds=1))
+    # The existing adapter does not finish it in any time; what it delivers is enough to compare.
+    short = Scenario("stream-32", streams(32, 100, 20), three, rounds=2, slow_rounds=1)
+    yield _plan(replace(short, slow_timeout=10))
     yield _plan(Scenario("stream-128", streams(128, 100, 20), fast, rounds=2))
     yield _plan(Scenario("long-200", streams(1, 200, 0.25, turns=10), ("ours",), rounds=2))
     yield _plan(Scenario("long-20000", streams(1, 20_000, 0.25), ("ours",), rounds=1))
