@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import subprocess
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -267,7 +266,6 @@ async def test_files_are_listed_read_and_compared(
     ]
 
 
-@pytest.mark.skipif(shutil.which("rg") is None, reason="OpenCode searches with rg")
 async def test_text_is_found_with_its_line(opencode: OpenCode, here: Location) -> None:
     (match,) = await opencode.find_text("wor", at=here)
 

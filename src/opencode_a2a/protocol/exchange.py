@@ -22,7 +22,8 @@ _EXTENSION_HEADERS = {Line.V1: "A2A-Extensions", Line.V03: "X-A2A-Extensions"}
 
 
 Frames = Callable[[Callable[[bytes], bool]], AsyncGenerator[bytes, None]]
-"""Makes the frames, given what writes a frame at once or says that it cannot."""
+"""Makes the frames. It may write some by the function it is given while it has yielded nothing;
+if that returns False, the frame has to be yielded."""
 
 
 @dataclass(frozen=True, slots=True)

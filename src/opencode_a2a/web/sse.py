@@ -11,7 +11,7 @@ end of the connection and looks at the clock. A frame costs no timer.
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -21,6 +21,7 @@ from structlog.typing import FilteringBoundLogger
 
 from opencode_a2a import metrics
 from opencode_a2a.errors import StreamEndedError
+from opencode_a2a.protocol.exchange import Frames
 from opencode_a2a.web.answers import DIRECT_SEND, WRITE_NOW, Header
 
 log: FilteringBoundLogger = structlog.get_logger()
@@ -31,11 +32,6 @@ _HEADERS: tuple[Header, ...] = (
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
 )
-
-
-Frames = Callable[[Callable[[bytes], bool]], AsyncGenerator[bytes, None]]
-"""Makes the frames. It may write some by the function it is given while it has yielded nothing;
-if that returns False, the frame has to be yielded."""
 
 
 class Ending(StrEnum):
