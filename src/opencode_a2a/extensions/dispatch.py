@@ -3,6 +3,7 @@
 ``protocol.rpc`` asks here for every method that is not A2A's own.
 """
 
+import asyncio
 from collections.abc import Iterable, Mapping
 
 import structlog
@@ -48,6 +49,9 @@ class Dispatcher:
             outcome = nearest(_OUTCOMES, type(error)) or "internal_error"
             _record(declared, caller, params, outcome)
             raise _told(declared, error) from None
+        except asyncio.CancelledError:
+            _record(declared, caller, params, "canceled")
+            raise
         except Exception:
             _record(declared, caller, params, "internal_error")
             raise
