@@ -75,7 +75,7 @@ AUDIT: FilteringBoundLogger = structlog.wrap_logger(
     cache_logger_on_first_use=False,
     audit=True,
 )
-"""Who did what: written whatever the level of the log."""
+"""Who did what. Every audit record is written through this logger, whatever the log level is."""
 
 
 def configure(level: str, stream: TextIO | None = None) -> None:

@@ -19,9 +19,9 @@ from opencode_a2a.extensions.calls import Call, Catalogue, Deps
 from opencode_a2a.extensions.contracts import nearest
 from opencode_a2a.extensions.payloads import read, write
 from opencode_a2a.extensions.registry import Extension, Method
+from opencode_a2a.telemetry import AUDIT
 
 log: FilteringBoundLogger = structlog.get_logger(__name__)
-audit: FilteringBoundLogger = structlog.get_logger("audit")
 
 
 class Dispatcher:
@@ -105,7 +105,7 @@ def _record(method: Method, caller: Caller, params: JsonObject, outcome: str) ->
         return
     session_id = params.get("session_id")
     known = session_id[:128] if isinstance(session_id, str) else None
-    audit.info(
+    AUDIT.info(
         method.audit,
         method=method.name,
         identity=caller.principal,

@@ -1,0 +1,69 @@
+"""Audit records of the real program, at the log level that it has by default."""
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from opencode_a2a.protocol.contracts import declared
+from opencode_a2a.protocol.openapi import example_params
+from tests.support.caller import Caller
+from tests.support.opencode import FakeOpenCode
+from tests.support.program import Program
+from tests.support.service import variables_for
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+AUDITED = [method for _, method in declared() if method.audit]
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def program(opencode: FakeOpenCode, tmp_path: Path) -> AsyncGenerator[Program]:
+    switched_on = {
+        "A2A_ENABLE_SESSION_SHELL": "true",
+        "A2A_ENABLE_WORKSPACE_MUTATIONS": "true",
+    }
+    async with Program(variables_for(opencode, tmp_path, **switched_on)) as running:
+        yield running
+
+
+async def audited(program: Program) -> list[Any]:
+    """Stop the program, so that all it logged has been read, and return its audit records."""
+    assert await program.stop() == 0
+    return [record for record in program.records() if record.get("audit")]
+
+
+async def test_every_call_of_an_audited_method_leaves_a_record(program: Program) -> None:
+    for method in AUDITED:
+        await program.rpc(method.name, example_params(method))
+
+    records = await audited(program)
+
+    assert {method.name for method in AUDITED} >= {
+        "opencode.sessions.shell",
+        "opencode.workspaces.create",
+        "opencode.worktrees.remove",
+    }
+    told = [(record["event"], record["method"]) for record in records]
+    assert told == [(method.audit, method.name) for method in AUDITED]
+    assert all(record["identity"] and record["outcome"] for record in records)
+
+
+@pytest.mark.requirement("I15")
+async def test_every_interrupt_leaves_a_record(program: Program, opencode: FakeOpenCode) -> None:
+    opencode.play("permission-once")
+    caller = Caller(program)
+
+    answered = await caller.send("run it")
+    await caller.send("once", task=answered.id)
+    canceled = await caller.send("run it")
+    await caller.cancel(canceled.id)
+    records = await audited(program)
+
+    told = [(record["event"], record["task_id"], record["resolution"]) for record in records]
+    assert told == [
+        ("interrupt settled", answered.id, "once"),
+        ("interrupt settled", canceled.id, "void"),
+    ]
