@@ -23,7 +23,7 @@ REQUIREMENTS = {
     "3.1.1-content-type": "media types that the agent does not take are refused",
     "3.2.2-output-modes": "accepted output modes are kept to",
     "3.2.2-reference-tasks": "references to other tasks are kept",
-    "3.3.1-same-message-id": "a repeated message is recognised by its id",
+    "3.3.1-same-message-id": "a repeated message is recognised by its id and content",
     "3.4.3-context-inferred": "a message on a task is in the task's context",
     "3.4.3-context-mismatch": "a context that does not fit the task is refused",
     "3.4.3-context-of-the-client": "a client's context is kept or refused, never replaced",

@@ -89,6 +89,19 @@ async def test_a_repeated_answer_is_taken_once(caller: Caller, opencode: FakeOpe
     assert again.raw == done.raw
 
 
+@pytest.mark.requirement("3.3.1-same-message-id")
+async def test_an_answer_may_reuse_the_id_of_the_message_that_it_follows(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    opencode.play("permission-once")
+    name = f"one id for both {caller.wire.value}"
+    asked = await caller.send("run it", message_id=name)
+
+    done = await caller.send("once", task=asked.id, message_id=name)
+
+    assert (done.id, done.state, done.text) == (asked.id, "completed", "after")
+
+
 @pytest.mark.requirement("7.6-auth-required")
 async def test_a_provider_that_wants_a_sign_in_is_told_and_another_try_is_taken(
     caller: Caller, opencode: FakeOpenCode

@@ -1,6 +1,8 @@
 """What is left of tasks when the service is stopped and started again."""
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import httpx2
@@ -13,6 +15,7 @@ from tests.support.opencode import FakeOpenCode
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+FIRST_SCHEMA = Path(__file__).parent.parent / "support" / "schema-1.sql"
 STORED = {"A2A_TASK_STORE_BACKEND": "database"}
 
 
@@ -47,6 +50,27 @@ async def test_an_ended_task_is_the_same_after_a_restart(
             assert more.session_id == task.session_id
 
     assert len(opencode.prompts) == 2 * len(Wire)
+
+
+@pytest.mark.requirement("I1")
+@pytest.mark.requirement("I6")
+async def test_a_database_of_the_first_schema_is_upgraded(
+    opencode: FakeOpenCode, tmp_path: Path
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "tasks.db")) as connection:
+        connection.executescript(FIRST_SCHEMA.read_text())
+
+    for _ in range(2):
+        async with started(opencode, tmp_path, **STORED) as service:
+            caller = Caller(service)
+            again = await caller.send("hello", message_id="m")
+            other = await caller.send("not hello", message_id="m")
+
+            assert (again.state, again.text) == ("completed", "one two three four")
+            assert (await caller.get(again.id)).raw == again.raw
+            assert other.id != again.id
+
+    assert len(opencode.prompts) == 1
 
 
 def _id(updates: list[Update]) -> str:

@@ -208,13 +208,20 @@ async def test_a_repeated_message_is_the_same_task_and_one_prompt(
 
 
 @pytest.mark.requirement("3.3.1-same-message-id")
-async def test_a_message_id_with_other_content_is_refused(exchange: Exchange) -> None:
-    name = f"reused {exchange.wire.value}"
-    await exchange.call("send", exchange.message("hello", messageId=name))
+@pytest.mark.requirement("I6")
+async def test_a_message_id_with_other_content_is_a_new_message(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    name = f"reused {caller.wire.value}"
 
-    answer = await exchange.call("send", exchange.message("other", messageId=name))
+    first = await caller.send("hello", message_id=name)
+    other = await caller.send("other", message_id=name)
+    again = [await caller.send(text, message_id=name) for text in ("hello", "other")]
 
-    assert answer.refuses(PARAMS) == ["message.messageId"]
+    assert other.state == "completed"
+    assert other.id != first.id
+    assert [task.id for task in again] == [first.id, other.id]
+    assert len(opencode.prompts) == 2
 
 
 @pytest.mark.requirement("I10")

@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,22 @@ async def test_what_was_written_is_there_after_a_restart(tmp_path: Path) -> None
     for _ in range(2):
         async with Database(url(tmp_path / "tasks.db")) as database:
             assert await database.read(select_version) == len(STEPS)
+
+
+async def test_an_upgrade_that_fails_leaves_the_database_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.db"
+    first = Path(__file__).parent.parent / "support" / "schema-1.sql"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(first.read_text())
+        connection.execute("CREATE TABLE messages_before (in_the_way)")
+        before = list(connection.iterdump())
+
+    with pytest.raises(DatabaseError, match="messages_before"):
+        async with Database(url(path)):
+            pass
+
+    with closing(sqlite3.connect(path)) as connection:
+        assert list(connection.iterdump()) == before
 
 
 async def test_a_write_that_fails_leaves_the_others_of_its_transaction_alone() -> None:

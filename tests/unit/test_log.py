@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from opencode_a2a.errors import InvalidParamsError, LimitExceededError
+from opencode_a2a.errors import LimitExceededError
 from opencode_a2a.events import Finished, Outcome, Progressed, Started, TextGrew
 from opencode_a2a.ids import MessageId, Principal
 from opencode_a2a.messages import Message, Part, PromptPart
@@ -237,12 +237,13 @@ async def test_one_message_id_is_one_task() -> None:
         assert {row.id for row in again} == {new[0].state.ref.id}
 
 
-async def test_the_same_message_id_with_other_content_is_refused() -> None:
+async def test_the_same_message_id_with_other_content_is_a_new_message() -> None:
     async with office() as desk, asyncio.timeout(10):
-        await desk.admission.admit(order("m", "one"))
+        first = await desk.admission.admit(order("m", "one"))
+        second = await desk.admission.admit(order("m", "two"))
 
-        with pytest.raises(InvalidParamsError):
-            await desk.admission.admit(order("m", "two"))
+        assert isinstance(first, Admitted)
+        assert isinstance(second, Admitted)
 
 
 async def test_another_principal_may_use_the_same_message_id() -> None:

@@ -173,7 +173,7 @@ _BEHAVIORS: JsonObject = {
             },
             "resumption": "Last-Event-ID, or the query parameter after",
         },
-        "message/send": {"idempotency": "one principal and message id make one task"},
+        "message/send": {"idempotency": "one principal, message id and content make one task"},
     },
 }
 

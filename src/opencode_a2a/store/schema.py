@@ -1,6 +1,7 @@
 """Tables, and the numbered steps that lead to them.
 
-Steps only go forward. A database written by a newer program is refused.
+A new database gets the tables as they are declared here; an older one is taken there by the steps
+it lacks. Steps only go forward, and a database written by a newer program is refused.
 """
 
 from collections.abc import Callable
@@ -46,7 +47,7 @@ messages = sa.Table(
     sa.Column("principal", sa.String, primary_key=True),
     sa.Column("message_id", sa.String, primary_key=True),
     sa.Column("task_no", sa.Integer, nullable=False),
-    sa.Column("digest", sa.LargeBinary, nullable=False),
+    sa.Column("digest", sa.LargeBinary, primary_key=True, comment="of the message's content"),
     sa.Index("messages_by_task", "task_no"),
     sqlite_with_rowid=False,
 )
@@ -117,11 +118,30 @@ def _create(connection: Connection) -> None:
     metadata.create_all(connection)
 
 
-STEPS: tuple[Callable[[Connection], None], ...] = (_create,)
+def _identify_messages_by_content(connection: Connection) -> None:
+    """Make the digest part of the key: an id may come again with other content."""
+    for statement in (
+        "DROP INDEX messages_by_task",
+        "ALTER TABLE messages RENAME TO messages_before",
+        """CREATE TABLE messages (
+            principal VARCHAR NOT NULL, message_id VARCHAR NOT NULL, task_no INTEGER NOT NULL,
+            digest BLOB NOT NULL, PRIMARY KEY (principal, message_id, digest)
+        ) WITHOUT ROWID""",
+        "INSERT INTO messages SELECT principal, message_id, task_no, digest FROM messages_before",
+        "DROP TABLE messages_before",
+        "CREATE INDEX messages_by_task ON messages (task_no)",
+    ):
+        connection.exec_driver_sql(statement)
+
+
+STEPS: tuple[Callable[[Connection], None], ...] = (_create, _identify_messages_by_content)
+"""A step spells out its tables: the declarations above may have moved on since it was written."""
 
 
 def migrate(connection: Connection) -> None:
-    """Bring the database to the newest schema."""
+    """Bring the database to the newest schema, all of it or nothing."""
+    # The driver begins a transaction only at the first change of a row, which is after the tables.
+    connection.exec_driver_sql("BEGIN")
     current = 0
     if sa.inspect(connection).has_table(version.name):
         current = connection.scalar(sa.select(version.c.version)) or 0
@@ -130,9 +150,10 @@ def migrate(connection: Connection) -> None:
             f"the database has schema {current}, this program knows {len(STEPS)}: "
             "use the program that wrote it, or another database"
         )
-    for step in STEPS[current:]:
-        step(connection)
     if current == 0:
+        _create(connection)
         connection.execute(version.insert().values(version=len(STEPS)))
     elif current < len(STEPS):
+        for step in STEPS[current:]:
+            step(connection)
         connection.execute(version.update().values(version=len(STEPS)))

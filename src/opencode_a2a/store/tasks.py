@@ -92,9 +92,10 @@ def _given(*names: str) -> dict[str, sa.BindParameter[Any]]:
 
 _MINE = tasks.c.principal == sa.bindparam("principal")
 _FIND_MESSAGE = Prepared(
-    sa.select(messages.c.task_no, messages.c.digest).where(
+    sa.select(messages.c.task_no).where(
         messages.c.principal == sa.bindparam("principal"),
         messages.c.message_id == sa.bindparam("message_id"),
+        messages.c.digest == sa.bindparam("digest"),
     )
 )
 _ADD_MESSAGE = Prepared(
@@ -150,11 +151,11 @@ _SEGMENTS = Prepared(
 
 
 def find_message(
-    connection: Connection, principal: str, message_id: str
-) -> tuple[int, bytes] | None:
-    """Return the number of the task that a message belongs to, and the digest of its content."""
-    row = _FIND_MESSAGE.first(connection, principal=principal, message_id=message_id)
-    return (row[0], row[1]) if row else None
+    connection: Connection, principal: str, message_id: str, digest: bytes
+) -> int | None:
+    """Return the number of the task that a message with this id and content belongs to."""
+    row = _FIND_MESSAGE.first(connection, principal=principal, message_id=message_id, digest=digest)
+    return row[0] if row else None
 
 
 def add_message(

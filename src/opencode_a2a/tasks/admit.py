@@ -1,7 +1,7 @@
 """A message becomes a task, once: committed before anything runs.
 
-The same message id with the same content is the same task again; with other content it is
-refused. What a caller may have open at once is limited.
+A message with the same id and the same content is a repeat and finds the task it led to; with
+other content it is a new message. What a caller may have open at once is limited.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import orjson
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.clock import now_ms
-from opencode_a2a.errors import InvalidParamsError, LimitExceededError, Violation
+from opencode_a2a.errors import LimitExceededError
 from opencode_a2a.ids import ContextId, Principal, TaskId, new_message_id, new_uuid
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
@@ -39,7 +39,7 @@ class Admitted:
 
 
 def digest(order: Order) -> bytes:
-    """Return what two messages have in common when they ask for the same."""
+    """Return what identifies a message's content: a repeat has the same id and digest."""
     content = (order.message, order.task_id, order.context_id, order.routing, order.output_modes)
     return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).digest()
 
@@ -119,13 +119,5 @@ class Admission:
 
 
 def _earlier(connection: Connection, order: Order, known: bytes) -> TaskRow | None:
-    found = rows.find_message(connection, order.principal, order.message.message_id)
-    if found is None:
-        return None
-    task_no, stored = found
-    if stored != known:
-        raise InvalidParamsError(
-            "This message id was used before, with other content; send a new message id",
-            violations=(Violation("message.messageId", "already used with other content"),),
-        )
-    return rows.load_number(connection, task_no)
+    task_no = rows.find_message(connection, order.principal, order.message.message_id, known)
+    return None if task_no is None else rows.load_number(connection, task_no)
