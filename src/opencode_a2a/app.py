@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +43,7 @@ from opencode_a2a.protocol.rest import RestBinding, Routes
 from opencode_a2a.protocol.rpc import RpcBinding
 from opencode_a2a.protocol.versions import Line
 from opencode_a2a.protocol.views import Views
+from opencode_a2a.services import announced
 from opencode_a2a.store.database import MEMORY, Database, DatabaseError
 from opencode_a2a.tasks.admit import Limits
 from opencode_a2a.tasks.board import Board
@@ -450,7 +451,7 @@ async def _serve(settings: Settings, listeners: list[socket.socket]) -> int:
             async with AsyncExitStack() as stack:
                 await stack.enter_async_context(service.running())
                 if not settings.auth.configured:
-                    stack.enter_context(_whereabouts(settings))
+                    stack.enter_context(announced(settings.a2a.state_dir, settings.local_url))
                 announce = asyncio.create_task(_announce(service, runner.listening, began))
                 stack.callback(announce.cancel)
                 await runner.serve(listeners)
@@ -458,20 +459,6 @@ async def _serve(settings: Settings, listeners: list[socket.socket]) -> int:
         if not runner.should_exit:
             raise
     return 1 if service.failed else 0
-
-
-@contextmanager
-def _whereabouts(settings: Settings) -> Generator[None]:
-    """Leave beside the generated token where it is good: the commands send it nowhere else."""
-    file, url = settings.a2a.state_dir / "url", settings.local_url
-    file.touch(mode=0o600)
-    file.write_text(f"{url}\n")
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            if file.read_text().strip() == url:
-                file.unlink()
 
 
 @contextmanager
@@ -486,7 +473,8 @@ def _ended_by_signals(runner: Server) -> Generator[None]:
             main.cancel()
         runner.should_exit = True
 
-    signals = (signal.SIGINT, signal.SIGTERM)
+    # SIGHUP: the terminal was closed.
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for number in signals:
         loop.add_signal_handler(number, end)
     try:

@@ -1,10 +1,12 @@
 """The program as its operator sees it: signals, exit statuses, readiness, logs, processes."""
 
 import asyncio
+import fcntl
 import os
 import signal
 import sqlite3
 import sys
+import termios
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,7 +19,7 @@ from opencode_a2a.upstream.launch import free_port
 from opencode_a2a.upstream.process import marked_processes
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller, Following, RefusedError, Wire, fold
-from tests.support.program import Program, run
+from tests.support.program import Program, bare, run
 from tests.support.service import TOKEN, variables_for
 
 pytestmark = pytest.mark.live
@@ -347,7 +349,11 @@ def managed(command: str, path: Path) -> dict[str, str]:
 
 def children(program: Program) -> list[int]:
     """Return what runs of all that the program's OpenCode is, or has started."""
-    return [pid for pid, marker in marked_processes() if marker.startswith(f"{program.pid}.")]
+    return started_by(program.pid)
+
+
+def started_by(owner: int) -> list[int]:
+    return [pid for pid, marker in marked_processes() if marker.startswith(f"{owner}.")]
 
 
 def started_as(pid: int) -> tuple[str, str]:
@@ -407,6 +413,34 @@ async def test_the_demo_runs_survives_the_death_of_its_opencode_and_leaves_nothi
         assert not any(secret in printed for secret in secrets)
         assert "Traceback" not in printed
         assert {"event", "level", "timestamp"} <= set(program.records()[0])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+async def test_closing_the_terminal_ends_the_service_and_its_opencode(
+    opencode_command: str, tmp_path: Path
+) -> None:
+    variables = managed(opencode_command, tmp_path) | {"A2A_PORT": str(free_port(HOST))}
+    ours, theirs = os.openpty()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "opencode_a2a", "serve", "--demo"),
+        env=bare(variables),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    async with asyncio.timeout(60):
+        shown = b""
+        while b"card " not in shown:
+            shown += await asyncio.to_thread(os.read, ours, 65536)
+        assert started_by(process.pid)
+
+        os.close(ours)
+
+        assert await process.wait() == 0
+    assert started_by(process.pid) == []
 
 
 # Looking at it

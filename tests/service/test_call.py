@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from starlette.types import Receive, Scope, Send
 
 from opencode_a2a.cli import main
+from opencode_a2a.services import announced
 from tests.support.peer import ANSWER, Stranger, card_json, reply, sdk_agent, stranger
 
 CANARY = "canary-77aa"
@@ -249,8 +250,8 @@ async def test_the_token_of_our_own_service_is_found_on_this_machine(
 ) -> None:
     (own_state / "token").write_text(f"{CANARY}\n")
     async with stranger(refusing) as made:
-        (own_state / "url").write_text(f"{made.url}\n")
-        result = await run("call", made.url.replace("127.0.0.1", name), "hi")
+        with announced(own_state, made.url):
+            result = await run("call", made.url.replace("127.0.0.1", name), "hi")
 
     assert authorizations(made) == [f"Bearer {CANARY}"] * 2
     assert result.exit_code == 1
@@ -261,9 +262,9 @@ async def test_the_token_of_our_own_service_goes_to_no_other_on_this_machine(
     own_state: Path,
 ) -> None:
     (own_state / "token").write_text(f"{CANARY}\n")
-    (own_state / "url").write_text("http://127.0.0.1:1\n")
     async with stranger(refusing) as made:
-        await run("call", made.url, "hi")
+        with announced(own_state, "http://127.0.0.1:1"):
+            await run("call", made.url, "hi")
 
     assert authorizations(made) == [None] * 2
 

@@ -25,6 +25,7 @@ from opencode_a2a.peers.credential import Credential, origin
 from opencode_a2a.peers.errors import ErrorCode, PeerError
 from opencode_a2a.peers.network import Egress, EgressError, vet
 from opencode_a2a.peers.wire import State
+from opencode_a2a.services import running
 
 _PREFIX = "A2A_CLIENT_"
 _BEARER = "A2A_CLIENT_BEARER_TOKEN"
@@ -130,11 +131,9 @@ def full_url(url: str) -> str:
     """Let people leave out the scheme, and say localhost for the address of their own service."""
     if "://" not in url:
         url = f"http://{url}" if _is_loopback(f"http://{url}") else f"https://{url}"
-    ours = _own_service()
-    if ours and url.replace("//localhost", "//127.0.0.1", 1).rstrip("/") == ours[0]:
-        # By name another program might be reached: it may listen on the other loopback address.
-        return ours[0]
-    return url
+    by_address = url.replace("//localhost", "//127.0.0.1", 1).rstrip("/")
+    # By name another program might be reached: it may listen on the other loopback address.
+    return by_address if by_address in running(state_dir()) else url
 
 
 def _is_loopback(url: str) -> bool:
@@ -163,21 +162,15 @@ def _credential(url: str) -> Credential | None:
             return Credential.bearer(url, token)
         if basic := os.environ.get(_BASIC):
             return Credential.basic(url, basic)
-        ours = _own_service()
-        return Credential.bearer(*ours) if ours and origin(ours[0]) == origin(url) else None
     except ValueError as error:
         # The message names the rule that is broken, never the value.
         raise click.UsageError(f"{_BEARER} or {_BASIC}: {error}") from error
-
-
-def _own_service() -> tuple[str, str] | None:
-    """Return where a service of this user runs, as it says itself, and its token."""
-    state = state_dir()
-    try:
-        found = (state / "url").read_text().strip(), (state / "token").read_text().strip()
-    except (OSError, UnicodeDecodeError):
+    if origin(url) not in map(origin, running(state_dir())):
         return None
-    return found if all(found) else None
+    try:
+        return Credential.bearer(url, (state_dir() / "token").read_text().strip())
+    except (OSError, ValueError):
+        return None
 
 
 def state_dir() -> Path:

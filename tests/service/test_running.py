@@ -1,0 +1,80 @@
+"""The program as a process in front of an OpenCode that replays recordings."""
+
+import asyncio
+import signal
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from tests.support.opencode import FakeOpenCode
+from tests.support.program import Program, run
+from tests.support.service import variables_for
+
+
+@pytest.fixture
+async def fake(tmp_path: Path) -> AsyncGenerator[FakeOpenCode]:
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    async with FakeOpenCode(workspace).running() as running:
+        yield running
+
+
+def with_generated_token(fake: FakeOpenCode, state: Path, name: str) -> Program:
+    """A service of this user that shares its state directory with others."""
+    variables = variables_for(fake, state)
+    del variables["A2A_BEARER_TOKEN"]
+    variables["A2A_TASK_STORE_DATABASE_URL"] = f"sqlite:///{state / name}.db"
+    return Program(variables)
+
+
+# Several services of one user
+
+
+async def test_the_end_of_one_service_leaves_another_of_the_same_user_reachable(
+    fake: FakeOpenCode, tmp_path: Path
+) -> None:
+    async with (
+        with_generated_token(fake, tmp_path, "first") as first,
+        with_generated_token(fake, tmp_path, "second") as second,
+    ):
+        for program in (first, second):
+            status, output = await run("call", program.url, "hello", **first.variables)
+            assert status == 0, output
+
+        assert await second.stop() == 0
+
+        status, output = await run("call", first.url, "hello", **first.variables)
+        assert status == 0, output
+
+
+async def test_the_token_is_not_sent_to_where_a_killed_service_was(
+    fake: FakeOpenCode, tmp_path: Path
+) -> None:
+    async with with_generated_token(fake, tmp_path, "first") as program:
+        await program.kill()
+        requests: list[str] = []
+
+        async def stranger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            requests.append((await reader.readuntil(b"\r\n\r\n")).decode())
+            writer.write(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n")
+            writer.close()
+
+        async with await asyncio.start_server(stranger, "127.0.0.1", program.port):
+            await run("call", program.url, "hello", **program.variables)
+
+    assert requests
+    assert not any("authorization" in request.lower() for request in requests)
+
+
+# Signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_a_signal_ends_the_service_in_order(
+    fake: FakeOpenCode, tmp_path: Path, number: signal.Signals
+) -> None:
+    async with with_generated_token(fake, tmp_path, "first") as program:
+        assert await program.stop(number) == 0
+
+    assert list((tmp_path / "services").iterdir()) == []
