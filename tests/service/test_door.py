@@ -134,6 +134,29 @@ async def test_open_tasks_of_a_caller_are_limited(serve: Serve, opencode: FakeOp
     assert (await caller.send("hello")).state == "completed"
 
 
+@pytest.mark.requirement("13-limits")
+@pytest.mark.parametrize("limit", ["A2A_MAX_TASKS_PER_PRINCIPAL", "A2A_MAX_OPEN_TASKS"])
+async def test_exactly_as_many_tasks_are_admitted_at_once_as_there_is_room_for(
+    serve: Serve, opencode: FakeOpenCode, limit: str
+) -> None:
+    service = await serve(**{limit: "5"}, A2A_TASK_STORE_BACKEND="database")
+    opencode.hold()
+    exchange = Exchange(service, Wire.REST)
+    now = {"configuration": {"returnImmediately": True}}
+
+    for _ in range(2):
+        answers = await asyncio.gather(
+            *(exchange.call("send", exchange.message(f"task {n}") | now) for n in range(60))
+        )
+
+        admitted = [answer.task["id"] for answer in answers if answer.status == 200]
+        refused = [answer for answer in answers if answer.status == 429]
+        assert (len(admitted), len(refused)) == (5, 55)
+        assert all(b'"LIMIT_EXCEEDED"' in answer.content for answer in refused)
+        for task_id in admitted:
+            await exchange.call("cancel", {"id": task_id})
+
+
 @pytest.mark.requirement("ours-host-and-origin")
 @pytest.mark.parametrize(
     ("headers", "status"),

@@ -107,7 +107,15 @@ class Admission:
             rows.append(connection, [Segment(no, 1, 1, segment)], [])
             return no
 
-        outcome = await self._database.write(write)
+        # The place is held during the write, in which others ask for room. When it is given back,
+        # the caller counts the task before anything else can run.
+        if room:
+            self.opened(order.principal)
+        try:
+            outcome = await self._database.write(write)
+        finally:
+            if room:
+                self.closed(order.principal)
         if isinstance(outcome, TaskRow):
             return outcome
         return Admitted(outcome, state, request, new_context=order.context_id is None)
