@@ -18,6 +18,11 @@ pytestmark = pytest.mark.live
 
 PWD = {"tool": "bash", "input": {"command": "pwd", "description": "d"}}
 SAY = {"say": "hello"}
+SUB_AGENT = {
+    "tool": "task",
+    "input": {"description": "look", "subagent_type": "general", "prompt": "look"},
+    "script": [{"say": "a secret"}],
+}
 
 
 def session(session_id: str) -> Any:
@@ -98,6 +103,27 @@ async def test_a_session_of_somebody_else_looks_like_none(
     assert errors[0] == errors[1] == errors[2]
     same_context = await bob.send(script(SAY), context=own.context_id)
     assert same_context.session_id != own.session_id
+
+
+async def test_a_sub_agents_session_of_somebody_else_looks_like_none(
+    ann_and_bob: tuple[Caller, Caller], opencode: OpenCode
+) -> None:
+    ann, bob = ann_and_bob
+    task = await ann.send(script(SUB_AGENT, {"say": "done"}))
+    (child,) = await opencode.session_children(SessionId(task.session_id))
+    before = (await opencode.messages(child.id)).items
+
+    with pytest.raises(RefusedError) as foreign:
+        await bob.send(script(SAY), metadata=session(child.id))
+    with pytest.raises(RefusedError) as missing:
+        await bob.send(script(SAY), metadata=session("ses_0000000000000000000000"))
+    in_its_context = await bob.send(script(SAY), context=f"ctx:opencode-session:{child.id}")
+
+    assert foreign.value.error == missing.value.error
+    assert (in_its_context.state, in_its_context.text) == ("failed", "")
+    assert (await opencode.messages(child.id)).items == before
+    own = await ann.send(script({"say": "still mine"}), metadata=session(child.id))
+    assert (own.session_id, own.text) == (child.id, "still mine")
 
 
 async def test_tasks_of_somebody_else_look_like_none(ann_and_bob: tuple[Caller, Caller]) -> None:

@@ -3,13 +3,14 @@
 A context has one session for each place it runs in; it is made on the first turn and kept. A
 caller may name a session: one that belongs to nobody is claimed for the length of the prompt
 and becomes the caller's when the prompt was taken. Sessions of others do not exist for a
-caller. Turns of one session run one after the other.
+caller, and neither do those that sub-agents of others ran in. Turns of one session run one after
+the other.
 """
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
@@ -31,6 +32,8 @@ DIRECTORY_FIELD = "metadata.opencode.directory"
 DERIVED_CONTEXT = "ctx:opencode-session:"
 """Contexts of sessions that were listed, not begun, through this service."""
 KNOWN_SESSIONS = 10_000
+MAX_DEPTH = 16
+"""How deep sub-agents may be nested; a session below that is nobody's to use."""
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -76,6 +79,8 @@ class Sessions:
         self._claim_ms = int(claim_seconds * 1000)
         self._making: Locks[tuple[str, str, str]] = Locks()
         self._known: OrderedDict[SessionId, Seat] = OrderedDict()
+        self._parents: OrderedDict[SessionId, SessionId | None] = OrderedDict()
+        """Whose sub-agent a session was made for; OpenCode never changes it."""
         self._links: OrderedDict[tuple[Principal, ContextId, str], SessionId] = OrderedDict()
         """The sessions of contexts, as they are stored or about to be."""
         self._owners: OrderedDict[SessionId, Principal] = OrderedDict()
@@ -88,22 +93,65 @@ class Sessions:
         if routing.session_id is None:
             return
         session_id = SessionId(routing.session_id)
-        if not well_formed("ses", session_id):
-            raise _no_session()
-        if not await self.may_use(principal, session_id):
-            raise _no_session()
         try:
+            if not well_formed("ses", session_id):
+                raise SessionNotFoundError
             await self._load(session_id)
+            if await self._strangers(principal, await self._lineage(session_id)):
+                raise SessionNotFoundError
         except SessionNotFoundError:
             raise _no_session() from None
 
-    async def may_use(self, principal: Principal, session_id: SessionId) -> bool:
-        """Whether a session is the caller's, or nobody's."""
-        return await self._owner(session_id) in (None, principal)
+    # Whose a session is
 
-    async def owns(self, principal: Principal, session_id: SessionId) -> bool:
-        """Whether a session is the caller's."""
-        return await self._owner(session_id) == principal
+    async def find(self, principal: Principal, session_id: SessionId) -> Session:
+        """Return a session that a caller may use, as OpenCode has it now."""
+        if well_formed("ses", session_id) and not await self._strangers(principal, [session_id]):
+            session = await self._opencode.session(session_id)
+            if await self.visible(principal, [session]):
+                return session
+        raise SessionNotFoundError(session_id=session_id[:128])
+
+    async def visible(self, principal: Principal, sessions: Sequence[Session]) -> list[Session]:
+        """Return those sessions that a caller may know of and use."""
+        for session in sessions:
+            _keep(self._parents, session.id, session.parent_id)
+        lineages: dict[SessionId, list[SessionId]] = {}
+        for session in filter(self._inside, sessions):
+            with suppress(SessionNotFoundError):
+                lineages[session.id] = await self._lineage(session.id)
+        everybody = dict.fromkeys(one for lineage in lineages.values() for one in lineage)
+        hidden = await self._strangers(principal, [*everybody])
+        return [
+            session
+            for session in sessions
+            if session.id in lineages and not hidden.intersection(lineages[session.id])
+        ]
+
+    async def owns(self, principal: Principal, session: Session) -> bool:
+        """Whether a session, or the one whose sub-agent it belongs to, is the caller's own."""
+        for session_id in await self._lineage(session.id):
+            if await self._owner(session_id) == principal:
+                return True
+        return False
+
+    async def _lineage(self, session_id: SessionId) -> list[SessionId]:
+        """Return the session and its ancestors: a sub-agent's session has its root's owner."""
+        lineage = [session_id]
+        while (parent := await self._parent(lineage[-1])) is not None:
+            if len(lineage) == MAX_DEPTH:
+                raise SessionNotFoundError(session_id=session_id)
+            lineage.append(parent)
+        return lineage
+
+    async def _parent(self, session_id: SessionId) -> SessionId | None:
+        if session_id not in self._parents:
+            try:
+                session = await self._opencode.session(session_id)
+            except SessionNotFoundError:
+                return None
+            _keep(self._parents, session_id, session.parent_id)
+        return self._parents[session_id]
 
     async def _owner(self, session_id: SessionId) -> Principal | None:
         if session_id in self._owners:
@@ -114,7 +162,7 @@ class Sessions:
 
         return await self._database.read(read)
 
-    async def strangers(
+    async def _strangers(
         self, principal: Principal, session_ids: Sequence[SessionId]
     ) -> set[SessionId]:
         """Return which of these sessions belong to somebody else."""
@@ -124,6 +172,10 @@ class Sessions:
 
         theirs = {s for s in session_ids if self._owners.get(s, principal) != principal}
         return theirs | await self._database.read(read) if session_ids else set()
+
+    def _inside(self, session: Session) -> bool:
+        """Whether a session runs where a caller may."""
+        return session.workspace_id is not None or self._workspace.holds(session.directory)
 
     @asynccontextmanager
     async def claimed(self, principal: Principal, session_id: SessionId) -> AsyncGenerator[None]:
@@ -138,7 +190,7 @@ class Sessions:
 
         def write(connection: Connection) -> None:
             now = now_ms()
-            if links.claim(connection, principal, session_id, now, now):
+            if links.claim(connection, principal, [session_id], now, now):
                 links.own(connection, principal, session_id)
 
         await self._database.write(write)
@@ -241,18 +293,21 @@ class Sessions:
         return Location(directory=directory), place
 
     async def _claim(self, principal: Principal, session_id: SessionId) -> Seat:
-        if not well_formed("ses", session_id) or not await self._hold(principal, session_id):
+        if not well_formed("ses", session_id):
             raise SessionNotFoundError
         seat = await self._load(session_id)
+        if not await self._hold(principal, session_id):
+            raise SessionNotFoundError
         return Seat(seat.session_id, seat.directory, seat.title, named=True)
 
     async def _hold(self, principal: Principal, session_id: SessionId) -> bool:
-        if self._owners.get(session_id, principal) != principal:
+        lineage = await self._lineage(session_id)
+        if any(self._owners.get(one, principal) != principal for one in lineage):
             return False
         now = now_ms()
 
         def write(connection: Connection) -> bool:
-            return links.claim(connection, principal, session_id, now, now + self._claim_ms)
+            return links.claim(connection, principal, lineage, now, now + self._claim_ms)
 
         return await self._database.write(write)
 
@@ -271,9 +326,9 @@ class Sessions:
         return replace(seat, link=self._link(principal, context_id, place, seat.session_id))
 
     def _remember(self, session: Session) -> Seat:
-        if not self._workspace.holds(session.directory) and session.workspace_id is None:
-            # It runs where the caller may not: for the caller it does not exist.
-            raise SessionNotFoundError
+        if not self._inside(session):
+            raise SessionNotFoundError  # for the caller it does not exist
+        _keep(self._parents, session.id, session.parent_id)
         seat = Seat(session.id, session.directory)
         _keep(self._known, session.id, seat)
         return seat

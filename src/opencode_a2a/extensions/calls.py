@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Protocol
 
 from opencode_a2a.callers import Caller
-from opencode_a2a.errors import SessionBusyError, SessionNotFoundError
+from opencode_a2a.errors import SessionBusyError
 from opencode_a2a.events import Interrupted, JsonObject
 from opencode_a2a.execution.interrupts import Interrupts
 from opencode_a2a.execution.sessions import DERIVED_CONTEXT, Sessions
@@ -27,8 +27,6 @@ from opencode_a2a.upstream.client import Location, OpenCode, well_formed
 from opencode_a2a.upstream.models import MessageWithParts, ProviderCatalogue, Session
 
 CATALOGUE_SECONDS = 60.0
-MAX_DEPTH = 16
-"""How deep sub-agents may be nested."""
 
 
 class Spelling(Protocol):
@@ -111,45 +109,11 @@ class Call:
     async def session(self, session_id: str) -> Session:
         """Return a session that the caller may use; another's looks like one that is not there."""
         _ = self.at  # a place that may not be named is told first
-        named = SessionId(session_id)
-        if well_formed("ses", named) and await self.deps.sessions.may_use(self.principal, named):
-            session = await self.opencode.session(named)
-            if await self.visible([session]):
-                return session
-        raise SessionNotFoundError(session_id=session_id[:128])
-
-    async def owns(self, session: Session) -> bool:
-        """Whether a session, or whose sub-agent it is, is the caller's own."""
-        for session_id in await self._pedigree(session, {}):
-            if await self.deps.sessions.owns(self.principal, session_id):
-                return True
-        return False
+        return await self.deps.sessions.find(self.principal, SessionId(session_id))
 
     async def visible(self, sessions: list[Session]) -> list[Session]:
         """Return those sessions that the caller may know of."""
-        known = {session.id: session for session in sessions}
-        pedigrees = {session.id: await self._pedigree(session, known) for session in sessions}
-        everybody = [one for pedigree in pedigrees.values() for one in pedigree]
-        hidden = await self.deps.sessions.strangers(self.principal, list(dict.fromkeys(everybody)))
-        return [
-            session
-            for session in sessions
-            if (session.workspace_id is not None or self.deps.workspace.holds(session.directory))
-            and not hidden.intersection(pedigrees[session.id])
-        ]
-
-    async def _pedigree(self, session: Session, known: dict[SessionId, Session]) -> list[SessionId]:
-        """Return a session's id and those of its parents: a sub-agent has its root's owner."""
-        pedigree = [session.id]
-        while session.parent_id is not None and len(pedigree) < MAX_DEPTH:
-            pedigree.append(session.parent_id)
-            if session.parent_id not in known:
-                try:
-                    known[session.parent_id] = await self.opencode.session(session.parent_id)
-                except SessionNotFoundError:
-                    break
-            session = known[session.parent_id]
-        return pedigree
+        return await self.deps.sessions.visible(self.principal, sessions)
 
     @asynccontextmanager
     async def changing(self, session_id: str) -> AsyncGenerator[Session]:

@@ -221,7 +221,7 @@ async def _strays(call: Call) -> list[Interrupted]:
         except SessionNotFoundError:
             continue
         # Those of nobody may well be on the screen of somebody who works without this service.
-        if await call.owns(session):
+        if await call.deps.sessions.owns(call.principal, session):
             found.append(interrupted(request, None, session.directory))
     return found
 

@@ -109,13 +109,17 @@ def strangers(
 
 
 def claim(
-    connection: Connection, principal: Principal, session_id: SessionId, now: int, until: int
+    connection: Connection, principal: Principal, lineage: Sequence[SessionId], now: int, until: int
 ) -> bool:
-    """Claim a session that nobody has; tell whether the principal may use it."""
-    holder = owner(connection, session_id, now)
-    if holder is None:
-        own(connection, principal, session_id, until)
-    return holder in (None, principal)
+    """Claim a session that nobody has; tell whether the principal may use it.
+
+    The session comes first, its ancestors after it: what belongs to one of their owners is theirs.
+    """
+    if strangers(connection, principal, lineage, now):
+        return False
+    if owner(connection, lineage[0], now) is None:
+        own(connection, principal, lineage[0], until)
+    return True
 
 
 def release(connection: Connection, principal: Principal, session_id: SessionId) -> None:
