@@ -20,6 +20,8 @@ from opencode_a2a.config import (
     provider_configured,
 )
 
+TOKEN = "a-token-that-nobody-can-guess"  # noqa: S105 - made up here
+
 
 def problems(environ: dict[str, str], flags: dict[str, str] | None = None) -> list[str]:
     """Return the lines that a user sees for these variables."""
@@ -125,11 +127,38 @@ def test_all_problems_are_told_at_once() -> None:
         ("A2A_HOTS", "no such setting; did you mean A2A_HOST?"),
         ("OPENCODE_BASEURL", "no such setting; did you mean OPENCODE_BASE_URL?"),
         ("A2A_BEARER_TOKENS", "no such setting; did you mean A2A_BEARER_TOKEN?"),
-        ("A2A_ZZZ", "no such setting"),
+        ("A2A_ALLOW_HOSTS", "no such setting; did you mean A2A_ALLOWED_HOSTS?"),
+        ("A2A_BODY_LOG_LIMIT", "no such setting; did you mean A2A_LOG_BODY_LIMIT?"),
+        ("OPENCODE_WORKSPACE_ROT", "no such setting; did you mean OPENCODE_WORKSPACE_ROOT?"),
     ],
 )
 def test_a_misspelt_variable_is_refused_with_the_nearest_name(name: str, hint: str) -> None:
     assert problems({name: "1"}) == [f"{name}: {hint}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("A2A_ZZZ", "A2A_"),
+        ("A2A_TOKEN", "A2A_BEARER_TOKEN"),
+        ("A2A_AGENT_URL", "A2A_"),
+        ("A2A_INSPECTOR_BACKEND", "A2A_"),
+        ("OPENCODE_SOMETHING_NEW", "OPENCODE_"),
+    ],
+)
+def test_a_variable_of_another_program_is_a_warning_with_the_nearest_name(
+    name: str, nearest: str
+) -> None:
+    [warning] = load({}, {name: "1"}).warnings
+
+    assert warning.startswith(f"{name}: not a setting of this service; the nearest is {nearest}")
+
+
+@pytest.mark.parametrize("name", sorted(VARIABLES))
+def test_every_setting_with_a_letter_missing_is_refused(name: str) -> None:
+    cut = name[:-2] + name[-1]
+
+    assert [line.partition(":")[0] for line in problems({cut: "1"})] == [cut]
 
 
 @pytest.mark.parametrize(
@@ -213,8 +242,111 @@ def test_an_open_address_needs_a_credential() -> None:
     [problem] = problems({"A2A_HOST": "0.0.0.0"})  # noqa: S104 - the case under test
 
     assert problem.startswith("A2A_HOST: can be reached from other machines")
-    assert load({}, {"A2A_HOST": "0.0.0.0", "A2A_BEARER_TOKEN": "t"}).auth.configured  # noqa: S104 - same
+    assert load({}, {"A2A_HOST": "0.0.0.0", "A2A_BEARER_TOKEN": TOKEN}).auth.configured  # noqa: S104 - same
     assert load({}, {"A2A_HOST": "::1"}).public_url == "http://[::1]:8000"
+
+
+PUBLIC = [{"A2A_HOST": "0.0.0.0"}, {"A2A_PUBLIC_URL": "https://agent.example"}]  # noqa: S104 - the case under test
+
+
+@pytest.mark.parametrize("public", PUBLIC)
+def test_a_short_token_is_refused_where_others_can_try_it(public: dict[str, str]) -> None:
+    entries = json.dumps([{"scheme": "bearer", "principal": "anna", "token": "geheim"}])
+    flag = {"A2A_ALLOW_SHORT_TOKENS": "true"}
+
+    alone = problems({**public, "A2A_BEARER_TOKEN": "geheim"})
+    listed = problems({**public, "A2A_STATIC_AUTH_CREDENTIALS": entries})
+    warnings = load({}, {**public, **flag, "A2A_BEARER_TOKEN": "geheim"}).warnings
+
+    remedy = "use 20 or more, or set A2A_ALLOW_SHORT_TOKENS"
+    assert alone == [f"A2A_BEARER_TOKEN: a token of 6 characters can be guessed; {remedy}"]
+    assert listed == [
+        f"A2A_STATIC_AUTH_CREDENTIALS: anna: a token of 6 characters can be guessed; {remedy}"
+    ]
+    assert any(warning.startswith("A2A_BEARER_TOKEN: ") for warning in warnings)
+
+
+def test_short_secrets_are_warned_about() -> None:
+    entries = json.dumps(
+        [
+            {"scheme": "bearer", "principal": "anna", "token": "geheim"},
+            {"scheme": "basic", "username": "ben", "password": "geheim"},
+            {"scheme": "basic", "username": "carl", "password": "x" * 20},
+            {"scheme": "basic", "username": "dora", "password": "y", "enabled": False},
+        ]
+    )
+
+    warnings = load({}, {"A2A_STATIC_AUTH_CREDENTIALS": entries, "A2A_BEARER_TOKEN": "t"}).warnings
+
+    why = "is shorter than 20 characters: it can be guessed, and guessing slows its owner down"
+    assert warnings == (
+        f"A2A_BEARER_TOKEN: the token {why}",
+        f"A2A_STATIC_AUTH_CREDENTIALS: the token of anna {why}",
+        f"A2A_STATIC_AUTH_CREDENTIALS: the password of ben {why}",
+    )
+
+
+@pytest.mark.parametrize("token", ["geheim ", " geheim", "geheim\t", "ge\nheim", "ge\x07heim"])
+def test_a_token_that_no_header_can_carry_is_refused(token: str) -> None:
+    entries = json.dumps([{"scheme": "bearer", "principal": "anna", "token": token}])
+
+    lines = problems({"A2A_BEARER_TOKEN": token, "A2A_STATIC_AUTH_CREDENTIALS": entries})
+
+    what = "should be one line of printable characters without spaces around it"
+    assert lines == [
+        f"A2A_BEARER_TOKEN: {what}",
+        f"A2A_STATIC_AUTH_CREDENTIALS: 0.token: {what}",
+    ]
+
+
+def test_a_basic_user_name_has_no_colon() -> None:
+    entries = json.dumps([{"scheme": "basic", "username": "a:b", "password": "geheim"}])
+
+    assert problems({"A2A_STATIC_AUTH_CREDENTIALS": entries}) == [
+        "A2A_STATIC_AUTH_CREDENTIALS: 0.username: should not contain a colon"
+    ]
+
+
+@pytest.mark.parametrize("secret", ["gehéim", "ge\nheim", "\x07"])
+def test_a_secret_for_other_agents_fits_into_a_header(secret: str) -> None:
+    peers = '[{"name": "build", "url": "https://build.example/", "credential": "BUILD"}]'
+
+    lines = problems(
+        {
+            "A2A_CLIENT_BEARER_TOKEN": secret,
+            "A2A_CLIENT_BASIC_AUTH": f"ben:{secret}",
+            "A2A_PEERS": peers,
+            "BUILD": secret,
+        }
+    )
+
+    what = "should be one line of printable ASCII"
+    assert lines == [
+        f"A2A_CLIENT_BEARER_TOKEN: {what}",
+        f"A2A_CLIENT_BASIC_AUTH: {what}",
+        f"A2A_PEERS: build: the variable BUILD {what}",
+    ]
+
+
+@pytest.mark.parametrize(
+    "given", [{"OPENCODE_WORKSPACE_ROOT": "/"}, {"OPENCODE_MANAGED_SERVER": "1"}]
+)
+def test_the_root_directory_is_no_workspace(
+    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
+
+    assert problems(given) == [
+        "OPENCODE_WORKSPACE_ROOT: the agent could change every file of this machine; choose a "
+        "directory, or set OPENCODE_ALLOW_ROOT_WORKSPACE"
+    ]
+    assert load({}, {**given, "OPENCODE_ALLOW_ROOT_WORKSPACE": "true"}).workspace == Path("/")
+
+
+def test_a_link_to_the_root_directory_is_no_workspace(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/")
+
+    assert len(problems({"OPENCODE_WORKSPACE_ROOT": str(tmp_path / "link")})) == 1
 
 
 def test_the_rule_holds_for_settings_built_in_code() -> None:
@@ -424,7 +556,7 @@ def test_a_wrong_url_is_refused_and_not_told(url: str) -> None:
 
 def test_a_file_that_others_can_read_or_the_agent_can_change_is_warned_of(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
-    file.write_text('[auth]\nbearer_token = "t"\n')
+    file.write_text(f'[auth]\nbearer_token = "{TOKEN}"\n')
     file.chmod(0o644)
 
     settings = load({}, {"OPENCODE_WORKSPACE_ROOT": str(tmp_path)}, file)

@@ -3,7 +3,8 @@
 ``settings`` puts the groups together. Checks here look at one value; what needs two is there.
 """
 
-from typing import Annotated, ClassVar, Literal, TypeVar
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, Field
 
@@ -26,8 +27,10 @@ from opencode_a2a.config.values import (
     Seconds,
     SecondsOrOff,
     Secret,
+    SentToken,
     Text,
     Texts,
+    Token,
     Transports,
     default_state_dir,
 )
@@ -113,15 +116,27 @@ class Service(Group, prefix="A2A_"):
     shutdown_grace_seconds: SecondsOrOff = setting(10, "Time for open work to settle at shutdown.")
 
 
+class AcceptedSecret(NamedTuple):
+    """A secret that callers may send: where it was given, whose it is, and how long."""
+
+    variable: str
+    kind: Literal["token", "password"]
+    owner: str | None
+    length: int
+
+
 class Access(Group, prefix="A2A_"):
     """Who may call. Without a credential one is generated, on a loopback address only."""
 
-    bearer_token: Secret | None = setting(None, "The one bearer token.")
+    bearer_token: Token | None = setting(None, "The one bearer token.")
     static_auth_credentials: Credentials | None = setting(
         None,
         "Several credentials: a list of `{scheme, principal, token}` (bearer) or "
         "`{scheme, username, password}` (basic), each with optional `credential_id`, "
         "`capabilities` (`session_shell`, `workspace_mutation`) and `enabled`.",
+    )
+    allow_short_tokens: bool = setting(
+        False, "Accept a bearer token below 20 characters on an address that others can reach."
     )
     allowed_origins: Texts = setting((), "Browser origins that may call, besides the public URL's.")
     allowed_hosts: Texts = setting(
@@ -133,12 +148,25 @@ class Access(Group, prefix="A2A_"):
         """Whether there is any credential that works."""
         return bool(self.bearer_token) or any(c.enabled for c in self.static_auth_credentials or ())
 
+    @property
+    def secrets(self) -> Iterator[AcceptedSecret]:
+        """What is known of each secret that is accepted."""
+        if self.bearer_token:
+            yield AcceptedSecret("A2A_BEARER_TOKEN", "token", None, len(self.bearer_token))
+        for entry in self.static_auth_credentials or ():
+            if entry.enabled:
+                kind = "token" if entry.token else "password"
+                length = len(entry.token or entry.password or "")
+                yield AcceptedSecret("A2A_STATIC_AUTH_CREDENTIALS", kind, entry.owner, length)
+
 
 class Log(Group, prefix="A2A_LOG_"):
     """What is written to the log."""
 
     level: Level = setting("WARNING", "Lowest level that is logged.")
-    payloads: bool = setting(False, "Log request and answer bodies, at DEBUG.")
+    payloads: bool = setting(
+        False, "Log request and answer bodies, at any level; they may hold what callers work on."
+    )
     body_limit: CountOrOff = setting(0, "Characters of a body that are logged; 0 = all.")
 
 
@@ -246,6 +274,9 @@ class OpenCode(Group, prefix="OPENCODE_"):
         "Directory that sessions work in, and that no request leaves; by default "
         "the current directory when OpenCode is managed, else OpenCode's own.",
     )
+    allow_root_workspace: bool = setting(
+        False, "Let `/` be the workspace: the agent can then change every file of the machine."
+    )
     provider_id: Text | None = setting(None, "Default provider, together with the model.")
     model_id: Text | None = setting(None, "Default model, together with the provider.")
     agent: Text | None = setting(None, "OpenCode agent used by every turn.")
@@ -309,7 +340,9 @@ class Client(Group, prefix="A2A_CLIENT_"):
     supported_transports: Transports = setting(
         ("JSONRPC", "HTTP+JSON"), "Bindings to use, in this order."
     )
-    bearer_token: Secret | None = setting(None, "Bearer token for other agents; wins over Basic.")
+    bearer_token: SentToken | None = setting(
+        None, "Bearer token for other agents; wins over Basic."
+    )
     basic_auth: BasicAuth | None = setting(
         None, "`user:password` for other agents, plain or in base64."
     )

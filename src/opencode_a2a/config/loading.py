@@ -26,7 +26,7 @@ from opencode_a2a.config.settings import (
     conflicts,
     loopback,
 )
-from opencode_a2a.config.values import PeerEntry, default_state_dir
+from opencode_a2a.config.values import UNGUESSABLE, PeerEntry, default_state_dir, sendable
 
 _OPENCODES_OWN = re.compile(
     r"OPENCODE(_(SERVER|CONFIG|TUI_CONFIG|DISABLE|ENABLE|EXPERIMENTAL|MODELS|TEST|AUTO|FAKE|PLUGIN|"
@@ -98,12 +98,19 @@ class _Loading:
                 self.warnings.append(f"{name}: {_RETIRED.get(name, 'has no effect')}")
 
     def report_strangers(self, peers: tuple[PeerEntry, ...]) -> None:
-        """Report variables that look like settings but are none."""
+        """Report variables that are misspelt settings; warn about those of other programs."""
         known = {*VARIABLES, *_RETIRED, CONFIG_VARIABLE, *(peer.credential for peer in peers)}
         for name in sorted(self.environ.keys() - known):
             ours = name.startswith(("A2A_", "OPENCODE_")) and not name.startswith("A2A_OAUTH_")
-            if ours and not _OPENCODES_OWN.fullmatch(name) and not _KUBERNETES.fullmatch(name):
-                self.report(name, f"no such setting{_nearest(name, VARIABLES)}")
+            if not ours or _OPENCODES_OWN.fullmatch(name) or _KUBERNETES.fullmatch(name):
+                continue
+            if meant := _misspelt(name):
+                self.report(name, f"no such setting; did you mean {meant}?")
+            else:
+                # Other programs use these prefixes too, and would otherwise keep us from starting.
+                nearest = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0)[0]
+                text = f"not a setting of this service; the nearest is {nearest}"
+                self.warnings.append(f"{name}: {text}")
 
     def build(self) -> Settings:
         """Return the settings as far as they are right; what is wrong keeps its default."""
@@ -135,7 +142,11 @@ class _Loading:
         if not token:
             self.problem("a2a.peers", f"{peer.name}: the variable {peer.credential} is not set")
             return peer
-        return peer.model_copy(update={"token": SecretStr(token)})
+        try:
+            return peer.model_copy(update={"token": sendable(SecretStr(token))})
+        except ValueError as error:
+            self.problem("a2a.peers", f"{peer.name}: the variable {peer.credential} {error}")
+            return peer
 
     def check(self, settings: Settings) -> None:
         """Add the conflicts between settings that are right by themselves."""
@@ -152,6 +163,13 @@ class _Loading:
         if settings.opencode.managed_server and "opencode.base_url" in self.sources:
             yield "OPENCODE_BASE_URL: unused, since OpenCode is managed"
         yield from _peer_advice(settings)
+        for secret in settings.auth.secrets:
+            if secret.length < UNGUESSABLE:
+                whose = f" of {secret.owner}" if secret.owner else ""
+                yield (
+                    f"{secret.variable}: the {secret.kind}{whose} is shorter than {UNGUESSABLE} "
+                    "characters: it can be guessed, and guessing slows its owner down"
+                )
         if not loopback(settings.a2a.host):
             if not settings.a2a.public_url:
                 yield "A2A_PUBLIC_URL: not set, the card names the bind address"
@@ -234,6 +252,34 @@ def _flatten(tables: Mapping[str, object]) -> Iterator[tuple[str, object]]:
 def _nearest(name: str, names: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def _misspelt(name: str) -> str | None:
+    """Return the setting that was probably meant: a few letters away, or its words reordered.
+
+    One letter in four may be wrong, not counting the prefix that foreign names share with ours.
+    """
+    words = sorted(name.split("_"))
+    length = len(name.partition("_")[2])
+    for known in VARIABLES:
+        if sorted(known.split("_")) == words:
+            return known
+    distance, nearest = min((_distance(name, known), known) for known in VARIABLES)
+    return nearest if distance <= max(1, length // 4) else None
+
+
+def _distance(one: str, other: str) -> int:
+    """Return how many letters have to be added, removed, changed or swapped with the next."""
+    above: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, a in enumerate(one, 1):
+        before, above, row = above, row, [i]
+        for j, b in enumerate(other, 1):
+            best = min(above[j] + 1, row[j - 1] + 1, above[j - 1] + (a != b))
+            if i > 1 and j > 1 and a == other[j - 2] and one[i - 2] == b:
+                best = min(best, before[j - 2] + 1)
+            row.append(best)
+    return row[-1]
 
 
 def _plain(message: str) -> str:

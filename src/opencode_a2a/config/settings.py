@@ -15,7 +15,7 @@ from pydantic import BaseModel, SecretStr, model_validator
 from pydantic.fields import FieldInfo
 
 from opencode_a2a.config import groups
-from opencode_a2a.config.values import STRICT
+from opencode_a2a.config.values import STRICT, UNGUESSABLE
 
 
 class Settings(BaseModel):
@@ -196,7 +196,15 @@ def loopback(host: str) -> bool:
 
 def conflicts(settings: Settings) -> Iterator[Problem]:
     yield from _access_conflicts(settings.a2a, settings.auth)
+    yield from _short_tokens(settings)
     yield from _opencode_conflicts(settings.a2a, settings.opencode)
+    workspace = settings.workspace
+    if workspace and _is_root(workspace) and not settings.opencode.allow_root_workspace:
+        yield Problem(
+            "OPENCODE_WORKSPACE_ROOT",
+            "the agent could change every file of this machine; choose a directory, or set "
+            "OPENCODE_ALLOW_ROOT_WORKSPACE",
+        )
     yield from _environment_conflicts(settings.environment, settings.workspace)
     first = settings.client.polling_fallback_initial_interval_seconds
     if settings.client.polling_fallback_max_interval_seconds < first:
@@ -221,6 +229,25 @@ def _access_conflicts(a2a: groups.Service, auth: groups.Access) -> Iterator[Prob
         yield Problem("A2A_PROTOCOL_VERSION", "is not among A2A_SUPPORTED_PROTOCOL_VERSIONS")
     if _repeated(peer.name for peer in a2a.peers):
         yield Problem("A2A_PEERS", "has the same name twice")
+
+
+def _short_tokens(settings: Settings) -> Iterator[Problem]:
+    """Yield the tokens that others could find by trying, unless the operator allows them."""
+    public = urlsplit(settings.public_url).hostname or ""
+    if settings.auth.allow_short_tokens or (loopback(settings.a2a.host) and loopback(public)):
+        return
+    for secret in settings.auth.secrets:
+        if secret.kind == "token" and secret.length < UNGUESSABLE:
+            whose = f"{secret.owner}: " if secret.owner else ""
+            yield Problem(
+                secret.variable,
+                f"{whose}a token of {secret.length} characters can be guessed; use {UNGUESSABLE} "
+                "or more, or set A2A_ALLOW_SHORT_TOKENS",
+            )
+
+
+def _is_root(directory: Path) -> bool:
+    return directory.resolve() == Path(directory.anchor)
 
 
 def _repeated(values: Iterable[object]) -> bool:

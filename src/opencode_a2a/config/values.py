@@ -85,6 +85,28 @@ def _transport(value: object) -> object:
     )
 
 
+def _token(value: SecretStr) -> SecretStr:
+    """Refuse a token that no caller can send: the header's value is stripped and one line."""
+    plain = value.get_secret_value()
+    if plain != plain.strip() or not plain.isprintable():
+        raise ValueError("should be one line of printable characters without spaces around it")
+    return value
+
+
+def sendable(value: SecretStr) -> SecretStr:
+    """Refuse a secret that cannot be sent in a header."""
+    plain = value.get_secret_value().strip()
+    if not plain or not plain.isprintable() or not plain.isascii():
+        raise ValueError("should be one line of printable ASCII")
+    return value
+
+
+def _basic_user(value: str) -> str:
+    if ":" in value:
+        raise ValueError("should not contain a colon")
+    return value
+
+
 def _basic_auth(value: SecretStr) -> SecretStr:
     """Return ``user:password``, also when it came in base64."""
     plain = value.get_secret_value()
@@ -99,6 +121,9 @@ def _basic_auth(value: SecretStr) -> SecretStr:
     return SecretStr(plain)
 
 
+UNGUESSABLE = 20
+"""Characters from which on a secret cannot be found by trying."""
+
 LogLevel: TypeAlias = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 SecondsOrOff = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -107,7 +132,9 @@ CountOrOff = Annotated[int, Field(ge=0)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Text = Annotated[str, Field(min_length=1)]
 Secret = Annotated[SecretStr, Field(min_length=1)]
-BasicAuth = Annotated[Secret, AfterValidator(_basic_auth)]
+Token = Annotated[Secret, AfterValidator(_token)]
+SentToken = Annotated[Secret, AfterValidator(sendable)]
+BasicAuth = Annotated[Secret, AfterValidator(_basic_auth), AfterValidator(sendable)]
 DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
 Level = Annotated[LogLevel, BeforeValidator(_log_level)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
@@ -131,8 +158,8 @@ class Credential(BaseModel):
     scheme: Literal["bearer", "basic"]
     credential_id: Text | None = None
     principal: Text | None = None
-    token: Secret | None = None
-    username: Text | None = None
+    token: Token | None = None
+    username: Annotated[Text, AfterValidator(_basic_user)] | None = None
     password: Secret | None = None
     capabilities: frozenset[Capability] | None = None
     enabled: bool = True
