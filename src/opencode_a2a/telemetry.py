@@ -69,11 +69,14 @@ def _redact_record(_: object, __: str, record: MutableMapping[str, object]) -> M
 CHATTY = ("httpx2", "httpcore2", "uvicorn")
 """Libraries that tell every request, or what the service tells itself."""
 
+_ALWAYS = structlog.make_filtering_bound_logger(logging.INFO)
+"""Unlike the logger of the configuration, it does not look at the log level."""
+PAYLOADS: FilteringBoundLogger = structlog.wrap_logger(
+    None, wrapper_class=_ALWAYS, cache_logger_on_first_use=False
+)
+"""What was said. The operator asks for these records by a setting of their own."""
 AUDIT: FilteringBoundLogger = structlog.wrap_logger(
-    None,
-    wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-    cache_logger_on_first_use=False,
-    audit=True,
+    None, wrapper_class=_ALWAYS, cache_logger_on_first_use=False, audit=True
 )
 """Who did what. Every audit record is written through this logger, whatever the log level is."""
 

@@ -17,6 +17,8 @@ from opencode_a2a.protocol.versions import EVERY, HEADER, Line, negotiate
 
 log: FilteringBoundLogger = structlog.get_logger(__name__)
 
+OPERATION = "operation"
+"""In the scope: the operation that a request is for, as the access log names it."""
 _JSON_TYPES = frozenset({"", "application/json", "application/a2a+json"})
 _EXTENSION_HEADERS = {Line.V1: "A2A-Extensions", Line.V03: "X-A2A-Extensions"}
 

@@ -24,6 +24,7 @@ from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.jsonguard import decode
 from opencode_a2a.protocol.card import Cards
 from opencode_a2a.protocol.exchange import (
+    OPERATION,
     Endpoint,
     Stream,
     Terms,
@@ -37,7 +38,7 @@ from opencode_a2a.protocol.exchange import (
     line_of,
     success_headers,
 )
-from opencode_a2a.protocol.handler import Call, Feed, Operations, Run
+from opencode_a2a.protocol.handler import METHODS, Call, Feed, Operations, Run
 from opencode_a2a.protocol.schema import rest_dialect
 from opencode_a2a.protocol.versions import Dialect, Line, require
 from opencode_a2a.protocol.wire import rest_error, rest_error_frame
@@ -86,6 +87,8 @@ CARDS = (
 )
 
 
+_OPERATIONS = {method.run: method.v1 for method in METHODS if method.run is not Operations.push}
+"""What the access log calls a route; the four operations of push notifications share one."""
 PREFIXES = {Line.V1: "", Line.V03: "/v1"}
 
 
@@ -119,6 +122,8 @@ class RestBinding:
         return endpoint
 
     async def _answer(self, request: Request, line: Line, run: Run, read: Params) -> ASGIApp:
+        if operation := _OPERATIONS.get(run):
+            request.scope[OPERATION] = operation
         self._require(request, line)
         _refuse_verbs(request)
         params = await read(request)
@@ -134,6 +139,7 @@ class RestBinding:
 
     def _card(self, line: Line) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
+            request.scope[OPERATION] = "GetExtendedAgentCard"
             try:
                 self._require(request, line)
             except ServiceError as error:

@@ -26,6 +26,7 @@ from opencode_a2a.errors import (
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.jsonguard import decode
 from opencode_a2a.protocol.exchange import (
+    OPERATION,
     Endpoint,
     Stream,
     Terms,
@@ -110,10 +111,12 @@ class RpcBinding:
     async def _call(self, request: Request, envelope: _Envelope, line: Line) -> Json | Feed:
         name, params = envelope.method, _params(envelope)
         if name in self._extensions:
+            request.scope[OPERATION] = name
             return await self._extensions[name].call(caller_of(request), name, params, line)
         if name not in _CORE:
             raise self._unknown(name, line)
         method, needed = _CORE[name]
+        request.scope[OPERATION] = method.v1
         require(needed, line, f"The method {name}", self._terms.spoken)
         cursor, hops = cursor_of(request), hops_of(request)
         call = Call(caller_of(request), _DIALECTS[line], params, cursor, hops)

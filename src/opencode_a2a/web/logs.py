@@ -1,11 +1,11 @@
 """One record per request, and on demand what was said.
 
 ``AccessLog`` writes who asked for what, how it ended and how long it took, and counts it for
-``/metrics``. ``PayloadLog`` shows bodies at DEBUG when switched on: without secrets, cut at a
-limit, never those of methods that carry a person's work, and never a stream.
+``/metrics``. ``PayloadLog``, when switched on, shows bodies at any log level: without secrets, cut
+at a limit, never those of methods that carry a person's work, and never a stream.
 
-The router leaves the route it chose in ``scope["route"]``, and whoever dispatches may put the
-name of the method into ``scope["operation"]``; paths as they came never become a label.
+The router leaves the route it chose in ``scope["route"]``, and the bindings put the name of a known
+operation into the scope; paths and methods as they came never become a label.
 """
 
 import logging
@@ -23,7 +23,8 @@ from structlog.typing import FilteringBoundLogger
 from opencode_a2a import metrics
 from opencode_a2a.callers import Caller
 from opencode_a2a.events import Json
-from opencode_a2a.telemetry import redact
+from opencode_a2a.protocol.exchange import OPERATION
+from opencode_a2a.telemetry import PAYLOADS, redact
 from opencode_a2a.web.answers import header
 from opencode_a2a.web.auth import peer_address
 
@@ -82,7 +83,7 @@ class PayloadLog:
         self._sensitive = sensitive or _is_sensitive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not log.is_enabled_for(logging.DEBUG):
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         exchange = _Exchange(scope, receive, send)
@@ -94,7 +95,7 @@ class PayloadLog:
     def _show(self, scope: Scope, exchange: "_Exchange") -> None:
         method = _rpc_method(exchange.request)
         hidden = method is not None and self._sensitive(method)
-        log.debug(
+        PAYLOADS.info(
             "payload",
             route=route(scope),
             method=method,
@@ -176,7 +177,7 @@ def _record(scope: Scope, status: int, seconds: float) -> None:
     if not log.is_enabled_for(level):
         return
     caller: Caller | None = scope.get("caller")
-    operation: str | None = scope.get("operation")
+    operation: str | None = scope.get(OPERATION)
     log.log(
         level,
         "request",
