@@ -16,6 +16,7 @@ export UV_NATIVE_TLS := 1
 UV := $(or $(shell command -v uv 2>/dev/null),$(CURDIR)/.tools/bin/uv)
 PACKAGES := .venv/.installed
 PROGRAMS := node_modules/.installed
+SDK03 := .tools/a2a-sdk-0.3/.installed
 BIN := $(CURDIR)/.venv/bin
 
 # Read when a recipe runs: before the first installation there is no such directory.
@@ -41,7 +42,7 @@ serve: $(PACKAGES) $(PROGRAMS)
 demo-peers: $(PACKAGES) $(PROGRAMS)
 	PATH="$(BIN):$(CURDIR)/node_modules/.bin:$(RIPGREP):$$PATH" $(BIN)/python tools/demo_peers.py $(ARGS)
 
-test: $(PACKAGES) $(PROGRAMS)
+test: $(PACKAGES) $(PROGRAMS) $(SDK03)
 	$(WITH_PROGRAMS) $(BIN)/pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 test-fast: $(PACKAGES)
@@ -75,6 +76,12 @@ $(PACKAGES): pyproject.toml uv.lock | $(UV)
 $(PROGRAMS): package.json package-lock.json
 	npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
 	node node_modules/opencode-ai/postinstall.mjs
+	@touch $@
+
+# A client of the tests that cannot be installed beside the present SDK.
+$(SDK03): tests/support/sdk03/requirements.txt | $(UV)
+	$(UV) venv --quiet --clear $(@D)
+	$(UV) pip install --quiet --python $(@D) --requirement $<
 	@touch $@
 
 $(CURDIR)/.tools/bin/uv:

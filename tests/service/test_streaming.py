@@ -85,9 +85,9 @@ async def test_frames_are_whole_events_with_an_id(exchange: Exchange) -> None:
     answer = await exchange.call("stream", exchange.message("hello"))
 
     assert answer.headers["content-type"] == "text/event-stream"
-    frames = answer.content.removesuffix(b"\n\n").split(b"\n\n")
-    assert frames[0] == b": ping"
-    for frame in frames[1:]:
+    ping, frames = answer.content[:7], answer.content[7:].removesuffix(b"\n\n").split(b"\n\n")
+    assert ping == b": ping\n"
+    for frame in frames:
         first, second = frame.split(b"\n")
         assert first.startswith(b"id: ")
         body = orjson.loads(second.removeprefix(b"data: "))

@@ -183,5 +183,5 @@ async def test_a_stream_of_somebody_else_is_not_resumed(
     task = await caller.send("hello")
 
     with pytest.raises(RefusedError):
-        async with Caller(service, wire, stranger).subscribe(task.id, "1"):
-            pass
+        async with Caller(service, wire, stranger).subscribe(task.id, "1") as following:
+            await following.rest()

@@ -53,7 +53,11 @@ class Answer:
 
     @property
     def body(self) -> Any:
-        return orjson.loads(self.content)
+        if self.headers["content-type"] != "text/event-stream":
+            return orjson.loads(self.content)
+        # An error of a 0.3 method that streams: one event.
+        (event,) = self.content.decode().removesuffix("\n\n").split("\n\n")
+        return orjson.loads(event.removeprefix("data: "))
 
     @property
     def result(self) -> Any:

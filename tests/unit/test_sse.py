@@ -11,7 +11,7 @@ from opencode_a2a.web.sse import Drain, Ending, EventStream, StreamLimits
 from tests.support.running import RawClient, raw, running
 
 Frames = AsyncGenerator[bytes, None]
-PING = b": ping\n\n"
+PING = b": ping\n"
 
 
 class Source:

@@ -35,8 +35,9 @@ _ERRORS_HEAD = """\
 
 The type is `data.type` in A2A 0.3 and the `reason` of `ErrorInfo` in 1.0, where the data fields are
 its `metadata` in camelCase. JSON-RPC answers have HTTP status 200 and the code; HTTP+JSON answers
-have the status. Fields that are wrong are listed as `violations` (0.3) or `fieldViolations` (1.0).
-Codes of our own methods lie outside A2A's range.
+have the status. `message/stream` and `tasks/resubscribe` of 0.3 JSON-RPC answer an error as a
+stream with that one event. Fields that are wrong are listed as `violations` (0.3) or
+`fieldViolations` (1.0). Codes of our own methods lie outside A2A's range.
 
 | Type | Code | HTTP | Data | Meaning |
 |---|---|---|---|---|"""

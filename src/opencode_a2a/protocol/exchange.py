@@ -20,6 +20,12 @@ log: FilteringBoundLogger = structlog.get_logger(__name__)
 OPERATION = "operation"
 """In the scope: the operation that a request is for, as the access log names it."""
 _JSON_TYPES = frozenset({"", "application/json", "application/a2a+json"})
+EVENT_STREAM = {
+    "content-type": "text/event-stream",
+    "cache-control": "no-cache, no-transform",
+    "x-accel-buffering": "no",
+}
+"""The headers of a stream of server-sent events."""
 _EXTENSION_HEADERS = {Line.V1: "A2A-Extensions", Line.V03: "X-A2A-Extensions"}
 
 

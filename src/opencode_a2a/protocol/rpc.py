@@ -1,7 +1,8 @@
 """JSON-RPC: one URL for the core methods of both lines and for all extension methods.
 
 ``app`` mounts it at ``POST /``. Errors are answers with HTTP status 200, as JSON-RPC over HTTP
-has it; a call without id is executed and answered with 204 and nothing.
+has it; a call without id is executed and answered with 204 and nothing. An error of a 0.3 method
+that streams is a stream of one event: clients of 0.3 read nothing else there.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from opencode_a2a.errors import (
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.jsonguard import decode
 from opencode_a2a.protocol.exchange import (
+    EVENT_STREAM,
     OPERATION,
     Endpoint,
     Stream,
@@ -68,6 +70,9 @@ class _Envelope:
 
 
 _CORE = {name: (method, line) for method in METHODS for line in Line if (name := method.name(line))}
+_STREAMS03 = frozenset(
+    method.v03 for method in METHODS if method.run in (Operations.stream, Operations.subscribe)
+)
 _DIALECTS = {Line.V1: Dialect.V1, Line.V03: Dialect.V03}
 
 
@@ -106,6 +111,9 @@ class RpcBinding:
             line = _line_or_default(request, self._terms)
         if envelope and envelope.notification:
             return Response(status_code=204, headers=headers_of(line))
+        if envelope and envelope.method in _STREAMS03:
+            frame = rpc_error_frame(error, envelope.id, line)
+            return Response(frame, headers=headers_of(line) | EVENT_STREAM)
         return _json(rpc_error(error, envelope.id if envelope else None, line), headers_of(line))
 
     async def _call(self, request: Request, envelope: _Envelope, line: Line) -> Json | Feed:

@@ -61,8 +61,11 @@ def rest_error(error: ServiceError, line: Line, http: int | None = None) -> Json
 
 
 def rpc_error_frame(error: ServiceError, request_id: RpcId, line: Line) -> bytes:
-    """Return the last event of a JSON-RPC stream that breaks."""
-    return _frame(rpc_error(error, request_id, line))
+    """Return the last event of a JSON-RPC stream that breaks.
+
+    In 0.3 it has no name: clients of 0.3 read the code from the data of a plain event only.
+    """
+    return _frame(rpc_error(error, request_id, line), named=line is Line.V1)
 
 
 def rest_error_frame(error: ServiceError, line: Line) -> bytes:
@@ -70,8 +73,9 @@ def rest_error_frame(error: ServiceError, line: Line) -> bytes:
     return _frame(rest_error(error, line))
 
 
-def _frame(body: JsonObject) -> bytes:
-    return b"event: error\ndata: " + orjson.dumps(body) + b"\n\n"
+def _frame(body: JsonObject, *, named: bool = True) -> bytes:
+    name = b"event: error\n" if named else b""
+    return name + b"data: " + orjson.dumps(body) + b"\n\n"
 
 
 def _code03(error: ServiceError) -> int:

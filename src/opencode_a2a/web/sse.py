@@ -21,16 +21,16 @@ from structlog.typing import FilteringBoundLogger
 
 from opencode_a2a import metrics
 from opencode_a2a.errors import StreamEndedError
-from opencode_a2a.protocol.exchange import Frames
+from opencode_a2a.protocol.exchange import EVENT_STREAM, Frames
 from opencode_a2a.web.answers import DIRECT_SEND, WRITE_NOW, Header
 
 log: FilteringBoundLogger = structlog.get_logger()
 
-_PING = b": ping\n\n"
-_HEADERS: tuple[Header, ...] = (
-    (b"content-type", b"text/event-stream"),
-    (b"cache-control", b"no-cache, no-transform"),
-    (b"x-accel-buffering", b"no"),
+# One line, not an event of its own: some readers take the blank line after it for an event
+# without data, and fail to parse that.
+_PING = b": ping\n"
+_HEADERS: tuple[Header, ...] = tuple(
+    (name.encode(), value.encode()) for name, value in EVENT_STREAM.items()
 )
 
 
