@@ -24,6 +24,9 @@ from typing import ClassVar
 
 from opencode_a2a.events import Json
 
+MAX_VIOLATIONS = 20
+"""How many wrong fields an error lists: enough to mend a request, whatever was sent."""
+
 
 @dataclass(frozen=True, slots=True)
 class Violation:
@@ -49,7 +52,7 @@ class ServiceError(Exception):
         self, message: str | None = None, *, violations: tuple[Violation, ...] = (), **data: Json
     ) -> None:
         self.message = message or self.message
-        self.violations = violations
+        self.violations = violations[:MAX_VIOLATIONS]
         self.data = {key: value for key, value in data.items() if value is not None}
         super().__init__(self.message)
 

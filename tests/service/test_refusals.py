@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from opencode_a2a.events import Json
+from opencode_a2a.events import Json, JsonObject
 from tests.support.caller import Wire
 from tests.support.exchange import (
     CONTENT_TYPE,
@@ -55,6 +55,77 @@ REST = pytest.mark.parametrize("wire", [Wire.REST, Wire.REST03], ids=lambda wire
 )
 async def test_what_is_no_json_is_a_parse_error(exchange: Exchange, body: bytes) -> None:
     (await exchange.post(body)).refuses(PARSE)
+
+
+@pytest.mark.requirement("I9")
+@pytest.mark.requirement("13-limits")
+@pytest.mark.parametrize("count", [500, 50_000])
+async def test_many_wrong_parts_are_refused_briefly_and_at_once(
+    exchange: Exchange, count: int
+) -> None:
+    parts: list[Json] = [{"text": 1}] * count
+    loop, took = asyncio.get_running_loop(), list[float]()
+    for _ in range(3):
+        began = loop.time()
+        answer = await exchange.call("send", exchange.message(*parts))
+        took.append(loop.time() - began)
+
+        assert 1 <= len(answer.refuses(PARAMS)) <= 20
+        assert len(answer.content) < 10_000
+    assert min(took) < 0.3
+
+
+@pytest.mark.requirement("I9")
+@pytest.mark.parametrize("field", ["extensions", "referenceTaskIds"])
+async def test_many_wrong_entries_of_a_list_are_refused_briefly(
+    exchange: Exchange, field: str
+) -> None:
+    wrong: list[Json] = [1] * 50_000
+    answer = await exchange.call("send", exchange.message("hello", **{field: wrong}))
+
+    assert answer.refuses(PARAMS) == [f"message.{field}[0]"]
+
+
+@pytest.mark.requirement("I9")
+@pytest.mark.parametrize("place", ["params", "metadata"])
+async def test_many_unknown_params_of_a_method_are_refused_briefly(
+    service: Running, place: str
+) -> None:
+    unknown: JsonObject = {f"x{number}": number for number in range(50_000)}
+    params: JsonObject = {"metadata": {"opencode": unknown}} if place == "metadata" else unknown
+    loop, took = asyncio.get_running_loop(), list[float]()
+    for _ in range(3):
+        began = loop.time()
+        answer = await service.rpc("opencode.files.list", params)
+        took.append(loop.time() - began)
+
+        error: Any = answer["error"]
+        assert error["code"] == -32602
+        assert 1 <= len(error["data"][1]["fieldViolations"]) <= 20
+        assert len(orjson.dumps(answer)) < 10_000
+    assert min(took) < 0.3
+
+
+@pytest.mark.requirement("I9")
+@pytest.mark.parametrize("name", ["a" * 256, "é" * 128, "a/" * 2500], ids=["ascii", "é", "path"])
+async def test_a_directory_with_a_name_that_cannot_exist_is_refused(
+    exchange: Exchange, name: str
+) -> None:
+    params = exchange.message("hello") | {"metadata": {"opencode": {"directory": name}}}
+
+    assert (await exchange.call("send", params)).refuses(PARAMS) == ["metadata.opencode.directory"]
+
+
+@pytest.mark.requirement("I9")
+@pytest.mark.parametrize("method", ["opencode.files.read", "opencode.files.list"])
+@pytest.mark.parametrize("field", ["path", "directory"])
+async def test_a_file_with_a_name_that_cannot_exist_is_refused(
+    service: Running, method: str, field: str
+) -> None:
+    answer: Any = await service.rpc(method, {"path": ".", field: "é" * 128})
+
+    assert answer["error"]["code"] == -32602
+    assert [one["field"] for one in answer["error"]["data"][1]["fieldViolations"]] == [field]
 
 
 @pytest.mark.requirement("5.4-error-codes")

@@ -33,7 +33,8 @@ class Workspace:
             raise _refusal(field, "may not be chosen here; leave it out")
         if not self.holds(path):
             raise _refusal(field, "must be inside the workspace")
-        if Path(self.root).is_dir() and not Path(path).is_dir():
+        # Unlike pathlib, these take a name that is too long for one that does not exist.
+        if os.path.isdir(self.root) and not os.path.isdir(path):
             raise _refusal(field, "must be an existing directory")
         return path
 

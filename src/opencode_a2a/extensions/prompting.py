@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from opencode_a2a.errors import InvalidFieldError, Violation
+from opencode_a2a.errors import MAX_VIOLATIONS, InvalidFieldError, Violation
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.execution.turn import PromptDefaults
 from opencode_a2a.extensions.payloads import (
@@ -142,7 +142,7 @@ def _inputs(parts: Sequence[Part]) -> list[JsonObject]:
         except UnfitError as error:
             refused.append(Violation(f"request.parts[{index}].url", str(error)))
     if refused:
-        fields: list[Json] = [violation.field for violation in refused]
+        fields: list[Json] = [violation.field for violation in refused[:MAX_VIOLATIONS]]
         raise refusal(InvalidFieldError, tuple(refused), field=fields[0], fields=fields)
     return inputs
 

@@ -330,10 +330,11 @@ def _inside(call: Call, named: str, kind: Literal["file", "directory"]) -> str:
     real = FilePath(os.path.realpath(FilePath(base) / named))
     if not call.deps.workspace.holds(str(real)) or not real.is_relative_to(base):
         raise invalid("path", "must be inside the workspace")
-    if FilePath(base).is_dir():  # else the workspace is on another machine
-        if not real.exists():
+    # Unlike pathlib, these take a name that is too long for one that does not exist.
+    if os.path.isdir(base):  # else the workspace is on another machine
+        if not os.path.exists(real):
             raise invalid("path", "does not exist")
-        if not (real.is_file() if kind == "file" else real.is_dir()):
+        if not (os.path.isfile(real) if kind == "file" else os.path.isdir(real)):
             raise invalid("path", f"must be a {kind}")
     return os.path.relpath(real, base)
 

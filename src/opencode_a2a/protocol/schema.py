@@ -1,7 +1,7 @@
 """Incoming params of both lines: what may be sent, and what it means.
 
 ``handler`` calls the ``read_*`` functions with plain JSON objects and gets neutral values, or
-one InvalidParamsError that lists every field that is wrong. Field names are taken in camelCase
+one InvalidParamsError that lists the fields that are wrong. Field names are taken in camelCase
 and snake_case, unknown ones are ignored, but fields that belong to the other line or binding
 are refused by name. Values of data parts and metadata are kept as they came.
 """
@@ -28,7 +28,7 @@ from pydantic.alias_generators import to_camel
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import ErrorDetails, PydanticCustomError, core_schema
 
-from opencode_a2a.errors import InvalidParamsError, Violation
+from opencode_a2a.errors import MAX_VIOLATIONS, InvalidParamsError, Violation
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.messages import Kind, Message, Part
 from opencode_a2a.protocol.versions import Dialect
@@ -37,6 +37,8 @@ from opencode_a2a.tasks.lifecycle import State
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ID_LIMIT = 256
+_MAX_PARTS = 1000
+"""Checking a part takes 10 µs of the event loop."""
 _M = TypeVar("_M", bound=BaseModel)
 
 
@@ -122,9 +124,10 @@ def _check(model: type[_M], params: JsonObject) -> _M:
         return model.model_validate(params)
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)
-    violations = tuple(map(_violation, details))
+    violations = tuple(map(_violation, details[:MAX_VIOLATIONS]))
     text = "; ".join(f"{v.field} {v.description}" for v in violations[:3])
-    raise InvalidParamsError(f"Invalid parameters: {text}", violations=violations)
+    more = f"; and {len(details) - 3} more" if len(details) > 3 else ""
+    raise InvalidParamsError(f"Invalid parameters: {text}{more}", violations=violations)
 
 
 def _violation(item: ErrorDetails) -> Violation:
@@ -147,6 +150,7 @@ _WORDS = {
     "model_type": "must be an object",
     "list_type": "must be an array",
     "too_short": "must not be empty",
+    "too_long": f"must not have more than {_MAX_PARTS} entries",
 }
 
 
@@ -246,6 +250,7 @@ _Any = Annotated[Json, _kept(core_schema.any_schema())]
 _Object = Annotated[
     JsonObject, _kept(core_schema.dict_schema(core_schema.str_schema(), core_schema.any_schema()))
 ]
+_Texts = Annotated[list[str], Field(fail_fast=True)]
 _Id = Annotated[str, AfterValidator(_identifier)]
 _OptionalId = Annotated[str | None, AfterValidator(lambda v: _identifier(v) if v else None)]
 _Count = Annotated[int | None, _within(0, 2**31 - 1)]
@@ -310,12 +315,12 @@ class _MessageBase(_Wire):
     context_id: _OptionalId = None
     task_id: _OptionalId = None
     metadata: _Object | None = None
-    extensions: list[str] | None = None
-    reference_task_ids: list[str] | None = None
+    extensions: _Texts | None = None
+    reference_task_ids: _Texts | None = None
 
 
 class _ConfigurationBase(_Wire):
-    accepted_output_modes: list[str] | None = None
+    accepted_output_modes: _Texts | None = None
     history_length: _Count = None
 
 
@@ -362,7 +367,7 @@ class _Part(_Wire):
 
 class _Message(_MessageBase):
     role: Annotated[str, _role("ROLE_USER")]
-    parts: list[_Part] = Field(min_length=1)
+    parts: list[_Part] = Field(min_length=1, max_length=_MAX_PARTS)
     content: _Content = None
 
 
@@ -424,7 +429,7 @@ class _Part03(_Wire):
 
 class _Message03(_MessageBase):
     role: Annotated[str, _role("user")]
-    parts: list[_Part03] = Field(min_length=1)
+    parts: list[_Part03] = Field(min_length=1, max_length=_MAX_PARTS)
     content: _Content = None
 
 
@@ -487,7 +492,9 @@ class _PartProto(_Wire):
 
 class _MessageProto(_MessageBase):
     role: Annotated[str, _role("ROLE_USER")]
-    parts: list[_PartProto] = Field(validation_alias="content", title="Content", min_length=1)
+    parts: list[_PartProto] = Field(
+        validation_alias="content", title="Content", min_length=1, max_length=_MAX_PARTS
+    )
 
 
 class _ConfigurationProto(_ConfigurationBase):
