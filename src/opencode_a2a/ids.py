@@ -4,6 +4,7 @@ Used by every layer; knows nothing of any wire format except the shape of OpenCo
 which sort by time.
 """
 
+import hashlib
 import os
 import threading
 import time
@@ -54,6 +55,17 @@ def new_message_id() -> MessageId:
     """Return an OpenCode message id that sorts after every one made before it."""
     tail = "".join(_ALPHABET[byte % 62] for byte in _IDS.random(14))
     return MessageId(f"msg_{_IDS.stamp():012x}{tail}")
+
+
+def scoped_id(session_id: SessionId, given: str) -> str:
+    """Return the id under which a session stores what a caller calls ``given``.
+
+    OpenCode stores a message or a part over whatever has the same id, in any session. This one
+    no other session can have. The same name leads to the same id, and ids keep their order.
+    """
+    digest = hashlib.sha256(f"{session_id} {given}".encode()).digest()
+    kind, _, rest = given.partition("_")
+    return f"{kind}_{rest[:12]}" + "".join(_ALPHABET[byte % 62] for byte in digest[:14])
 
 
 def new_uuid() -> str:

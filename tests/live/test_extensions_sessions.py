@@ -6,14 +6,17 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import orjson
 import pytest
 from structlog.testing import capture_logs
 
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.upstream.client import Location, OpenCode
+from opencode_a2a.upstream.launch import USERNAME
 from opencode_a2a.upstream.models import SessionDraft
 from tests.support.backstage import Backstage, script
+from tests.support.caller import Caller
 from tests.support.methods import Client, client, session_of
 from tests.support.service import Running, serving, settings_for
 
@@ -416,7 +419,7 @@ async def test_work_in_a_session_with_a_running_task_is_refused_until_it_is_stop
     async with asyncio.timeout(60):
         await backstage.reached("busy-task")
 
-    for method in ("prompt_async", "command", "shell", "summarize", "unrevert"):
+    for method in ("command", "shell", "summarize", "unrevert"):
         name = f"opencode.sessions.{method}"
         refused = await ann.refused(name, {"session_id": session_id, **SESSION_METHODS[name]})
         assert (refused.code, refused.reason) == (-31003, "UPSTREAM_HTTP_ERROR"), method
@@ -427,6 +430,96 @@ async def test_work_in_a_session_with_a_running_task_is_refused_until_it_is_stop
     assert ended["status"]["state"] == "TASK_STATE_CANCELED"
     gone = await ann.refused("opencode.sessions.get", {"session_id": session_id})
     assert gone.reason == "SESSION_NOT_FOUND"
+
+
+async def test_a_prompt_joins_a_running_task(
+    shared: Running, ann: Client, backstage: Backstage
+) -> None:
+    session_id = await make(ann)
+    named: JsonObject = {"session_id": session_id}
+    prompt = script({"say": "half "}, {"gate": "join-task"}, {"say": "whole"})
+    task = await ann.send(
+        prompt,
+        metadata={"shared": {"session": {"id": session_id}}},
+        configuration={"returnImmediately": True},
+    )
+    await backstage.reached("join-task")
+
+    await note(ann, session_id, {"type": "text", "text": script({"say": "and more"})})
+    await backstage.open("join-task")
+    ended = await Caller(shared, token=ANN).ended(task["id"])
+
+    assert ended.state == "completed"
+    messages = (await ann.call("opencode.sessions.messages.list", named))["items"]
+    said = [part["text"] for message in messages for part in message["parts"] if "text" in part]
+    assert "half whole" in said
+    assert script({"say": "and more"}) in said
+
+
+async def test_a_prompt_keeps_opencodes_optional_fields(ann: Client, backstage: Backstage) -> None:
+    session_id = await make(ann)
+    mention: JsonObject = {"value": "@a.txt", "start": 0, "end": 6}
+    source: JsonObject = {"type": "file", "path": "/etc/passwd", "text": mention}
+    file: JsonObject = {"type": "file", "mime": "text/plain", "url": "data:text/plain;base64,aGk="}
+    parts: list[JsonObject] = [
+        {"type": "text", "text": "seen"},
+        {"type": "text", "text": "hidden", "synthetic": True, "metadata": {"a": [None], "b": None}},
+        {"type": "agent", "name": "general", "source": {**mention, "value": "@gener"}},
+        {"type": "subtask", "prompt": "p", "description": "d", "agent": "general"},
+        {**file, "filename": "a.txt", "source": source},
+    ]
+    names = [f"prt_{letter}" for letter in "VWXYZ"]
+    named: list[Json] = [{**part, "id": n} for part, n in zip(parts, names, strict=True)]
+    request: JsonObject = {"parts": named, "noReply": True, "messageID": "msg_mine"}
+    params: JsonObject = {"session_id": session_id, "request": request}
+
+    first = await ann.call("opencode.sessions.prompt_async", params)
+    again = await ann.call("opencode.sessions.prompt_async", params)
+
+    assert again == first
+    raw = await stored(backstage, session_id)
+    where: JsonObject = {"sessionID": session_id, "messageID": first["message_id"]}
+    # What OpenCode adds has ids of its own, which begin with the time.
+    kept = [part for part in raw[0]["parts"] if part["id"][:5] in names]
+    assert [message["info"]["id"] for message in raw] == [first["message_id"]]
+    assert [{**part, "id": ""} for part in kept] == [{**part, **where, "id": ""} for part in parts]
+    assert "root:" not in str(raw)
+    messages = await ann.call("opencode.sessions.messages.list", {"session_id": session_id})
+    data = [part["data"] for part in messages["items"][0]["parts"] if "data" in part]
+    assert data == [
+        {"type": "agent", "name": "general"},
+        {"type": "subtask", "prompt": "p", "description": "d", "agent": "general"},
+    ]
+
+
+async def test_a_prompt_cannot_change_a_message_of_another_session(
+    ann: Client, bob: Client, backstage: Backstage
+) -> None:
+    """OpenCode stores a message or part over the one that has its id, in any session."""
+    theirs, mine = await make(bob), await make(ann)
+    await note(bob, theirs, {"type": "text", "text": "Bob's own words"})
+    before = await stored(backstage, theirs)
+    message_id, part_id = before[0]["info"]["id"], before[0]["parts"][0]["id"]
+    text: JsonObject = {"type": "text", "text": "something else"}
+    command: JsonObject = {"command": "review", "arguments": script({"say": "seen"})}
+
+    await note(ann, mine, text, messageID=message_id)
+    await note(ann, mine, {**text, "id": part_id})
+    await ann.call(
+        "opencode.sessions.command",
+        {"session_id": mine, "request": {**command, "messageID": message_id}},
+    )
+
+    assert await stored(backstage, theirs) == before
+    await note(bob, theirs, {"type": "text", "text": "more of it"}, messageID=message_id)
+    (after,) = await stored(backstage, theirs)
+    assert [part["text"] for part in after["parts"]] == ["Bob's own words", "more of it"]
+
+
+async def stored(backstage: Backstage, session_id: str) -> Any:
+    """Return the messages of a session exactly as OpenCode has them."""
+    async with httpx2.AsyncClient(auth=(USERNAME, backstage.password), trust_env=False) as http:
+        return (await http.get(f"{backstage.url}/session/{session_id}/message")).json()
 
 
 async def test_plan_diff_and_revert_tell_what_a_turn_did(ann: Client, backstage: Backstage) -> None:

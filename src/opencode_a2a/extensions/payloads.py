@@ -67,7 +67,7 @@ class Body(Payload):
     model_config = ConfigDict(alias_generator=wire_name)
 
     def given(self) -> JsonObject:
-        return self.model_dump(by_alias=True)
+        return self.model_dump(by_alias=True, exclude_none=True)
 
 
 # Free-form JSON is taken and given as it is.

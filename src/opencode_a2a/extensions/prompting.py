@@ -16,12 +16,16 @@ from opencode_a2a.execution.turn import PromptDefaults
 from opencode_a2a.extensions.payloads import (
     FREE_OBJECT,
     Body,
+    Id,
     LongText,
     MessageRef,
+    Number,
     Text,
     refusal,
+    shaped,
     wrong,
 )
+from opencode_a2a.ids import SessionId, scoped_id
 from opencode_a2a.media import UnfitError, fit_file, read_data_url
 from opencode_a2a.upstream import models as upstream
 
@@ -33,28 +37,84 @@ class Model(Body):
     model_id: Text
 
 
-class TextPart(Body):
+class Mention(Body):
+    """Where in the prompt something was mentioned."""
+
+    value: LongText
+    start: Number
+    end: Number
+
+
+class Position(Body):
+    line: Number
+    character: Number
+
+
+class Range(Body):
+    start: Position
+    end: Position
+
+
+class Source(Body):
+    """What a file was attached for. OpenCode keeps it and reads nothing for it.
+
+    A ``resource`` is refused: OpenCode would read it from an MCP server without permission.
+    """
+
+    type: Literal["file", "symbol"]
+    path: Text
+    text: Mention
+    name: Text | None = None
+    kind: Number | None = None
+    range: Range | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Source":
+        symbol = [self.name, self.kind, self.range]
+        if self.type == "symbol" and None in symbol:
+            raise wrong("must have name, kind and range when its type is symbol")
+        if self.type == "file" and symbol != [None, None, None]:
+            raise wrong("must not have name, kind or range when its type is file")
+        return self
+
+
+class PartBase(Body):
+    id: Annotated[Id, shaped("prt", "part")] | None = None
+
+
+class Times(Body):
+    start: Number
+    end: Number | None = None
+
+
+class TextPart(PartBase):
     type: Literal["text"]
     text: LongText
+    synthetic: bool | None = None
+    ignored: bool | None = None
+    time: Times | None = None
+    metadata: Annotated[dict[str, Json], FREE_OBJECT] | None = None
 
 
-class FilePart(Body):
+class FilePart(PartBase):
     """A file as a ``data:`` URL: text, PNG, JPEG, GIF, WebP or PDF."""
 
     type: Literal["file"]
     mime: Text
     url: Annotated[str, Field(min_length=1)]
     filename: Text | None = None
+    source: Source | None = None
 
 
-class AgentPart(Body):
+class AgentPart(PartBase):
     """Asks the model to use a sub-agent."""
 
     type: Literal["agent"]
     name: Text
+    source: Mention | None = None
 
 
-class SubtaskPart(Body):
+class SubtaskPart(PartBase):
     """Runs a sub-agent before the model is asked; forwarded as it is."""
 
     type: Literal["subtask"]
@@ -97,10 +157,10 @@ class PromptRequest(Body):
     tools: dict[str, bool] | None = None
     format: Format | None = None
 
-    def prompt(self, defaults: PromptDefaults) -> upstream.Prompt:
+    def prompt(self, session_id: SessionId, defaults: PromptDefaults) -> upstream.Prompt:
         """Return what OpenCode is given; what the request leaves open is as in any turn."""
-        said = {name: value for name, value in self.given().items() if value not in (None, "")}
-        given = {**asdict(defaults), **said, "parts": _inputs(self.parts)}
+        said = {name: value for name, value in self.given().items() if value != ""}
+        given = {**asdict(defaults), **said, "parts": _inputs(session_id, self.parts)}
         return upstream.Prompt.model_validate(given)
 
 
@@ -113,12 +173,12 @@ class CommandRequest(Body):
     variant: Text | None = None
     parts: Annotated[list[FilePart], Field(max_length=MAX_PARTS)] | None = None
 
-    def call(self, defaults: PromptDefaults) -> upstream.CommandCall:
+    def call(self, session_id: SessionId, defaults: PromptDefaults) -> upstream.CommandCall:
         given = self.given() | {
             "agent": self.agent or defaults.agent,
             "variant": self.variant or defaults.variant,
             "model": f"{self.model.provider_id}/{self.model.model_id}" if self.model else None,
-            "parts": _inputs(self.parts) if self.parts else None,
+            "parts": _inputs(session_id, self.parts) if self.parts else None,
         }
         return upstream.CommandCall.model_validate(given)
 
@@ -132,15 +192,18 @@ class ShellRequest(Body):
         return upstream.ShellCall.model_validate(self.given())
 
 
-def _inputs(parts: Sequence[Part]) -> list[JsonObject]:
+def _inputs(session_id: SessionId, parts: Sequence[Part]) -> list[JsonObject]:
     """Return parts with files in a form that OpenCode survives; list all that have none."""
     inputs: list[JsonObject] = []
     refused: list[Violation] = []
     for index, part in enumerate(parts):
+        named: JsonObject = {"id": scoped_id(session_id, part.id)} if part.id else {}
         try:
-            inputs.append(_file(part) if isinstance(part, FilePart) else part.given())
+            given = _file(part) if isinstance(part, FilePart) else part.given()
         except UnfitError as error:
             refused.append(Violation(f"request.parts[{index}].url", str(error)))
+        else:
+            inputs.append(given | named)
     if refused:
         fields: list[Json] = [violation.field for violation in refused[:MAX_VIOLATIONS]]
         raise refusal(InvalidFieldError, tuple(refused), field=fields[0], fields=fields)

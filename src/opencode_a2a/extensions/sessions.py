@@ -37,6 +37,7 @@ from opencode_a2a.extensions.payloads import (
 )
 from opencode_a2a.extensions.prompting import CommandRequest, Model, PromptRequest, ShellRequest
 from opencode_a2a.extensions.registry import Access, Condition, Extension, Rules, aliases
+from opencode_a2a.ids import MessageId, SessionId, scoped_id
 from opencode_a2a.messages import ModelChoice
 from opencode_a2a.upstream import models as upstream
 
@@ -70,12 +71,18 @@ SESSIONS = Extension(
             "cursor_applies_to": ["opencode.sessions.messages.list"],
         },
         "prompt_async_part_contracts": {
-            "text": {"required": ["type", "text"]},
-            "file": {"required": ["type", "mime", "url"], "optional": ["filename"]},
-            "agent": {"required": ["type", "name"]},
+            "text": {
+                "required": ["type", "text"],
+                "optional": ["id", "synthetic", "ignored", "time", "metadata"],
+            },
+            "file": {
+                "required": ["type", "mime", "url"],
+                "optional": ["id", "filename", "source"],
+            },
+            "agent": {"required": ["type", "name"], "optional": ["id", "source"]},
             "subtask": {
                 "required": ["type", "prompt", "description", "agent"],
-                "optional": ["model", "command"],
+                "optional": ["id", "model", "command"],
             },
         },
         "subtask_support": {
@@ -91,8 +98,10 @@ SESSIONS = Extension(
         "A session that belongs to another caller, or to a sub-agent of theirs, is not found.",
         "A session that belongs to nobody becomes the caller's when the caller changes it.",
         "File parts are data: URLs; no other URL is passed on.",
-        "While a task of this service runs in a session, prompts, commands, shell commands and "
-        "summaries are refused as busy.",
+        "While a task of this service runs in a session, commands, shell commands and summaries "
+        "are refused as busy; a prompt joins the turn.",
+        "Ids of messages and parts that a caller chooses hold inside the session: OpenCode stores "
+        "them under ids of the session's own.",
     ),
 )
 
@@ -334,16 +343,37 @@ class PromptParams(OfSession):
     request: PromptRequest
 
 
-@SESSIONS.method("opencode.sessions.prompt_async", Access.CONTROL, SessionBusyError)
-async def prompt_async(call: Call, params: PromptParams) -> SessionDone:
+class PromptDone(SessionDone):
+    message_id: str | None = None
+
+
+@SESSIONS.method("opencode.sessions.prompt_async", Access.CONTROL)
+async def prompt_async(call: Call, params: PromptParams) -> PromptDone:
     """Give a session a prompt and return at once; nothing tells how it ends.
 
-    A message of A2A does the same and follows the answer.
+    A message of A2A does the same and follows the answer. A session that is busy takes the prompt
+    into the turn that runs. A message with an id of the caller's is stored under `message_id`.
     """
-    at, prompt = call.at, params.request.prompt(call.deps.defaults)
-    async with call.working(params.session_id, briefly=True) as session:
+    at, session_id = call.at, SessionId(params.session_id)
+    prompt = params.request.prompt(session_id, call.deps.defaults)
+    async with call.changing(session_id) as session:
+        message_id = await _message_id(call, session, prompt.message_id)
+        prompt = prompt.model_copy(update={"message_id": message_id})
         await call.opencode.prompt_async(session.id, prompt, at=at)
-    return SessionDone(session_id=session.id)
+    return PromptDone(session_id=session.id, message_id=message_id)
+
+
+async def _message_id(
+    call: Call, session: upstream.Session, given: MessageId | None
+) -> MessageId | None:
+    """Return the id for a message that the caller gave one: one of the session's own."""
+    if given is None:
+        return None
+    try:
+        await call.opencode.message(session.id, given, at=call.at)
+    except UpstreamNotFoundError:
+        return MessageId(scoped_id(session.id, given))
+    return given
 
 
 class CommandParams(OfSession):
@@ -353,10 +383,13 @@ class CommandParams(OfSession):
 @SESSIONS.method("opencode.sessions.command", Access.CONTROL, SessionBusyError)
 async def command(call: Call, params: CommandParams) -> OneMessage:
     """Run one of OpenCode's commands in a session and return the answer."""
-    at, wanted = call.at, params.request.call(call.deps.defaults)
+    at, session_id = call.at, SessionId(params.session_id)
+    wanted = params.request.call(session_id, call.deps.defaults)
     if all(one.name != wanted.command for one in await call.opencode.commands(at=at)):
         raise invalid("request.command", "is no command; opencode.commands.list has them")
-    async with call.working(params.session_id) as session:
+    async with call.working(session_id) as session:
+        message_id = await _message_id(call, session, wanted.message_id)
+        wanted = wanted.model_copy(update={"message_id": message_id})
         answer = await call.opencode.run_command(session.id, wanted, at=at)
     return OneMessage(item=Message(call.message(answer, session.id)))
 

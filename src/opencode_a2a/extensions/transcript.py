@@ -1,6 +1,7 @@
 """OpenCode's stored messages as A2A messages, free of either line's spelling.
 
-Text, files and tool calls are kept; reasoning, steps and patches are not part of what was said.
+Text, files, tool calls and what was given to sub-agents are kept; reasoning, steps and patches are
+not part of what was said.
 """
 
 import base64
@@ -10,9 +11,11 @@ from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.media import UnfitError, read_data_url
 from opencode_a2a.messages import Message, Part
 from opencode_a2a.upstream.models import (
+    AgentPart,
     AssistantMessage,
     FilePart,
     MessageWithParts,
+    SubtaskPart,
     TextPart,
     ToolCompleted,
     ToolPart,
@@ -41,6 +44,8 @@ def _parts(part: object) -> Iterator[Part]:
             yield Part("text", text=part.text)
         case FilePart():
             yield _file(part)
+        case AgentPart() | SubtaskPart():
+            yield Part("data", data=_given(part), media_type="application/json")
         case ToolPart():
             yield Part(
                 "data",
@@ -65,6 +70,12 @@ def _file(part: FilePart) -> Part:
         return Part("data", data=known, media_type="application/json")
     raw = base64.b64encode(data).decode()
     return Part("raw", raw=raw, media_type=part.mime, filename=part.filename)
+
+
+def _given(part: AgentPart | SubtaskPart) -> JsonObject:
+    """Return a part as prompts have it, without the ids that OpenCode adds."""
+    own = {"id", "session_id", "message_id"}
+    return part.model_dump(mode="json", by_alias=True, exclude=own, exclude_none=True)
 
 
 def _tool(part: ToolPart) -> JsonObject:

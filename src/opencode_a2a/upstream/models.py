@@ -259,6 +259,24 @@ class FilePart(PartBase):
     filename: str | None = None
 
 
+class AgentPart(PartBase):
+    """A sub-agent that the user mentioned."""
+
+    type: Literal["agent"] = "agent"
+    name: str
+
+
+class SubtaskPart(PartBase):
+    """Work that the user gave to a sub-agent."""
+
+    type: Literal["subtask"] = "subtask"
+    prompt: str
+    description: str
+    agent: str
+    model: ModelRef | None = None
+    command: str | None = None
+
+
 class ToolStateBase(Wire):
     input: AnyObject = {}
     metadata: AnyObject | None = None
@@ -325,11 +343,16 @@ KnownPart = Annotated[
     | StepFinishPart
     | PatchPart
     | CompactionPart
-    | FilePart,
+    | FilePart
+    | AgentPart
+    | SubtaskPart,
     Field(discriminator="type"),
 ]
 _KNOWN = frozenset(
-    {"text", "reasoning", "tool", "step-start", "step-finish", "patch", "compaction", "file"}
+    {
+        *("text", "reasoning", "tool", "step-start", "step-finish", "patch", "compaction"),
+        *("file", "agent", "subtask"),
+    }
 )
 
 
@@ -535,26 +558,40 @@ class Config(Wire):
 # What is sent
 
 
-class TextInput(Wire):
+class InputBase(Wire):
+    id: str | None = None
+    """Has to be one that no other session has: OpenCode stores a part over one with its id."""
+
+
+class TextInput(InputBase):
     type: Literal["text"] = "text"
     text: str
+    synthetic: bool | None = None
+    ignored: bool | None = None
+    time: AnyObject | None = None
+    metadata: AnyObject | None = None
 
 
-class FileInput(Wire):
-    """``url`` has to be a ``data:`` URL: OpenCode reads any other from its own machine."""
+class FileInput(InputBase):
+    """``url`` has to be a ``data:`` URL: OpenCode reads any other from its own machine.
+
+    ``source`` must not name a resource, which OpenCode would read instead, without permission.
+    """
 
     type: Literal["file"] = "file"
     mime: str
     url: str
     filename: str | None = None
+    source: AnyObject | None = None
 
 
-class AgentInput(Wire):
+class AgentInput(InputBase):
     type: Literal["agent"] = "agent"
     name: str
+    source: AnyObject | None = None
 
 
-class SubtaskInput(Wire):
+class SubtaskInput(InputBase):
     type: Literal["subtask"] = "subtask"
     prompt: str
     description: str
