@@ -9,12 +9,12 @@ import asyncio
 import itertools
 import re
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 from pydantic import BaseModel
@@ -164,11 +164,16 @@ class FakeOpenCode:
         self.creating = asyncio.Event()
         """Clear it to let sessions wait before they are made."""
         self.creating.set()
+        self.starved = False
+        """While set, sessions at work are not listed as busy yet, and an abort finds nothing."""
+        self._asked: Counter[str] = Counter()
+        self._asking = asyncio.Condition()
         self._plays = "plain-text"
         self._hold: Hold | None = None
         self._state = OpenCodeState()
         self._sessions: dict[SessionId, JsonObject] = {}
         self._turns: dict[SessionId, _Turn] = {}
+        self._at_work: set[_Turn] = set()
         self._readers: set[asyncio.Queue[bytes]] = set()
 
     def play(self, name: str) -> None:
@@ -185,6 +190,22 @@ class FakeOpenCode:
         if self._hold is not None:
             self._hold.released.set()
         self._hold = None
+
+    async def asked(self, what: Literal["status", "abort"], times: int) -> None:
+        """Wait until it was asked so often, from now on, who is busy, or told to abort."""
+        wanted = self._asked[what] + times
+        async with asyncio.timeout(10), self._asking:
+            await self._asking.wait_for(lambda: self._asked[what] >= wanted)
+
+    async def _count(self, what: str) -> None:
+        async with self._asking:
+            self._asked[what] += 1
+            self._asking.notify_all()
+
+    @property
+    def at_work(self) -> bool:
+        """Whether a prompt is being answered, or is about to be."""
+        return bool(self._at_work)
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator["FakeOpenCode"]:
@@ -287,7 +308,10 @@ class FakeOpenCode:
         return _json(info) if info else _missing()
 
     async def _statuses(self, _: Request) -> Response:
+        await self._count("status")
         busy = {k: v for k, v in self._state.statuses.items() if v.type != "idle"}
+        if self.starved:
+            busy.clear()
         return _json({key: _dumped(value) for key, value in busy.items()})
 
     async def _prompt(self, request: Request) -> Response:
@@ -297,7 +321,11 @@ class FakeOpenCode:
         prompt: JsonObject = orjson.loads(await request.body())
         self.prompts.append(prompt)
         turn = self._turns[session_id] = _Turn(self, session_id, prompt)
-        await turn.play(self._plays, self._hold)
+        self._at_work.add(turn)
+        try:
+            await turn.play(self._plays, self._hold)
+        finally:
+            self._at_work.discard(turn)
         answer = self.last_answer(session_id)
         assert answer is not None
         return _json(_dumped(answer))
@@ -306,7 +334,9 @@ class FakeOpenCode:
         return _json([_dumped(message) for message in self._messages(_session_id(request))])
 
     async def _abort(self, request: Request) -> Response:
-        if (turn := self._turns.get(_session_id(request))) is not None:
+        await self._count("abort")
+        turn = self._turns.get(_session_id(request))
+        if turn is not None and not self.starved:
             turn.aborted.set()
         return _json(True)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from opencode_a2a.errors import UpstreamUnreachableError
 from opencode_a2a.ids import SessionId
+from opencode_a2a.upstream import feed as feed_module
 from opencode_a2a.upstream.events import PartDelta
 from opencode_a2a.upstream.feed import Feed, FeedItem, Frames, Gap, Subscription
 from tests.support.opencode_state import frames, recording
@@ -74,6 +75,15 @@ async def running(feed: Feed) -> AsyncGenerator[Feed]:
         task = group.create_task(feed.run())
         yield feed
         task.cancel()
+
+
+class SlowStream(Stream):
+    """An OpenCode that gets little time: it greets each connection late."""
+
+    async def __call__(self, sink: Callable[[bytes], object]) -> None:
+        await asyncio.sleep(0.3)
+        self.say(CONNECTED)
+        await super().__call__(sink)
 
 
 def quick(stream: Stream, *, silence: float = 5, inbox: int = 100) -> Feed:
@@ -287,3 +297,15 @@ async def test_a_recording_of_the_global_stream_reaches_its_turn_once() -> None:
         items = await turn.batch()
 
         assert [item for item in items if not isinstance(item, Gap)] == list(stored.events)
+
+
+async def test_an_opencode_that_is_slow_to_greet_is_given_more_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(feed_module, "FIRST_SECONDS", 0.05)
+    stream = SlowStream()
+
+    async with running(quick(stream)) as feed:
+        await feed.connected()
+
+    assert stream.opened == 1

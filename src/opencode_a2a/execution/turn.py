@@ -63,6 +63,10 @@ TICK_SECONDS = 5.0
 """How often a turn that hears nothing asks whether it is still running, at the least."""
 DRAIN_SECONDS = 2.0
 """How long the events may come after the end of the turn is known."""
+UNBEGUN_SECONDS = 15.0
+"""How long an OpenCode that gets no time may have a message before it is seen to work on it."""
+AGAIN_SECONDS = 0.2
+"""How often a turn that has not begun yet is told to stop."""
 READY_SECONDS = 10.0
 PROMPT_TRIES = 3
 
@@ -452,6 +456,8 @@ class Run:
 
     async def _prompting(self) -> MessageWithParts:
         model = await self._turns.models.choose(self._seat, self._spec.routing.model)
+        if self._canceled:
+            raise asyncio.CancelledError
         seat = self._seat
         return await self._opencode.prompt(seat.session_id, self._body(model), at=seat.location)
 
@@ -538,7 +544,7 @@ class Run:
         self._compared = self._loop.time()
         self._unlisted = state.permissions is None or state.questions is None
         told = self._reader.reconcile(state)
-        if session_id not in state.statuses and not self._answer_due:
+        if session_id not in state.statuses and self._idle_is_the_end:
             told += await self._finish()
         return told
 
@@ -548,7 +554,8 @@ class Run:
     async def _read_end(self) -> Stored:
         """Return what is stored at the end of the turn; the answer to the prompt may be all."""
         prompt = self._prompt
-        if prompt is not None and prompt.done() and prompt.exception() is None:
+        answered = prompt is not None and prompt.done() and not prompt.cancelled()
+        if prompt is not None and answered and prompt.exception() is None:
             answer = prompt.result()
             if self._reader.ends_with(answer):
                 return Stored(messages=[answer])
@@ -589,8 +596,7 @@ class Run:
         if self.desk.waiting:
             return []
         statuses = await self._turns.stored.statuses.of(self._seat.location, self._heard)
-        if self._seat.session_id not in statuses and reader.user_message_seen:
-            # It is over, and neither the events nor the answer have said so.
+        if self._seat.session_id not in statuses and self._idle_is_the_end:
             return await self._finish()
         return await self._abort(self._silence()) if quiet > watch.silence_seconds else []
 
@@ -598,6 +604,21 @@ class Run:
     def _answer_due(self) -> bool:
         """Whether the prompt call is still to be answered."""
         return self._prompt is not None and not self._prompt.done()
+
+    @property
+    def _idle_is_the_end(self) -> bool:
+        """Whether a session that OpenCode does not list as busy is done with the turn.
+
+        An OpenCode that gets no time stores and announces a message seconds before it lists the
+        session, so a second sign is needed: the answer to the prompt, its last message, or, where
+        neither can come any more, that it has begun at all.
+        """
+        reader = self._reader
+        if self._answer_due:
+            return reader.complete
+        if reader.steps or reader.last_error is not None:
+            return True
+        return self._loop.time() - max(self._heard, self._doubted) > UNBEGUN_SECONDS
 
     def _silence(self) -> Failure:
         return Failure("UPSTREAM_TIMEOUT", SILENT.format(self._watch.silence_seconds))
@@ -634,6 +655,10 @@ class Run:
         await self.desk.reject_all(sessions)
         while True:
             busy = sessions & set(await self._opencode.session_status(at=self._seat.location))
+            if self._prompt is not None and not busy:
+                # It may be about to begin: the answer to the prompt says that it will not.
+                await asyncio.wait([self._prompt], timeout=AGAIN_SECONDS)
+                busy = {self._seat.session_id} if self._answer_due else busy
             if not busy:
                 return
             for session_id in busy:

@@ -38,7 +38,8 @@ Hear = Callable[[list[PartDelta]], None]
 
 MAX_INBOX = 20_000
 FIRST_SECONDS = 5.0
-"""Silence of a new connection: one that OpenCode took while it was starting is never answered."""
+"""Silence of a new connection: one that OpenCode took while it was starting is never answered.
+Doubled each time, since an OpenCode that gets no time answers as well, only later."""
 MAX_FRAME = 64 * 1024 * 1024
 _PARENT = b'"parentID":"'
 _FAMILY = frozenset({b"session.created", b"session.updated"})
@@ -190,6 +191,7 @@ class Feed:
         self._silence = silence
         self._delays = (first_delay, last_delay)
         self._inbox = inbox
+        self._patience = min(silence, FIRST_SECONDS)
         self._up = asyncio.Event()
         self._routes: dict[bytes, list[Subscription]] = {}
         self._followers: set[Subscription] = set()
@@ -230,6 +232,9 @@ class Feed:
             self._disconnect(reason)
             if self.generation > generation:
                 delay = self._delays[0]
+                self._patience = min(self._silence, FIRST_SECONDS)
+            elif reason == "silence":
+                self._patience = min(self._silence, 2 * self._patience)
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - only a jitter
             delay = min(delay * 2, last_delay)
 
@@ -238,7 +243,7 @@ class Feed:
         frames = Frames()
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(min(self._silence, FIRST_SECONDS)) as deadline:
+            async with asyncio.timeout(self._patience) as deadline:
 
                 def take(chunk: bytes) -> None:
                     due = loop.time() + self._silence
