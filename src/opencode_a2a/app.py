@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import structlog
 from starlette.applications import Starlette
@@ -57,7 +58,7 @@ from opencode_a2a.upstream.process import (
     ManagedOpenCode,
     OpenCodeStartError,
 )
-from opencode_a2a.web.auth import Credential, basic, bearer, generate_token
+from opencode_a2a.web.auth import Credential, StateError, basic, bearer, generate_token
 from opencode_a2a.web.edge import EdgeRules, RateRules, edge
 from opencode_a2a.web.guards import BodyLimits, BoundaryRules
 from opencode_a2a.web.pages import PageContent, Readiness
@@ -419,12 +420,34 @@ def serve(settings: Settings) -> int:
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
     try:
+        _check_state(settings)
         listeners = bind(settings.a2a.host, settings.a2a.port)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_serve(settings, listeners))
+    except StateError as error:
+        print(f"opencode-a2a: {error}", file=sys.stderr)
+        return 2
     except (BindError, DatabaseError, OpenCodeStartError) as error:
         print(f"opencode-a2a: {error}", file=sys.stderr)
         return 1
+
+
+def _check_state(settings: Settings) -> None:
+    """Raise StateError if the state directory cannot serve, before anything is started."""
+    directory = settings.a2a.state_dir
+    if settings.auth.configured and not settings.opencode.managed_server:
+        return
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise StateError(
+            f"cannot write to the state directory {directory}: {error.strerror}; "
+            "set A2A_STATE_DIR to one that can be written"
+        ) from error
+    if not settings.auth.configured:
+        generate_token(directory / "token")
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

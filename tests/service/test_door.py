@@ -67,7 +67,8 @@ async def test_hostile_credentials_are_refused_and_throttled(serve: Serve) -> No
 
     async with httpx2.AsyncClient(trust_env=False) as http:
         early = [await http.get(url, headers={"Authorization": v.strip()}) for v in HOSTILE]
-        later = [await http.get(url, headers={"Authorization": "Bearer no"}) for _ in range(25)]
+        guesses = [{"Authorization": f"Bearer no{n}"} for n in range(25)]
+        later = [await http.get(url, headers=guess) for guess in guesses]
         right = await http.get(url, headers={"Authorization": "Bearer guessed"})
         unguessable = await http.get(url, headers={"Authorization": f"Bearer {STRANGERS[0]}"})
         probe = await http.get(f"{service.url}/livez")

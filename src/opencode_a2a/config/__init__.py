@@ -17,12 +17,13 @@ from opencode_a2a.config.settings import (
     SettingsError,
     show,
 )
-from opencode_a2a.config.values import Credential
+from opencode_a2a.config.values import UNGUESSABLE, Credential
 
 __all__ = [
     "CONFIG_VARIABLE",
     "GROUPS",
     "SETTINGS",
+    "UNGUESSABLE",
     "VARIABLES",
     "Access",
     "Client",

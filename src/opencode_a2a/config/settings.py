@@ -198,14 +198,19 @@ def conflicts(settings: Settings) -> Iterator[Problem]:
     yield from _access_conflicts(settings.a2a, settings.auth)
     yield from _short_tokens(settings)
     yield from _opencode_conflicts(settings.a2a, settings.opencode)
-    workspace = settings.workspace
+    try:
+        workspace = settings.workspace
+    except FileNotFoundError:
+        workspace = None
+        text = "is not set, and the current directory is gone"
+        yield Problem("OPENCODE_WORKSPACE_ROOT", text)
     if workspace and _is_root(workspace) and not settings.opencode.allow_root_workspace:
         yield Problem(
             "OPENCODE_WORKSPACE_ROOT",
             "the agent could change every file of this machine; choose a directory, or set "
             "OPENCODE_ALLOW_ROOT_WORKSPACE",
         )
-    yield from _environment_conflicts(settings.environment, settings.workspace)
+    yield from _environment_conflicts(settings.environment, workspace)
     first = settings.client.polling_fallback_initial_interval_seconds
     if settings.client.polling_fallback_max_interval_seconds < first:
         yield Problem(

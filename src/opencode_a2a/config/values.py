@@ -63,6 +63,8 @@ def _database_url(value: str) -> str:
 
 
 def _path(value: Path) -> Path:
+    if "\0" in str(value):
+        raise ValueError("should not contain a null character")
     return Path(os.path.abspath(value.expanduser()))
 
 

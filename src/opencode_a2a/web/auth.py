@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from opencode_a2a import metrics
 from opencode_a2a.callers import CAPABILITIES, Caller
+from opencode_a2a.config import UNGUESSABLE
 from opencode_a2a.ids import Principal
 from opencode_a2a.web.answers import Header, Refusal, headers_of, refuse
 
@@ -34,9 +35,6 @@ OPEN_PATHS = frozenset(
 )
 _OPEN_METHODS = frozenset({"GET", "HEAD"})
 _LONGEST_AUTHORIZATION = 8192
-_UNGUESSABLE = 20
-"""Characters from which on a token cannot be found by trying."""
-
 Scheme = Literal["bearer", "basic"]
 
 
@@ -70,7 +68,7 @@ def bearer(
         unlisted if capabilities is None else capabilities,
         credential_id,
     )
-    return Credential("bearer", _digest(token.encode()), caller, len(token) < _UNGUESSABLE)
+    return Credential("bearer", _digest(token.encode()), caller, len(token) < UNGUESSABLE)
 
 
 def basic(
@@ -86,47 +84,54 @@ def basic(
     may = CAPABILITIES if capabilities is None else capabilities
     caller = Caller(Principal(username), may, credential_id)
     digest = _digest(f"{username}:{password}".encode())
-    return Credential("basic", digest, caller, len(password) < _UNGUESSABLE)
+    return Credential("basic", digest, caller, len(password) < UNGUESSABLE)
 
 
 class Throttle:
-    """Failed attempts per address, in a table of bounded size."""
+    """Guesses by credential name and address, in a table of bounded size.
+
+    Whoever guesses one caller's password does not slow down another caller behind the same address,
+    such as that of a proxy. A secret that is wrong again and again counts once: nothing is learned
+    from repeating it, and a client with an old password must not lock its owner out.
+    """
 
     def __init__(
         self,
         attempts: int = 20,
         window: float = 60.0,
         *,
-        max_addresses: int = 10_000,
+        max_keys: int = 10_000,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._attempts = attempts
         self._window = window
-        self._max_addresses = max_addresses
+        self._max_keys = max_keys
         self._clock = clock
-        self._failures: OrderedDict[str, tuple[int, float]] = OrderedDict()
-        """Address to number of failures and the moment they are forgotten; oldest first."""
+        self._guesses: OrderedDict[bytes, tuple[set[bytes], float]] = OrderedDict()
+        """By key the wrong secrets and the moment they are forgotten; oldest first."""
 
     def __len__(self) -> int:
-        return len(self._failures)
+        return len(self._guesses)
 
-    def wait(self, address: str) -> float:
-        """Return the seconds this address is still to wait; 0 when it may try."""
-        count, until = self._failures.get(address, (0, 0.0))
-        return max(0.0, until - self._clock()) if count >= self._attempts else 0.0
+    def wait(self, key: bytes) -> float:
+        """Return the seconds until this key may be tried again; 0 when it may be now."""
+        if key not in self._guesses:
+            return 0.0
+        wrong, until = self._guesses[key]
+        return max(0.0, until - self._clock()) if len(wrong) >= self._attempts else 0.0
 
-    def failed(self, address: str) -> None:
+    def failed(self, key: bytes, digest: bytes) -> None:
         now = self._clock()
         self._forget(now)
-        count, until = self._failures.get(address, (0, now + self._window))
-        self._failures[address] = (count + 1, until)
-        if len(self._failures) > self._max_addresses:
-            self._failures.popitem(last=False)
+        wrong, _ = self._guesses.setdefault(key, (set(), now + self._window))
+        wrong.add(digest)
+        if len(self._guesses) > self._max_keys:
+            self._guesses.popitem(last=False)
 
     def _forget(self, now: float) -> None:
         # Every entry lives equally long, so the oldest ones are those that end first.
-        while self._failures and next(iter(self._failures.values()))[1] <= now:
-            self._failures.popitem(last=False)
+        while self._guesses and next(iter(self._guesses.values()))[1] <= now:
+            self._guesses.popitem(last=False)
 
 
 class Authentication:
@@ -158,36 +163,55 @@ class Authentication:
         sent = headers_of(scope, b"authorization")
         if not sent:
             return self._unauthenticated("No credential was sent")
-        address = peer_address(scope)
-        found = self._match(sent[0]) if len(sent) == 1 else None
-        wait = self._throttle.wait(address)
+        attempt = _read(sent)
+        key = attempt.key(peer_address(scope))
+        found = self._match(attempt)
+        wait = self._throttle.wait(key)
         # Whoever holds a secret that cannot be guessed is let in even while others behind the
         # same address are made to wait: a stranger must not be able to lock the owner out.
         if wait and (found is None or found.guessable):
             return _too_many_failures(wait)
         if found is None:
-            self._throttle.failed(address)
+            self._throttle.failed(key, attempt.digest)
             return self._unauthenticated("The credential is not valid")
         scope["caller"] = found.caller
         return None
 
-    def _match(self, value: bytes) -> Credential | None:
-        if len(value) > _LONGEST_AUTHORIZATION:
-            return None
-        scheme, _, rest = value.partition(b" ")
-        kind = scheme.lower()
-        secret = _decoded(rest.strip()) if kind == b"basic" else rest.strip()
-        sent = _digest(secret)
+    def _match(self, attempt: "_Attempt") -> Credential | None:
         found: Credential | None = None
         for credential in self._credentials:
-            same = hmac.compare_digest(credential.digest, sent)
-            if same & (credential.scheme.encode() == kind):
+            same = hmac.compare_digest(credential.digest, attempt.digest)
+            if same & (credential.scheme.encode() == attempt.scheme):
                 found = credential
         return found
 
     def _unauthenticated(self, what: str) -> Refusal:
         remedy = "send the header Authorization: Bearer <token>, or Basic if that is offered"
         return Refusal(401, "UNAUTHENTICATED", f"{what}; {remedy}", headers=self._challenges)
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """What a request sent as its credential."""
+
+    scheme: bytes
+    name: bytes
+    """Whom it names: a user, if it is Basic; a bearer token names nobody."""
+    digest: bytes
+
+    def key(self, address: str) -> bytes:
+        """Return what its failure counts for, in a form of fixed size."""
+        return _digest(b"\0".join((address.encode(), self.scheme, self.name)))
+
+
+def _read(sent: list[bytes]) -> _Attempt:
+    if len(sent) > 1 or len(sent[0]) > _LONGEST_AUTHORIZATION:
+        return _Attempt(b"", b"", _digest(b"".join(sent)))
+    scheme, _, rest = sent[0].partition(b" ")
+    if scheme.lower() != b"basic":
+        return _Attempt(scheme.lower(), b"", _digest(rest.strip()))
+    secret = _decoded(rest.strip())
+    return _Attempt(b"basic", secret.partition(b":")[0], _digest(secret))
 
 
 def peer_address(scope: Scope) -> str:
@@ -211,15 +235,22 @@ def _network_of(host: str) -> str:
     return str(address)
 
 
+class StateError(Exception):
+    """A file of the state directory cannot be used; the text says which, and what to do."""
+
+
 def generate_token(path: Path) -> str:
     """Return the token kept in ``path``, made on first use and readable by its owner only."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for _ in range(2):
-        try:
-            return _read_token(path)
-        except FileNotFoundError:
-            _write_token(path, secrets.token_urlsafe(32))
-    return _read_token(path)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for _ in range(2):
+            try:
+                return _read_token(path)
+            except FileNotFoundError:
+                _write_token(path, secrets.token_urlsafe(32))
+        return _read_token(path)
+    except OSError as error:
+        raise StateError(f"cannot use the token file {path}: {error.strerror}") from error
 
 
 def _read_token(path: Path) -> str:
@@ -228,12 +259,12 @@ def _read_token(path: Path) -> str:
     with os.fdopen(descriptor, "r", encoding="ascii", errors="replace") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-            raise PermissionError(f"{path} is not a file of this user; remove it")
+            raise StateError(f"{path} is not a file of this user; remove it")
         if status.st_mode & 0o077:
-            raise PermissionError(f"{path} can be read by others; chmod 600 it, or remove it")
+            raise StateError(f"others can read {path}; run chmod 600 on it, or remove it")
         token = file.read(1024).strip()
-    if len(token) < _UNGUESSABLE:
-        raise PermissionError(f"{path} holds no token; remove it to have a new one made")
+    if len(token) < UNGUESSABLE:
+        raise StateError(f"{path} holds no token; remove it to have a new one made")
     return token
 
 
@@ -284,7 +315,7 @@ def _too_many_failures(wait: float) -> Refusal:
     return Refusal(
         429,
         "TOO_MANY_FAILED_ATTEMPTS",
-        f"Too many failed attempts from this address; wait {seconds} s",
+        f"Too many failed attempts with this name from this address; wait {seconds} s",
         {"retryAfterSeconds": seconds},
         ((b"retry-after", seconds.encode()),),
     )
