@@ -45,7 +45,7 @@ from opencode_a2a.protocol.rpc import RpcBinding
 from opencode_a2a.protocol.versions import Line
 from opencode_a2a.protocol.views import Views
 from opencode_a2a.services import announced
-from opencode_a2a.store.database import MEMORY, Database, DatabaseError
+from opencode_a2a.store.database import Database, DatabaseError
 from opencode_a2a.tasks.admit import Limits
 from opencode_a2a.tasks.board import Board
 from opencode_a2a.tasks.journal import Journal
@@ -135,7 +135,7 @@ class Service:
 
     async def _start(self, stack: AsyncExitStack) -> None:
         settings = self.settings
-        database = await stack.enter_async_context(Database(_database_url(settings)))
+        database = await stack.enter_async_context(Database(settings.database_url))
         tool: JsonObject | None = None
         if self.tool is not None:
             stack.push_async_callback(self.tool.aclose)
@@ -300,11 +300,6 @@ class Service:
 def create_app(settings: Settings) -> Service:
     """Return the service; its lifespan has to be run for it to answer."""
     return Service(settings)
-
-
-def _database_url(settings: Settings) -> str:
-    tasks = settings.tasks
-    return MEMORY if tasks.task_store_backend == "memory" else tasks.task_store_database_url
 
 
 def _credential(entry: CredentialEntry) -> Credential:

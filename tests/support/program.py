@@ -8,6 +8,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from signal import Signals
 from typing import Any, Self
 
@@ -25,11 +26,14 @@ PATIENCE = 60.0
 class Program:
     """``opencode-a2a serve``; ``async with`` starts it, and ends what still runs."""
 
-    def __init__(self, variables: Mapping[str, str], *arguments: str) -> None:
+    def __init__(
+        self, variables: Mapping[str, str], *arguments: str, directory: Path | None = None
+    ) -> None:
         self.port = free_port("127.0.0.1")
         self.url = f"http://127.0.0.1:{self.port}"
         self.variables = {"A2A_PORT": str(self.port), **variables}
         self.arguments = ["serve", *arguments]
+        self.directory = directory
         self.http = httpx2.AsyncClient(
             base_url=self.url,
             headers={"Authorization": f"Bearer {TOKEN}"},
@@ -77,6 +81,7 @@ class Program:
             "opencode_a2a",
             *self.arguments,
             env=bare(self.variables),
+            cwd=self.directory,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -160,7 +165,11 @@ async def run(*arguments: str, **variables: str) -> tuple[int, str]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    async with asyncio.timeout(PATIENCE):
-        output, _ = await process.communicate()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            output, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
     assert process.returncode is not None
     return process.returncode, output.decode()

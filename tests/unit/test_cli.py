@@ -140,12 +140,16 @@ def test_a_port_in_use_is_found() -> None:
     assert not check_port(settings).failed
 
 
-def test_a_database_in_a_missing_directory_is_found(tmp_path: Path) -> None:
-    missing = Settings(tasks=Tasks(task_store_database_url=f"sqlite:///{tmp_path}/none/x.db"))
-    usable = Settings(tasks=Tasks(task_store_database_url=f"sqlite:///{tmp_path}/x.db"))
+def test_a_database_that_cannot_be_made_is_found(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
 
-    assert check_database(missing).failed
-    assert not check_database(usable).failed
+    def check(name: str) -> bool:
+        url = f"sqlite:///{tmp_path}/{name}"
+        return check_database(Settings(tasks=Tasks(task_store_database_url=url))).failed
+
+    assert check("file/x.db")
+    assert not check("x.db")
+    assert not check("a/directory/that/serve/makes/x.db")
 
 
 def test_an_untested_opencode_is_advised_against_and_no_failure() -> None:

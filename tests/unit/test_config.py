@@ -1,6 +1,7 @@
 """Settings: where they come from, which win, and what is refused."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def test_the_documented_defaults_hold() -> None:
     assert settings.opencode.timeout_stream is None
     assert settings.limits.max_request_body_bytes == 1048576
     assert settings.log.level == "WARNING"
-    assert settings.tasks.task_store_database_url == "sqlite:///./opencode-a2a.db"
+    assert settings.tasks.task_store_database_url is None
     assert settings.a2a.state_dir == Path("/home/someone/.local/state/opencode-a2a")
     assert (settings.sources, settings.warnings) == ({}, ())
 
@@ -554,17 +555,98 @@ def test_a_wrong_url_is_refused_and_not_told(url: str) -> None:
     assert "geheim" not in problem
 
 
-def test_a_file_that_others_can_read_or_the_agent_can_change_is_warned_of(tmp_path: Path) -> None:
+def test_a_file_with_secrets_that_others_can_read_is_warned_of(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     file.write_text(f'[auth]\nbearer_token = "{TOKEN}"\n')
     file.chmod(0o644)
 
-    settings = load({}, {"OPENCODE_WORKSPACE_ROOT": str(tmp_path)}, file)
+    settings = load({}, {}, file)
 
-    assert settings.warnings == (
-        f"A2A_CONFIG: the agent can change {file}: it is in the workspace",
-        f"A2A_CONFIG: {file} holds secrets and others can read it",
+    assert settings.warnings == (f"A2A_CONFIG: {file} holds secrets and others can read it",)
+
+
+def test_the_database_is_by_default_in_the_state_directory_one_for_each_workspace() -> None:
+    def database(**variables: str) -> str:
+        settings = load({}, {"A2A_STATE_DIR": "/state", **variables})
+        return settings.database_url
+
+    one = database(OPENCODE_WORKSPACE_ROOT="/srv/my project")
+    assert re.fullmatch(r"sqlite:////state/tasks/my-project-[0-9a-f]{8}\.db", one)
+    assert database(OPENCODE_WORKSPACE_ROOT="/srv/my project", A2A_PORT="9") == one
+    assert database(OPENCODE_WORKSPACE_ROOT="/srv/other/my project") != one
+    assert database().startswith("sqlite:////state/tasks/127-0-0-1-4096-")
+    assert database(OPENCODE_BASE_URL="http://127.0.0.1:4097") != database()
+    assert database(A2A_TASK_STORE_BACKEND="memory") == "sqlite://"
+
+
+def workspace_with_links(path: Path) -> tuple[Path, Path]:
+    """Return a workspace, and a directory outside that a link inside leads to."""
+    workspace, outside = path / "workspace", path / "outside"
+    workspace.mkdir()
+    outside.mkdir()
+    (workspace / "link").symlink_to(outside)
+    (path / "alias").symlink_to(workspace)
+    return workspace, outside
+
+
+@pytest.mark.parametrize("place", ["workspace", "workspace/below", "workspace/link", "alias/x"])
+def test_files_of_ours_are_refused_inside_the_workspace(tmp_path: Path, place: str) -> None:
+    workspace, outside = workspace_with_links(tmp_path)
+    there = tmp_path / place
+    there.mkdir(exist_ok=True)
+    file = there / "settings.toml"
+    file.touch()
+    root = {"OPENCODE_WORKSPACE_ROOT": str(workspace), "A2A_STATE_DIR": str(outside)}
+    why = f"is in the workspace {workspace}, where the agent can read and change it; "
+
+    assert problems({**root, "A2A_STATE_DIR": str(there)}) == [
+        f"A2A_STATE_DIR: {there} {why}serve the directory of one project "
+        "(OPENCODE_WORKSPACE_ROOT), or set A2A_STATE_DIR to a directory outside"
+    ]
+    assert problems({**root, "A2A_TASK_STORE_DATABASE_URL": f"sqlite:///{there}/x.db"}) == [
+        f"A2A_TASK_STORE_DATABASE_URL: {there}/x.db {why}leave it out, or name a file outside"
+    ]
+    assert problems({**root, "A2A_CONFIG": str(file)}) == [
+        f"A2A_CONFIG: {file} {why}move it elsewhere"
+    ]
+
+
+def test_files_of_ours_may_be_beside_or_above_the_workspace(tmp_path: Path) -> None:
+    workspace, outside = workspace_with_links(tmp_path)
+    file = tmp_path / "settings.toml"
+    file.touch()
+
+    for state in (outside, tmp_path, tmp_path / "workspace-state"):
+        load(
+            {},
+            {
+                "OPENCODE_WORKSPACE_ROOT": str(workspace),
+                "A2A_STATE_DIR": str(state),
+                "A2A_TASK_STORE_DATABASE_URL": f"sqlite:///{state}/x.db",
+                "A2A_CONFIG": str(file),
+            },
+        )
+
+
+def test_a_workspace_on_another_machine_has_no_files_of_ours(tmp_path: Path) -> None:
+    load(
+        {},
+        {
+            "OPENCODE_BASE_URL": "https://opencode.example",
+            "OPENCODE_WORKSPACE_ROOT": str(tmp_path),
+            "A2A_STATE_DIR": str(tmp_path),
+        },
     )
+
+
+def test_a_workspace_that_is_the_whole_machine_holds_files_of_ours_too() -> None:
+    load({}, {"OPENCODE_WORKSPACE_ROOT": "/", "OPENCODE_ALLOW_ROOT_WORKSPACE": "true"})
+
+
+def test_a_database_url_cannot_hide_where_its_file_is() -> None:
+    [problem] = problems({"A2A_TASK_STORE_DATABASE_URL": "sqlite:///file:x.db?uri=true"})
+
+    assert problem == ("A2A_TASK_STORE_DATABASE_URL: should name a file as it is, not as file:…")
 
 
 def test_a_provider_is_found_by_key_login_or_configuration(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from opencode_a2a.errors import StoreUnavailableError
-from opencode_a2a.store.database import MEMORY, Database, DatabaseError
+from opencode_a2a.store.database import Database, DatabaseError
 from opencode_a2a.store.schema import STEPS, version
 
 
@@ -106,7 +106,7 @@ async def test_a_write_that_fails_leaves_the_others_of_its_transaction_alone() -
     def bad(connection: sa.Connection) -> str:
         raise LookupError("mine")
 
-    async with Database(MEMORY) as database:
+    async with Database("sqlite://") as database:
         results = await asyncio.gather(
             *(database.write(fn) for fn in (good, bad, good)), return_exceptions=True
         )

@@ -15,7 +15,7 @@ from opencode_a2a.errors import LimitExceededError
 from opencode_a2a.events import Finished, Outcome, Progressed, Started, TextGrew
 from opencode_a2a.ids import MessageId, Principal
 from opencode_a2a.messages import Message, Part, PromptPart
-from opencode_a2a.store.database import MEMORY, Database
+from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks import live
 from opencode_a2a.tasks.admit import Admission, Admitted, Limits
@@ -51,7 +51,7 @@ class Office:
 
 
 @asynccontextmanager
-async def office(url: str = MEMORY, limits: Limits | None = None) -> AsyncGenerator[Office]:
+async def office(url: str = "sqlite://", limits: Limits | None = None) -> AsyncGenerator[Office]:
     async with Database(url) as database:
         desk = Office(database, limits or Limits(100, 100))
         journal = asyncio.create_task(desk.journal.run())

@@ -16,7 +16,7 @@ import click
 from pydantic import BaseModel
 
 from opencode_a2a.cli.serve import config_option
-from opencode_a2a.config import Settings, SettingsError, load
+from opencode_a2a.config import Settings, SettingsError, database_file, load
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +136,11 @@ def check_search(settings: Settings) -> Finding:
 
 
 def check_database(settings: Settings) -> Finding:
-    if settings.tasks.task_store_backend == "memory":
+    file = database_file(settings.database_url)
+    if file is None:
         return Finding("database", "in memory, tasks end with the service")
-    name = settings.tasks.task_store_database_url.removeprefix("sqlite://").removeprefix("/")
-    file = Path(name.partition("?")[0] or ".")
-    place = file if file.exists() else file.absolute().parent
-    if os.access(place, os.W_OK):
+    place = next(path for path in (file, *file.parents) if path.exists())
+    if os.access(place, os.W_OK) and (place == file or place.is_dir()):
         return Finding("database", str(file))
     return Finding(
         "database", f"{place} cannot be written", "set A2A_TASK_STORE_DATABASE_URL to one that can"

@@ -17,7 +17,7 @@ from opencode_a2a.config.settings import (
     SettingsError,
     show,
 )
-from opencode_a2a.config.values import UNGUESSABLE, Credential
+from opencode_a2a.config.values import UNGUESSABLE, Credential, database_file
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -34,6 +34,7 @@ __all__ = [
     "Settings",
     "SettingsError",
     "Tasks",
+    "database_file",
     "load",
     "provider_configured",
     "show",

@@ -80,7 +80,8 @@ class Service(Group, prefix="A2A_"):
     )
     state_dir: LocalPath = Field(
         default_factory=default_state_dir,
-        description="Directory for the generated token and the data of a managed OpenCode.",
+        description="Directory for the database, the generated token and the data of a managed "
+        "OpenCode; never inside the workspace.",
     )
     allow_directory_override: bool = setting(
         True, "Let a request choose a directory inside the workspace."
@@ -239,10 +240,10 @@ class Tasks(Group, prefix="A2A_"):
     task_store_backend: Literal["database", "memory"] = setting(
         "database", "Keep tasks in a database, or in memory until the end."
     )
-    task_store_database_url: DatabaseUrl = Field(
-        default="sqlite+aiosqlite:///./opencode-a2a.db",
-        validate_default=True,
-        description="Database: a SQLite URL; the driver in it does not matter.",
+    task_store_database_url: DatabaseUrl | None = setting(
+        None,
+        "Database: a SQLite URL, whatever driver it names; by default a file for each "
+        "workspace in the state directory.",
     )
     task_retention_days: CountOrOff = setting(
         30, "Days for which a finished task is kept; 0 = for ever."

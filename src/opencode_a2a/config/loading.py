@@ -24,7 +24,9 @@ from opencode_a2a.config.settings import (
     Settings,
     SettingsError,
     conflicts,
+    exposed,
     loopback,
+    within,
 )
 from opencode_a2a.config.values import UNGUESSABLE, PeerEntry, default_state_dir, sendable
 
@@ -148,8 +150,11 @@ class _Loading:
             self.problem("a2a.peers", f"{peer.name}: the variable {peer.credential} {error}")
             return peer
 
-    def check(self, settings: Settings) -> None:
+    def check(self, settings: Settings, file: Path | None) -> None:
         """Add the conflicts between settings that are right by themselves."""
+        workspace = settings.guarded_workspace
+        if file and workspace and within(file, workspace):
+            self.report(CONFIG_VARIABLE, f"{exposed(file, workspace)}; move it elsewhere")
         wrong = {problem.name.partition(" ")[0] for problem in self.problems}
         for conflict in conflicts(settings):
             if not any(name in str(conflict) for name in wrong):
@@ -175,8 +180,6 @@ class _Loading:
                 yield "A2A_PUBLIC_URL: not set, the card names the bind address"
             if not settings.auth.allowed_hosts:
                 yield "A2A_ALLOWED_HOSTS: not set, any Host header is accepted"
-        if file and settings.workspace and file.resolve().is_relative_to(settings.workspace):
-            yield f"A2A_CONFIG: the agent can change {file}: it is in the workspace"
         if file and self._exposes_secret(file):
             yield f"A2A_CONFIG: {file} holds secrets and others can read it"
 
@@ -201,7 +204,7 @@ def load(
         loading.take(key, value, SETTINGS[key].flag)
     settings = loading.build()
     loading.report_strangers(settings.a2a.peers)
-    loading.check(settings)
+    loading.check(settings, path)
     if loading.problems:
         raise SettingsError(tuple(loading.problems))
     warnings = (*loading.warnings, *loading.advice(settings, path))

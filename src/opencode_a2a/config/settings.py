@@ -4,7 +4,10 @@
 ``SETTINGS`` is what flags, the reference page and messages are made from.
 """
 
+import hashlib
 import ipaddress
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +18,7 @@ from pydantic import BaseModel, SecretStr, model_validator
 from pydantic.fields import FieldInfo
 
 from opencode_a2a.config import groups
-from opencode_a2a.config.values import STRICT, UNGUESSABLE
+from opencode_a2a.config.values import STRICT, UNGUESSABLE, database_file
 
 
 class Settings(BaseModel):
@@ -70,6 +73,24 @@ class Settings(BaseModel):
         if self.opencode.workspace_root or not self.opencode.managed_server:
             return self.opencode.workspace_root
         return Path.cwd()
+
+    @property
+    def guarded_workspace(self) -> Path | None:
+        """The workspace that no file of ours may be in; none if it is elsewhere, or everything."""
+        workspace = self.workspace if self.opencode_is_here else None
+        return None if workspace is None or _is_root(workspace) else workspace
+
+    @property
+    def database_url(self) -> str:
+        """The database; two services share one only if they are told to."""
+        if self.tasks.task_store_backend == "memory":
+            return "sqlite://"
+        if self.tasks.task_store_database_url:
+            return self.tasks.task_store_database_url
+        serves = str(self.workspace or self.opencode.base_url)
+        name = re.sub(r"\W+", "-", serves.rpartition("/")[2]).strip("-")[:40] or "root"
+        digest = hashlib.sha256(serves.encode()).hexdigest()[:8]
+        return f"sqlite:///{self.a2a.state_dir}/tasks/{name}-{digest}.db"
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +232,7 @@ def conflicts(settings: Settings) -> Iterator[Problem]:
             "OPENCODE_ALLOW_ROOT_WORKSPACE",
         )
     yield from _environment_conflicts(settings.environment, workspace)
+    yield from _placement_conflicts(settings)
     first = settings.client.polling_fallback_initial_interval_seconds
     if settings.client.polling_fallback_max_interval_seconds < first:
         yield Problem(
@@ -284,3 +306,44 @@ def _environment_conflicts(
     if confined and workspace and not all(root.is_relative_to(workspace) for root in roots):
         scope = "when the declared scope is workspace_only"
         yield Problem(variable, f"should lie in the workspace {scope}")
+
+
+def within(path: Path, directory: Path) -> bool:
+    """Whether a path lies in a directory, as it is written or where its links lead.
+
+    Directories are compared as the file system knows them: a mount or another spelling of a name
+    leads to the same one.
+    """
+    if Path(os.path.abspath(path)).is_relative_to(os.path.abspath(directory)):
+        return True
+    real = path.resolve()
+    return any(_same(parent, directory) for parent in (real, *real.parents))
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:  # one of them is not there yet
+        return one == other.resolve()
+
+
+def exposed(path: Path, workspace: Path) -> str:
+    """Say why a file may not be where it is."""
+    return f"{path} is in the workspace {workspace}, where the agent can read and change it"
+
+
+def _placement_conflicts(settings: Settings) -> Iterator[Problem]:
+    """Refuse files of ours that the agent, or a caller who lists files, would come across."""
+    workspace, state = settings.guarded_workspace, settings.a2a.state_dir
+    if workspace is None:
+        return
+    if within(state, workspace):
+        remedy = (
+            "serve the directory of one project (OPENCODE_WORKSPACE_ROOT), "
+            "or set A2A_STATE_DIR to a directory outside"
+        )
+        yield Problem("A2A_STATE_DIR", f"{exposed(state, workspace)}; {remedy}")
+    file = database_file(settings.database_url)
+    if settings.tasks.task_store_database_url and file and within(file, workspace):
+        remedy = "leave it out, or name a file outside"
+        yield Problem("A2A_TASK_STORE_DATABASE_URL", f"{exposed(file, workspace)}; {remedy}")

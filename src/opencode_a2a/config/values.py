@@ -57,9 +57,17 @@ def _http_url(value: str) -> str:
 
 def _database_url(value: str) -> str:
     scheme, separator, rest = value.partition("://")
-    if scheme in ("sqlite", "sqlite+aiosqlite", "sqlite+pysqlite") and separator:
-        return f"sqlite://{rest}"
-    raise ValueError("should be a SQLite URL such as sqlite:///./opencode-a2a.db")
+    if scheme not in ("sqlite", "sqlite+aiosqlite", "sqlite+pysqlite") or not separator:
+        raise ValueError("should be a SQLite URL such as sqlite:////var/lib/opencode-a2a/tasks.db")
+    if rest.startswith("/file:"):  # a second syntax for paths, which could hide where a file is
+        raise ValueError("should name a file as it is, not as file:…")
+    return f"sqlite://{rest}"
+
+
+def database_file(url: str) -> Path | None:
+    """Return the file that a SQLite URL names; None for a database in memory."""
+    name = url.partition("://")[2].partition("?")[0].removeprefix("/")
+    return None if name in ("", ":memory:") else Path(name).absolute()
 
 
 def _path(value: Path) -> Path:

@@ -310,13 +310,22 @@ async def find_files(call: Call, params: FindParams) -> Matches:
     """Find files by a part of their name, or lines by a regular expression."""
     if params.type == "name":
         names = await call.opencode.find_files(params.query, limit=params.limit, at=call.at)
-        return Matches(items=[Match(path=name) for name in names[: params.limit]])
-    found = await call.opencode.find_text(params.query, at=call.at)
-    items = [
-        Match(path=one.path.text, line=one.line_number, text=one.lines.text.rstrip("\n")[:2000])
-        for one in found[: params.limit]
-    ]
-    return Matches(items=items)
+        found = [Match(path=name) for name in names]
+    else:
+        lines = await call.opencode.find_text(params.query, at=call.at)
+        found = [
+            Match(path=one.path.text, line=one.line_number, text=one.lines.text.rstrip("\n")[:2000])
+            for one in lines
+        ]
+    # OpenCode's search by name follows links that lead out of the workspace (1.18).
+    inside = [match for match in found[: params.limit] if _holds(call, match.path)]
+    return Matches(items=inside)
+
+
+def _holds(call: Call, found: str) -> bool:
+    """Whether something that was found is below the place of the call, links followed."""
+    base = call.at.directory
+    return base is None or FilePath(os.path.realpath(FilePath(base) / found)).is_relative_to(base)
 
 
 def _inside(call: Call, named: str, kind: Literal["file", "directory"]) -> str:

@@ -30,7 +30,6 @@ from opencode_a2a.store.schema import SchemaTooNewError, metadata, migrate
 
 log = structlog.get_logger(__name__)
 
-MEMORY = "sqlite://"
 READERS = 3
 RETRY_SECONDS = (0.1, 0.5, 1.0, 2.0)
 T = TypeVar("T")
