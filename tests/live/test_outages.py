@@ -73,6 +73,20 @@ async def test_a_cut_in_the_middle_of_a_part_loses_and_repeats_nothing(
     assert stored.reasoning == following.task.reasoning == "hm"
 
 
+async def test_a_session_whose_making_was_answered_in_vain_is_found_again(
+    far: Caller, wire: Proxy, opencode: OpenCode, backstage: Backstage
+) -> None:
+    wire.losing[b"POST /session?"] = 5
+
+    task = await far.send(script({"say": "at last"}))
+
+    assert (task.state, task.text) == ("completed", "at last")
+    everything = await opencode.sessions(at=Location(directory=str(backstage.workspace)))
+    made = [one for one in everything if one.metadata and task.context_id in str(one.metadata)]
+    assert [one.id for one in made] == [task.session_id]
+    assert wire.losing[b"POST /session?"] == 4
+
+
 async def test_an_answer_that_ends_while_the_wire_is_down_is_read_back(
     far: Caller, wire: Proxy, backstage: Backstage, opencode: OpenCode
 ) -> None:

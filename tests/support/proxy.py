@@ -1,6 +1,7 @@
 """A wire that can be cut: a TCP proxy between the service and OpenCode."""
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
@@ -17,6 +18,8 @@ class Proxy:
         self._passing: set[asyncio.Task[None]] = set()
         self.down = False
         """While it is set, new connections are closed at once."""
+        self.losing: dict[bytes, int] = {}
+        """How many more answers are lost, to requests that begin so."""
 
     @property
     def url(self) -> str:
@@ -55,16 +58,30 @@ class Proxy:
         ends = {writer, far_writer}
         self._open |= ends
         try:
-            await asyncio.gather(_pass(reader, far_writer), _pass(far_reader, writer))
+            lost = asyncio.Event()
+            await asyncio.gather(
+                _pass(reader, far_writer, lambda data: self._asked(data, lost)),
+                _pass(far_reader, writer, lambda _: not lost.is_set()),
+            )
         finally:
             self._open -= ends
             for end in ends:
                 end.transport.abort()
 
+    def _asked(self, data: bytes, lost: asyncio.Event) -> bool:
+        """Notice a request whose answer is to be lost; it is passed on all the same."""
+        for request, left in self.losing.items():
+            if left and data.startswith(request):
+                self.losing[request] -= 1
+                lost.set()
+        return True
 
-async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+
+async def _pass(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passes: Callable[[bytes], bool]
+) -> None:
     try:
-        while data := await reader.read(65536):
+        while (data := await reader.read(65536)) and passes(data):
             writer.write(data)
             await writer.drain()
     except OSError:

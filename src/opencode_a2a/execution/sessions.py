@@ -20,7 +20,7 @@ from sqlalchemy.engine import Connection
 from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import InvalidParamsError, SessionNotFoundError, Violation
 from opencode_a2a.execution.workspace import Workspace
-from opencode_a2a.ids import ContextId, Principal, SessionId
+from opencode_a2a.ids import ContextId, Principal, SessionId, new_uuid
 from opencode_a2a.messages import Routing
 from opencode_a2a.store import links
 from opencode_a2a.store.database import Database
@@ -32,6 +32,8 @@ DIRECTORY_FIELD = "metadata.opencode.directory"
 DERIVED_CONTEXT = "ctx:opencode-session:"
 """Contexts of sessions that were listed, not begun, through this service."""
 KNOWN_SESSIONS = 10_000
+RECENT_SESSIONS = 1000
+"""How many are looked through for one that was made moments ago."""
 MAX_DEPTH = 16
 """How deep sub-agents may be nested; a session below that is nobody's to use."""
 
@@ -83,6 +85,8 @@ class Sessions:
         """Whose sub-agent a session was made for; OpenCode never changes it."""
         self._links: OrderedDict[tuple[Principal, ContextId, str], SessionId] = OrderedDict()
         """The sessions of contexts, as they are stored or about to be."""
+        self._unanswered: OrderedDict[tuple[Principal, ContextId, str], str] = OrderedDict()
+        """The keys of sessions that OpenCode was asked to make, until it has answered."""
         self._owners: OrderedDict[SessionId, Principal] = OrderedDict()
         """Whose those sessions are."""
         self.turns: Locks[SessionId] = Locks()
@@ -320,10 +324,28 @@ class Sessions:
     async def _create(
         self, principal: Principal, context_id: ContextId, place: str, location: Location
     ) -> Seat:
-        draft = SessionDraft(metadata={"a2a": {"contextId": context_id}})
-        session = await self._opencode.create_session(draft, at=location)
+        where = (principal, context_id, place)
+        key = self._unanswered.get(where)
+        session = None if key is None else await self._made(key, location)
+        if session is None:
+            key = key or new_uuid()
+            _keep(self._unanswered, where, key)
+            draft = SessionDraft(metadata={"a2a": {"contextId": context_id, "key": key}})
+            session = await self._opencode.create_session(draft, at=location)
+        self._unanswered.pop(where, None)
         seat = self._remember(session)
         return replace(seat, link=self._link(principal, context_id, place, seat.session_id))
+
+    async def _made(self, key: str, location: Location) -> Session | None:
+        """Return the session that OpenCode made although its answer never came."""
+        recent = await self._opencode.sessions(at=location, limit=RECENT_SESSIONS)
+        for session in recent:
+            match session.metadata:
+                case {"a2a": {"key": found}} if found == key:
+                    return session
+                case _:
+                    pass
+        return None
 
     def _remember(self, session: Session) -> Seat:
         if not self._inside(session):
