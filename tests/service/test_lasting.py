@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from tests.support.caller import Caller, Update, Wire, fold
-from tests.support.exchange import Exchange
+from tests.support.exchange import Answer, Exchange
 from tests.support.front import started
 from tests.support.opencode import FakeOpenCode
 
@@ -71,6 +71,36 @@ async def test_a_database_of_the_first_schema_is_upgraded(
             assert other.id != again.id
 
     assert len(opencode.prompts) == 1
+
+
+@pytest.mark.requirement("I9")
+async def test_a_locked_database_holds_nobody_for_long(
+    opencode: FakeOpenCode, tmp_path: Path
+) -> None:
+    loop = asyncio.get_running_loop()
+    async with started(opencode, tmp_path, **STORED) as service:
+        known = await Caller(service).send("before")
+        exchange = Exchange(service, Wire.REST)
+        with closing(sqlite3.connect(tmp_path / "tasks.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+
+            async def send(number: int) -> tuple[float, Answer]:
+                await asyncio.sleep(number / 4)  # some come while others are waiting already
+                began = loop.time()
+                answer = await exchange.call("send", exchange.message(f"message {number}"))
+                return loop.time() - began, answer
+
+            answers = await asyncio.gather(*(send(number) for number in range(12)))
+            read = await Caller(service).get(known.id)
+            other.execute("ROLLBACK")
+        after = await Caller(service).send("after")
+
+    assert max(seconds for seconds, _ in answers) < 5
+    assert {answer.status for _, answer in answers} == {503}
+    assert all(b'"TASK_STORE_UNAVAILABLE"' in answer.content for _, answer in answers)
+    assert read.raw == known.raw
+    assert after.state == "completed"
+    assert len(opencode.prompts) == 2
 
 
 def _id(updates: list[Update]) -> str:

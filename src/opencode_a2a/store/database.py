@@ -10,6 +10,7 @@ import asyncio
 import fcntl
 import os
 import queue
+import sqlite3
 import stat
 import threading
 from collections.abc import Callable
@@ -32,6 +33,10 @@ log = structlog.get_logger(__name__)
 
 READERS = 3
 RETRY_SECONDS = (0.1, 0.5, 1.0, 2.0)
+BUSY_SECONDS = 1.5
+"""How long a statement waits for a lock that another process holds. A write may have to wait for
+the one before it as well; whoever sent it has an answer within 5 s all the same. A reader does
+not wait: the write-ahead log has its own copy for it."""
 T = TypeVar("T")
 _LOOK = sa.select(*(sa.select(table).exists() for table in metadata.sorted_tables))
 
@@ -197,14 +202,25 @@ class Database:
 
 
 def _transact(connection: Connection, jobs: list[_Job]) -> list[_Result]:
-    """Run all jobs in one transaction; if one of them fails, each in its own."""
+    """Run all jobs in one transaction; if one of them fails, each in its own.
+
+    If the database is locked, it is for all of them: they must not wait one after the other.
+    """
     try:
         with connection.begin():
             return [(job, job.fn(connection), None) for job in jobs]
     except Exception as error:  # a job may raise anything: it belongs to whoever waits for it
-        if len(jobs) == 1:
-            return [(jobs[0], None, error)]
+        if len(jobs) == 1 or _locked(error):
+            return [(job, None, error) for job in jobs]
     return [result for job in jobs for result in _transact(connection, [job])]
+
+
+def _locked(error: Exception) -> bool:
+    """Whether another process holds the lock of the database."""
+    origin = error.orig if isinstance(error, DBAPIError) else error
+    if not isinstance(origin, sqlite3.OperationalError):
+        return False
+    return origin.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def _deliver(results: list[_Result]) -> None:
@@ -233,9 +249,9 @@ def _normalised(url: str) -> URL:
 def _prepare(connection: Any, _record: object) -> None:
     cursor = connection.cursor()
     for pragma in (
+        f"busy_timeout={BUSY_SECONDS * 1000:.0f}",
         "journal_mode=WAL",
         "synchronous=NORMAL",
-        "busy_timeout=30000",
         "temp_store=MEMORY",
         "journal_size_limit=67108864",
     ):

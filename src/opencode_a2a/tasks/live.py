@@ -47,7 +47,7 @@ TAIL = 128
 """Entries kept in memory for readers that are close behind."""
 BATCH = 256
 """Entries handed to a reader at once."""
-STORE_SECONDS = 5.0
+STORE_SECONDS = 4.0
 """How long a reader waits for the store to take what it is about to read."""
 LEFT = "The service stops, the task goes on; get it later, or send the same message again"
 
