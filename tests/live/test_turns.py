@@ -8,6 +8,7 @@ import pytest
 from tests.live.conftest import Serve
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller, Following, Task, Wire
+from tests.support.methods import client
 from tests.support.service import Running
 
 pytestmark = pytest.mark.live
@@ -361,3 +362,21 @@ async def test_two_prompts_at_once_in_two_contexts_do_not_mix(
 
     assert [task.text for task in ended] == ["0 0", "1 1"]
     assert ended[0].session_id != ended[1].session_id
+
+
+async def test_half_a_character_of_a_tool_harms_neither_the_turn_nor_the_session(
+    serve: Serve, backstage: Backstage
+) -> None:
+    # OpenCode's read tool cuts long lines after 2,000 UTF-16 units: here in the middle of one.
+    line = "x" * 1999 + "\N{GRINNING FACE}" * 10
+    (backstage.workspace / "wide.txt").write_text(line)
+    service = await serve(A2A_TURN_SILENCE_SECONDS="10")
+    read = {"tool": "read", "input": {"filePath": str(backstage.workspace / "wide.txt")}}
+
+    task = await Caller(service).send(script(read, {"say": "read"}))
+    params = {"session_id": task.session_id}
+    listed = await client(service).call("opencode.sessions.messages.list", params)
+
+    assert (task.state, task.text) == ("completed", "read")
+    assert "x\N{REPLACEMENT CHARACTER}" in named(task)["read"]["output"]
+    assert "x\N{REPLACEMENT CHARACTER}" in str(listed)

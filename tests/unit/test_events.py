@@ -128,3 +128,13 @@ def test_a_known_event_of_another_shape_is_malformed(kind: str, properties: obje
 def test_what_is_no_event_is_malformed(data: bytes) -> None:
     with pytest.raises(MalformedEventError):
         decode(data)
+
+
+def test_half_a_character_is_replaced() -> None:
+    properties = {"sessionID": "ses_1", "messageID": "msg_1", "partID": "prt_1", "field": "text"}
+    data = frame("message.part.delta", {**properties, "delta": "half"})
+
+    event = decode(data.replace(b"half", rb"a \ud83d b"))
+
+    assert isinstance(event, PartDelta)
+    assert event.delta == "a \N{REPLACEMENT CHARACTER} b"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from opencode_a2a.errors import ParseError
 from opencode_a2a.events import Json
-from opencode_a2a.jsonguard import MAX_DEPTH, decode
+from opencode_a2a.jsonguard import MAX_DEPTH, decode, whole_characters
 
 INTEGERS = st.integers(-(2**63), 2**64 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -60,7 +60,7 @@ def test_a_repeated_key_is_found_at_any_depth(
         (b"{", "syntax"),
         (b"{'a': 1}", "syntax"),
         (b'{"a": 1} x', "syntax"),
-        (b'"\\ud800"', "syntax"),
+        (b'"\\ud800"', "encoding"),
         (b"\xff", "encoding"),
         (b'{"a": "\xc3\x28"}', "encoding"),
         (b"\xef\xbb\xbf{}", "encoding"),
@@ -103,3 +103,19 @@ def _problem(body: bytes) -> object:
     with pytest.raises(ParseError) as caught:
         decode(body)
     return caught.value.data["problem"]
+
+
+@pytest.mark.parametrize("half", [r'"\ud83d"', r'"\ude00"', r'["a", {"b": "x\uD83Dy"}]'])
+def test_half_a_character_is_refused_by_that_name(half: str) -> None:
+    with pytest.raises(ParseError, match="half a character"):
+        decode(half.encode())
+
+
+@given(st.text(st.characters(), max_size=40))
+@example("\\\ud83d")
+@example("\\\\\ud83d\ude00\ude00\ud83d")
+@example('"\ud83d"\n\ude00')
+def test_halves_of_characters_are_replaced_and_all_else_stays(text: str) -> None:
+    whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+    assert decode(whole_characters(json.dumps([text]).encode())) == [whole]

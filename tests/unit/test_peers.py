@@ -230,6 +230,12 @@ def test_json_that_no_honest_agent_sends_is_refused(body: bytes) -> None:
         wire.read_json(body)
 
 
+def test_half_a_character_of_a_peer_is_replaced() -> None:
+    said = wire.read_json(rb'{"text": "a \ud83d b"}')
+
+    assert said == {"text": "a \N{REPLACEMENT CHARACTER} b"}
+
+
 @pytest.mark.parametrize(
     "value", [{}, {"kind": "task"}, {"task": {}}, {"statusUpdate": {"status": {}}}, {"task": 3}]
 )

@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 from opencode_a2a import __version__
 from opencode_a2a.errors import ParseError
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.jsonguard import decode
+from opencode_a2a.jsonguard import decode, whole_characters
 from opencode_a2a.peers.hints import as_object, text_in
 
 log = structlog.get_logger(__name__)
@@ -93,7 +93,7 @@ class McpServer:
                 body += chunk
                 if len(body) > _BODY_BYTES:
                     return Response(status_code=413)
-            message = as_object(decode(bytes(body)))
+            message = as_object(decode(whole_characters(bytes(body))))
         except (ClientDisconnect, ParseError):
             return Response(status_code=400)
         session = request.headers.get("mcp-session-id", "")

@@ -14,7 +14,7 @@ import orjson
 
 from opencode_a2a.errors import ParseError
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.jsonguard import decode
+from opencode_a2a.jsonguard import decode, whole_characters
 from opencode_a2a.messages import Message, Part
 from opencode_a2a.peers.errors import ErrorCode, PeerError
 from opencode_a2a.peers.hints import as_object, items_in, text_in
@@ -229,7 +229,7 @@ def _given(value: JsonObject) -> JsonObject:
 def read_json(data: bytes) -> JsonObject:
     """Parse one JSON object from a peer, refusing what no honest one sends."""
     try:
-        value = decode(data)
+        value = decode(whole_characters(data))
     except ParseError as error:
         raise MalformedError(error.message) from error
     if not isinstance(value, dict):

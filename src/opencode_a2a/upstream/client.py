@@ -29,6 +29,7 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import Json
 from opencode_a2a.ids import MessageId, RequestId, SessionId
+from opencode_a2a.jsonguard import whole_characters
 from opencode_a2a.tracing import trace_headers
 from opencode_a2a.upstream.exchange import Exchange, ExchangeError, Reply, TooLargeError
 from opencode_a2a.upstream.models import (
@@ -539,12 +540,23 @@ def _decode(kind: type[T], request: _Request, reply: Reply) -> T:
     if not media_type.startswith("application/json"):
         raise _wrong_media_type(request, media_type)
     try:
-        return _adapter(kind).validate_json(reply.body)
+        return _validated(kind, reply.body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(step) for step in first["loc"])
         detail = f"{request.name}: {first['type']} at {where or 'the top'}"
         raise UpstreamPayloadError(detail=detail) from None
+
+
+def _validated(kind: type[T], body: bytes) -> T:
+    try:
+        return _adapter(kind).validate_json(body)
+    except ValidationError:
+        # OpenCode's tools cut text in the middle of a character.
+        whole = whole_characters(body)
+        if whole == body:
+            raise
+        return _adapter(kind).validate_json(whole)
 
 
 def _wrong_media_type(request: _Request, media_type: str) -> UpstreamPayloadError:

@@ -12,6 +12,7 @@ import orjson
 from pydantic import ValidationError
 
 from opencode_a2a.ids import MessageId, RequestId, SessionId
+from opencode_a2a.jsonguard import loads
 from opencode_a2a.upstream.models import (
     Message,
     Part,
@@ -191,7 +192,7 @@ def type_of(data: bytes) -> bytes:
 def decode(data: bytes) -> Event | None:
     """Return the event in one SSE ``data`` field, or None for a type that no turn depends on."""
     try:
-        frame = orjson.loads(data)
+        frame = loads(data)
         payload = frame.get("payload", frame)
         make = _BY_HAND.get(payload["type"])
         if make is not None:
