@@ -25,6 +25,7 @@ from opencode_a2a import __version__, telemetry
 from opencode_a2a.clock import now_ms
 from opencode_a2a.config import Credential as CredentialEntry
 from opencode_a2a.config import Settings
+from opencode_a2a.errors import UpstreamError, UpstreamUnreachableError
 from opencode_a2a.events import JsonObject
 from opencode_a2a.execution.interrupts import Interrupts, Policy, Rule
 from opencode_a2a.execution.sessions import Sessions
@@ -93,6 +94,8 @@ class Service:
         """A part without which the service cannot go on has failed."""
         self.tool = _peer_tool(settings)
         """What OpenCode's model asks other agents with."""
+        self.trouble: str | None = None
+        """Why OpenCode cannot be used, with the remedy; as it was at the start."""
         self._app: ASGIApp | None = None
         self._lifespan = Starlette(lifespan=lambda _: self.running())
 
@@ -124,7 +127,10 @@ class Service:
         lines = ["  ·  ".join(parts), f"card     {url}/.well-known/agent-card.json"]
         if not settings.auth.configured:
             lines.append(f"token    in {self.token_file} (mode 0600)")
-        lines.append(f'try      opencode-a2a call {url} "list the files here"')
+        if self.trouble is None:
+            lines.append(f'try      opencode-a2a call {url} "list the files here"')
+        else:
+            lines.append(f"problem  {self.trouble}")
         return lines
 
     def _opencode_line(self) -> str:
@@ -175,6 +181,8 @@ class Service:
         retention = settings.tasks.task_retention_days * 86_400.0
         await stack.enter_async_context(self._beside(sweep(database, retention), "sweep"))
         methods = dispatcher(_deps(settings, turns, board), settings)
+        if upstream.managed is None:
+            self.trouble = await _trouble(opencode, settings)
         self._app = self._edge(self._protocol(board, methods), database, opencode)
 
     async def _close(self, board: Board) -> None:
@@ -300,6 +308,27 @@ class Service:
 def create_app(settings: Settings) -> Service:
     """Return the service; its lifespan has to be run for it to answer."""
     return Service(settings)
+
+
+async def _trouble(opencode: OpenCode, settings: Settings) -> str | None:
+    """Return in one sentence why OpenCode cannot be used, and what to do; None if it can."""
+    where = f"OpenCode at {telemetry.mask_url(settings.opencode.base_url)}"
+    try:
+        async with asyncio.timeout(HEALTH_SECONDS):
+            await opencode.health()
+    except (TimeoutError, UpstreamUnreachableError):
+        return (
+            f"{where} does not answer: start it with `opencode serve`, set OPENCODE_BASE_URL, "
+            "or let this program start one with --managed."
+        )
+    except UpstreamError as error:
+        if error.data.get("upstream_status") in (401, 403):
+            return (
+                f"{where} refuses the password: set OPENCODE_AUTH_PASSWORD to the "
+                "OPENCODE_SERVER_PASSWORD that it was started with."
+            )
+        return f"{where} does not work: {error.message}."
+    return None
 
 
 def _credential(entry: CredentialEntry) -> Credential:

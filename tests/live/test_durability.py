@@ -25,6 +25,7 @@ from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller, Following, Task, Update, Wire, fold
 from tests.support.heard import listening
 from tests.support.program import Program
+from tests.support.proxy import Proxy
 from tests.support.service import TOKEN, variables_for
 
 pytestmark = pytest.mark.live
@@ -215,8 +216,10 @@ async def test_a_task_that_waits_for_its_turn_is_prompted_once_after_a_kill(
 async def test_a_task_admitted_while_opencode_was_away_is_run_after_a_restart(
     program: Program, backstage: Backstage, opencode: OpenCode
 ) -> None:
-    await program.restart(OPENCODE_BASE_URL="http://127.0.0.1:9")
     caller = Caller(program)
+    async with Proxy(backstage.url) as wire:
+        await program.restart(OPENCODE_BASE_URL=wire.url)
+        await caller.send(script({"say": "it has answered once"}))
     begun = await caller.begin(script({"say": "at last"}))
     assert begun.state == "submitted"
 

@@ -20,6 +20,7 @@ from opencode_a2a.upstream.process import marked_processes
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller, Following, RefusedError, Wire, fold
 from tests.support.program import Program, bare, run
+from tests.support.proxy import Proxy
 from tests.support.service import TOKEN, variables_for
 
 pytestmark = pytest.mark.live
@@ -183,32 +184,6 @@ async def test_an_opencode_that_is_not_installed_is_said_with_the_remedy(tmp_pat
 # Readiness
 
 
-@asynccontextmanager
-async def forwarding(port: int, url: str) -> AsyncGenerator[None]:
-    """Be an OpenCode at a port, by passing everything on to the one at the URL."""
-    host, _, target = url.removeprefix("http://").partition(":")
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, away = await asyncio.open_connection(host, int(target))
-        async with asyncio.TaskGroup() as group:
-            group.create_task(pump(reader, away))
-            group.create_task(pump(there, writer))
-
-    async with await asyncio.start_server(serve, HOST, port):
-        yield
-
-
-async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    except ConnectionError:
-        pass
-    finally:
-        writer.close()
-
-
 async def test_an_opencode_that_is_away_makes_the_service_unready_until_it_returns(
     backstage: Backstage, tmp_path: Path
 ) -> None:
@@ -216,12 +191,17 @@ async def test_an_opencode_that_is_away_makes_the_service_unready_until_it_retur
     port = free_port(HOST)
     away = {"OPENCODE_BASE_URL": f"http://{HOST}:{port}"}
     async with Program(variables_for(backstage, tmp_path, **away)) as program:
-        assert await until_ready(program, ready=False) == {"database": "ok", "opencode": "failed"}
-        begun = await Caller(program).begin(script({"say": "at last"}))
-
-        async with forwarding(port, backstage.url):
+        caller, failed = Caller(program), {"database": "ok", "opencode": "failed"}
+        assert await until_ready(program, ready=False) == failed
+        async with Proxy(backstage.url, port):
             await until_ready(program, ready=True)
-            assert (await Caller(program).ended(begun.id)).text == "at last"
+            assert (await caller.send(script({"say": "at first"}))).text == "at first"
+
+        assert await until_ready(program, ready=False) == failed
+        begun = await caller.begin(script({"say": "at last"}))
+        async with Proxy(backstage.url, port):
+            await until_ready(program, ready=True)
+            assert (await caller.ended(begun.id)).text == "at last"
             await program.kill()
 
 

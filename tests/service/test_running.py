@@ -3,13 +3,17 @@
 import asyncio
 import signal
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from opencode_a2a.upstream.launch import free_port
+from tests.support.caller import Caller, RefusedError, Wire
 from tests.support.opencode import FakeOpenCode
 from tests.support.program import Program, run
-from tests.support.service import variables_for
+from tests.support.proxy import Proxy
+from tests.support.service import TOKEN, variables_for
 
 
 @pytest.fixture
@@ -78,3 +82,61 @@ async def test_a_signal_ends_the_service_in_order(
         assert await program.stop(number) == 0
 
     assert list((tmp_path / "services").iterdir()) == []
+
+
+# An OpenCode that is not there
+
+
+@asynccontextmanager
+async def locked_out(port: int = 0) -> AsyncGenerator[str]:
+    """Be an OpenCode whose password is another."""
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", port) as server:
+        host, port = server.sockets[0].getsockname()
+        yield f"http://{host}:{port}"
+
+
+async def test_an_absent_opencode_is_said_at_once_and_calls_fail_until_it_answers(
+    fake: FakeOpenCode, tmp_path: Path
+) -> None:
+    away = f"http://127.0.0.1:{free_port('127.0.0.1')}"
+    async with Program(variables_for(fake, tmp_path, OPENCODE_BASE_URL=away)) as program:
+        sentence = await program.printed(lambda line: "does not answer" in line)
+        assert away in sentence
+        assert "opencode serve" in sentence
+        assert "--managed" in sentence
+
+        client = {"A2A_CLIENT_BEARER_TOKEN": TOKEN}
+        status, output = await run("call", program.url, "hello", **client)
+        assert (status, "OpenCode cannot be reached" in output) == (1, True), output
+        for wire in Wire:
+            with pytest.raises(RefusedError, match="UPSTREAM_UNREACHABLE"):
+                await Caller(program, wire).send("hello")
+        assert (await program.rpc("ListTasks", {}))["result"]["totalSize"] == 0
+
+        async with Proxy(fake.url, port=int(away.rpartition(":")[2])):
+            async with asyncio.timeout(30):
+                while (await run("call", program.url, "hello", **client))[0] != 0:
+                    pass
+
+
+async def test_a_wrong_password_is_said_at_once_and_calls_fail(
+    fake: FakeOpenCode, tmp_path: Path
+) -> None:
+    async with (
+        locked_out() as url,
+        Program(variables_for(fake, tmp_path, OPENCODE_BASE_URL=url)) as program,
+    ):
+        sentence = await program.printed(lambda line: "password" in line)
+        assert url in sentence
+        assert "OPENCODE_AUTH_PASSWORD" in sentence
+        assert fake.password not in sentence
+
+        for wire in Wire:
+            with pytest.raises(RefusedError, match="UPSTREAM_HTTP_ERROR"):
+                await Caller(program, wire).send("hello")

@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 class Proxy:
     """Passes bytes on both ways until it is told to cut all connections."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, port: int = 0) -> None:
+        self._port = port
         parts = urlsplit(target)
         self._target = parts.hostname or "127.0.0.1", parts.port or 80
         self._server: asyncio.Server | None = None
@@ -32,7 +33,7 @@ class Proxy:
             writer.transport.abort()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", self._port)
         return self
 
     async def __aexit__(

@@ -21,6 +21,7 @@ from opencode_a2a.errors import (
     SessionNotFoundError,
     UpstreamBackpressureError,
     UpstreamError,
+    UpstreamTimeoutError,
     UpstreamUnreachableError,
 )
 from opencode_a2a.events import (
@@ -68,6 +69,8 @@ UNBEGUN_SECONDS = 15.0
 AGAIN_SECONDS = 0.2
 """How often a turn that has not begun yet is told to stop."""
 READY_SECONDS = 10.0
+FIRST_ANSWER_SECONDS = 3.0
+"""How long a call may wait for an OpenCode that has never answered."""
 PROMPT_TRIES = 3
 
 SILENT = "OpenCode has told nothing for {:.0f} s; the turn was stopped. Send the message again."
@@ -159,6 +162,20 @@ class Turns:
         self.models = Models(opencode, defaults.model)
         self.stored = Records(opencode)
         self.running = 0
+
+    async def reachable(self) -> None:
+        """Raise what is wrong as long as OpenCode has never answered this service.
+
+        Once it has, a turn waits for an OpenCode that is away. Before that there is nothing to
+        wait for: the address or the password may be wrong.
+        """
+        if self.feed.generation:
+            return
+        try:
+            async with asyncio.timeout(FIRST_ANSWER_SECONDS):
+                await self.opencode.health()
+        except TimeoutError:
+            raise UpstreamTimeoutError from None
 
     def turn(self, spec: TurnSpec) -> "Turn":
         return Turn(spec, self)

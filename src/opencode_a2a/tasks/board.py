@@ -62,6 +62,7 @@ class Board:
 
     async def submit(self, order: Order) -> Submitted:
         """Start a task, or go on with the one that the message names."""
+        await self._turns.reachable()
         if order.task_id is not None:
             return await self._go_on(order, order.task_id)
         if order.routing != ANYWHERE:
