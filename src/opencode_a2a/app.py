@@ -23,8 +23,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from opencode_a2a import __version__, telemetry
 from opencode_a2a.clock import now_ms
+from opencode_a2a.config import VARIABLES, Settings
 from opencode_a2a.config import Credential as CredentialEntry
-from opencode_a2a.config import Settings
 from opencode_a2a.errors import UpstreamError, UpstreamUnreachableError
 from opencode_a2a.events import JsonObject
 from opencode_a2a.execution.interrupts import Interrupts, Policy, Rule
@@ -53,6 +53,7 @@ from opencode_a2a.tasks.journal import Journal
 from opencode_a2a.tasks.recovery import recover, sweep
 from opencode_a2a.upstream.client import OpenCode
 from opencode_a2a.upstream.feed import Feed
+from opencode_a2a.upstream.launch import passed_environment
 from opencode_a2a.upstream.models import McpServer
 from opencode_a2a.upstream.process import (
     Launch,
@@ -146,7 +147,7 @@ class Service:
         if self.tool is not None:
             stack.push_async_callback(self.tool.aclose)
             tool = self.tool.server.config(settings.local_url)
-        upstream = self.upstream = await stack.enter_async_context(_upstream(settings, tool))
+        upstream = self.upstream = await stack.enter_async_context(_upstream(settings))
         opencode = await stack.enter_async_context(
             OpenCode(
                 upstream.url,
@@ -165,7 +166,6 @@ class Service:
                 SERVER,
                 McpServer.model_validate(tool),
                 self.tool.origins,
-                known=upstream.managed is not None,
             )
         limits = settings.limits
         board = Board(
@@ -404,8 +404,15 @@ def _peer_tool(settings: Settings) -> PeerTool | None:
     return PeerTool(settings) if settings.opencode_is_here else None
 
 
+def _opencode_environment(settings: Settings) -> dict[str, str]:
+    """Return the variables of a managed OpenCode: none of our settings, none of our secrets."""
+    credentials = (peer.credential for peer in settings.a2a.peers if peer.credential)
+    only = settings.opencode.env_passthrough
+    return passed_environment(os.environ, {*VARIABLES, *credentials}, only)
+
+
 @asynccontextmanager
-async def _upstream(settings: Settings, tool: JsonObject | None) -> AsyncGenerator[Upstream]:
+async def _upstream(settings: Settings) -> AsyncGenerator[Upstream]:
     """Start OpenCode, with a demo model behind it if asked for, or find the one that runs."""
     own = settings.opencode
     if not own.managed_server:
@@ -413,22 +420,21 @@ async def _upstream(settings: Settings, tool: JsonObject | None) -> AsyncGenerat
         yield Upstream(own.base_url, own.auth_username, password)
         return
     async with AsyncExitStack() as stack:
-        config: JsonObject = {"mcp": {SERVER: tool}} if tool is not None else {}
+        config: JsonObject = {}
         if settings.a2a.demo:
             from opencode_a2a.demo.server import DemoModel, opencode_config  # only for demos
 
             model = await stack.enter_async_context(DemoModel())
             config |= opencode_config(model.url)
-        theirs = {peer.credential for peer in settings.a2a.peers}
         launch = Launch(
-            environment={k: v for k, v in os.environ.items() if k not in theirs},
+            environment=_opencode_environment(settings),
             command=own.command,
             host=own.managed_server_host,
             port=own.managed_server_port,
             startup_timeout=own.startup_timeout,
             state=settings.a2a.state_dir / "opencode" if settings.a2a.demo else None,
             directory=settings.workspace,
-            config=config or None,
+            config=config,
         )
         managed = await stack.enter_async_context(ManagedOpenCode(launch))
         yield Upstream(managed.url, managed.username, managed.password, managed, managed.version)

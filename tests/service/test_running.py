@@ -140,3 +140,44 @@ async def test_a_wrong_password_is_said_at_once_and_calls_fail(
         for wire in Wire:
             with pytest.raises(RefusedError, match="UPSTREAM_HTTP_ERROR"):
                 await Caller(program, wire).send("hello")
+
+
+# The variables of a managed OpenCode
+
+
+THEIRS = {"JAVA_HOME": "/opt/java", "DATABASE_URL": "postgres://somewhere", "A_KEY": "of theirs"}
+
+
+@pytest.mark.parametrize(
+    ("narrowed", "wanted"),
+    [(None, set(THEIRS)), ("JAVA_*, A_KEY", {"JAVA_HOME", "A_KEY"}), ("NONE", set[str]())],
+)
+async def test_a_managed_opencode_gets_the_variables_that_the_operator_chose(
+    tmp_path: Path, narrowed: str | None, wanted: set[str]
+) -> None:
+    command = tmp_path / "opencode"
+    command.write_text(f"#!/bin/sh\nenv > {tmp_path}/seen\n")
+    command.chmod(0o700)
+    variables = {
+        "A2A_BEARER_TOKEN": TOKEN,
+        "A2A_STATE_DIR": str(tmp_path / "state"),
+        "A2A_TASK_STORE_BACKEND": "memory",
+        "A2A_PEERS": '[{"name": "p", "url": "https://p.example", "credential": "PEER_TOKEN"}]',
+        "OPENCODE_COMMAND": str(command),
+        "OPENCODE_MODEL_ID": "m",
+        "OPENCODE_PROVIDER_ID": "p",
+        "PEER_TOKEN": "the-token-of-a-peer",
+        **({"OPENCODE_ENV_PASSTHROUGH": narrowed} if narrowed else {}),
+        **THEIRS,
+    }
+
+    status, output = await run("serve", "--managed", **variables)
+
+    assert status == 1, output
+    text = (tmp_path / "seen").read_text()
+    seen = {line.partition("=")[0] for line in text.splitlines()}
+    assert seen & THEIRS.keys() == wanted
+    assert {"PATH", "HOME"} <= seen
+    assert seen.isdisjoint({"PEER_TOKEN", "OPENCODE_COMMAND", "OPENCODE_MODEL_ID"})
+    assert TOKEN not in text
+    assert "A2A_" not in text.replace("OPENCODE_A2A_INSTANCE", "")

@@ -15,6 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from opencode_a2a.config import VARIABLES
+from opencode_a2a.events import JsonObject
 from opencode_a2a.upstream import process
 from opencode_a2a.upstream.launch import (
     Launch,
@@ -72,9 +74,6 @@ OURS = st.sampled_from(
         "OPENCODE_WORKSPACE_ROOT",
         "OPENCODE_MANAGED_SERVER_PORT",
         "OPENCODE_A2A_INSTANCE",
-        "DATABASE_URL",
-        "PYTHONPATH",
-        "LD_PRELOAD",
     ]
 )
 OPENCODES = st.sampled_from(
@@ -94,6 +93,10 @@ OPENCODES = st.sampled_from(
         "OPENCODE_CONFIG",
         "OPENCODE_AUTH_CONTENT",
         "OPENCODE_DISABLE_PROJECT_CONFIG",
+        "DATABASE_URL",
+        "JAVA_HOME",
+        "VIRTUAL_ENV",
+        "Anything",
     ]
 )
 
@@ -106,13 +109,14 @@ OPENCODES = st.sampled_from(
 def test_opencode_sees_its_own_variables_and_none_of_ours(
     ours: dict[str, str], a2a: dict[str, str], theirs: dict[str, str]
 ) -> None:
-    assert passed_environment(ours | a2a | theirs) == theirs
+    assert passed_environment(ours | a2a | theirs, VARIABLES) == theirs
 
 
 def test_the_environment_has_its_own_directories_and_merged_configuration(
     tmp_path: Path,
 ) -> None:
-    theirs = orjson.dumps({"model": "a/b", "mcp": {"x": {"enabled": False}}}).decode()
+    given: JsonObject = {"model": "a/b", "mcp": {"x": {"enabled": False}}, "plugin": ["theirs"]}
+    theirs = orjson.dumps(given).decode()
     launch = Launch(
         environment={"PATH": "/bin", "HOME": "/root", "OPENCODE_CONFIG_CONTENT": theirs},
         state=tmp_path,
@@ -122,6 +126,8 @@ def test_the_environment_has_its_own_directories_and_merged_configuration(
     variables = launch.variables("secret", "1.abc")
 
     config = orjson.loads(variables.pop("OPENCODE_CONFIG_CONTENT"))
+    first, withholding = config.pop("plugin")
+    assert (first, Path(withholding.removeprefix("file://")).is_file()) == ("theirs", True)
     assert config == {
         "model": "a/b",
         "share": "disabled",

@@ -270,6 +270,11 @@ class OpenCode(Group, prefix="OPENCODE_"):
     )
     command: Text = setting("opencode", "Program of the managed OpenCode.")
     startup_timeout: Seconds = setting(20, "Seconds for the managed OpenCode to start.")
+    env_passthrough: Texts = setting(
+        ("*",),
+        "Variables that the managed OpenCode and its tools get: names, in which `*` stands for "
+        "anything. Never this program's settings and secrets.",
+    )
     workspace_root: LocalPath | None = setting(
         None,
         "Directory that sessions work in, and that no request leaves; by default "

@@ -2,7 +2,9 @@
 
 ``turn`` asks for both. OpenCode keeps its tool servers by directory and in memory, so they are
 looked for before every prompt; one that is missing, or that an earlier run of this service left,
-is put there. What the tools do is the business of ``peers``.
+is put there. It never stands in OpenCode's configuration: that is a variable which every tool
+inherits, and would give the agent the server's token. What the tools do is the business of
+``peers``.
 """
 
 import asyncio
@@ -23,15 +25,11 @@ OFFER_SECONDS = 15.0
 
 
 class Tools:
-    def __init__(
-        self, opencode: OpenCode, name: str, server: McpServer, origins: Origins, *, known: bool
-    ) -> None:
+    def __init__(self, opencode: OpenCode, name: str, server: McpServer, origins: Origins) -> None:
         self.origins = origins
         self._opencode = opencode
         self._name = name
         self._server = server
-        self._known = known
-        """Whether OpenCode has the server in its configuration; then only a broken one is new."""
         self._offered: set[Location] = set()
 
     async def offer(self, at: Location) -> None:
@@ -46,7 +44,7 @@ class Tools:
             self._warn(type(error).__name__)
 
     async def _connected(self, at: Location) -> bool:
-        if not self._known and at not in self._offered:
+        if at not in self._offered:
             return False
         status = (await self._opencode.mcp_status(at=at)).get(self._name)
         return status is not None and status.status == "connected"

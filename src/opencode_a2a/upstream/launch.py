@@ -1,16 +1,15 @@
 """How OpenCode is started: its command, its address, and the environment it may see.
 
-``upstream.process`` starts it so; ``cli`` and ``app`` fill in a ``Launch`` from the settings.
-OpenCode gets what it and its providers need, and none of this program's secrets. Nothing here
-starts anything.
+``upstream.process`` starts it so; ``app`` fills in a ``Launch`` from the settings. OpenCode gets
+the environment of this program without its settings and secrets. Nothing here starts anything.
 """
 
 import os
-import re
 import shutil
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +23,11 @@ INSTALL_HINT: Final = (
 USERNAME: Final = "opencode"
 MARKER: Final = "OPENCODE_A2A_INSTANCE"
 """In the environment of OpenCode and of all that it starts: ``<our pid>.<random>``."""
+
+
+_WITHHOLD: Final = Path(__file__).with_name("withhold.js").as_uri()
+WITHHELD: Final = "opencode-a2a: the password is withheld from tools"
+"""What that plugin prints when it has done its work."""
 
 
 class OpenCodeStartError(Exception):
@@ -57,39 +61,27 @@ def free_port(host: str) -> int:
     return port
 
 
-_PASSED: Final = re.compile(
-    r"""
-      PATH|HOME|USER|LOGNAME|SHELL|TERM|COLORTERM|TZ|TMPDIR|LANG|LANGUAGE|LC_\w+|XDG_\w+
-    | (?:HTTPS?|ALL|NO)_PROXY
-    | SSL_CERT_(?:FILE|DIR)|NODE_EXTRA_CA_CERTS|CURL_CA_BUNDLE|REQUESTS_CA_BUNDLE
-    | SSH_AUTH_SOCK|GIT_\w+|NPM_CONFIG_\w+
-    | \w+_(?:API_?KEY|API_TOKEN|ACCESS_TOKEN|ACCESS_KEY|SERVICE_KEY|GATEWAY_(?:KEY|TOKEN)|PAT)
-    | (?:GITHUB|GITLAB|HF|FRIENDLI|DATABRICKS|MODAL_PROXY)_TOKEN
-    | (?:AWS|AZURE|GOOGLE|VERTEX|CLOUDFLARE|SNOWFLAKE|AICORE|DATABRICKS|WATSONX)_\w+
-    | (?:ANTHROPIC|OPENAI|OLLAMA|GEMINI|MISTRAL|OPENROUTER|INFOMANIAK|NEON|PRIVATEMODE)_\w+
-    | (?:ABLIT|ZENIFRA_AI)_KEY
-    | OPENCODE_\w+
-    """,
-    re.VERBOSE | re.IGNORECASE,
+_BASIC: Final = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TZ", "TMPDIR", "LANG"),
+    *("LANGUAGE", "LC_*", "XDG_*"),
 )
-_WITHHELD: Final = re.compile(
-    r"""
-      A2A_\w*
-    | OPENCODE_(?:A2A_\w+|MANAGED_SERVER\w*|BASE_URL|COMMAND|STARTUP_TIMEOUT|TIMEOUT\w*)
-    | OPENCODE_(?:WORKSPACE_ROOT|PROVIDER_ID|MODEL_ID|DIRECTORY|AGENT|SYSTEM|VARIANT)
-    | OPENCODE_(?:MAX_CONCURRENT_\w+|AUTH_USERNAME|AUTH_PASSWORD|SERVER_USERNAME|SERVER_PASSWORD)
-    """,
-    re.VERBOSE | re.IGNORECASE,
-)
+"""What no program can do without, whatever else is passed."""
+_OWN: Final = ("A2A_*", "OPENCODE_A2A_*", "OPENCODE_SERVER_USERNAME", "OPENCODE_SERVER_PASSWORD")
 
 
-def passed_environment(source: Mapping[str, str]) -> dict[str, str]:
-    """Return what OpenCode may see of an environment: providers' keys, none of our settings."""
+def passed_environment(
+    source: Mapping[str, str], withheld: Collection[str] = (), only: Sequence[str] = ("*",)
+) -> dict[str, str]:
+    """Return what OpenCode and its tools may see: what matches ``only``, and nothing of ours."""
     return {
         name: value
         for name, value in source.items()
-        if _PASSED.fullmatch(name) and not _WITHHELD.fullmatch(name)
+        if _matches(name, (*only, *_BASIC)) and not _matches(name, _OWN) and name not in withheld
     }
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +89,7 @@ class Launch:
     """How OpenCode is to be started."""
 
     environment: Mapping[str, str]
-    """Where its variables are taken from, under the rules of ``passed_environment``."""
+    """Its variables, to which those are added that make it ours; see ``passed_environment``."""
     command: str = "opencode"
     host: str = "127.0.0.1"
     port: int | None = None
@@ -106,17 +98,16 @@ class Launch:
     """A directory for its home and data; without one, those of the user are used."""
     directory: Path | None = None
     """Where it runs, and the directory that it has to be usable in."""
-    config: JsonObject | None = None
-    """Configuration that goes over all of OpenCode's own files."""
+    config: JsonObject = field(default_factory=dict[str, Json])
+    """Configuration that goes over all of OpenCode's own files. Every tool can read it."""
 
     def variables(self, password: str, marker: str) -> dict[str, str]:
         """Return the whole environment of the process."""
-        variables = passed_environment(self.environment)
+        variables = dict(self.environment)
         if self.state is not None:
             variables |= _own_directories(self.state)
-        if self.config is not None:
-            variables["OPENCODE_CONFIG_CONTENT"] = self._config(variables)
         return variables | {
+            "OPENCODE_CONFIG_CONTENT": self._config(variables),
             "OPENCODE_DISABLE_AUTOUPDATE": "1",
             "OPENCODE_DISABLE_MODELS_FETCH": "1",
             "OPENCODE_SERVER_USERNAME": USERNAME,
@@ -129,7 +120,11 @@ class Launch:
             theirs: Json = orjson.loads(variables.get("OPENCODE_CONFIG_CONTENT", "{}"))
         except orjson.JSONDecodeError as error:
             raise OpenCodeStartError(f"OPENCODE_CONFIG_CONTENT is not JSON: {error}") from None
-        return orjson.dumps(_merged(theirs, self.config)).decode()
+        merged = _merged(theirs, self.config)
+        if isinstance(merged, dict):
+            plugins = merged.get("plugin")
+            merged["plugin"] = [*(plugins if isinstance(plugins, list) else ()), _WITHHOLD]
+        return orjson.dumps(merged).decode()
 
 
 def _own_directories(state: Path) -> dict[str, str]:

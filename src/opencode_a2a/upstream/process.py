@@ -19,11 +19,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from opencode_a2a.errors import ServiceError, UpstreamError, UpstreamUnreachableError
+from opencode_a2a.errors import (
+    ServiceError,
+    UpstreamError,
+    UpstreamHttpError,
+    UpstreamUnreachableError,
+)
 from opencode_a2a.upstream.client import Location, OpenCode
 from opencode_a2a.upstream.launch import (
     MARKER,
     USERNAME,
+    WITHHELD,
     Launch,
     OpenCodeStartError,
     find_command,
@@ -66,6 +72,8 @@ class _Life:
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.url: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         """Where it listens; None if it never will."""
+        self.withheld = asyncio.Event()
+        """Set once no process that it starts inherits the password."""
         self._drain = asyncio.create_task(self._read(read_end), name="opencode output")
         self._watch = asyncio.create_task(self._settle(), name="opencode exit")
 
@@ -92,6 +100,8 @@ class _Life:
             return
         self.tail.append(line[:1000])
         log.debug("opencode: %s", line)
+        if line == WITHHELD:
+            self.withheld.set()
         url = listening_url(line)
         if url and not self.url.done():
             self.url.set_result(url)
@@ -273,8 +283,28 @@ class ManagedOpenCode:
                     continue
                 # A broken configuration lets OpenCode listen and refuse everything else.
                 await opencode.config(at=at)
+                await self._check_password(life)
                 return True
         return False
+
+    async def _check_password(self, life: _Life) -> None:
+        """Make sure that the password is still asked for, and no longer passed on."""
+        async with OpenCode(self.url) as stranger:
+            try:
+                await stranger.health()
+            except UpstreamHttpError:
+                pass
+            else:
+                raise UpstreamError("it does not ask for its password")
+        if not life.withheld.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WORDS_SECONDS):
+                    await life.withheld.wait()
+        if not life.withheld.is_set():
+            log.warning(
+                "the agent's tools can see OpenCode's password, and so answer the agent's "
+                "permissions: OpenCode does not load plugins; unset OPENCODE_PURE"
+            )
 
     def _client(self) -> OpenCode:
         return OpenCode(self.url, username=self.username, password=self.password)
