@@ -234,6 +234,7 @@ class Service:
             gzip_minimum=settings.a2a.http_gzip_minimum_size or sys.maxsize,
             log_payloads=settings.log.payloads,
             log_body_limit=settings.log.body_limit,
+            default=Line(settings.a2a.protocol_version),
         )
         pages = PageContent(readiness, self._health, settings.a2a.metrics_enabled)
         return edge(protocol, rules, self._credentials(), pages)

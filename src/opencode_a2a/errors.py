@@ -13,6 +13,8 @@ ServiceError
 |   |-- UpstreamHttpError         `-- UpstreamNotFoundError, SessionBusyError
 |   `-- UpstreamPayloadError, UpstreamBackpressureError
 |-- SessionNotFoundError, AuthorizationForbiddenError
+|-- UnauthenticatedError, RateLimitError, RequestTooLargeError, RequestTimeoutError,
+|   HostNotAllowedError, OriginNotAllowedError, BadHttpError   told by the edge alone
 `-- InterruptNotFoundError, InterruptTypeMismatchError, InterruptExpiredError
 
 Every layer raises these; ``protocol.wire`` alone turns them into bodies. Messages are for
@@ -121,6 +123,20 @@ class ContentTypeNotSupportedError(ServiceError):
 
     code, http, status, reason = -32005, 400, "INVALID_ARGUMENT", "CONTENT_TYPE_NOT_SUPPORTED"
     message = "Content type not supported"
+
+
+class MediaTypeNotSupportedError(ContentTypeNotSupportedError):
+    """The body is not declared as JSON in UTF-8."""
+
+    http, reason = 415, "MEDIA_TYPE_NOT_SUPPORTED"
+    message = "Send JSON in UTF-8, as application/json or application/a2a+json"
+
+
+class ContentEncodingNotSupportedError(ContentTypeNotSupportedError):
+    """The body is compressed."""
+
+    http, reason = 415, "CONTENT_ENCODING_NOT_SUPPORTED"
+    message = "The body is compressed; send it uncompressed"
 
 
 class VersionNotSupportedError(ServiceError):
@@ -295,3 +311,74 @@ class InterruptExpiredError(ServiceError):
 
     code, http, status, reason = -31009, 400, "FAILED_PRECONDITION", "INTERRUPT_REQUEST_EXPIRED"
     message = "The request has expired"
+
+
+# --- at the edge ------------------------------------------------------------------------------
+
+
+class UnauthenticatedError(ServiceError):
+    """The credential is missing or wrong."""
+
+    code, http, status, reason = -31012, 401, "UNAUTHENTICATED", "UNAUTHENTICATED"
+    message = "Send the header Authorization with a valid credential"
+
+
+class RateLimitError(ServiceError):
+    """Too many requests; ``retry_after_seconds`` says how long to wait."""
+
+    code, http, status, reason = -31013, 429, "RESOURCE_EXHAUSTED", "RATE_LIMIT_EXCEEDED"
+    message = "Too many requests; try again later"
+
+
+class TooManyFailuresError(RateLimitError):
+    """Too many wrong credentials with this name came from this address."""
+
+    reason = "TOO_MANY_FAILED_ATTEMPTS"
+    message = "Too many failed attempts; try again later"
+
+
+class RequestTooLargeError(ServiceError):
+    """The body is larger than ``max_bytes``."""
+
+    code, http, status, reason = -31014, 413, "RESOURCE_EXHAUSTED", "REQUEST_BODY_TOO_LARGE"
+    message = "The body is too large; send large files by URL"
+
+
+class HeadersTooLargeError(RequestTooLargeError):
+    """The headers are too large."""
+
+    http, reason = 431, "REQUEST_HEADERS_TOO_LARGE"
+    message = "The headers are too large"
+
+
+class RequestTimeoutError(ServiceError):
+    """The request did not arrive in time."""
+
+    code, http, status, reason = -31015, 408, "DEADLINE_EXCEEDED", "REQUEST_TIMEOUT"
+    message = "The request did not arrive in time; send it again"
+
+
+class HostNotAllowedError(ServiceError):
+    """The Host header names somebody else."""
+
+    code, http, status, reason = -31016, 421, "INVALID_ARGUMENT", "HOST_NOT_ALLOWED"
+    message = (
+        "The service is not called by this name; use the host of A2A_PUBLIC_URL, a loopback name, "
+        "or list the name in A2A_ALLOWED_HOSTS"
+    )
+
+
+class OriginNotAllowedError(ServiceError):
+    """A page in a browser calls that may not."""
+
+    code, http, status, reason = -31017, 403, "PERMISSION_DENIED", "ORIGIN_NOT_ALLOWED"
+    message = (
+        "Pages of this origin may not call the service; list the origin in A2A_ALLOWED_ORIGINS"
+    )
+
+
+class BadHttpError(InvalidRequestError):
+    """The request is not HTTP as it should be."""
+
+    reason = "BAD_REQUEST"
+    message = "This is not HTTP/1.1"

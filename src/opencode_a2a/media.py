@@ -54,7 +54,7 @@ def fit_file(data: bytes, declared: str | None, filename: str | None) -> PromptP
         media_type = "image/jpeg"
     if media_type == _UNKNOWN:
         media_type = found or "text/plain"
-    if _is_textual(media_type):
+    if is_textual(media_type):
         return _text_file(data, media_type, filename)
     if media_type not in IMAGE_TYPES and media_type != "application/pdf":
         raise UnfitError(
@@ -69,7 +69,11 @@ def fit_file(data: bytes, declared: str | None, filename: str | None) -> PromptP
     )
 
 
-def _is_textual(media_type: str) -> bool:
+def is_json(media_type: str) -> bool:
+    return media_type == "application/json" or media_type.endswith("+json")
+
+
+def is_textual(media_type: str) -> bool:
     return (
         media_type.startswith("text/")
         or media_type in _TEXTUAL

@@ -10,7 +10,14 @@ import pytest
 import pytest_asyncio
 
 from tests.support.caller import Caller, Wire
-from tests.support.exchange import Exchange
+from tests.support.exchange import (
+    HOST,
+    LARGE,
+    MEDIA_TYPE,
+    RATE,
+    UNAUTHENTICATED,
+    Exchange,
+)
 from tests.support.front import STRANGERS, Serve
 from tests.support.opencode import FakeOpenCode
 from tests.support.service import TOKEN, Running
@@ -45,11 +52,8 @@ async def test_every_operation_wants_a_credential(
     for operation in ["send"] if sent else every:
         params = exchange.message("hello") | {"id": "any"}
         answer = await exchange.call(operation, params, **headers)
-        assert answer.status == 401
+        answer.refuses(UNAUTHENTICATED)
         assert answer.headers["www-authenticate"].startswith("Bearer")
-        error = answer.body["error"]
-        assert (error["code"], error["status"]) == (401, "UNAUTHENTICATED")
-        assert error["details"][0]["reason"] == "UNAUTHENTICATED"
         assert answer.headers["a2a-version"] == exchange.headers["A2A-Version"]
 
 
@@ -98,10 +102,8 @@ async def test_a_body_over_the_limit_is_refused(serve: Serve) -> None:
     for wire in Wire:
         exchange = Exchange(service, wire)
         answer = await exchange.call("send", exchange.message("x" * 5000))
-        assert answer.status == 413
-        error = answer.body["error"]
-        assert (error["code"], error["status"]) == (413, "RESOURCE_EXHAUSTED")
-        assert error["details"][0]["metadata"]["maxBytes"] == "4096"
+        answer.refuses(LARGE)
+        assert b"4096" in answer.content
 
 
 @pytest.mark.requirement("13-limits")
@@ -115,6 +117,37 @@ async def test_too_many_requests_are_told_to_wait(serve: Serve) -> None:
     assert reason(answers[-1]) == "RATE_LIMIT_EXCEEDED"
     assert int(answers[-1].headers["retry-after"]) >= 1
     assert probe.status_code == 200
+    for wire in Wire:
+        exchange = Exchange(service, wire)
+        (await exchange.call("send", exchange.message("hello"))).refuses(RATE)
+
+
+@pytest.mark.requirement("5-same-errors")
+async def test_the_edge_answers_in_the_form_of_what_was_called(exchange: Exchange) -> None:
+    body = exchange.encode("send", exchange.message("hello"))
+
+    (await exchange.post(body, Host="evil.example")).refuses(HOST)
+    (await exchange.post(body, Content_Type="text/plain")).refuses(MEDIA_TYPE)
+
+
+async def test_without_a_version_the_edge_answers_in_the_default_one(serve: Serve) -> None:
+    for version, wire in (("0.3", Wire.RPC03), ("1.0", Wire.RPC)):
+        service = await serve(A2A_PROTOCOL_VERSION=version)
+        exchange = Exchange(service, wire)
+        del exchange.headers["A2A-Version"]
+
+        answer = await exchange.call("send", exchange.message("hi"), Authorization="Bearer no")
+
+        answer.refuses(UNAUTHENTICATED)
+        assert answer.headers["a2a-version"] == version
+
+
+async def test_another_verb_on_the_json_rpc_url_is_refused_in_json_rpc(service: Running) -> None:
+    answer = await service.http.get("/", headers={"A2A-Version": "1.0"})
+
+    body = orjson.loads(answer.content)
+    assert (answer.status_code, body["jsonrpc"], body["error"]["code"]) == (405, "2.0", -32601)
+    assert answer.headers["allow"] == "POST"
 
 
 @pytest.mark.requirement("13-limits")

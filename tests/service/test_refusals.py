@@ -12,6 +12,7 @@ from opencode_a2a.events import Json, JsonObject
 from tests.support.caller import Wire
 from tests.support.exchange import (
     CONTENT_TYPE,
+    MEDIA_TYPE,
     METHOD,
     PARAMS,
     PARSE,
@@ -27,6 +28,7 @@ from tests.support.service import Running
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 RPC = pytest.mark.parametrize("wire", [Wire.RPC, Wire.RPC03], ids=lambda wire: wire.value)
+MODERN = pytest.mark.parametrize("wire", [Wire.RPC, Wire.REST], ids=lambda wire: wire.value)
 REST = pytest.mark.parametrize("wire", [Wire.REST, Wire.REST03], ids=lambda wire: wire.value)
 
 
@@ -151,8 +153,22 @@ async def test_a_body_of_another_type_is_refused(exchange: Exchange, sent: str) 
 
     answer = await exchange.post(body, Content_Type=sent)
 
-    assert answer.status == 415
-    assert answer.body["error"]["details"][0]["reason"] == "MEDIA_TYPE_NOT_SUPPORTED"
+    answer.refuses(MEDIA_TYPE)
+
+
+@RPC
+@pytest.mark.requirement("5.4-error-codes")
+@pytest.mark.parametrize("wrong", [{"jsonrpc": "1.0"}, {"method": 5}, {"message": {}}])
+async def test_a_wrong_request_is_answered_with_its_id(exchange: Exchange, wrong: Any) -> None:
+    request = orjson.loads(exchange.encode("get", {"id": "any"}))
+
+    ids: list[tuple[Json, Json]] = [("seven", "seven"), (7, 7), (None, None), (True, None)]
+    for request_id, told in [*ids, ({}, None)]:
+        answer = await exchange.post(orjson.dumps(request | wrong | {"id": request_id}))
+
+        answer.refuses(REQUEST)
+        assert answer.body["id"] == told
+        assert type(answer.body["id"]) is type(told)
 
 
 @RPC
@@ -436,6 +452,45 @@ async def test_a_media_type_that_the_agent_does_not_take_is_refused(
         answer = await exchange.call(operation, exchange.message("look", part))
         assert answer.refuses(CONTENT_TYPE) == ["message.parts[1]"]
     assert opencode.prompts == []
+
+
+@MODERN
+@pytest.mark.requirement("3.1.1-content-type")
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"text": "hello", "mediaType": "image/png"},
+        {"text": "hello", "mediaType": "nonsense"},
+        {"data": {"a": 1}, "mediaType": "image/png"},
+        {"data": {"a": 1}, "mediaType": "text/plain"},
+    ],
+)
+async def test_text_and_data_of_another_media_type_are_refused(
+    exchange: Exchange, opencode: FakeOpenCode, part: Json
+) -> None:
+    for operation in ("send", "stream"):
+        answer = await exchange.call(operation, exchange.message("look", part))
+        assert answer.refuses(CONTENT_TYPE) == ["message.parts[1]"]
+    assert opencode.prompts == []
+
+
+@MODERN
+@pytest.mark.requirement("3.1.1-content-type")
+async def test_text_and_data_may_say_what_they_are(
+    exchange: Exchange, opencode: FakeOpenCode
+) -> None:
+    parts: list[Json] = [
+        {"text": "# hello", "mediaType": "text/markdown; charset=utf-8"},
+        {"text": "{}", "mediaType": "application/json"},
+        {"text": "<p/>", "mediaType": "Text/HTML"},
+        {"data": {"a": 1}, "mediaType": "application/json"},
+        {"data": {"a": 1}, "mediaType": "application/vnd.example+json"},
+        {"text": "plain", "mediaType": ""},
+    ]
+
+    answer = await exchange.call("send", exchange.message(*parts))
+
+    assert answer.task["status"]["state"] == "TASK_STATE_COMPLETED"
 
 
 @pytest.mark.requirement("ours-no-file-urls")

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx2
 import orjson
+from a2a.utils.errors import A2A_REASON_TO_ERROR
 
 from opencode_a2a.events import Json, JsonObject
 from tests.support.caller import PATIENCE, Wire
@@ -29,6 +30,8 @@ class Expected:
     http: int
     status: str
     reason: str
+    at_edge: bool = False
+    """Refused before the body was read: JSON-RPC too has the HTTP status then."""
 
 
 PARSE = Expected(-32700, 400, "INVALID_ARGUMENT", "PARSE_ERROR")
@@ -41,6 +44,11 @@ NOT_CANCELABLE = Expected(-32002, 400, "FAILED_PRECONDITION", "TASK_NOT_CANCELAB
 PUSH = Expected(-32003, 400, "FAILED_PRECONDITION", "PUSH_NOTIFICATION_NOT_SUPPORTED")
 UNSUPPORTED = Expected(-32004, 400, "FAILED_PRECONDITION", "UNSUPPORTED_OPERATION")
 CONTENT_TYPE = Expected(-32005, 400, "INVALID_ARGUMENT", "CONTENT_TYPE_NOT_SUPPORTED")
+UNAUTHENTICATED = Expected(-31012, 401, "UNAUTHENTICATED", "UNAUTHENTICATED", at_edge=True)
+RATE = Expected(-31013, 429, "RESOURCE_EXHAUSTED", "RATE_LIMIT_EXCEEDED", at_edge=True)
+LARGE = Expected(-31014, 413, "RESOURCE_EXHAUSTED", "REQUEST_BODY_TOO_LARGE", at_edge=True)
+HOST = Expected(-31016, 421, "INVALID_ARGUMENT", "HOST_NOT_ALLOWED", at_edge=True)
+MEDIA_TYPE = Expected(-32005, 415, "INVALID_ARGUMENT", "MEDIA_TYPE_NOT_SUPPORTED", at_edge=True)
 VERSION = Expected(-32009, 400, "FAILED_PRECONDITION", "VERSION_NOT_SUPPORTED")
 
 
@@ -82,7 +90,8 @@ class Answer:
 def _rpc(answer: Answer, expected: Expected) -> list[str]:
     body = answer.body
     error = body["error"]
-    assert (answer.status, body["jsonrpc"], error["code"]) == (200, "2.0", expected.code)
+    status = expected.http if expected.at_edge else 200
+    assert (answer.status, body["jsonrpc"], error["code"]) == (status, "2.0", expected.code)
     assert set(error) == {"code", "message", "data"}
     return _details(error["data"], expected)
 
@@ -98,7 +107,8 @@ def _rest(answer: Answer, expected: Expected) -> list[str]:
 
 def _details(details: Any, expected: Expected) -> list[str]:
     info, *more = details
-    assert (info["@type"], info["domain"]) == (_INFO, "a2a-protocol.org")
+    domain = "a2a-protocol.org" if expected.reason in A2A_REASON_TO_ERROR else "opencode-a2a"
+    assert (info["@type"], info["domain"]) == (_INFO, domain)
     assert info["reason"] == expected.reason, details
     assert all(isinstance(value, str) for value in info["metadata"].values())
     assert all(one["@type"] == _BAD for one in more)
@@ -107,7 +117,8 @@ def _details(details: Any, expected: Expected) -> list[str]:
 
 def _rpc03(answer: Answer, expected: Expected) -> list[str]:
     error = answer.body["error"]
-    assert (answer.status, error["code"]) == (200, expected.code), error
+    status = expected.http if expected.at_edge else 200
+    assert (answer.status, error["code"]) == (status, expected.code), error
     return _flat(error, expected)
 
 

@@ -108,7 +108,7 @@ def test_no_value_whatever_is_more_than_refused(value: bytes) -> None:
     refused = app.refusal(scope)
 
     assert refused is not None
-    assert refused.http in (401, 429)
+    assert refused.error.http in (401, 429)
 
 
 async def test_two_credentials_at_once_are_none() -> None:

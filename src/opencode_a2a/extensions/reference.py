@@ -37,7 +37,11 @@ The type is `data.type` in A2A 0.3 and the `reason` of `ErrorInfo` in 1.0, where
 its `metadata` in camelCase. JSON-RPC answers have HTTP status 200 and the code; HTTP+JSON answers
 have the status. `message/stream` and `tasks/resubscribe` of 0.3 JSON-RPC answer an error as a
 stream with that one event. Fields that are wrong are listed as `violations` (0.3) or
-`fieldViolations` (1.0). Codes of our own methods lie outside A2A's range.
+`fieldViolations` (1.0). Codes of our own lie outside A2A's range, and the `domain` of types that
+A2A does not define is `opencode-a2a`.
+
+What is refused before the body is read (UNAUTHENTICATED, REQUEST_BODY_TOO_LARGE, …) has the form of
+the version and binding that was called too; JSON-RPC has the HTTP status then, and no id.
 
 | Type | Code | HTTP | Data | Meaning |
 |---|---|---|---|---|"""

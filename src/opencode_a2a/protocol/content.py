@@ -18,7 +18,7 @@ from opencode_a2a.errors import (
     Violation,
 )
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.media import IMAGE_TYPES, UnfitError, fit_file
+from opencode_a2a.media import IMAGE_TYPES, UnfitError, fit_file, is_json, is_textual
 from opencode_a2a.messages import Message, ModelChoice, Part, PromptPart, Routing
 from opencode_a2a.peers.network import EgressError, Fetched, FetchError
 
@@ -61,10 +61,17 @@ def _refusal(refused: list[tuple[str, UnfitError]]) -> ServiceError:
 
 
 async def _prompt_part(part: Part, fetch: Fetch) -> PromptPart:
+    said = (part.media_type or "").partition(";")[0].strip().lower()
     match part.kind:
         case "text":
+            if said and not is_textual(said):
+                raise UnfitError(f"is text, but has the media type {said[:64]}; name a textual one")
             return PromptPart(text=part.text)
         case "data":
+            if said and not is_json(said):
+                raise UnfitError(
+                    f"is data, but has the media type {said[:64]}; use application/json"
+                )
             return PromptPart(text=_labelled(part))
         case "raw":
             return fit_file(base64.b64decode(part.raw or ""), part.media_type, part.filename)

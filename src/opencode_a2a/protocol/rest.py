@@ -19,6 +19,7 @@ from opencode_a2a.errors import (
     MethodNotAllowedError,
     MethodNotFoundError,
     ServiceError,
+    VersionNotSupportedError,
 )
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.jsonguard import decode
@@ -40,8 +41,8 @@ from opencode_a2a.protocol.exchange import (
 )
 from opencode_a2a.protocol.handler import METHODS, Call, Feed, Operations, Run
 from opencode_a2a.protocol.schema import rest_dialect
-from opencode_a2a.protocol.versions import Dialect, Line, require
-from opencode_a2a.protocol.wire import rest_error, rest_error_frame
+from opencode_a2a.protocol.versions import DEFAULT_LINE, HEADER, Dialect, Line, negotiate, require
+from opencode_a2a.protocol.wire import rest_error, rest_error_frame, rpc_error
 
 _MEDIA_TYPES = {Line.V1: "application/a2a+json", Line.V03: "application/json"}
 _FLAGS: dict[str, Json] = {"true": True, "false": False}
@@ -89,6 +90,7 @@ CARDS = (
 
 _OPERATIONS = {method.run: method.v1 for method in METHODS if method.run is not Operations.push}
 """What the access log calls a route; the four operations of push notifications share one."""
+RPC_PATH = "/"
 PREFIXES = {Line.V1: "", Line.V03: "/v1"}
 
 
@@ -183,9 +185,28 @@ def _json(body: Json, line: Line, headers: Mapping[str, str], status: int = 200)
     )
 
 
-def _refused(error: ServiceError, line: Line, headers: Mapping[str, str] | None = None) -> Response:
-    told = {**headers_of(line), **(headers or {})}
-    return _json(rest_error(error, line), line, told, error.http)
+def _refused(error: ServiceError, line: Line) -> Response:
+    return _json(rest_error(error, line), line, headers_of(line), error.http)
+
+
+def refused(error: ServiceError, scope: Scope) -> Response:
+    """Refuse what reaches no method and no route, in the form of the version and binding called."""
+    path: str = scope["path"]
+    if path == RPC_PATH:
+        line = _asked(scope)
+        body = orjson.dumps(rpc_error(error, None, line))
+        return Response(body, error.http, headers_of(line), "application/json")
+    old = path.startswith(f"{PREFIXES[Line.V03]}/") or (path, Line.V03) in CARDS
+    return _refused(error, Line.V03 if old else Line.V1)
+
+
+def _asked(scope: Scope) -> Line:
+    """Return the version that a request asks for; the default one if that is not one of ours."""
+    request, default = Request(scope), scope.get(DEFAULT_LINE, Line.V03)
+    try:
+        return negotiate(request.headers.get(HEADER), request.query_params.get(HEADER), default)
+    except VersionNotSupportedError:
+        return default
 
 
 class Routes:
@@ -198,10 +219,10 @@ class Routes:
         scope["app"] = self  # so that the router raises what it refuses
         try:
             await self._router(scope, receive, send)
-        except HTTPException as refused:
-            line = Line.V03 if scope["path"].startswith("/v1/") else Line.V1
-            if refused.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-                response = _refused(MethodNotAllowedError(), line, refused.headers)
-            else:
-                response = _refused(MethodNotFoundError("There is nothing at this path"), line)
+        except HTTPException as raised:
+            error: ServiceError = MethodNotFoundError("There is nothing at this path")
+            if raised.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+                error = MethodNotAllowedError()
+            response = refused(error, scope)
+            response.headers.update(raised.headers or {})
             await response(scope, receive, send)

@@ -90,19 +90,25 @@ class RpcBinding:
 
     async def answer(self, request: Request) -> ASGIApp:
         """Answer one request; the outermost edge of the binding, where nothing may escape."""
-        envelope = None
+        envelope, request_id = None, None
         try:
             check_content_type(request)
-            envelope = _read(await request.body())
+            sent = decode(await request.body())
+            request_id = _readable_id(sent)
+            envelope = _read(sent)
             line = line_of(request, self._terms)
             result = await self._call(request, envelope, line)
         except Exception as error:
             told = as_service_error(error, envelope.method if envelope else "JSON-RPC")
-            return self._refuse(request, envelope, told)
+            return self._refuse(request, envelope, request_id, told)
         return self._respond(request, envelope, result, line)
 
     def _refuse(
-        self, request: Request, envelope: _Envelope | None, error: ServiceError
+        self,
+        request: Request,
+        envelope: _Envelope | None,
+        request_id: RpcId,
+        error: ServiceError,
     ) -> Response:
         """Answer in the shape of the method's line: whoever sent the wrong header speaks it."""
         if envelope and envelope.method in _CORE:
@@ -112,9 +118,9 @@ class RpcBinding:
         if envelope and envelope.notification:
             return Response(status_code=204, headers=headers_of(line))
         if envelope and envelope.method in _STREAMS03:
-            frame = rpc_error_frame(error, envelope.id, line)
+            frame = rpc_error_frame(error, request_id, line)
             return Response(frame, headers=headers_of(line) | EVENT_STREAM)
-        return _json(rpc_error(error, envelope.id if envelope else None, line), headers_of(line))
+        return _json(rpc_error(error, request_id, line), headers_of(line))
 
     async def _call(self, request: Request, envelope: _Envelope, line: Line) -> Json | Feed:
         name, params = envelope.method, _params(envelope)
@@ -189,11 +195,20 @@ def _json(body: JsonObject, headers: dict[str, str]) -> Response:
 # --- the envelope -----------------------------------------------------------------------------
 
 
-def _read(body: bytes) -> _Envelope:
-    match decode(body):
+def _readable_id(sent: Json) -> RpcId:
+    """Return the id of what may not be a request: whoever sent it can tell what was refused."""
+    match sent:
+        case {"id": str() | int() as request_id} if not isinstance(request_id, bool):
+            return request_id
+        case _:
+            return None
+
+
+def _read(sent: Json) -> _Envelope:
+    match sent:
         case list():
             raise InvalidRequestError("Batches are not supported; send one request at a time")
-        case dict() as sent:
+        case dict():
             return _envelope(sent)
         case _:
             raise InvalidRequestError

@@ -11,6 +11,8 @@ from enum import StrEnum
 from opencode_a2a.errors import VersionNotSupportedError
 
 HEADER = "A2A-Version"
+DEFAULT_LINE = "default_line"
+"""In the scope of a request: the version of those that name none."""
 _VERSION = re.compile(r"(\d{1,4}\.\d{1,4})(?:\.\d{1,9})?")
 
 

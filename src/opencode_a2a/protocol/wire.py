@@ -19,7 +19,14 @@ from opencode_a2a.protocol.versions import Line
 
 RpcId = str | int | None
 
-_DOMAIN = "a2a-protocol.org"
+_A2A_REASONS = frozenset(
+    {
+        *("TASK_NOT_FOUND", "TASK_NOT_CANCELABLE", "PUSH_NOTIFICATION_NOT_SUPPORTED"),
+        *("UNSUPPORTED_OPERATION", "CONTENT_TYPE_NOT_SUPPORTED", "INVALID_AGENT_RESPONSE"),
+        *("EXTENDED_AGENT_CARD_NOT_CONFIGURED", "EXTENSION_SUPPORT_REQUIRED"),
+        *("VERSION_NOT_SUPPORTED", "INVALID_PARAMS", "INVALID_REQUEST", "INTERNAL_ERROR"),
+    }
+)
 _TYPE = "type.googleapis.com/google.rpc."
 # Names by which clients of the 0.3 REST binding tell errors apart, where ours differ.
 _NAMES: dict[type[ServiceError], str] = {
@@ -86,7 +93,7 @@ def _details(error: ServiceError) -> list[Json]:
     info: JsonObject = {
         "@type": f"{_TYPE}ErrorInfo",
         "reason": error.reason,
-        "domain": _DOMAIN,
+        "domain": "a2a-protocol.org" if error.reason in _A2A_REASONS else "opencode-a2a",
         "metadata": {to_camel(name): _as_text(value) for name, value in error.data.items()},
     }
     if not error.violations:

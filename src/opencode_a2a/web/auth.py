@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from opencode_a2a import metrics
 from opencode_a2a.callers import CAPABILITIES, Caller
 from opencode_a2a.config import UNGUESSABLE
+from opencode_a2a.errors import TooManyFailuresError, UnauthenticatedError
 from opencode_a2a.ids import Principal
 from opencode_a2a.web.answers import Header, Refusal, headers_of, refuse
 
@@ -187,7 +188,7 @@ class Authentication:
 
     def _unauthenticated(self, what: str) -> Refusal:
         remedy = "send the header Authorization: Bearer <token>, or Basic if that is offered"
-        return Refusal(401, "UNAUTHENTICATED", f"{what}; {remedy}", headers=self._challenges)
+        return Refusal(UnauthenticatedError(f"{what}; {remedy}"), self._challenges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,10 +313,8 @@ def _challenges(schemes: set[Scheme]) -> tuple[Header, ...]:
 
 def _too_many_failures(wait: float) -> Refusal:
     seconds = str(max(1, round(wait + 0.5)))
-    return Refusal(
-        429,
-        "TOO_MANY_FAILED_ATTEMPTS",
+    error = TooManyFailuresError(
         f"Too many failed attempts with this name from this address; wait {seconds} s",
-        {"retryAfterSeconds": seconds},
-        ((b"retry-after", seconds.encode()),),
+        retry_after_seconds=int(seconds),
     )
+    return Refusal(error, ((b"retry-after", seconds.encode()),))

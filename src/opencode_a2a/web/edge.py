@@ -8,8 +8,9 @@ body; then the pages and the application itself.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from opencode_a2a.protocol.versions import DEFAULT_LINE, Line
 from opencode_a2a.web.auth import Authentication, Credential
 from opencode_a2a.web.compression import Compression
 from opencode_a2a.web.context import Tracing
@@ -35,6 +36,8 @@ class EdgeRules:
     gzip_minimum: int = 8192
     log_payloads: bool = False
     log_body_limit: int = 0
+    default: Line = Line.V03
+    """The version of a request that names none."""
 
 
 def edge(
@@ -50,4 +53,16 @@ def edge(
         inner = RateLimit(inner, rules.rate.max_requests, rules.rate.window)
     inner = Authentication(inner, credentials)
     inner = Boundary(inner, rules.boundary)
-    return Tracing(AccessLog(inner))
+    return _Default(Tracing(AccessLog(inner)), rules.default)
+
+
+class _Default:
+    """Say in which version those are answered who name none."""
+
+    def __init__(self, app: ASGIApp, line: Line) -> None:
+        self._app = app
+        self._line = line
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[DEFAULT_LINE] = self._line
+        await self._app(scope, receive, send)

@@ -19,6 +19,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from opencode_a2a import metrics
 from opencode_a2a.callers import Caller
+from opencode_a2a.errors import (
+    BadHttpError,
+    ContentEncodingNotSupportedError,
+    HostNotAllowedError,
+    MediaTypeNotSupportedError,
+    OriginNotAllowedError,
+    RateLimitError,
+    RequestTimeoutError,
+    RequestTooLargeError,
+)
 from opencode_a2a.web.answers import Refusal, closing, header, headers_of, refuse
 from opencode_a2a.web.auth import peer_address
 
@@ -79,7 +89,7 @@ class Boundary:
     def _check(self, scope: Scope) -> Refusal | None:
         sent = headers_of(scope, b"host")
         if len(sent) > 1:
-            return Refusal(400, "INVALID_HOST", "Send exactly one Host header")
+            return Refusal(BadHttpError("Send exactly one Host header"))
         host = sent[0].decode("latin-1") if sent else ""
         if self._rules.hosts is not None and not _host_matches(host, self._rules.hosts):
             return _MISDIRECTED
@@ -217,10 +227,11 @@ class BodyGuard:
         if not most or size <= most:
             return None
         return Refusal(
-            413,
-            "REQUEST_BODY_TOO_LARGE",
-            f"The body is larger than {most} bytes; send large files by URL",
-            {"maxBytes": str(most), "actualSize": str(size), "max_bytes": str(most)},
+            RequestTooLargeError(
+                f"The body is larger than {most} bytes; send large files by URL",
+                max_bytes=most,
+                actual_size=size,
+            )
         )
 
 
@@ -320,41 +331,22 @@ def _is_json(content_type: str) -> bool:
 
 def _too_slow(seconds: float) -> Refusal:
     return Refusal(
-        408, "REQUEST_TIMEOUT", f"The body did not arrive within {seconds:g} s; send it again"
+        RequestTimeoutError(f"The body did not arrive within {seconds:g} s; send it again")
     )
 
 
 def _over_limit(wait: float) -> Refusal:
     seconds = str(max(1, int(wait) + 1))
-    return Refusal(
-        429,
-        "RATE_LIMIT_EXCEEDED",
-        f"Too many requests; try again in {seconds} s",
-        {"retryAfterSeconds": seconds},
-        ((b"retry-after", seconds.encode()),),
+    error = RateLimitError(
+        f"Too many requests; try again in {seconds} s", retry_after_seconds=int(seconds)
     )
+    return Refusal(error, ((b"retry-after", seconds.encode()),))
 
 
-_MISDIRECTED = Refusal(
-    421,
-    "HOST_NOT_ALLOWED",
-    "The service is not called by this name; use the host of A2A_PUBLIC_URL, a loopback name, "
-    "or list the name in A2A_ALLOWED_HOSTS",
-)
-_FOREIGN_ORIGIN = Refusal(
-    403,
-    "ORIGIN_NOT_ALLOWED",
-    "Pages of this origin may not call the service; list the origin in A2A_ALLOWED_ORIGINS",
-)
-_ENCODED = Refusal(
-    415,
-    "CONTENT_ENCODING_NOT_SUPPORTED",
-    "The body is compressed; send it as it is",
-    headers=((b"accept-encoding", b"identity"),),
-)
+_MISDIRECTED = Refusal(HostNotAllowedError())
+_FOREIGN_ORIGIN = Refusal(OriginNotAllowedError())
+_ENCODED = Refusal(ContentEncodingNotSupportedError(), headers=((b"accept-encoding", b"identity"),))
 _NOT_JSON = Refusal(
-    415,
-    "MEDIA_TYPE_NOT_SUPPORTED",
-    "Send JSON in UTF-8, as application/json or application/a2a+json",
+    MediaTypeNotSupportedError(),
     headers=((b"accept-post", b"application/json, application/a2a+json"),),
 )

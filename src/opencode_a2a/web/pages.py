@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from structlog.typing import FilteringBoundLogger
 
 from opencode_a2a import metrics
+from opencode_a2a.errors import MethodNotAllowedError
 from opencode_a2a.events import JsonObject
 from opencode_a2a.web.answers import Refusal, answer, refuse
 
@@ -118,5 +119,5 @@ class Pages:
 
 
 _READ_ONLY = Refusal(
-    405, "METHOD_NOT_ALLOWED", "This page can only be read", headers=((b"allow", b"GET, HEAD"),)
+    MethodNotAllowedError("This page can only be read"), headers=((b"allow", b"GET, HEAD"),)
 )

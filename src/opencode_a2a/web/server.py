@@ -11,12 +11,21 @@ import socket
 from collections.abc import Generator
 from typing import Literal
 
+import orjson
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from opencode_a2a.web.answers import WRITE_NOW, Refusal
+from opencode_a2a.errors import (
+    BadHttpError,
+    HeadersTooLargeError,
+    RequestTimeoutError,
+    ServiceError,
+)
+from opencode_a2a.protocol.versions import Line
+from opencode_a2a.protocol.wire import rest_error
+from opencode_a2a.web.answers import WRITE_NOW
 from opencode_a2a.web.sse import Drain
 
 HEADER_SECONDS = 15.0
@@ -99,15 +108,15 @@ class Connection(HttpToolsProtocol):
         # uvicorn declares the cycle and sets it to None until the first request.
         return bool(self.cycle) and not self.cycle.response_complete
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _refuse(self, error: ServiceError) -> None:
         """Answer below ASGI, where there is no request yet, and hang up."""
         if not (self._answering and self.cycle.response_started):
-            body = refusal.body
+            body = orjson.dumps(rest_error(error, Line.V1))
             head = (
                 b"content-type: application/json\r\ncache-control: no-store\r\n"
                 b"connection: close\r\ncontent-length: %d\r\n\r\n"
             )
-            self.transport.write(STATUS_LINE[refusal.http] + head % len(body) + body)
+            self.transport.write(STATUS_LINE[error.http] + head % len(body) + body)
         self.transport.close()
 
 
@@ -195,10 +204,6 @@ def server(
     return Server(config, drain)
 
 
-_GARBAGE = Refusal(400, "BAD_REQUEST", "This is not HTTP/1.1")
-_LONG_HEAD = Refusal(
-    431, "REQUEST_HEADERS_TOO_LARGE", f"The headers are larger than {HEADER_BYTES} bytes"
-)
-_SLOW_HEAD = Refusal(
-    408, "REQUEST_TIMEOUT", f"The headers did not arrive within {HEADER_SECONDS:g} s"
-)
+_GARBAGE = BadHttpError()
+_LONG_HEAD = HeadersTooLargeError(f"The headers are larger than {HEADER_BYTES} bytes")
+_SLOW_HEAD = RequestTimeoutError(f"The headers did not arrive within {HEADER_SECONDS:g} s")

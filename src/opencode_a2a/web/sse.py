@@ -63,18 +63,6 @@ class StreamLimits:
     idle_seconds: float = 0.0
 
 
-def resume_hint(ending: Ending) -> bytes:
-    """Return the last frame of a stream that ends before its task does."""
-    return (
-        b"retry: 1000\nevent: error\n"
-        b'data: {"error":{"code":503,"status":"UNAVAILABLE","message":"The stream ended early; '
-        b'subscribe to the task again with the header Last-Event-ID",'
-        b'"details":[{"@type":"type.googleapis.com/google.rpc.ErrorInfo","reason":"STREAM_'
-        + ending.name.encode()
-        + b'","domain":"a2a-protocol.org","metadata":{}}]}}\n\n'
-    )
-
-
 def early_end(ending: Ending) -> StreamEndedError:
     """Return the error to break off a stream with, for a caller with frames of its own form."""
     return StreamEndedError(cause=ending.value)
@@ -128,7 +116,7 @@ class EventStream:
         limits: StreamLimits | None = None,
         headers: tuple[Header, ...] = (),
         drain: Drain | None = None,
-        farewell: Callable[[Ending], bytes] = resume_hint,
+        farewell: Callable[[Ending], bytes],
     ) -> None:
         self._frames = frames(self._write)
         self._limits = limits or StreamLimits()
