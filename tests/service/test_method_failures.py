@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from opencode_a2a.config import Settings, load
+from opencode_a2a.events import JsonObject
 from opencode_a2a.extensions.registry import Method
 from opencode_a2a.protocol.contracts import declared
 from opencode_a2a.protocol.openapi import example_params
@@ -29,6 +30,7 @@ LOCAL = {
     "opencode.questions.list",
 }
 """Know most of what they need without OpenCode."""
+FORCE: JsonObject = {"force": True}
 PATHS = {"opencode.files.list", "opencode.files.read"}
 """Look at the path first."""
 
@@ -126,3 +128,36 @@ async def test_too_many_calls_at_once_are_refused_by_name(tmp_path: Path) -> Non
         assert (refused.code, refused.reason) == (-31010, "UPSTREAM_BACKPRESSURE")
         assert refused.data == {"limit": "1"}
         assert await first == {"items": []}
+
+
+async def test_a_worktree_on_another_machine_is_listed_but_not_touched(tmp_path: Path) -> None:
+    """What would be lost with it cannot be seen from here."""
+    touched: list[str] = []
+
+    async def listed(_: Request) -> Response:
+        return JSONResponse(["/elsewhere/one"])
+
+    async def project(_: Request) -> Response:
+        return JSONResponse({"id": "p", "worktree": "/elsewhere/project"})
+
+    async def touch(request: Request) -> Response:
+        touched.append(request.url.path)
+        return JSONResponse(True)
+
+    routes = [
+        Route("/experimental/worktree", listed),
+        Route("/project/current", project),
+        Route("/{path:path}", touch, methods=["POST", "DELETE"]),
+    ]
+    request: JsonObject = {"directory": "/elsewhere/one"}
+    async with (
+        running(Starlette(routes=routes)) as url,
+        serving(settings_for(url, tmp_path)) as service,
+    ):
+        caller = client(service)
+        for method, sent in (("remove", request), ("remove", request | FORCE), ("reset", request)):
+            refused = await caller.refused(f"opencode.worktrees.{method}", {"request": sent})
+            assert refused.fields == ("request.directory",)
+        assert await caller.call("opencode.worktrees.list") == {"items": ["/elsewhere/one"]}
+
+    assert touched == []

@@ -19,6 +19,7 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import InvalidParamsError, SessionNotFoundError, Violation
+from opencode_a2a.execution.places import Places
 from opencode_a2a.execution.workspace import Workspace
 from opencode_a2a.ids import ContextId, Principal, SessionId, new_uuid
 from opencode_a2a.messages import Routing
@@ -29,6 +30,7 @@ from opencode_a2a.upstream.models import Session, SessionDraft
 
 SESSION_FIELD = "metadata.shared.session.id"
 DIRECTORY_FIELD = "metadata.opencode.directory"
+WORKSPACE_FIELD = "metadata.opencode.workspace.id"
 DERIVED_CONTEXT = "ctx:opencode-session:"
 """Contexts of sessions that were listed, not begun, through this service."""
 KNOWN_SESSIONS = 10_000
@@ -75,6 +77,7 @@ class Sessions:
     def __init__(
         self, database: Database, opencode: OpenCode, workspace: Workspace, claim_seconds: float
     ) -> None:
+        self.places = Places(database)
         self._database = database
         self._opencode = opencode
         self._workspace = workspace
@@ -92,8 +95,11 @@ class Sessions:
         self.turns: Locks[SessionId] = Locks()
 
     async def check(self, principal: Principal, routing: Routing) -> None:
-        """Refuse a session or directory that the caller may not use, before a task exists."""
+        """Refuse a session or place that the caller may not use, before a task exists."""
         self._place(routing)
+        workspace = routing.workspace_id
+        if workspace is not None and not await self.places.visible(principal, [workspace]):
+            raise _no_workspace()
         if routing.session_id is None:
             return
         session_id = SessionId(routing.session_id)
@@ -288,8 +294,7 @@ class Sessions:
     def _place(self, routing: Routing) -> tuple[Location, str]:
         if routing.workspace_id is not None:
             if not well_formed("wrk", routing.workspace_id):
-                field, text = "metadata.opencode.workspace.id", "no such workspace"
-                raise InvalidParamsError(f"{field}: {text}", violations=(Violation(field, text),))
+                raise _no_workspace()
             location = Location(workspace=routing.workspace_id)
             return location, f"workspace:{routing.workspace_id}"
         directory = self._workspace.directory(routing.directory, DIRECTORY_FIELD)
@@ -365,7 +370,12 @@ def _keep(known: OrderedDict[K, V], key: K, value: V) -> None:
 
 
 def _no_session() -> InvalidParamsError:
-    text = "no such session"
-    return InvalidParamsError(
-        f"{SESSION_FIELD}: {text}", violations=(Violation(SESSION_FIELD, text),)
-    )
+    return _nothing_there(SESSION_FIELD, "no such session")
+
+
+def _no_workspace() -> InvalidParamsError:
+    return _nothing_there(WORKSPACE_FIELD, "no such workspace")
+
+
+def _nothing_there(field: str, text: str) -> InvalidParamsError:
+    return InvalidParamsError(f"{field}: {text}", violations=(Violation(field, text),))

@@ -15,7 +15,8 @@ from opencode_a2a.callers import Caller
 from opencode_a2a.errors import SessionBusyError
 from opencode_a2a.events import Interrupted, JsonObject
 from opencode_a2a.execution.interrupts import Interrupts
-from opencode_a2a.execution.sessions import DERIVED_CONTEXT, Sessions
+from opencode_a2a.execution.places import Places
+from opencode_a2a.execution.sessions import DERIVED_CONTEXT, WORKSPACE_FIELD, Sessions
 from opencode_a2a.execution.turn import PromptDefaults
 from opencode_a2a.execution.workspace import Workspace
 from opencode_a2a.extensions.payloads import Routed, invalid
@@ -100,9 +101,19 @@ class Call:
         workspace = self.params.place.workspace
         if workspace is not None:
             if not well_formed("wrk", workspace.id):
-                raise invalid("metadata.opencode.workspace.id", "is no id of a workspace")
+                raise invalid(WORKSPACE_FIELD, "is no id of a workspace")
             return Location(workspace=workspace.id)
         return Location(directory=self.deps.workspace.directory(*self.params.named_directory))
+
+    async def enter(self) -> None:
+        """Refuse a workspace that another caller made."""
+        named = self.params.place.workspace
+        if named is not None and not await self.places.visible(self.principal, [named.id]):
+            raise invalid(WORKSPACE_FIELD, "is no id of a workspace")
+
+    @property
+    def places(self) -> Places:
+        return self.deps.sessions.places
 
     # Sessions
 

@@ -69,6 +69,7 @@ class Dispatcher:
             )
         params = read(method.params, sent, line)
         call = Call(caller, line, self._deps, self._catalogue, params)
+        await call.enter()
         return write(await method.handler(call, params))
 
 

@@ -3,14 +3,17 @@
 What is told stays inside the workspace root; what is changed has to be one of the project's own.
 """
 
+import asyncio
 import os
+from collections.abc import Iterable
 from pathlib import Path as FilePath
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from opencode_a2a.errors import UpstreamNotFoundError
+from opencode_a2a.errors import InvalidFieldError, UpstreamHttpError, UpstreamNotFoundError
 from opencode_a2a.events import Json
+from opencode_a2a.execution.places import is_worktree, unsaved
 from opencode_a2a.extensions.calls import Call
 from opencode_a2a.extensions.payloads import (
     DEFAULT_LIMIT,
@@ -43,6 +46,9 @@ WORKSPACES = Extension(
     notes=(
         "Files are those below the workspace root, after symbolic links are followed.",
         "Workspaces and worktrees are experimental in OpenCode.",
+        "Workspaces and worktrees that another caller made do not exist for the caller.",
+        "A worktree can be removed and reset only where the service sees its directory: OpenCode "
+        "would delete an ordinary clone as well.",
     ),
 )
 
@@ -140,14 +146,24 @@ def _project(call: Call, project: upstream.Project) -> ProjectItem:
 
 @WORKSPACES.method("opencode.workspaces.list", Access.READ, **_EXPERIMENTAL)
 async def list_workspaces(call: Call, params: Routed) -> Workspaces:
-    """List the workspaces of the project."""
-    return Workspaces.of(items=await call.opencode.workspaces(at=call.at))
+    """List the workspaces of the project, without those that other callers made."""
+    found = {one.id: one for one in await call.opencode.workspaces(at=call.at)}
+    return Workspaces.of(items=[found[one] for one in await _visible(call, found)])
 
 
 @WORKSPACES.method("opencode.worktrees.list", Access.READ, **_EXPERIMENTAL)
 async def list_worktrees(call: Call, params: Routed) -> Directories:
-    """List the directories of the project's worktrees."""
-    return Directories(items=await call.opencode.worktrees(at=call.at))
+    """List the directories of the project's worktrees, without those that other callers made."""
+    project = await call.opencode.current_project(at=call.at)
+    found = await _visible(call, await call.opencode.worktrees(at=call.at))
+    # OpenCode also lists ordinary clones that it was once started in.
+    real = [await asyncio.to_thread(is_worktree, one, project.worktree) for one in found]
+    items = [one for one, known in zip(found, real, strict=True) if known is not False]
+    return Directories(items=items)
+
+
+async def _visible(call: Call, names: Iterable[str]) -> list[str]:
+    return await call.places.visible(call.principal, names)
 
 
 # --- changes ----------------------------------------------------------------------------------
@@ -166,11 +182,24 @@ class CreateWorkspaceParams(Routed):
 
 @WORKSPACES.method("opencode.workspaces.create", Access.OPERATE, **_MUTATION)
 async def create_workspace(call: Call, params: CreateWorkspaceParams) -> OneWorkspace:
-    """Make a workspace; OpenCode has to be started with workspaces switched on."""
+    """Make a workspace; OpenCode has to be started with `OPENCODE_EXPERIMENTAL_WORKSPACES=1`."""
     if params.request.id is not None:
         _check_id("request.id", params.request.id)
     draft = upstream.WorkspaceDraft(**dict(params.request))
-    return OneWorkspace.of(item=await call.opencode.create_workspace(draft, at=call.at))
+    try:
+        made = await call.opencode.create_workspace(draft, at=call.at)
+    except UpstreamHttpError as error:
+        if not (error.detail or "").startswith("Timed out waiting"):
+            raise
+        # That is how an OpenCode without workspaces puts it, and it takes five seconds to.
+        raise UpstreamHttpError(
+            "OpenCode has no workspaces; start it with OPENCODE_EXPERIMENTAL_WORKSPACES=1",
+            detail=error.detail,
+            **error.data,
+        ) from None
+    directories = [made.directory] if made.directory else []
+    await call.places.own(call.principal, made.id, *directories)
+    return OneWorkspace.of(item=made)
 
 
 def _check_id(field: str, named: str) -> None:
@@ -180,13 +209,25 @@ def _check_id(field: str, named: str) -> None:
 
 class RemoveWorkspaceParams(Routed):
     workspace_id: Id
+    force: bool = False
 
 
 @WORKSPACES.method("opencode.workspaces.remove", Access.OPERATE, UpstreamNotFoundError, **_MUTATION)
 async def remove_workspace(call: Call, params: RemoveWorkspaceParams) -> MaybeWorkspace:
-    """Remove a workspace; ``item`` is null when there was none."""
-    _check_id("workspace_id", params.workspace_id)
-    removed = await call.opencode.remove_workspace(params.workspace_id, at=call.at)
+    """Remove a workspace and its worktree; ``item`` is null when there was none.
+
+    One with changes, or with commits that are on no other branch, is removed with `force` only.
+    """
+    workspace_id = params.workspace_id
+    _check_id("workspace_id", workspace_id)
+    if not await _visible(call, [workspace_id]):
+        return MaybeWorkspace()
+    found = {one.id: one.directory for one in await call.opencode.workspaces(at=call.at)}
+    directory = found.get(workspace_id)
+    if directory is not None:
+        await _removable(call, "workspace_id", directory, force=params.force)
+    removed = await call.opencode.remove_workspace(workspace_id, at=call.at)
+    await call.places.forget(workspace_id, *([directory] if directory else []))
     return MaybeWorkspace.of(item=removed)
 
 
@@ -203,7 +244,9 @@ class CreateWorktreeParams(Routed):
 async def create_worktree(call: Call, params: CreateWorktreeParams) -> OneWorktree:
     """Make a git worktree of the project; its files are there a moment later."""
     name, command = params.request.name, params.request.start_command
-    return OneWorktree.of(item=await call.opencode.create_worktree(name, command, at=call.at))
+    made = await call.opencode.create_worktree(name, command, at=call.at)
+    await call.places.own(call.principal, made.directory)
+    return OneWorktree.of(item=made)
 
 
 class DirectoryRequest(Body):
@@ -214,26 +257,66 @@ class WorktreeParams(Routed):
     request: DirectoryRequest
 
 
+class RemovalRequest(DirectoryRequest):
+    force: bool = False
+
+
+class RemoveWorktreeParams(Routed):
+    request: RemovalRequest
+
+
 @WORKSPACES.method("opencode.worktrees.remove", Access.OPERATE, **_MUTATION)
-async def remove_worktree(call: Call, params: WorktreeParams) -> Done:
-    """Remove a worktree of the project and its branch."""
-    directory = await _worktree(call, params)
-    return Done(ok=await call.opencode.remove_worktree(directory, at=call.at))
+async def remove_worktree(call: Call, params: RemoveWorktreeParams) -> Done:
+    """Remove a worktree of the project and its branch.
+
+    One with changes, or with commits that are on no other branch, is removed with `force` only.
+    """
+    directory = await _worktree(call, params.request)
+    await _removable(call, "request.directory", directory, force=params.request.force)
+    done = await call.opencode.remove_worktree(directory, at=call.at)
+    await call.places.forget(directory)
+    return Done(ok=done)
 
 
 @WORKSPACES.method("opencode.worktrees.reset", Access.OPERATE, **_MUTATION)
 async def reset_worktree(call: Call, params: WorktreeParams) -> Done:
-    """Bring a worktree of the project back to its branch point."""
-    directory = await _worktree(call, params)
+    """Bring a worktree of the project back to its branch point; changes in it are lost."""
+    directory = await _worktree(call, params.request)
+    await _check_worktree(call, "request.directory", directory)
     return Done(ok=await call.opencode.reset_worktree(directory, at=call.at))
 
 
-async def _worktree(call: Call, params: WorktreeParams) -> str:
-    """Return the directory if it is one that OpenCode made for this project, and no other."""
-    directory = params.request.directory
-    if directory not in await call.opencode.worktrees(at=call.at):
-        raise invalid("request.directory", "is no worktree; opencode.worktrees.list has them")
-    return directory
+async def _worktree(call: Call, request: DirectoryRequest) -> str:
+    """Return the directory if OpenCode lists it and no other caller made it."""
+    listed = await call.opencode.worktrees(at=call.at)
+    if request.directory not in listed or not await _visible(call, [request.directory]):
+        raise _no_worktree("request.directory")
+    return request.directory
+
+
+async def _check_worktree(call: Call, field: str, directory: str) -> None:
+    """Refuse whatever is not certain to be a worktree of the project."""
+    project = await call.opencode.current_project(at=call.at)
+    here = await asyncio.to_thread(is_worktree, directory, project.worktree)
+    if here is None:
+        raise invalid(
+            field,
+            "is not on this machine, so it cannot be checked for work that would be lost; "
+            "use git where OpenCode runs",
+        )
+    if not here:
+        raise _no_worktree(field)
+
+
+async def _removable(call: Call, field: str, directory: str, *, force: bool) -> None:
+    await _check_worktree(call, field, directory)
+    lost = None if force else await unsaved(directory)
+    if lost is not None:
+        raise invalid(field, f"{lost}; with force: true it is removed all the same")
+
+
+def _no_worktree(field: str) -> InvalidFieldError:
+    return invalid(field, "is not a worktree; opencode.worktrees.list has them")
 
 
 # --- files ------------------------------------------------------------------------------------

@@ -102,6 +102,14 @@ interrupts = sa.Table(
     sqlite_with_rowid=False,
 )
 
+places = sa.Table(
+    "places",
+    metadata,
+    sa.Column("name", sa.String, primary_key=True, comment="id of a workspace, or directory"),
+    sa.Column("principal", sa.String, nullable=False),
+    sqlite_with_rowid=False,
+)
+
 version = sa.Table(
     "schema_version",
     metadata,
@@ -134,7 +142,20 @@ def _identify_messages_by_content(connection: Connection) -> None:
         connection.exec_driver_sql(statement)
 
 
-STEPS: tuple[Callable[[Connection], None], ...] = (_create, _identify_messages_by_content)
+def _add_places(connection: Connection) -> None:
+    """Add the owners of workspaces and worktrees."""
+    connection.exec_driver_sql(
+        """CREATE TABLE places (
+            name VARCHAR NOT NULL, principal VARCHAR NOT NULL, PRIMARY KEY (name)
+        ) WITHOUT ROWID"""
+    )
+
+
+STEPS: tuple[Callable[[Connection], None], ...] = (
+    _create,
+    _identify_messages_by_content,
+    _add_places,
+)
 """A step spells out its tables: the declarations above may have moved on since it was written."""
 
 

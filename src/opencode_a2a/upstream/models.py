@@ -503,6 +503,7 @@ class Workspace(Wire):
     type: str
     name: str
     branch: str | None = None
+    directory: str | None = None
 
 
 class FileNode(Wire):
