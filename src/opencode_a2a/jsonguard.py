@@ -43,11 +43,11 @@ def whole_characters(body: bytes) -> bytes:
     halves: list[int] = []
     first = -1
     """Where the half ends that the next one may complete."""
+    last = 0
     for found in _SURROGATE.finditer(body):
-        start = before = found.start()
-        while body[before - 1 : before] == b"\\":
-            before -= 1
-        if (start - before) % 2:
+        start = found.start()
+        between, last = body[last:start], found.end()
+        if (len(between) - len(between.rstrip(b"\\"))) % 2:
             continue  # its own backslash is escaped: it is plain text
         if start == first and found[1] in b"cdefCDEF":
             halves.pop()

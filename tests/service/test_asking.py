@@ -130,3 +130,21 @@ async def test_nobody_is_waited_for_without_end_to_sign_in(
 
     assert asked.state == "auth_required"
     assert ended.error_type == "SIGN_IN_EXPIRED"
+
+
+@pytest.mark.parametrize(
+    "name", ["permission-once", "permission-external-directory", "mcp-tool-permission"]
+)
+async def test_a_call_that_waits_for_a_person_is_no_artifact_yet(
+    caller: Caller, opencode: FakeOpenCode, name: str
+) -> None:
+    opencode.play(name)
+
+    async with caller.stream("run it") as following:
+        await following.until_state("input_required")
+    asked = await caller.get(following.task.id)
+    done = await caller.send("once", task=asked.id)
+
+    assert following.task.tools == []
+    assert asked.tools == []
+    assert [tool["status"] for tool in done.tools] == ["completed"]

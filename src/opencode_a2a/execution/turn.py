@@ -68,6 +68,8 @@ UNBEGUN_SECONDS = 15.0
 """How long an OpenCode that gets no time may have a message before it is seen to work on it."""
 AGAIN_SECONDS = 0.2
 """How often a turn that has not begun yet is told to stop."""
+START_SECONDS = 0.25
+"""How long a tool call that has begun to run may take to ask before it is shown."""
 READY_SECONDS = 10.0
 FIRST_ANSWER_SECONDS = 3.0
 """How long a call may wait for an OpenCode that has never answered."""
@@ -347,7 +349,7 @@ class Run:
         """When the turn last gave a sign of life."""
         self._changes = Changes(seat.session_id)
         self._notes: list[TurnEvent] = []
-        """Progress of what works for the turn elsewhere."""
+        """What is to be told beside what is heard."""
         tools = turns.tools
         self._origin = tools and tools.origins.enter(spec.routing.hops, self._note)
         self._ended: float | None = None
@@ -360,6 +362,7 @@ class Run:
         """OpenCode could not list its prompts, so that one may have been missed."""
         self._confirmed = False
         self._timer: asyncio.TimerHandle | None = None
+        self._starting: asyncio.TimerHandle | None = None
 
     def wake(self) -> None:
         self._subscription.wake()
@@ -372,10 +375,17 @@ class Run:
         self.desk.close()
         if self._turns.tools is not None and self._origin is not None:
             self._turns.tools.origins.leave(self._origin, canceled=self._canceled)
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._starting):
+            if timer is not None:
+                timer.cancel()
         if self._prompt is not None:
             self._prompt.cancel()
+
+    def _start(self) -> None:
+        """Show the tool calls that have begun and did not ask."""
+        self._starting = None
+        self._notes += self._reader.start()
+        self.wake()
 
     def _note(self, progress: Progressed) -> None:
         self._notes.append(progress)
@@ -403,6 +413,8 @@ class Run:
                 log.warning("OpenCode could not be asked", error=error.message)
                 told = self._overdue()
             await self._tell(told)
+            if self._starting is None and self._reader.starting:
+                self._starting = self._loop.call_later(START_SECONDS, self._start)
 
     async def _tell(self, events: list[TurnEvent]) -> None:
         if events:

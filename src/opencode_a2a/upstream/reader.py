@@ -144,6 +144,8 @@ class Reader:
         told = told or Told()
         self._lanes = {lane: LaneText(lane, told.lanes.get(lane)) for lane in Lane}
         self._tools = dict(told.tools)
+        self._unstarted: dict[str, ToolChanged] = {}
+        """Calls that are not told yet: in preparation, waiting for a person, or just begun."""
         self._asks = {key: _Ask(value, None, fresh=False) for key, value in told.open.items()}
         self._settled = set(told.settled)
         self._progress = set(told.progress)
@@ -200,6 +202,13 @@ class Reader:
         return [ask.interrupted for ask in self._asks.values()]
 
     @property
+    def starting(self) -> list[ToolChanged]:
+        """Calls that have just begun to run, and may be about to ask for a permission."""
+        waiting = {ask.interrupted.call_id for ask in self._asks.values()}
+        held = self._unstarted.values()
+        return [t for t in held if t.status == "running" and t.call_id not in waiting]
+
+    @property
     def children(self) -> frozenset[SessionId]:
         """The sessions of the turn's sub-agents."""
         return frozenset(self._sessions - {self.root})
@@ -218,6 +227,13 @@ class Reader:
         for event in events:
             self._hear(event, out)
         return merged(out)
+
+    def start(self) -> list[TurnEvent]:
+        """Tell the calls that are starting: they have had the time to ask."""
+        out: list[TurnEvent] = []
+        for tool in self.starting:
+            self._show(tool, out)
+        return out
 
     def gap(self) -> None:
         """Note that events may be missing: the store has to be read before text goes on."""
@@ -256,6 +272,8 @@ class Reader:
             self._absorb(stored, out, final=True)
         for request_id in list(self._asks):
             self._settle(request_id, "void", out)
+        for tool in list(self._unstarted.values()):
+            self._show(tool, out)
         opened = [lane for lane in self._lanes.values() if lane.opened and not lane.closed]
         out.extend(LaneClosed(lane.lane, lane.message_id) for lane in opened)
         self._count(stored, out)
@@ -497,16 +515,27 @@ class Reader:
             self._calls[part.call_id] = (part.tool, part.state.input)
 
     def _tool(self, new: ToolChanged, out: list[TurnEvent]) -> None:
-        old = self._tools.get(new.part_id)
+        """Tell a call from when it runs: before, it may ask, and a client would show the call
+        in place of the question. OpenCode calls it running a moment before it asks, or after.
+        """
+        old = self._tools.get(new.part_id) or self._unstarted.get(new.part_id)
         if old is not None and (new == old or behind(new, old)):
             return
-        self._tools[new.part_id] = new
-        out.append(new)
+        self._unstarted[new.part_id] = new
+        shows = new.title or new.output or new.metadata
+        ended = new.status in ("completed", "error")
+        if ended or new.part_id in self._tools or (shows and new in self.starting):
+            self._show(new, out)
+
+    def _show(self, tool: ToolChanged, out: list[TurnEvent]) -> None:
+        del self._unstarted[tool.part_id]
+        self._tools[tool.part_id] = tool
+        out.append(tool)
 
     def _subagent(self, part: ToolPart, out: list[TurnEvent]) -> None:
         if child_session(part) is None:
             return
-        changed = self._tools[part.id]
+        changed = self._tools.get(part.id) or self._unstarted[part.id]
         described = changed.input.get("description") if changed.input else None
         title = changed.title or (str(described) if described is not None else None)
         self._tell_progress(Progressed("subagent", changed.status, part.id, title=title), out)
