@@ -204,8 +204,65 @@ async def test_exactly_as_many_tasks_are_admitted_at_once_as_there_is_room_for(
 async def test_foreign_names_and_pages_are_refused(
     service: Running, headers: dict[str, str], status: int
 ) -> None:
-    for path in ("/health", "/.well-known/agent-card.json"):
-        assert (await service.http.get(path, headers=headers)).status_code == status
+    assert (await service.http.get("/health", headers=headers)).status_code == status
+
+
+CARD = "/.well-known/agent-card.json"
+PAGE = "https://app.example"
+
+
+@pytest.mark.requirement("ours-host-and-origin")
+@pytest.mark.parametrize("path", [CARD, "/.well-known/agent.json"])
+async def test_any_page_may_read_the_public_card(anyone: httpx2.AsyncClient, path: str) -> None:
+    for origin in ("https://any.example", "null"):
+        asks = {"Origin": origin, "Access-Control-Request-Method": "GET"}
+        asks["Access-Control-Request-Headers"] = "a2a-version, a2a-extensions"
+        preflight = await anyone.options(path, headers=asks)
+        card = await anyone.get(path, headers={"Origin": origin, "A2A-Version": "1.0"})
+
+        assert (preflight.status_code, card.status_code) == (204, 200)
+        for answer in (preflight, card):
+            assert answer.headers["access-control-allow-origin"] == "*"
+        assert "a2a-version" in preflight.headers["access-control-allow-headers"].lower()
+    for probe in ("/livez", "/readyz"):
+        answer = await anyone.get(probe, headers={"Origin": "https://any.example"})
+        assert (answer.status_code, answer.headers.get("access-control-allow-origin")) == (
+            200,
+            None,
+        )
+
+
+@pytest.mark.requirement("ours-host-and-origin")
+async def test_a_listed_page_calls_as_a_browser_does(serve: Serve) -> None:
+    service = await serve(A2A_ALLOWED_ORIGINS=PAGE)
+    wanted = {"authorization", "content-type", "a2a-version", "a2a-extensions", "last-event-id"}
+    asks = {
+        "Origin": PAGE,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": ", ".join(sorted(wanted)),
+    }
+
+    async with httpx2.AsyncClient(base_url=service.url, trust_env=False) as http:
+        preflight = await http.options("/", headers=asks)
+        foreign = await http.options("/", headers=asks | {"Origin": "https://evil.example"})
+        unknown = await http.post("/", json={}, headers={"Origin": PAGE})
+
+    assert preflight.status_code == 204
+    allowed = preflight.headers["access-control-allow-headers"].lower().split(", ")
+    assert wanted <= set(allowed)
+    assert "POST" in preflight.headers["access-control-allow-methods"].split(", ")
+    assert foreign.status_code == 403
+    assert "access-control-allow-origin" not in foreign.headers
+    assert unknown.status_code == 401
+    for wire in Wire:
+        exchange = Exchange(service, wire)
+        answer = await exchange.call("stream", exchange.message("hello"), Origin=PAGE)
+        assert answer.status == 200
+        for told in (answer, preflight, unknown):
+            assert told.headers["access-control-allow-origin"] == PAGE
+            assert "origin" in told.headers["vary"].lower()
+        exposed = answer.headers["access-control-expose-headers"].lower().split(", ")
+        assert {"a2a-version", "www-authenticate", "retry-after"} <= set(exposed)
 
 
 @pytest.mark.requirement("ours-pages")

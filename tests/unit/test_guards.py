@@ -113,6 +113,26 @@ async def test_only_our_own_and_listed_pages_may_call(origin: str, status: int) 
     assert status == 200 or reason(response) == "ORIGIN_NOT_ALLOWED"
 
 
+@pytest.mark.parametrize(
+    ("host", "origin", "status"),
+    [
+        ("a.lan.example", "https://a.lan.example", 200),
+        ("a.lan.example", "http://a.lan.example", 200),
+        ("a.lan.example:8443", "https://a.lan.example:8443", 200),
+        ("a.lan.example", "https://b.lan.example", 403),
+        ("a.lan.example", "https://a.lan.example:8443", 403),
+        ("evil.example", "https://evil.example", 421),
+    ],
+)
+async def test_a_page_of_ours_is_known_behind_a_proxy_that_ends_tls(
+    host: str, origin: str, status: int
+) -> None:
+    async with client(Boundary(echo, LOCAL)) as http:
+        response = await http.get("/", headers={"host": host, "origin": origin})
+
+    assert response.status_code == status
+
+
 async def test_a_body_arrives_in_one_piece_up_to_the_limit() -> None:
     async def pieces() -> AsyncIterator[bytes]:
         for _ in range(10):

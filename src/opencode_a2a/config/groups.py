@@ -139,7 +139,9 @@ class Access(Group, prefix="A2A_"):
     allow_short_tokens: bool = setting(
         False, "Accept a bearer token below 20 characters on an address that others can reach."
     )
-    allowed_origins: Texts = setting((), "Browser origins that may call, besides the public URL's.")
+    allowed_origins: Texts = setting(
+        (), "Browser origins that may call (CORS), besides the public URL's."
+    )
     allowed_hosts: Texts = setting(
         (), "Host names under which the service may be called; empty = all."
     )

@@ -29,12 +29,33 @@ from opencode_a2a.errors import (
     RequestTimeoutError,
     RequestTooLargeError,
 )
-from opencode_a2a.web.answers import Refusal, closing, header, headers_of, refuse
-from opencode_a2a.web.auth import peer_address
+from opencode_a2a.protocol.card import DISCOVERY
+from opencode_a2a.web.answers import Header, Refusal, closing, header, headers_of, refuse
+from opencode_a2a.web.auth import OPEN_PATHS, peer_address
 
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _PROBES = frozenset({"/livez", "/readyz"})
+_ASKED_METHOD = b"access-control-request-method"
+_ANY_ORIGIN: Header = (b"access-control-allow-origin", b"*")
+_PREFLIGHT: tuple[Header, ...] = (
+    (b"access-control-allow-methods", b"GET, HEAD, POST, DELETE"),
+    (
+        b"access-control-allow-headers",
+        b"Authorization, Content-Type, A2A-Version, A2A-Extensions, X-A2A-Extensions, "
+        b"Last-Event-ID, If-None-Match, Traceparent, Tracestate",
+    ),
+    (b"access-control-max-age", b"600"),
+    (b"vary", b"Origin"),
+)
+_READABLE: tuple[Header, ...] = (
+    (
+        b"access-control-expose-headers",
+        b"A2A-Version, A2A-Extensions, X-A2A-Extensions, WWW-Authenticate, Retry-After, ETag, "
+        b"Traceparent",
+    ),
+    (b"vary", b"Origin"),
+)
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -73,18 +94,44 @@ class BoundaryRules:
 
 
 class Boundary:
-    """Refuse foreign names of the service and foreign pages."""
+    """Refuse foreign names of the service and foreign pages; let browsers know the others (CORS).
+
+    Open paths may be called by every page, and the public card may be read by it.
+    """
 
     def __init__(self, app: ASGIApp, rules: BoundaryRules) -> None:
         self._app = app
         self._rules = rules
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = None if scope["type"] == "lifespan" else self._check(scope)
-        if refusal is None:
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
-        else:
+            return
+        refusal = self._check(scope)
+        if refusal is not None:
             await refuse(scope, send, refusal)
+            return
+        granted = self._granted(scope)
+        if granted is None:
+            await self._app(scope, receive, send)
+        elif scope["method"] == "OPTIONS" and header(scope, _ASKED_METHOD) is not None:
+            # A browser asks without the credential before it calls with one.
+            start = {"status": 204, "headers": [granted, *_PREFLIGHT]}
+            await send({"type": "http.response.start", **start})
+            await send({"type": "http.response.body"})
+        else:
+            await self._app(scope, receive, _telling(send, [granted, *_READABLE]))
+
+    def _granted(self, scope: Scope) -> Header | None:
+        """Return the header that lets the calling page read the answer."""
+        if scope["type"] != "http":
+            return None
+        if scope["path"] in DISCOVERY:
+            return _ANY_ORIGIN
+        origin = headers_of(scope, b"origin")
+        if origin and _origin(origin[0].decode("latin-1")) in self._rules.origins:
+            return b"access-control-allow-origin", origin[0]
+        return None
 
     def _check(self, scope: Scope) -> Refusal | None:
         sent = headers_of(scope, b"host")
@@ -93,6 +140,8 @@ class Boundary:
         host = sent[0].decode("latin-1") if sent else ""
         if self._rules.hosts is not None and not _host_matches(host, self._rules.hosts):
             return _MISDIRECTED
+        if scope["path"] in OPEN_PATHS:
+            return None
         for origin in headers_of(scope, b"origin"):
             if not self._own_page(origin.decode("latin-1"), scope, host):
                 return _FOREIGN_ORIGIN
@@ -102,8 +151,21 @@ class Boundary:
         plain = _origin(origin)
         if plain in self._rules.origins:
             return True
-        # A page that this service itself delivered, under a name that was just checked.
-        return self._rules.hosts is not None and plain == _origin(f"{scope['scheme']}://{host}")
+        # A page under a name of ours that was just checked. A proxy may have ended its TLS.
+        schemes = (scope["scheme"], "https")
+        own = [_origin(f"{scheme}://{host}") for scheme in schemes]
+        return self._rules.hosts is not None and plain in own
+
+
+def _telling(send: Send, headers: list[Header]) -> Send:
+    """Return a ``send`` that adds headers to the answer."""
+
+    async def told(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), *headers]}
+        await send(message)
+
+    return told
 
 
 class RateLimit:
