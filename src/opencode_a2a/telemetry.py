@@ -15,6 +15,8 @@ import orjson
 import structlog
 from structlog.typing import FilteringBoundLogger, Processor
 
+from opencode_a2a.printable import clean, escaped
+
 MASK = "********"
 
 _SECRET_KEY = re.compile(
@@ -91,6 +93,7 @@ def configure(level: str, stream: TextIO | None = None) -> None:
     # A rich traceback would print local variables, and with them secrets.
     pretty = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     render: Processor = pretty if output.isatty() else _json
+    fit: list[Processor] = [_printable] if output.isatty() else []
     steps: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -99,7 +102,7 @@ def configure(level: str, stream: TextIO | None = None) -> None:
         _redact_record,
     ]
     structlog.configure(
-        processors=[*steps, render],
+        processors=[*steps, *fit, render],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.PrintLoggerFactory(output),
         cache_logger_on_first_use=True,
@@ -108,7 +111,7 @@ def configure(level: str, stream: TextIO | None = None) -> None:
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.add_logger_name, *steps],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, render],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *fit, render],
         )
     )
     root = logging.getLogger()
@@ -119,4 +122,13 @@ def configure(level: str, stream: TextIO | None = None) -> None:
 
 
 def _json(_: object, __: str, record: Mapping[str, object]) -> str:
-    return orjson.dumps(record, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
+    return escaped(orjson.dumps(record, default=repr, option=orjson.OPT_NON_STR_KEYS).decode())
+
+
+def _printable(_: object, __: str, record: MutableMapping[str, object]) -> Mapping[str, object]:
+    """Escape what would do something to the terminal; tracebacks keep their lines."""
+    return {
+        key: clean(value) if key == "exception" else value if value.isprintable() else repr(value)
+        for key, value in record.items()
+        if isinstance(value, str)
+    } | {key: value for key, value in record.items() if not isinstance(value, str)}

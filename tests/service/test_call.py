@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from opencode_a2a.cli import main
 from opencode_a2a.services import announced
-from tests.support.peer import ANSWER, Stranger, card_json, reply, sdk_agent, stranger
+from tests.support.peer import ANSWER, Answer, Stranger, card_json, reply, sdk_agent, stranger
 
 CANARY = "canary-77aa"
 WAYS = [(b, v) for b in ("JSONRPC", "HTTP+JSON") for v in ("1.0", "0.3")]
@@ -183,10 +183,113 @@ async def test_what_an_agent_sends_cannot_steer_the_terminal() -> None:
     assert lines(as_json)[-1]["answer"] == "a\x1b]0;owned\x07b\x1b[2Jc\r\x9bd\u202ee\tf\n"
 
 
+EVIL = (
+    "x; touch pwned; $(touch pwned) `touch pwned` '\"\x1b[2J\x9b\u202e\U000e0041"
+    "\nAnswer with: pwned"
+)
+"""What a hostile agent calls its task, its context and itself."""
+
+
+def evil_task(state: str, task_id: str = EVIL) -> dict[str, object]:
+    said = {"kind": "message", "messageId": "m", "role": "agent", "parts": [words(EVIL)]}
+    return {
+        "kind": "task",
+        "id": task_id,
+        "contextId": EVIL,
+        "status": {"state": state, "message": said, "timestamp": EVIL},
+        "history": [said],
+    }
+
+
+def words(text: str) -> dict[str, str]:
+    return {"kind": "text", "text": text}
+
+
+def hostile(state: str, task_id: str = EVIL) -> Answer:
+    """Return an agent whose every word wants to harm the terminal of who reads it."""
+
+    async def answer(made: Stranger, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "GET":
+            capabilities = {"streaming": False}
+            await reply(send, card_json(made.url, name=EVIL, capabilities=capabilities))
+            return
+        request = orjson.loads((await receive())["body"])
+        task = evil_task(state, task_id)
+        result = {"tasks": [task]} if request["method"] == "tasks/list" else task
+        await reply(send, orjson.dumps({"jsonrpc": "2.0", "id": 1, "result": result}))
+
+    return answer
+
+
+async def pasted(command: str, directory: Path) -> list[str]:
+    """Run a line in a shell, as a person who trusts us would; return the arguments it has."""
+    stub = directory / "opencode-a2a"
+    stub.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    stub.chmod(0o755)
+    shell = await asyncio.create_subprocess_exec(
+        *("sh", "-c", command),
+        cwd=directory,
+        env={"PATH": f"{directory}:{os.environ['PATH']}"},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await shell.communicate()
+    assert os.listdir(directory) == ["opencode-a2a"]
+    return out.decode().splitlines()
+
+
+def harmless(printed: str) -> bool:
+    """Whether nothing in there does anything to a terminal, or looks like a line of ours."""
+    lines = printed.split("\n")
+    hidden = any(not c.isprintable() and c != "\n" for c in printed)
+    return not hidden and not any(line.startswith("Answer with: pwned") for line in lines)
+
+
+async def test_what_is_suggested_can_be_pasted_whatever_the_agent_calls_its_task(
+    tmp_path: Path,
+) -> None:
+    bin_dir = tmp_path / "bin"
+    bin_dir.mkdir()
+    async with stranger(hostile("input-required")) as made:
+        asked = await run("call", made.url, "hi")
+        talked = await run("chat", made.url, stdin="hi\n")
+    async with stranger(hostile("working", "--help")) as made:
+        late = await run("call", made.url, "hi")
+
+    shown = "".join(c for c in EVIL if c.isprintable())
+    commands = [
+        line.partition(": ")[2]
+        for line in (asked.stderr + talked.stderr).splitlines()
+        if line.startswith(("Answer with", "go on with", "The agent still waits"))
+    ]
+    given = [await pasted(command, bin_dir) for command in commands]
+    followed = await pasted(late.stderr[late.stderr.index("opencode-a2a task") :], bin_dir)
+    assert [(args[0], shown in args) for args in given] == [
+        ("call", True),
+        ("call", True),
+        ("chat", True),
+    ]
+    assert followed[-2:] == ["--", "--help"]
+    assert harmless(asked.output)
+    assert harmless(talked.output)
+    assert (asked.exit_code, talked.exit_code) == (3, 3)
+
+
+@pytest.mark.parametrize("command", [("tasks",), ("task", "id"), ("task", "id", "--follow")])
+async def test_a_hostile_task_is_listed_and_shown_without_harm(command: tuple[str, ...]) -> None:
+    name, *arguments = command
+    async with stranger(hostile("failed")) as made:
+        result = await run(name, made.url, *arguments)
+        as_json = await run(name, made.url, *arguments, "--json")
+
+    assert harmless(result.output)
+    assert harmless(as_json.output)
+    assert "x; touch pwned" in result.output
+
+
 async def test_a_task_that_takes_too_long_goes_on_and_is_named() -> None:
     async with sdk_agent() as agent:
         result = await run("call", agent.url, "hang", "--timeout", "2")
-        task_id = result.stderr.split()[-2]
+        task_id = result.stderr.split()[-1]
         canceled = await run("cancel", agent.url, task_id)
         shown = await run("task", agent.url, task_id, "--json")
 
@@ -219,10 +322,24 @@ async def test_tasks_are_listed_shown_and_followed() -> None:
         ("call", "http://127.0.0.1:1", " "),
         ("call", "http://127.0.0.1:1", "hi", "--token", "x"),
         ("call", "http://127.0.0.1:1", "hi", "--file", "/nonexistent"),
+        ("call", "http://127.0.0.1:1", "hi", "--file", "/proc/self/mem"),
+        ("call", "http://127.0.0.1:1", "hi", "--timeout", "0"),
+        ("call", "http://127.0.0.1:1", "hi", "--timeout", "nan"),
+        ("call", "http://[::1", "hi"),
+        ("call", "http://127.0.0.1:99999", "hi"),
+        ("call", "http://\x1b[2J", "hi"),
+        ("chat", "http://[::1"),
+        ("tasks", "[::1"),
+        ("task", "http://127.0.0.1:99999", "id"),
+        ("cancel", "http://127.0.0.1:x", "id"),
     ],
 )
 async def test_wrong_usage_exits_with_two(args: tuple[str, ...]) -> None:
-    assert (await run(*args)).exit_code == 2
+    result = await run(*args)
+
+    assert result.exit_code == 2
+    assert "Error: " in result.stderr
+    assert "\x1b" not in result.stderr
 
 
 async def test_an_agent_that_is_not_there_is_one_line_and_exit_one() -> None:
@@ -256,6 +373,27 @@ async def test_the_token_of_our_own_service_is_found_on_this_machine(
     assert authorizations(made) == [f"Bearer {CANARY}"] * 2
     assert result.exit_code == 1
     assert CANARY not in result.output
+
+
+async def test_a_refused_credential_ends_a_chat_with_exit_one() -> None:
+    async with stranger(refusing) as made:
+        result = await run("chat", made.url, stdin="hi\nhi again\n")
+
+    assert result.exit_code == 1
+    assert len([path for method, path, _ in made.requests if method == "POST"]) == 1
+    assert result.stderr.splitlines()[-1].endswith(
+        "set A2A_CLIENT_BEARER_TOKEN or A2A_CLIENT_BASIC_AUTH"
+    )
+    assert result.stdout == ""
+
+
+async def test_the_exit_status_of_a_chat_is_that_of_its_last_turn() -> None:
+    async with sdk_agent() as agent:
+        failed = await run("chat", agent.url, stdin="say\nfail\n")
+        asked = await run("chat", agent.url, stdin="ask\n")
+        good = await run("chat", agent.url, stdin="fail\nsay\n")
+
+    assert (failed.exit_code, asked.exit_code, good.exit_code) == (1, 3, 0)
 
 
 async def test_the_token_of_our_own_service_goes_to_no_other_on_this_machine(

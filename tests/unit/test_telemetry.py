@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -80,6 +81,29 @@ def test_an_exception_is_told_without_its_secrets() -> None:
     [record] = records(stream)
     assert "ValueError" in str(record["exception"])
     assert "geheim" not in stream.getvalue()
+
+
+EVIL = "ok\x1b[2J\x9b\u202e\U000e0041\nforged line"
+
+
+@pytest.mark.parametrize("stream", [Terminal(), io.StringIO()], ids=["terminal", "file"])
+def test_what_others_say_cannot_steer_the_terminal_of_who_reads_the_log(
+    stream: io.StringIO,
+) -> None:
+    configure("INFO", stream)
+
+    structlog.get_logger().info("peer said", error=EVIL, listed=[EVIL])
+    logging.getLogger("library").warning("it said %s", EVIL)
+    try:
+        raise ValueError(EVIL)
+    except ValueError:
+        structlog.get_logger().exception("failed")
+
+    printed = re.sub("\x1b\\[[0-9;]*m", "", stream.getvalue())  # our own colours
+    assert not any(c in printed for c in "\x1b\x9b\u202e\U000e0041")
+    assert [line for line in printed.splitlines() if line.startswith("forged")] == (
+        ["forged line"] if stream.isatty() else []
+    )
 
 
 def test_a_terminal_gets_text_for_people() -> None:

@@ -1,6 +1,7 @@
 """``opencode-a2a call``: send one message to an agent and print its answer."""
 
 import base64
+import math
 import mimetypes
 import sys
 from pathlib import Path
@@ -24,7 +25,13 @@ _FILE_LIMIT = 20 * 1024 * 1024
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Send a file along; may be given several times.",
 )
-@click.option("--timeout", default=600.0, show_default=True, help="Seconds to wait for the end.")
+@click.option(
+    "--timeout",
+    default=600.0,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    help="Seconds to wait for the end.",
+)
 @click.option("--no-stream", is_flag=True, help="Wait for the whole answer instead of streaming.")
 @click.option("--json", "as_json", is_flag=True, help="Print each event as a line of JSON.")
 def call(
@@ -48,6 +55,9 @@ def call(
 
     Exit status: 0 completed, 1 failed, 2 wrong usage, 3 input or sign-in required.
     """
+    if math.isnan(timeout):
+        raise click.UsageError("--timeout should be a number of seconds")
+
     from opencode_a2a.cli.screen import printed
     from opencode_a2a.cli.talk import Turn, exit_status, talk_to
     from opencode_a2a.peers.answer import Account
@@ -55,8 +65,8 @@ def call(
     parts = _parts(sys.stdin.read() if text == "-" else text, files)
     account = Account()
     turn = Turn(parts, account, task, context, not no_stream, timeout)
-    with talk_to(url) as talk, printed(talk.url, account, as_json) as show:
-        talk.take(turn, show)
+    with talk_to(url) as talk, printed(talk.url, account, as_json) as shown:
+        talk.take(turn, shown)
     sys.exit(exit_status(account.status.state))
 
 
@@ -70,6 +80,9 @@ def _parts(text: str, files: tuple[Path, ...]) -> list[Part]:
 def _file(path: Path) -> Part:
     if path.stat().st_size > _FILE_LIMIT:
         raise click.UsageError(f"{path.name} is larger than {_FILE_LIMIT // 1024**2} MiB")
-    raw = base64.b64encode(path.read_bytes()).decode()
+    try:
+        raw = base64.b64encode(path.read_bytes()).decode()
+    except OSError as error:
+        raise click.UsageError(f"cannot read {path}: {error.strerror}") from error
     media_type = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
     return Part("raw", raw=raw, media_type=media_type, filename=path.name)

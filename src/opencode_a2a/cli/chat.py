@@ -1,5 +1,7 @@
 """``opencode-a2a chat``: a conversation with an agent."""
 
+import sys
+
 import click
 
 
@@ -9,19 +11,23 @@ import click
 def chat(url: str, context: str | None) -> None:
     """Talk to the agent at URL.
 
-    What the agent asks (a question, a permission) is shown, and your next line answers it.
-    Ctrl-C cancels the turn, a second one leaves; /new begins a new conversation, /quit or Ctrl-D
-    leaves. Credentials are found as by `call`.
+    What the agent asks (a question, a permission) is shown, and your lines answer it until it is
+    settled; what was typed before it could be read does not. A paste of several lines is one
+    message. Ctrl-C cancels the turn, a second one leaves; /new begins a new conversation, /quit or
+    Ctrl-D leaves. Credentials are found as by `call`.
+
+    Exit status: that of `call` for the last turn, 1 also if the credential is refused.
     """
     from opencode_a2a.cli.conversation import Conversation, line_editing
-    from opencode_a2a.cli.screen import clean
     from opencode_a2a.cli.talk import talk_to
+    from opencode_a2a.printable import command, one_line
 
     with talk_to(url) as talk, line_editing():
         card = talk.peer.card
-        click.echo(clean(f"{card.name} {card.version}".strip()), err=True)
+        click.echo(one_line(f"{card.name} {card.version}"), err=True)
         conversation = Conversation(talk, context)
-        conversation.hold()
+        status = conversation.hold()
     if conversation.context_id:
-        then = f"opencode-a2a chat {talk.url} --context {clean(conversation.context_id)}"
+        then = command("chat", talk.url, "--context", conversation.context_id)
         click.echo(f"go on with: {then}", err=True)
+    sys.exit(status)

@@ -1,23 +1,49 @@
-"""A conversation at the terminal: lines in, turns out, the agent's prompts answered in between.
+"""A conversation at the terminal: lines in, turns out, the agent's questions answered in between.
 
 ``chat`` holds one. It knows nothing of the network; ``talk`` takes the turns.
 """
 
 import contextlib
+import os
+import select
 import sys
+import time
 from collections.abc import Generator
 
 import click
 
-from opencode_a2a.cli.screen import Screen, clean, report_end
-from opencode_a2a.cli.talk import CanceledError, Talk, Turn, state_dir
+from opencode_a2a.cli.screen import Screen, report_end
+from opencode_a2a.cli.talk import (
+    CanceledError,
+    RefusedError,
+    Talk,
+    Turn,
+    exit_status,
+    state_dir,
+)
 from opencode_a2a.events import Json, Question
 from opencode_a2a.messages import Part
 from opencode_a2a.peers.answer import Account, Interrupted, PeerEvent
 from opencode_a2a.peers.hints import Prompt
+from opencode_a2a.printable import command, indented, one_line
 
 _REPLIES = {"o": "once", "y": "once", "a": "always", "r": "reject", "n": "reject"}
 _HISTORY_LINES = 1000
+_REFLEX_SECONDS = 0.3
+"""Time after a question in which nobody can have read it."""
+_PASTE_SECONDS = 0.05
+"""Time in which the next line of a paste arrives, where the terminal does not mark pastes."""
+
+
+class _Watched(Screen):
+    """A screen that remembers what the agent asked."""
+
+    prompt: Prompt | None = None
+
+    def show(self, event: PeerEvent) -> None:
+        if isinstance(event, Interrupted):
+            self.prompt = event.prompt
+        super().show(event)
 
 
 class Conversation:
@@ -27,82 +53,154 @@ class Conversation:
         self.context_id = context_id
         self._talk = talk
         self._waiting: Account | None = None
-        """The task that waits for the next line."""
+        """The task that waits for an answer; every line goes to it until that is settled."""
         self._prompt: Prompt | None = None
 
-    def hold(self) -> None:
-        """Go on until the person leaves: end of input, /quit, or Ctrl-C twice."""
+    def hold(self) -> int:
+        """Go on until the person leaves: end of input, /quit, or Ctrl-C twice.
+
+        Return the exit status: that of the last turn, 3 if a question was left open.
+        """
+        status = 0
         # A Ctrl-C that comes between two steps is the second one, or as good as that.
         with contextlib.suppress(KeyboardInterrupt, EOFError):
             stopped = False
             while True:
                 try:
-                    parts = self._read()
-                    if parts is None:
-                        return
-                    self._turn(parts)
+                    status = self._turn(self._read())
                     stopped = False
                 except CanceledError as error:
                     stopped = True
                     click.echo(f"{error.message}; Ctrl-C again leaves", err=True)
+                except RefusedError:
+                    raise
                 except click.ClickException as error:
+                    status = 1
                     error.show()
                 except KeyboardInterrupt:
                     if stopped:
-                        return
+                        break
                     stopped = True
-                    click.echo("\nCtrl-C again leaves", err=True)
+                    click.echo(f"\n{self._give_up()}Ctrl-C again leaves", err=True)
+        return self._leave(status)
 
-    def _turn(self, parts: list[Part]) -> None:
+    def _turn(self, parts: list[Part]) -> int:
         account = self._waiting or Account()
         task_id = account.task_id if self._waiting else None
-        self._waiting = self._prompt = None
-        screen = Screen()
-
-        def show(event: PeerEvent) -> None:
-            if isinstance(event, Interrupted):
-                self._prompt = event.prompt
-            screen.show(event)
-
+        screen = _Watched()
         try:
-            self._talk.take(Turn(parts, account, task_id, self.context_id), show)
+            self._talk.take(Turn(parts, account, task_id, self.context_id), screen)
+        except CanceledError:
+            self._waiting = None
+            raise
+        except click.ClickException:
+            if self._waiting and self._settled(self._waiting):
+                self._waiting = None
+            raise
         finally:
-            screen.close()
             self.context_id = account.context_id or self.context_id
+        self._waiting, self._prompt = None, screen.prompt
         if account.status.state.waits:
             self._waiting = account
-            click.echo(clean(account.status.text or "The agent waits for an answer."), err=True)
+            text = indented(account.status.text or "") or "The agent waits for an answer."
+            click.echo(text, err=True)
         else:
             report_end(self._talk.url, account)
+        return exit_status(account.status.state)
 
-    def _read(self) -> list[Part] | None:
-        """Return what to send; None to leave."""
-        if self._prompt and len(self._prompt.questions) > 1:
-            answers: list[Json] = [_choices(question) for question in self._prompt.questions]
-            return [Part("data", data={"answers": answers})]
+    def _settled(self, account: Account) -> bool:
+        """Find out whether the agent still waits after an answer that it did not take."""
+        try:
+            found = self._talk.run(self._talk.peer.task(account.task_id or ""))
+        except click.ClickException:
+            return False
+        state = found.status.state
+        if not state.waits:
+            click.echo(f"The agent no longer waits for an answer; the task is {state}.", err=True)
+        return not state.waits
+
+    def _give_up(self) -> str:
+        """Cancel the task that waits, if there is one, and say what became of it."""
+        account, self._waiting = self._waiting, None
+        return f"{self._talk.cancel(account)}; " if account else ""
+
+    def _leave(self, status: int) -> int:
+        if self._waiting is None:
+            return status
+        then = command("call", self._talk.url, "--task", self._waiting.task_id or "", "…")
+        click.echo(f"The agent still waits; answer with: {then}", err=True)
+        return exit_status(self._waiting.status.state)
+
+    def _read(self) -> list[Part]:
+        """Return what to send."""
+        if self._waiting:
+            discard_early_input()
+            if self._prompt and len(self._prompt.questions) > 1:
+                answers: list[Json] = [_choices(question) for question in self._prompt.questions]
+                return [Part("data", data={"answers": answers})]
         while True:
-            line = input("answer> " if self._waiting else "> ").strip()
-            if line == "/quit":
-                return None
-            if line == "/new":
-                self.context_id = self._waiting = self._prompt = None
-            elif line:
+            text = read_message("answer> " if self._waiting else "> ")
+            if text == "/new" and self._waiting:
+                click.echo("Answer first, or press Ctrl-C to cancel the task.", err=True)
+            elif text == "/new":
+                self.context_id = None
+            elif text:
                 permission = self._prompt is not None and self._prompt.type == "permission"
-                reply = _REPLIES.get(line.lower(), line) if permission else line
-                return [Part("text", text=reply)]
+                reply = _REPLIES.get(text.lower()) if self._waiting and permission else None
+                return [Part("text", text=reply or text)]
 
 
 def _choices(question: Question) -> list[Json]:
     """Ask one of several questions; numbers stand for options."""
-    line = input(f"{clean(question.header or question.question)}> ")
-    given = [item.strip() for item in line.split(",")] if question.multiple else [line.strip()]
+    line = read_message(f"{one_line(question.header or question.question)}> ")
+    given = [item.strip() for item in line.split(",")] if question.multiple else [line]
     labels = {str(number): option.label for number, option in enumerate(question.options, 1)}
     return [labels.get(item, item) for item in given if item]
 
 
+def read_message(prompt: str) -> str:
+    """Return what a person enters: a line, or the lines of a paste; EOFError to leave.
+
+    The prompt is for people: neither a script nor a copy of stdout gets to see it.
+    """
+    if not sys.stdin.isatty():
+        prompt = ""
+    elif not sys.stdout.isatty():
+        click.echo(prompt, err=True, nl=False)
+        prompt = ""
+    lines = [input(prompt)]
+    while _is_pending(_PASTE_SECONDS):
+        lines.append(input())
+    text = "\n".join(lines).strip()
+    if text == "/quit":
+        raise EOFError
+    return text
+
+
+def discard_early_input() -> None:
+    """Drop what was typed before the question could be read: it answers something else."""
+    if not sys.stdin.isatty():
+        return
+    try:
+        import termios
+    except ImportError:  # not on every platform
+        return
+    time.sleep(_REFLEX_SECONDS)
+    if _is_pending(0):
+        click.echo("What was typed before the question is dropped.", err=True)
+    termios.tcflush(sys.stdin, termios.TCIFLUSH)
+
+
+def _is_pending(seconds: float) -> bool:
+    """Whether a person's terminal has more input, or gets it within this time."""
+    if os.name != "posix" or not sys.stdin.isatty():
+        return False
+    return bool(select.select([sys.stdin], [], [], seconds)[0])
+
+
 @contextlib.contextmanager
 def line_editing() -> Generator[None]:
-    """Give ``input`` a history that lasts, if a person types."""
+    """Give ``input`` a history that lasts and pastes of several lines, if a person types."""
     if not sys.stdin.isatty():
         yield
         return
@@ -111,6 +209,7 @@ def line_editing() -> Generator[None]:
     except ImportError:  # not on every platform
         yield
         return
+    readline.parse_and_bind("set enable-bracketed-paste on")
     path = state_dir() / "history"
     with contextlib.suppress(OSError):
         readline.read_history_file(path)

@@ -1,15 +1,18 @@
 """How an answer looks on a terminal, and as JSON lines.
 
-The answer goes to stdout as it is; reasoning, tools and signs of life go dim to stderr, and only
-if somebody is looking there. Nothing that an agent sends can move the cursor, set a title or
-hide text: control characters are left out, in JSON they are escaped.
+The answer goes to stdout as it is; reasoning, tools and progress go dim to stderr, and only if
+somebody is looking there. Everything that an agent sends is cleaned before it is printed, see
+``printable``; in JSON it is escaped.
 """
 
+import asyncio
 import dataclasses
-import re
+import shutil
 import sys
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import Protocol
 
 import click
 import orjson
@@ -27,11 +30,9 @@ from opencode_a2a.peers.answer import (
     TaskOpened,
     ToolChanged,
 )
-from opencode_a2a.peers.client import Tell
 from opencode_a2a.peers.wire import State
+from opencode_a2a.printable import clean, command, escaped, indented, one_line
 
-_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""C0 but tab and newline, C1, and what turns the direction of writing around."""
 _NAMES = {
     TaskOpened: "task",
     AnswerGrew: "answer",
@@ -43,16 +44,75 @@ _NAMES = {
     Interrupted: "interrupted",
     Finished: "finished",
 }
+_PATIENCE = 2.0
+"""Seconds of silence that need no explanation."""
 
 
-def clean(text: str) -> str:
-    """Leave out what would do something to a terminal instead of being seen."""
-    return _HIDDEN.sub("", text)
+class Shown(Protocol):
+    """Where the events of a turn go."""
+
+    def begin(self) -> None:
+        """A turn begins; the event loop runs."""
+        ...
+
+    def show(self, event: PeerEvent) -> None: ...
+
+    def end(self) -> None:
+        """The turn has ended, or is no longer listened to."""
+        ...
 
 
-def one_line(text: str, width: int = 72) -> str:
-    flat = " ".join(clean(text).split())
-    return flat if len(flat) <= width else f"{flat[: width - 1]}…"
+class StatusLine:
+    """One line that says what is being waited for and for how long, rewritten in place."""
+
+    def __init__(self) -> None:
+        self._reason: str | None = None
+        self._quiet_since = time.monotonic()
+        self._drawn = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def due(self) -> bool:
+        """Whether there is something to say: a reason, or a long silence."""
+        return self._reason is not None or time.monotonic() - self._quiet_since >= _PATIENCE
+
+    def begin(self, tick: Callable[[], None]) -> None:
+        """Call back every second until the end."""
+        self._reason, self._quiet_since = None, time.monotonic()
+        loop = asyncio.get_running_loop()
+
+        def again() -> None:
+            tick()
+            self._timer = loop.call_later(1, again)
+
+        self._timer = loop.call_later(1, again)
+
+    def explain(self, reason: str | None) -> None:
+        self._reason = reason
+
+    def interrupt(self) -> None:
+        """Make room for something else; the silence is over."""
+        self.erase()
+        self._quiet_since = time.monotonic()
+
+    def draw(self) -> None:
+        seconds = round(time.monotonic() - self._quiet_since)
+        waited = f" ({seconds} s)"
+        width = max(20, shutil.get_terminal_size().columns - 1 - len(waited))
+        text = one_line(self._reason or "Waiting for the agent", width) + waited
+        click.echo("\r\x1b[K" + click.style(text, dim=True), err=True, nl=False)
+        self._drawn = True
+
+    def erase(self) -> None:
+        if self._drawn:
+            click.echo("\r\x1b[K", err=True, nl=False)
+            self._drawn = False
+
+    def end(self) -> None:
+        self.erase()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class Screen:
@@ -61,9 +121,18 @@ class Screen:
     def __init__(self) -> None:
         self._watched = sys.stderr.isatty()
         self._shared = self._watched and sys.stdout.isatty()
+        self._status = StatusLine()
         self._artifact: str | None = None
         self._answer_open = False
+        self._behind_answer = False
+        """The cursor of the shared terminal stands behind an answer that may go on."""
         self._aside_open = False
+        self._tools: dict[str, str] = {}
+        """The line that was last printed for each tool call."""
+
+    def begin(self) -> None:
+        if self._watched:
+            self._status.begin(self._tick)
 
     def show(self, event: PeerEvent) -> None:
         match event:
@@ -76,23 +145,43 @@ class Screen:
                 self._aside(event.text, closed=False)
             case ToolChanged() if event.call.status != "pending":
                 call = event.call
-                self._aside(one_line(f"{call.tool} {call.status}  {call.title or ''}"))
+                line = one_line(f"{call.tool} {call.status}  {call.title or ''}")
+                if self._tools.get(call.call_id) != line:  # its output may grow for a long time
+                    self._tools[call.call_id] = line
+                    self._aside(line)
             case FileGiven():
                 named = event.name or event.artifact_id
                 self._aside(one_line(f"file {named} {event.part.media_type or ''}"))
-            case StatusChanged() if event.text:
-                self._aside(event.text)
+            case StatusChanged():
+                self._explain(event)
             case _:
                 pass
+
+    def end(self) -> None:
+        self._status.end()
+        self.close()
 
     def close(self) -> None:
         """End the line that the answer or an aside stands on."""
         self._close_aside()
         if self._answer_open:
             click.echo()
-            self._answer_open = False
+            self._answer_open = self._behind_answer = False
+
+    def _explain(self, event: StatusChanged) -> None:
+        if event.progress is None and event.text:
+            self._aside(indented(event.text))
+        self._status.explain(event.progress and event.progress.text)
+        if event.progress is not None and self._watched:
+            self._break_line()
+            self._status.draw()
+
+    def _tick(self) -> None:
+        if self._status.due and not self._aside_open and not self._behind_answer:
+            self._status.draw()
 
     def _answer(self, artifact_id: str, text: str) -> None:
+        self._status.interrupt()
         self._close_aside()
         if self._artifact != artifact_id and self._answer_open:
             click.echo()
@@ -101,16 +190,25 @@ class Screen:
         click.echo(text, nl=False)
         sys.stdout.flush()
         self._answer_open = not text.endswith("\n") if text else self._answer_open
+        self._behind_answer = self._answer_open and self._shared
 
     def _aside(self, text: str, *, closed: bool = True) -> None:
         if not self._watched:
             return
+        self._status.interrupt()
         if closed:
             self._close_aside()
-        if self._answer_open and self._shared and not self._aside_open:
-            click.echo(err=True)  # to stderr, so that a copy of stdout stays as it came
+        if not self._aside_open:
+            self._break_line()
         click.secho(clean(text), dim=True, err=True, nl=closed)
         self._aside_open = not closed and not text.endswith("\n")
+
+    def _break_line(self) -> None:
+        """Leave the line that the answer stands on, if both share a terminal."""
+        self._close_aside()
+        if self._behind_answer:
+            click.echo(err=True)  # to stderr, so that a copy of stdout stays as it came
+            self._behind_answer = False
 
     def _close_aside(self) -> None:
         if self._aside_open:
@@ -118,45 +216,51 @@ class Screen:
             self._aside_open = False
 
 
-def json_line(event: PeerEvent, account: Account) -> None:
-    """Print an event as one JSON object; the last one has the whole answer."""
-    told = {"event": _NAMES[type(event)], **dataclasses.asdict(event)}
-    if isinstance(event, Interrupted | Finished):
-        told |= {
-            "task_id": account.task_id,
-            "context_id": account.context_id,
-            "answer": account.answer,
-        }
-    print_json(told)
+class JsonLines:
+    """Prints every event as one JSON object; the last one has the whole answer."""
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+
+    def begin(self) -> None:
+        pass
+
+    def show(self, event: PeerEvent) -> None:
+        told = {"event": _NAMES[type(event)], **dataclasses.asdict(event)}
+        if isinstance(event, Interrupted | Finished):
+            told |= {
+                "task_id": self._account.task_id,
+                "context_id": self._account.context_id,
+                "answer": self._account.answer,
+            }
+        print_json(told)
+
+    def end(self) -> None:
+        pass
 
 
 def print_json(value: object) -> None:
-    text = orjson.dumps(value).decode()
-    click.echo(_HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+    click.echo(escaped(orjson.dumps(value).decode()))
 
 
 @contextmanager
-def printed(url: str, account: Account, as_json: bool) -> Generator[Tell]:
+def printed(url: str, account: Account, as_json: bool) -> Generator[Shown]:
     """Print what is shown in here, for a person or for a program, and how it ended."""
     if as_json:
-        yield lambda event: json_line(event, account)
+        yield JsonLines(account)
         return
-    screen = Screen()
-    try:
-        yield screen.show
-    finally:
-        screen.close()
+    yield Screen()
     report_end(url, account)
 
 
 def report_end(url: str, account: Account) -> None:
     """Say on stderr what a person has to know about a turn that did not complete."""
     status = account.status
-    text = clean(status.text or "").strip()
     if status.state.waits:
-        click.echo(text or "The agent waits for an answer.", err=True)
+        click.echo(indented(status.text or "") or "The agent waits for an answer.", err=True)
         asks = status.state is State.INPUT_REQUIRED
-        then = f'opencode-a2a call {url} --task {account.task_id} "…"'
+        then = command("call", url, "--task", account.task_id or "", "…")
         click.echo(f"{'Answer' if asks else 'Sign in, then go on'} with: {then}", err=True)
     elif status.state is not State.COMPLETED:
+        text = indented(status.text or "").strip()
         click.echo(f"{status.state}: {text}" if text else f"{status.state}", err=True)

@@ -18,13 +18,15 @@ from urllib.parse import urlsplit
 
 import click
 
+from opencode_a2a.cli.screen import Shown
 from opencode_a2a.messages import Message, Part
 from opencode_a2a.peers.answer import Account
-from opencode_a2a.peers.client import Options, Peer, Tell
+from opencode_a2a.peers.client import Options, Peer
 from opencode_a2a.peers.credential import Credential, origin
 from opencode_a2a.peers.errors import ErrorCode, PeerError
-from opencode_a2a.peers.network import Egress, EgressError, vet
+from opencode_a2a.peers.network import Egress, EgressError, check, vet
 from opencode_a2a.peers.wire import State
+from opencode_a2a.printable import command, one_line
 from opencode_a2a.services import running
 
 _PREFIX = "A2A_CLIENT_"
@@ -54,6 +56,10 @@ class CanceledError(click.ClickException):
         click.echo(self.message, file, err=True)
 
 
+class RefusedError(click.ClickException):
+    """The agent does not take our credential: nothing else will work either."""
+
+
 class Talk:
     """One agent at the other end of a command."""
 
@@ -69,44 +75,64 @@ class Talk:
         except PeerError as error:
             raise _failure(error) from error
 
-    def take(self, turn: Turn, show: Tell) -> None:
+    def take(self, turn: Turn, shown: Shown) -> None:
         """Send a message and show what comes back; Ctrl-C cancels the task."""
         try:
-            self._runner.run(self._take(turn, show))
+            self._runner.run(self._take(turn, shown))
         except TimeoutError as error:
-            message = f"no end within {turn.seconds:g} s"
+            last = turn.account.last_words
+            why = f" ({one_line(last)})" if last else ""
+            message = f"no end within {turn.seconds:g} s{why}"
             raise click.ClickException(self._unfinished(turn, message)) from error
         except PeerError as error:
             if not error.retryable:
                 raise _failure(error) from error
-            raise click.ClickException(self._unfinished(turn, error.message)) from error
+            message = one_line(error.message, 500)
+            raise click.ClickException(self._unfinished(turn, message)) from error
         except KeyboardInterrupt as stop:
-            raise CanceledError(self._cancel(turn.account)) from stop
+            raise CanceledError(self.cancel(turn.account)) from stop
 
-    async def _take(self, turn: Turn, show: Tell) -> None:
-        async with asyncio.timeout(turn.seconds):
-            await self.peer.ask(
-                Message(str(uuid.uuid4()), "user", turn.parts),
-                show,
-                task_id=turn.task_id,
-                context_id=turn.context_id,
-                account=turn.account,
-                stream=turn.stream,
-            )
+    async def _take(self, turn: Turn, shown: Shown) -> None:
+        shown.begin()
+        try:
+            async with asyncio.timeout(turn.seconds):
+                await self.peer.ask(
+                    Message(str(uuid.uuid4()), "user", turn.parts),
+                    shown.show,
+                    task_id=turn.task_id,
+                    context_id=turn.context_id,
+                    account=turn.account,
+                    stream=turn.stream,
+                )
+        finally:
+            shown.end()
 
-    def _cancel(self, account: Account) -> str:
-        if account.task_id is None or account.settled:
+    def follow(self, task_id: str, account: Account, shown: Shown) -> None:
+        """Show what a task tells until it ends or waits."""
+        self.run(self._follow(task_id, account, shown))
+
+    async def _follow(self, task_id: str, account: Account, shown: Shown) -> None:
+        shown.begin()
+        try:
+            await self.peer.follow(task_id, shown.show, account)
+        finally:
+            shown.end()
+
+    def cancel(self, account: Account) -> str:
+        """Cancel a task that has not ended, and say what became of it."""
+        if account.task_id is None or account.status.state.ended:
             return "stopped"
         try:
             return str(self._runner.run(self.peer.cancel(account.task_id)).status.state)
         except PeerError as error:
-            return f"stopped, but not canceled: {error.message}"
+            return f"stopped, but not canceled: {one_line(error.message, 500)}"
 
     def _unfinished(self, turn: Turn, message: str) -> str:
         if turn.account.task_id is None:
             return message
-        command = f"opencode-a2a task {self.url} {turn.account.task_id} --follow"
-        return f"{message}; the task goes on, see: {command}"
+        # What follows the dashes is an id, even if an agent made it look like an option.
+        then = command("task", "--follow", self.url, "--", turn.account.task_id)
+        return f"{message}; the task goes on, see: {then}"
 
 
 @contextmanager
@@ -146,6 +172,10 @@ def _is_loopback(url: str) -> bool:
 
 async def _open(url: str) -> Peer:
     options, hosts = _settings()
+    try:
+        check(url, Egress())
+    except EgressError as error:
+        raise click.UsageError(f"{one_line(url)} cannot be called: {error}") from error
     try:
         # A person may call any address; a public agent's card may not lead to a private one.
         await vet(url, Egress())
@@ -199,7 +229,10 @@ def _settings() -> tuple[Options, tuple[str, ...]]:
 
 def _failure(error: PeerError) -> click.ClickException:
     """A URL that cannot be called is a usage error; everything else is a failed call."""
+    message = one_line(error.message, 500)
     refused_here = error.http_status is None and error.rpc_code is None
     if error.code is ErrorCode.INVALID_INPUT and refused_here:
-        return click.UsageError(error.message)
-    return click.ClickException(error.message)
+        return click.UsageError(message)
+    if error.code is ErrorCode.AUTH_FAILED:
+        return RefusedError(f"{message}; set {_BEARER} or {_BASIC}")
+    return click.ClickException(message)

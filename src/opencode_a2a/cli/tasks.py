@@ -13,8 +13,9 @@ import click
 @click.option("--json", "as_json", is_flag=True, help="Print each task as a line of JSON.")
 def tasks(url: str, context: str | None, limit: int, as_json: bool) -> None:
     """List the tasks at the agent at URL, the newest first."""
-    from opencode_a2a.cli.screen import clean, one_line, print_json
+    from opencode_a2a.cli.screen import print_json
     from opencode_a2a.cli.talk import talk_to
+    from opencode_a2a.printable import one_line
 
     with talk_to(url) as talk:
         found = talk.run(talk.peer.tasks(context, limit))
@@ -22,10 +23,10 @@ def tasks(url: str, context: str | None, limit: int, as_json: bool) -> None:
         if as_json:
             print_json(task)
             continue
-        when = (task.status.timestamp or "")[:19].replace("T", " ")
+        task_id, state = one_line(task.task_id, 100), task.status.state
+        when = one_line((task.status.timestamp or "")[:19].replace("T", " "))
         said = task.history[0].text if task.history else task.status.text or ""
-        line = f"{task.task_id}  {task.status.state:<14}  {when:<19}  {one_line(said, 60)}"
-        click.echo(clean(line).rstrip())
+        click.echo(f"{task_id}  {state:<14}  {when:<19}  {one_line(said, 60)}".rstrip())
 
 
 @click.command()
@@ -41,9 +42,10 @@ def task(url: str, task_id: str, follow: bool, as_json: bool) -> None:
     if follow:
         _follow(url, task_id, as_json)
 
-    from opencode_a2a.cli.screen import Screen, clean, print_json
+    from opencode_a2a.cli.screen import Screen, print_json
     from opencode_a2a.cli.talk import talk_to
     from opencode_a2a.peers.answer import Account
+    from opencode_a2a.printable import indented, one_line
 
     with talk_to(url) as talk:
         found = talk.run(talk.peer.task(task_id, 10))
@@ -51,13 +53,13 @@ def task(url: str, task_id: str, follow: bool, as_json: bool) -> None:
         print_json(found)
         return
     context = f"  context {found.context_id}" if found.context_id else ""
-    click.echo(clean(f"{found.task_id}  {found.status.state}{context}"), err=True)
+    click.echo(one_line(f"{found.task_id}  {found.status.state}{context}", 300), err=True)
     screen = Screen()
     for event in Account().take(found):
         screen.show(event)
     screen.close()
     if found.status.text:
-        click.echo(clean(found.status.text), err=True)
+        click.echo(indented(found.status.text), err=True)
 
 
 def _follow(url: str, task_id: str, as_json: bool) -> NoReturn:
@@ -68,8 +70,8 @@ def _follow(url: str, task_id: str, as_json: bool) -> NoReturn:
     account = Account()
     with talk_to(url) as talk:
         try:
-            with printed(talk.url, account, as_json) as show:
-                talk.run(talk.peer.follow(task_id, show, account))
+            with printed(talk.url, account, as_json) as shown:
+                talk.follow(task_id, account, shown)
         except KeyboardInterrupt:
             sys.exit(130)  # only the listening ends, the task goes on
     sys.exit(exit_status(account.status.state))

@@ -73,7 +73,12 @@ def database_file(url: str) -> Path | None:
 def _path(value: Path) -> Path:
     if "\0" in str(value):
         raise ValueError("should not contain a null character")
-    return Path(os.path.abspath(value.expanduser()))
+    try:
+        return Path(os.path.abspath(value.expanduser()))
+    except RuntimeError:
+        raise ValueError("begins with the home directory of a user who does not exist") from None
+    except FileNotFoundError:
+        raise ValueError("should be absolute, since the current directory is gone") from None
 
 
 def _log_level(value: object) -> object:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from opencode_a2a.events import JsonObject
 from opencode_a2a.messages import Part
 from opencode_a2a.peers import hints
-from opencode_a2a.peers.hints import Prompt, ToolCall
+from opencode_a2a.peers.hints import Progress, Prompt, ToolCall
 from opencode_a2a.peers.wire import Artifact, Event, State, Status, Task, Update
 
 
@@ -66,6 +66,8 @@ class StatusChanged:
 
     state: State
     text: str | None
+    progress: Progress | None = None
+    """Why there is nothing else to tell; the text then says the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,8 @@ class Account:
         self._told: dict[tuple[str, str], _Told] = {}
         self._tools: dict[str, ToolCall] = {}
         self._answered = False
+        self.last_words: str | None = None
+        """What the last status said: its message, or its progress."""
 
     @property
     def answer(self) -> str:
@@ -200,8 +204,12 @@ class Account:
         elif status.state.waits:
             said = (status.message and status.message.metadata) or {}
             yield Interrupted(status.state, status.text, hints.read_prompt(metadata | said))
-        elif (known.state, known.text) != (status.state, status.text):
-            yield StatusChanged(status.state, status.text or hints.read_progress(metadata))
+        else:
+            progress = hints.read_progress(metadata)
+            text = status.text or (progress and progress.text)
+            if (known.state, self.last_words) != (status.state, text):
+                self.last_words = text
+                yield StatusChanged(status.state, text, progress)
 
 
 def _files(artifact: Artifact, told: _Told, append: bool) -> Iterator[FileGiven]:

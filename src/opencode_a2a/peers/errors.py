@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from opencode_a2a.events import JsonObject
 from opencode_a2a.peers.hints import as_object, items_in, text_in
+from opencode_a2a.printable import one_line
 
 _TEXT_LIMIT = 500
 
@@ -106,5 +107,4 @@ def from_rpc(number: int, text: str | None) -> PeerError:
 def _said(text: str | None, name: str) -> str:
     if not text or text.isspace():
         return f"the agent answered {name}"
-    printable = "".join(c if c.isprintable() else " " for c in text[:_TEXT_LIMIT])
-    return f"the agent says: {printable.strip()}"
+    return f"the agent says: {one_line(text, _TEXT_LIMIT)}"

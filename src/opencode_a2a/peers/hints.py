@@ -48,9 +48,43 @@ def read_tool(data: Json, artifact_id: str) -> ToolCall:
     )
 
 
-def read_progress(metadata: JsonObject) -> str | None:
-    progress = _shared(metadata, "progress")
-    return text_in(progress, "title") or text_in(progress, "subtitle")
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A sign of life that says why there is nothing else to see."""
+
+    type: str
+    status: str
+    title: str | None = None
+    detail: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Say it in a few words: ``Retrying: Cannot connect to API, attempt 4``."""
+        told = ", ".join(filter(None, (self.title, self.detail))) or self.status
+        return f"{_PROGRESS.get(self.type, self.type)}: {told}"
+
+
+_PROGRESS = {
+    "retry": "Retrying",
+    "queue": "Queued",
+    "compaction": "Compacting the conversation",
+    "subagent": "Sub-agent",
+    "peer": "Asking another agent",
+    "permission": "Permission",
+    "recovered": "Recovered",
+}
+_UNREMARKABLE = frozenset({"step-start", "step-finish", "todo"})
+_OVER = frozenset({"completed", "error"})
+
+
+def read_progress(metadata: JsonObject) -> Progress | None:
+    """Return what a status says of progress, unless that is the ordinary course or is over."""
+    told = _shared(metadata, "progress")
+    kind, status = text_in(told, "type") or "", text_in(told, "status") or ""
+    if not told or kind in _UNREMARKABLE or status in _OVER:
+        return None
+    detail = text_in(told, "subtitle", "reason")
+    return Progress(kind, status, text_in(told, "title"), detail)
 
 
 def read_prompt(metadata: JsonObject) -> Prompt | None:

@@ -37,12 +37,14 @@ from opencode_a2a.peers.options import options
 from opencode_a2a.peers.origins import Origin, Origins
 from opencode_a2a.peers.pool import Pool
 from opencode_a2a.peers.wire import State
+from opencode_a2a.printable import clean, one_line
 
 log = structlog.get_logger(__name__)
 
 SERVER = "a2a"
 """OpenCode puts it before the names of the tools: ``a2a_call``, ``a2a_agents``, ``a2a_result``."""
 _ANSWER_CHARACTERS = 100_000
+_LINE = 300
 _CANCEL_SECONDS = 20.0
 
 CALL = """\
@@ -161,7 +163,8 @@ class PeerTool:
     async def _describe(self, agent: _Agent) -> str:
         try:
             async with self._pool.peer(agent.url, agent.credential) as peer:
-                return f"{agent.name}: {_line(peer.card.name)}. {_line(peer.card.description)}"
+                about = f"{peer.card.name}. {peer.card.description}"
+                return f"{agent.name}: {one_line(about, _LINE)}"
         except PeerError as error:
             return f"{agent.name}: cannot be asked now ({error.message})"
 
@@ -250,12 +253,13 @@ class _Talk:
             case ToolChanged(call=call):
                 self._tell("working", f"{call.tool} {call.status} {call.title or ''}")
             case FileGiven():
-                self._files.append(f"{event.name or 'unnamed'} ({event.part.media_type or 'data'})")
+                file = f"{event.name or 'unnamed'} ({event.part.media_type or 'data'})"
+                self._files.append(one_line(file, _LINE))
             case _:
                 pass
 
     def _tell(self, status: str, text: str | None) -> None:
-        subtitle = _line(text) if text else None
+        subtitle = one_line(text, _LINE) if text else None
         part_id = self.account.task_id
         self.origin.tell(Progressed("peer", status, part_id, self.agent.name, subtitle))
 
@@ -305,11 +309,5 @@ def _credential(url: str, own: SecretStr | None, client: Client) -> Credential |
 
 
 def _cut(text: str) -> str:
-    text = text.strip("\n")
+    text = clean(text).strip("\n")
     return text if len(text) <= _ANSWER_CHARACTERS else f"{text[:_ANSWER_CHARACTERS]}… (cut)"
-
-
-def _line(text: str, width: int = 300) -> str:
-    """Return text from outside on one line, without what would not be seen."""
-    flat = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * width]).split())
-    return flat if len(flat) <= width else f"{flat[: width - 1]}…"

@@ -1,0 +1,140 @@
+"""``chat`` and ``call`` as a person meets them: a real terminal, service and OpenCode."""
+
+import uuid
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opencode_a2a.upstream.launch import free_port
+from tests.support.backstage import Backstage, script
+from tests.support.service import TOKEN, Running, serving, settings_for
+from tests.support.terminal import Terminal
+
+pytestmark = pytest.mark.live
+
+BASH = {"tool": "bash", "input": {"command": "echo ran", "description": "Say it"}}
+PROMPT, ANSWER = "\x1b[?2004h> ", "\x1b[?2004hanswer> "
+"""What the command shows when it reads a line; the sequence asks for pastes to be marked."""
+PASTE, END = "\x1b[200~", "\x1b[201~"
+"""How a terminal marks what is pasted."""
+
+
+@pytest.fixture
+async def service(
+    asking_backstage: Backstage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncGenerator[Running]:
+    """A service that asks before it does anything, and our credential for it."""
+    monkeypatch.setenv("A2A_CLIENT_BEARER_TOKEN", TOKEN)
+    monkeypatch.setenv("A2A_STATE_DIR", str(tmp_path))
+    port = free_port("127.0.0.1")
+    settings = settings_for(asking_backstage, tmp_path, A2A_PORT=str(port))
+    async with serving(settings, port=port) as running:
+        yield running
+
+
+@pytest.fixture
+def gate() -> str:
+    return uuid.uuid4().hex
+
+
+async def tasks(service: Running) -> list[Any]:
+    answer: Any = await service.rpc("ListTasks", {"historyLength": 10})
+    return answer["result"]["tasks"]
+
+
+def messages(task: Any) -> list[str]:
+    """Return what the person said in a task."""
+    sent = [message for message in task["history"] if message["role"] == "ROLE_USER"]
+    return ["\n".join(part["text"] for part in message["parts"]) for message in sent]
+
+
+async def test_a_question_stays_until_it_is_settled(service: Running) -> None:
+    async with Terminal("chat", service.url) as terminal:
+        await terminal.sees(PROMPT)
+        terminal.type(script(BASH, {"say": "all done"}) + "\n")
+        await terminal.sees(ANSWER)
+        terminal.type("maybe later\n")
+        explained = await terminal.sees(ANSWER)
+        terminal.type("/new\n")
+        await terminal.sees(ANSWER)
+        terminal.type("yes\n")
+        await terminal.sees("all done")
+        await terminal.sees(PROMPT)
+        terminal.type("/quit\n")
+        status = await terminal.ended()
+
+    [task] = await tasks(service)
+    assert 'Answer "once"' in explained
+    assert task["status"]["state"] == "TASK_STATE_COMPLETED"
+    assert status == 0
+
+
+async def test_an_answer_typed_before_the_question_is_dropped(
+    service: Running, asking_backstage: Backstage, gate: str
+) -> None:
+    async with Terminal("chat", service.url) as terminal:
+        await terminal.sees(PROMPT)
+        terminal.type(script({"gate": gate}, BASH, {"say": "all done"}) + "\n")
+        await asking_backstage.reached(gate)
+        terminal.type("yes\n")
+        await asking_backstage.open(gate)
+        await terminal.sees("What was typed before the question is dropped.")
+        await terminal.sees(ANSWER)
+        [waiting] = await tasks(service)
+        terminal.type("no\n")
+        await terminal.sees(PROMPT)
+        terminal.type("\x04")
+        await terminal.ended()
+
+    [task] = await tasks(service)
+    assert waiting["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
+    assert messages(task)[1:] == ["no"]
+
+
+@pytest.mark.parametrize("marked", [True, False])
+async def test_a_paste_is_one_message_and_answers_nothing(service: Running, marked: bool) -> None:
+    text = "please\n" + script(BASH, {"say": "all done"}) + "\nyes"
+
+    async with Terminal("chat", service.url) as terminal:
+        await terminal.sees(PROMPT)
+        terminal.type(f"{PASTE}{text}{END}\n" if marked else f"{text}\n")
+        await terminal.sees(ANSWER)
+        [waiting] = await tasks(service)
+        terminal.type("\x04")
+        await terminal.sees("The agent still waits; answer with: opencode-a2a call ")
+        status = await terminal.ended()
+
+    assert waiting["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
+    assert messages(waiting) == [text]
+    assert status == 3
+
+
+async def test_ctrl_c_at_a_question_cancels_the_task(service: Running) -> None:
+    async with Terminal("chat", service.url) as terminal:
+        await terminal.sees(PROMPT)
+        terminal.type(script(BASH, {"say": "all done"}) + "\n")
+        await terminal.sees(ANSWER)
+        terminal.type("\x03")
+        await terminal.sees("canceled; Ctrl-C again leaves")
+        terminal.type("\x03")
+        await terminal.ended()
+
+    [task] = await tasks(service)
+    assert task["status"]["state"] == "TASK_STATE_CANCELED"
+
+
+async def test_a_person_sees_why_nothing_comes_and_for_how_long(service: Running) -> None:
+    failure = {"error": 503, "times": 1, "retry_after": 2, "message": "Cannot connect to API"}
+
+    async with Terminal("call", service.url, script(failure, {"say": "yes"})) as terminal:
+        await terminal.sees("Retrying: ")
+        told = await terminal.sees("attempt 1 (")
+        await terminal.sees("attempt 1 (1 s)")
+        answered = await terminal.sees("yes")
+        status = await terminal.ended()
+
+    assert "Cannot connect to API" in told
+    assert answered.endswith("\r\x1b[K")
+    assert status == 0

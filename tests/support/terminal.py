@@ -1,0 +1,71 @@
+"""A command at a terminal of its own: what a person sees, and what a person types."""
+
+import asyncio
+import os
+import sys
+from typing import Self
+
+PATIENCE = 30.0
+"""Seconds after which a test gives up waiting for something on the screen."""
+
+
+class Terminal:
+    """``opencode-a2a`` with a pseudo-terminal for all three streams; it ends with the test."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.screen = ""
+        """All that was printed."""
+        self._arguments = arguments
+        self._position = 0
+        self._news = asyncio.Event()
+        self._ours = -1
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def __aenter__(self) -> Self:
+        self._ours, theirs = os.openpty()
+        self._process = await asyncio.create_subprocess_exec(
+            *("setsid", "--ctty"),  # so that Ctrl-C reaches it
+            *(sys.executable, "-m", "opencode_a2a", *self._arguments),
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "200"},
+        )
+        os.close(theirs)
+        asyncio.get_running_loop().add_reader(self._ours, self._read)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._process is not None
+        if self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+        asyncio.get_running_loop().remove_reader(self._ours)
+        os.close(self._ours)
+        print(self.screen)  # shown when a test fails
+
+    def _read(self) -> None:
+        try:
+            self.screen += os.read(self._ours, 65536).decode(errors="replace")
+        except OSError:  # the other side is closed
+            asyncio.get_running_loop().remove_reader(self._ours)
+        self._news.set()
+
+    async def sees(self, text: str) -> str:
+        """Wait for text after what was waited for last; return what came before it."""
+        async with asyncio.timeout(PATIENCE):
+            while (at := self.screen.find(text, self._position)) < 0:
+                self._news.clear()
+                await self._news.wait()
+        before = self.screen[self._position : at]
+        self._position = at + len(text)
+        return before
+
+    def type(self, text: str) -> None:
+        os.write(self._ours, text.encode())
+
+    async def ended(self) -> int:
+        """Wait for the end of the command and return its exit status."""
+        assert self._process is not None
+        async with asyncio.timeout(PATIENCE):
+            return await self._process.wait()
