@@ -41,6 +41,7 @@ def opencode(shared_opencode: FakeOpenCode) -> Iterator[FakeOpenCode]:
     """What stands behind the service; it plays plain text unless told otherwise."""
     shared_opencode.play("plain-text")
     shared_opencode.prompts.clear()
+    shared_opencode.said.clear()
     yield shared_opencode
     shared_opencode.starved = False
     shared_opencode.release()

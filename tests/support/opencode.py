@@ -131,9 +131,12 @@ class _Turn:
             self._opencode.tell_event(kind, event)
 
     def _renamed(self, frame: bytes) -> bytes:
-        return _ID.sub(self._name, frame).replace(
+        frame = _ID.sub(self._name, frame).replace(
             b'"/workspace"', orjson.dumps(str(self._opencode.workspace))
         )
+        for recorded, said in self._opencode.said.items():
+            frame = frame.replace(recorded, said)
+        return frame
 
     def _name(self, found: re.Match[bytes]) -> bytes:
         """Return our name for a recorded id: the first session and message are the caller's."""
@@ -168,6 +171,8 @@ class FakeOpenCode:
         """While set, sessions at work are not listed as busy yet, and an abort finds nothing."""
         self._asked: Counter[str] = Counter()
         self._asking = asyncio.Condition()
+        self.said: dict[bytes, bytes] = {}
+        """What the next prompts say instead of a recorded word."""
         self._plays = "plain-text"
         self._hold: Hold | None = None
         self._state = OpenCodeState()

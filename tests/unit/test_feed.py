@@ -1,6 +1,7 @@
 """One connection for all turns: each gets its own session tree, and a gap for what it missed."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
@@ -13,7 +14,15 @@ from opencode_a2a.errors import UpstreamUnreachableError
 from opencode_a2a.ids import SessionId
 from opencode_a2a.upstream import feed as feed_module
 from opencode_a2a.upstream.events import PartDelta
-from opencode_a2a.upstream.feed import Feed, FeedItem, Frames, Gap, Subscription
+from opencode_a2a.upstream.feed import (
+    MAX_FRAME,
+    Feed,
+    FeedItem,
+    Frames,
+    FrameTooLargeError,
+    Gap,
+    Subscription,
+)
 from tests.support.opencode_state import frames, recording
 
 CONNECTED = b'data: {"payload":{"id":"evt_0","type":"server.connected","properties":{}}}\n\n'
@@ -102,17 +111,43 @@ def texts(items: list[FeedItem]) -> list[str]:
     return [item.delta for item in items if isinstance(item, PartDelta)]
 
 
-@given(st.binary(min_size=1), st.integers(1, 40))
-@settings(max_examples=50, deadline=None)
-def test_frames_do_not_depend_on_where_the_stream_is_cut(noise: bytes, size: int) -> None:
+@given(st.binary(min_size=1), st.integers(1, 40), st.integers(1, 80))
+@settings(max_examples=100, deadline=None)
+def test_frames_do_not_depend_on_where_the_stream_is_cut(
+    noise: bytes, size: int, large: int
+) -> None:
     line = b"data: " + noise.replace(b"\n", b"").replace(b"\r", b"").lstrip() + b"x"
     stream = b": comment\n\nevent: x\r\n" + line + b"\r\n\r\n" + CONNECTED + line + b"\ndata:y\n\n"
-    cutter = Frames()
+    cutter = Frames(large)
 
     pieces = (stream[at : at + size] for at in range(0, len(stream), size))
     data = [frame for piece in pieces for frame in cutter.push(piece)]
 
     assert data == [line[6:], CONNECTED[6:-2], line[6:] + b"\ny"]
+
+
+def test_a_large_event_takes_time_in_proportion_to_its_size() -> None:
+    def seconds(size: int) -> float:
+        piece, cutter = b"x" * 65536, Frames()
+        began = time.thread_time()
+        assert not list(cutter.push(b"data: "))
+        for _ in range(size // len(piece)):
+            assert not list(cutter.push(piece))
+        (data,) = cutter.push(b"\n\n")
+        assert len(data) == size // len(piece) * len(piece)
+        return time.thread_time() - began
+
+    # Four times the size takes four times as long, and sixteen times if all of it is copied.
+    small, large = (min(seconds(size) for _ in range(3)) for size in (8 * 2**20, 32 * 2**20))
+    assert large < 9 * small
+
+
+def test_an_event_without_end_is_given_up() -> None:
+    cutter = Frames()
+    assert not list(cutter.push(b"x" * MAX_FRAME))
+
+    with pytest.raises(FrameTooLargeError):
+        list(cutter.push(b"x"))
 
 
 async def test_a_turn_gets_the_events_of_its_session_and_no_others() -> None:

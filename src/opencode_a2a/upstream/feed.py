@@ -41,6 +41,8 @@ FIRST_SECONDS = 5.0
 """Silence of a new connection: one that OpenCode took while it was starting is never answered.
 Doubled each time, since an OpenCode that gets no time answers as well, only later."""
 MAX_FRAME = 64 * 1024 * 1024
+LARGE = 64 * 1024
+"""The size from which an unfinished event is put together without copying it for each piece."""
 _PARENT = b'"parentID":"'
 _FAMILY = frozenset({b"session.created", b"session.updated"})
 _DISPOSED = frozenset({b"server.instance.disposed", b"global.disposed"})
@@ -72,14 +74,28 @@ class FrameTooLargeError(Exception):
 class Frames:
     """Cuts a stream of bytes into the ``data`` of its server-sent events."""
 
-    def __init__(self) -> None:
+    def __init__(self, large: int = LARGE) -> None:
+        self._limit = large
         self._rest = b""
+        """The beginning of an event."""
+        self._large: bytearray | None = None
+        """The same, once it is large: adding to it must not copy what is there."""
 
     def push(self, chunk: bytes) -> Iterator[bytes]:
         """Yield the data of each event that ``chunk`` completes."""
-        *frames, self._rest = (self._rest + chunk.replace(b"\r", b"")).split(b"\n\n")
-        if len(self._rest) > MAX_FRAME:
-            raise FrameTooLargeError
+        chunk = chunk.replace(b"\r", b"")
+        large = self._large
+        if large is not None:
+            searched = len(large) - 1
+            large += chunk
+            if large.find(b"\n\n", searched) < 0:
+                if len(large) > MAX_FRAME:
+                    raise FrameTooLargeError
+                return
+            chunk, self._large = bytes(large), None
+        *frames, self._rest = (self._rest + chunk).split(b"\n\n")
+        if len(self._rest) > self._limit:
+            self._rest, self._large = b"", bytearray(self._rest)
         for frame in frames:
             if frame[:6] == b"data: " and b"\n" not in frame:
                 yield frame[6:]
