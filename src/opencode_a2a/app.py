@@ -400,9 +400,9 @@ def _turns(settings: Settings, database: Database, opencode: OpenCode, feed: Fee
 
 def _peer_tool(settings: Settings) -> PeerTool | None:
     """Return the tool for asking other agents, if there are any and OpenCode can reach it."""
-    if not settings.a2a.peers and not settings.a2a.peers_allow_urls:
+    if not settings.offers_peers or not settings.opencode_is_here:
         return None
-    return PeerTool(settings) if settings.opencode_is_here else None
+    return PeerTool(settings)
 
 
 def _opencode_environment(settings: Settings) -> dict[str, str]:

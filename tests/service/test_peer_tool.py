@@ -159,14 +159,36 @@ async def test_every_end_is_reported_as_what_it_is(words: str, failed: bool, sai
     assert wrong is failed
 
 
-async def test_a_url_is_called_only_where_that_is_allowed_and_without_a_credential() -> None:
+async def test_a_listed_url_is_called_with_the_credential_of_its_origin() -> None:
     async with sdk_agent() as agent:
-        secret = {"A2A_CLIENT_BEARER_TOKEN": CANARY}
-        async with offered(A2A_PEERS=named(agent.url, "known"), **secret) as side:
+        own = {"A2A_PEERS": named(agent.url, "known", credential="OTHER_TOKEN")}
+        common = {"A2A_CLIENT_BEARER_TOKEN": CANARY, "A2A_CLIENT_ALLOWED_HOSTS": "127.0.0.1"}
+        told: list[tuple[str, bool]] = []
+        for variables in (own | {"OTHER_TOKEN": CANARY}, common):
+            async with offered(**variables) as side:
+                told.append(await side.use("call", agent=agent.url, message="say"))
+                told.append(await side.use("call", agent=f"{agent.url}/", message="say"))
+
+    assert [failed for _, failed in told] == [False] * 4
+    assert told[0][0].startswith("Answer of agent known ")
+    assert {h.get("authorization") for _, _, h in agent.requests} == {f"Bearer {CANARY}"}
+
+
+async def test_a_url_that_is_not_listed_is_called_where_that_is_allowed_and_without_a_secret() -> (
+    None
+):
+    async with sdk_agent() as agent, sdk_agent() as other:
+        peers = named(other.url, "known", credential="OTHER_TOKEN")
+        secrets = {"A2A_PEERS": peers, "OTHER_TOKEN": CANARY, "A2A_CLIENT_BEARER_TOKEN": CANARY}
+        async with offered(**secrets) as side:
             refused = await side.use("call", agent=agent.url, message="say")
-        async with offered(A2A_PEERS_ALLOW_URLS="true", **secret) as side:
+            elsewhere = await side.use("call", agent="http://localhost:1", message="say")
+        async with offered(**secrets, A2A_CLIENT_ALLOWED_HOSTS="example.org") as side:
+            unlisted = await side.use("call", agent=agent.url, message="say")
+        async with offered(A2A_PEERS_ALLOW_URLS="true", **secrets) as side:
             allowed = await side.use("call", agent=agent.url, message="say")
 
+    assert refused == elsewhere == unlisted
     assert refused == ("a2a_invalid_input: there is no agent of this name; known: known", True)
     assert allowed[0].endswith(ANSWER)
     assert CANARY not in str(agent.requests)

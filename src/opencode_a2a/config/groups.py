@@ -101,11 +101,11 @@ class Service(Group, prefix="A2A_"):
     fetch_files_timeout_seconds: Seconds = setting(20, "Time to fetch one file.")
     peers: PeerEntries = setting(
         (),
-        "Agents that the `a2a_call` tool may call by name: a list of "
+        "Agents that the `a2a_call` tool may call, by name or URL: a list of "
         "`{name, url, credential}`; `credential` names the variable with the bearer token.",
     )
     peers_allow_urls: bool = setting(
-        False, "Let the `a2a_call` tool call agents by URL too, without a credential."
+        False, "Let the `a2a_call` tool call any URL; one that is not listed gets no credential."
     )
     peers_wait_seconds: Annotated[float, Field(gt=0, le=280)] = setting(
         240, "Time that the tool waits for an agent before it gives the model a handle."
@@ -360,7 +360,9 @@ class Client(Group, prefix="A2A_CLIENT_"):
     cache_ttl_seconds: SecondsOrOff = setting(900, "Time for which a connection and card are kept.")
     cache_maxsize: CountOrOff = setting(256, "Agents for which they are kept; 0 = none.")
     allowed_hosts: Texts = setting(
-        (), "Hosts that may be called: names, or `*.suffix`; empty = all."
+        (),
+        "Hosts that may be called: names, or `*.suffix`; empty = all. The `a2a_call` tool calls "
+        "agents on these hosts by URL too.",
     )
     allow_private_hosts: bool = setting(
         False, "Let the `a2a_call` tool call loopback and private addresses."

@@ -212,7 +212,7 @@ def load(
 
 
 def _peer_advice(settings: Settings) -> Iterator[str]:
-    if (settings.a2a.peers or settings.a2a.peers_allow_urls) and not settings.opencode_is_here:
+    if settings.offers_peers and not settings.opencode_is_here:
         yield "A2A_PEERS: unused, since OpenCode is on another machine"
     for peer in settings.a2a.peers:
         if loopback(urlsplit(peer.url).hostname or "") and not settings.client.allow_private_hosts:

@@ -68,6 +68,12 @@ class Settings(BaseModel):
         return self.opencode.managed_server or loopback(host)
 
     @property
+    def offers_peers(self) -> bool:
+        """Whether there is any agent that the `a2a_call` tool could ask."""
+        a2a = self.a2a
+        return bool(a2a.peers or a2a.peers_allow_urls or self.client.allowed_hosts)
+
+    @property
     def workspace(self) -> Path | None:
         """The directory that sessions work in; None leaves it to an OpenCode of its own."""
         if self.opencode.workspace_root or not self.opencode.managed_server:

@@ -29,10 +29,10 @@ from opencode_a2a.peers.answer import (
     ToolChanged,
 )
 from opencode_a2a.peers.client import Peer
-from opencode_a2a.peers.credential import Credential
+from opencode_a2a.peers.credential import Credential, origin
 from opencode_a2a.peers.errors import ErrorCode, PeerError
 from opencode_a2a.peers.mcp import McpServer, Result, Tool
-from opencode_a2a.peers.network import Egress
+from opencode_a2a.peers.network import Egress, EgressError, check
 from opencode_a2a.peers.options import options
 from opencode_a2a.peers.origins import Origin, Origins
 from opencode_a2a.peers.pool import Pool
@@ -57,7 +57,7 @@ RESULT = "Wait for the end of a call that returned a handle, and return its answ
 
 
 class _Call(BaseModel):
-    agent: str = Field(min_length=1, description="Name of the agent.")
+    agent: str = Field(min_length=1, description="Name of the agent, or its URL.")
     message: str = Field(min_length=1, description="What to ask, complete in itself.")
     context_id: str | None = Field(None, description="Conversation to go on with.")
     task_id: str | None = Field(None, description="Task that asked for this message.")
@@ -108,10 +108,12 @@ class PeerTool:
             peer.name: _Agent(peer.name, peer.url, _credential(peer.url, peer.token, client))
             for peer in a2a.peers
         }
+        self._client = client
+        self._rules = Egress(client.allowed_hosts, client.allow_private_hosts)
         self._allow_urls = a2a.peers_allow_urls
         self._seconds = a2a.peers_wait_seconds
         self._pool = Pool(
-            Egress(client.allowed_hosts, client.allow_private_hosts),
+            self._rules,
             options(client),
             limit=client.cache_maxsize,
             ttl=client.cache_ttl_seconds,
@@ -129,14 +131,32 @@ class PeerTool:
         await asyncio.gather(*self._stopping, return_exceptions=True)
         await self._pool.aclose()
 
-    def _agent(self, name: str) -> _Agent:
-        known = self._agents.get(name)
-        if known is not None:
-            return known
-        if "://" in name and self._allow_urls:
-            return _Agent(name, name, None)  # the model chose it, so no secret goes there
-        names = ", ".join(self._agents) or "none"
-        raise PeerError(ErrorCode.INVALID_INPUT, f"there is no agent of this name; known: {names}")
+    def _agent(self, named: str) -> _Agent:
+        known = self._agents.get(named) or self._at(named)
+        if known is None:
+            names = ", ".join(self._agents) or "none"
+            text = f"there is no agent of this name; known: {names}"
+            raise PeerError(ErrorCode.INVALID_INPUT, text)
+        return known
+
+    def _at(self, url: str) -> _Agent | None:
+        """Return the agent at a URL that is listed, or any if that is allowed."""
+        for agent in self._agents.values():
+            if agent.url.rstrip("/") == url.rstrip("/"):
+                return agent
+        try:
+            check(url, self._rules)
+        except EgressError:
+            # Where any URL will do, the call itself says what is wrong with this one.
+            return _Agent(url, url, None) if "://" in url and self._allow_urls else None
+        listed = bool(self._rules.allowed_hosts)
+        if not listed and not self._allow_urls:
+            return None
+        theirs = {a.credential for a in self._agents.values() if origin(a.url) == origin(url)}
+        if len(theirs) == 1:
+            return _Agent(url, url, theirs.pop())
+        # The model chose it: a secret goes there only if the operator listed the host.
+        return _Agent(url, url, _credential(url, None, self._client) if listed else None)
 
     # The tools
 
@@ -145,8 +165,7 @@ class PeerTool:
         try:
             asked = _TALKS[tool].model_validate(arguments)
             agent = self._agent(asked.agent)
-            origin = await self.origins.find(tool, arguments)
-            talk = _Talk(agent, origin)
+            talk = _Talk(agent, await self.origins.find(tool, arguments))
             async with self._pool.peer(agent.url, agent.credential) as peer:
                 return await self._follow(talk, asked.ask(peer, talk))
         except PeerError as error:
@@ -157,8 +176,12 @@ class PeerTool:
 
     async def _list(self, _: JsonObject) -> Result:
         found = await asyncio.gather(*(self._describe(agent) for agent in self._agents.values()))
-        more = ["Any other agent can be asked by its URL."] if self._allow_urls else []
-        return Result("\n".join([*found, *more]))
+        hosts = ", ".join(self._rules.allowed_hosts)
+        if hosts:
+            found.append(f"An agent on one of these hosts can be asked by its URL: {hosts}")
+        elif self._allow_urls:
+            found.append("Any other agent can be asked by its URL.")
+        return Result("\n".join(found))
 
     async def _describe(self, agent: _Agent) -> str:
         try:
