@@ -273,6 +273,7 @@ async def test_a_killed_opencode_fails_the_turn_with_a_reason_and_serves_the_nex
     assert ended.state == "failed"
     assert ended.error_type == "UPSTREAM_INTERRUPTED"
     assert "again" in ended.said
+    assert (ended.reasoning, ended.text) == ("hm", "half ")
     assert after.state == "completed"
     assert after.text == "back"
     assert after.session_id == ended.session_id

@@ -207,6 +207,24 @@ def test_every_turn_obeys_the_law_wherever_it_breaks(turn: str) -> None:
 
 
 @pytest.mark.parametrize("turn", TURNS)
+def test_an_answer_never_shrinks_when_opencode_dies(turn: str) -> None:
+    """What is stored then has the parts that were growing, without their text."""
+    recording = TURNS[turn]
+    if recording.deleted:
+        return
+    for at in range(len(recording.events) + 1):
+        play = Play(recording)
+        play.move(("play", at))
+        before = {lane: text(play.told, lane) for lane in Lane}
+
+        play.reader.gap()
+        play.told += play.reader.finish(recording.states[at])
+
+        for lane in Lane:
+            assert text(play.told, lane).startswith(before[lane])
+
+
+@pytest.mark.parametrize("turn", TURNS)
 def test_an_unbroken_stream_tells_everything_before_the_end(turn: str) -> None:
     stored = TURNS[turn]
     play = Play(stored)

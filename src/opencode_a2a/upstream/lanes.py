@@ -1,8 +1,8 @@
 """The two running texts of a turn, each made of parts that grow, close, die or are held back.
 
 ``upstream.reader`` says what it hears about a part; a lane decides what may be told now, so
-that what was told, joined, is always a beginning of what OpenCode will have stored. Knows
-neither events nor messages.
+that what was told, joined, is always a beginning of what OpenCode will have stored. Only when
+OpenCode dies is more told than stored: what was told stays. Knows neither events nor messages.
 """
 
 from collections.abc import Iterable
@@ -160,6 +160,12 @@ class LaneText:
         """Give up the unfinished parts, of one message or of all."""
         parts = self._parts[self._cursor :]
         self.kill([p.id for p in parts if message_id in (None, p.message_id)])
+
+    def keep_open(self, message_id: MessageId) -> None:
+        """Take what was heard of a message's unfinished parts for all there will be."""
+        for part in self._parts[self._cursor :]:
+            if part.open and part.message_id == message_id and (part.told or part.untold):
+                part.final = part.told_text + "".join(part.untold)
 
     def remove(self, part_ids: Iterable[str]) -> None:
         """Forget parts that OpenCode no longer has."""

@@ -703,14 +703,19 @@ class Reader:
                 pass
 
     def _bury(self, message: MessageWithParts, *, out_of_time: bool) -> None:
-        """Give up text parts that the store shows as unfinished and that will stay so."""
-        info = message.info
-        over = out_of_time or (info.role == "assistant" and info.time.completed is not None)
+        """Give up text parts that the store shows as unfinished and that will stay so.
+
+        Those of a message that OpenCode never completed, because it died, keep what was told.
+        """
+        completed = message.info.time.completed is not None
         starts = [i for i, part in enumerate(message.parts) if part.type == "step-start"]
-        until = len(message.parts) if over else (starts or [0])[-1]
+        until = len(message.parts) if completed else (starts or [0])[-1]
         for part in message.parts[:until]:
             if isinstance(part, TextPart | ReasoningPart) and not ended(part):
                 self._lanes[Lane(part.type)].kill([part.id])
+        if out_of_time and not completed:
+            for lane in self._lanes.values():
+                lane.keep_open(message.info.id)
 
     def _stored_status(self, stored: Stored, out: list[TurnEvent], *, final: bool) -> None:
         status = stored.statuses.get(self.root, StatusIdle())
