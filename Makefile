@@ -43,7 +43,7 @@ demo-peers: $(PACKAGES) $(PROGRAMS)
 	PATH="$(BIN):$(CURDIR)/node_modules/.bin:$(RIPGREP):$$PATH" $(BIN)/python tools/demo_peers.py $(ARGS)
 
 test: $(PACKAGES) $(PROGRAMS) $(SDK03)
-	$(WITH_PROGRAMS) $(BIN)/pytest --numprocesses 2 --dist loadfile $(ARGS)
+	UV="$(UV)" $(WITH_PROGRAMS) $(BIN)/pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 test-fast: $(PACKAGES)
 	$(BIN)/pytest --numprocesses 2 --dist loadfile -m "not live" $(ARGS)

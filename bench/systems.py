@@ -108,7 +108,7 @@ SYSTEMS = {
         System(
             "adapter",
             "existing adapter 1.4.0",
-            lambda place: [str(ENVIRONMENTS / "adapter" / "bin" / "opencode-a2a"), "serve"],
+            lambda place: [str(install_adapter()), "serve"],
             _adapter,
             "adapter.db",
         ),
@@ -139,7 +139,13 @@ def install() -> None:
     """Create the environments of the systems that do not share ours, once."""
     sdk = f"a2a-sdk[http-server,sqlite]=={version('a2a-sdk')}"
     _environment("sdk", [sdk, "uvicorn", "uvloop", "httptools"])
+    install_adapter()
+
+
+def install_adapter() -> Path:
+    """Create the environment of the existing adapter, once; return its program."""
     _environment("adapter", [ADAPTER])
+    return ENVIRONMENTS / "adapter" / "bin" / "opencode-a2a"
 
 
 def _environment(name: str, packages: list[str]) -> None:
@@ -162,7 +168,7 @@ def _install(name: str, packages: list[str], *options: str) -> str:
 
 
 def _uv(*arguments: str) -> subprocess.CompletedProcess[str]:
-    program = os.environ.get("UV", "uv")
+    program = os.environ.get("UV") or shutil.which("uv") or str(ROOT / ".tools" / "bin" / "uv")
     return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)  # noqa: S603  our own words
 
 

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from opencode_a2a import __version__, telemetry
 from opencode_a2a.clock import now_ms
-from opencode_a2a.config import VARIABLES, Settings
+from opencode_a2a.config import VARIABLES, Settings, import_hint
 from opencode_a2a.config import Credential as CredentialEntry
 from opencode_a2a.errors import UpstreamError, UpstreamUnreachableError
 from opencode_a2a.events import JsonObject
@@ -46,7 +46,7 @@ from opencode_a2a.protocol.rpc import RpcBinding
 from opencode_a2a.protocol.versions import Line
 from opencode_a2a.protocol.views import Views
 from opencode_a2a.services import announced
-from opencode_a2a.store.database import Database, DatabaseError
+from opencode_a2a.store.database import Database, DatabaseError, EarlierDatabaseError
 from opencode_a2a.tasks.admit import Limits
 from opencode_a2a.tasks.board import Board
 from opencode_a2a.tasks.journal import Journal
@@ -457,6 +457,9 @@ def serve(settings: Settings) -> int:
             return runner.run(_serve(settings, listeners))
     except StateError as error:
         print(f"opencode-a2a: {error}", file=sys.stderr)
+        return 2
+    except EarlierDatabaseError as error:
+        print(f"opencode-a2a: {error}; {import_hint(settings, error.file)}", file=sys.stderr)
         return 2
     except (BindError, DatabaseError, OpenCodeStartError) as error:
         print(f"opencode-a2a: {error}", file=sys.stderr)

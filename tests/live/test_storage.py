@@ -101,3 +101,19 @@ async def test_serving_the_home_directory_is_refused_with_the_remedy(
         "(OPENCODE_WORKSPACE_ROOT), or set A2A_STATE_DIR to a directory outside"
     )
     assert not (tmp_path / ".local").exists()
+
+
+async def test_a_database_in_the_old_place_is_named_with_the_remedy(
+    backstage: Backstage, tmp_path: Path
+) -> None:
+    (tmp_path / "opencode-a2a.db").touch()
+
+    async with Program(at_home(backstage, tmp_path), directory=tmp_path) as program:
+        [warning] = [line for line in program.lines if line.startswith("warning:")]
+
+    [target] = [file for file in databases(tmp_path) if file.suffix == ".db"]
+    assert warning == (
+        f"warning: {tmp_path}/opencode-a2a.db is no longer used; to keep its tasks run "
+        f"`opencode-a2a migrate --from sqlite:///{tmp_path}/opencode-a2a.db "
+        f"--to sqlite:///{target}`, then delete the file"
+    )

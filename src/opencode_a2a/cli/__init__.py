@@ -17,6 +17,7 @@ COMMANDS = {
     "tasks": ("tasks", "List the tasks at an agent."),
     "task": ("tasks", "Print or follow a task at an agent."),
     "cancel": ("tasks", "Cancel a task at an agent."),
+    "migrate": ("migrate", "Import the tasks of an earlier version."),
     "doctor": ("doctor", "Check what the service needs, and say what to do."),
     "card": ("show", "Print the agent card that these settings give."),
     "methods": ("show", "List the methods beyond A2A, and which are switched on."),

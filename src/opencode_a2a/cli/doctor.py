@@ -6,6 +6,7 @@ Nothing is started and nothing is changed: a check looks, and says what to do.
 import os
 import shutil
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import click
 from pydantic import BaseModel
 
 from opencode_a2a.cli.serve import config_option
-from opencode_a2a.config import Settings, SettingsError, database_file, load
+from opencode_a2a.config import Settings, SettingsError, database_file, import_hint, load
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +137,26 @@ def check_search(settings: Settings) -> Finding:
 
 
 def check_database(settings: Settings) -> Finding:
+    from opencode_a2a.store.earlier import Form, form_of
+
     file = database_file(settings.database_url)
+    another = "set A2A_TASK_STORE_DATABASE_URL to another file"
     if file is None:
         return Finding("database", "in memory, tasks end with the service")
+    try:
+        form = form_of(file)
+    except (OSError, sqlite3.Error) as error:
+        return Finding("database", f"{file} cannot be read: {error}", another)
+    if form is Form.EARLIER:
+        return Finding(
+            "database", f"{file} was written by {form.value}", import_hint(settings, file)
+        )
+    if form is Form.FOREIGN:
+        return Finding("database", f"{file} was written by {form.value}", another)
     place = next(path for path in (file, *file.parents) if path.exists())
     if os.access(place, os.W_OK) and (place == file or place.is_dir()):
         return Finding("database", str(file))
-    return Finding(
-        "database", f"{place} cannot be written", "set A2A_TASK_STORE_DATABASE_URL to one that can"
-    )
+    return Finding("database", f"{place} cannot be written", another)
 
 
 def check_port(settings: Settings) -> Finding:

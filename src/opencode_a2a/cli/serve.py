@@ -16,6 +16,7 @@ from opencode_a2a.config import (
     Setting,
     Settings,
     SettingsError,
+    import_command,
     load,
     provider_configured,
 )
@@ -97,10 +98,21 @@ def serve(config: Path | None, auto_demo: bool, **flags: str | None) -> None:
     """
     given = {name.replace("__", "."): value for name, value in flags.items() if value is not None}
     settings = load_settings(given, config, auto_demo=auto_demo)
+    for file in _forgotten(settings):
+        remedy = f"to keep its tasks run `{import_command(settings, file)}`, then delete the file"
+        click.echo(f"warning: {file} is no longer used; {remedy}", err=True)
 
     from opencode_a2a.app import serve as run  # the server takes most of a second to import
 
     sys.exit(run(settings))
+
+
+def _forgotten(settings: Settings) -> list[Path]:
+    """Return databases where they were by default before 2.0: in the directory of the start."""
+    if settings.tasks.task_store_database_url:
+        return []
+    places = dict.fromkeys([Path.cwd(), settings.workspace or Path.cwd()])
+    return [file for place in places if (file := place / "opencode-a2a.db").is_file()]
 
 
 serve.params.extend(SettingOption(setting) for setting in SETTINGS.values() if not setting.secret)

@@ -15,9 +15,11 @@ from opencode_a2a.config.settings import (
     Setting,
     Settings,
     SettingsError,
+    import_command,
+    import_hint,
     show,
 )
-from opencode_a2a.config.values import UNGUESSABLE, Credential, database_file
+from opencode_a2a.config.values import UNGUESSABLE, Credential, DatabaseUrl, database_file
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -28,6 +30,7 @@ __all__ = [
     "Access",
     "Client",
     "Credential",
+    "DatabaseUrl",
     "Environment",
     "Service",
     "Setting",
@@ -35,6 +38,8 @@ __all__ = [
     "SettingsError",
     "Tasks",
     "database_file",
+    "import_command",
+    "import_hint",
     "load",
     "provider_configured",
     "show",

@@ -8,6 +8,7 @@ import hashlib
 import ipaddress
 import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,8 +92,11 @@ class Settings(BaseModel):
         """The database; two services share one only if they are told to."""
         if self.tasks.task_store_backend == "memory":
             return "sqlite://"
-        if self.tasks.task_store_database_url:
-            return self.tasks.task_store_database_url
+        return self.tasks.task_store_database_url or self.default_database_url
+
+    @property
+    def default_database_url(self) -> str:
+        """The database in the state directory for the workspace, or for an OpenCode without."""
         serves = str(self.workspace or self.opencode.base_url)
         name = re.sub(r"\W+", "-", serves.rpartition("/")[2]).strip("-")[:40] or "root"
         digest = hashlib.sha256(serves.encode()).hexdigest()[:8]
@@ -331,6 +335,18 @@ def _same(one: Path, other: Path) -> bool:
         return os.path.samefile(one, other)
     except OSError:  # one of them is not there yet
         return one == other.resolve()
+
+
+def import_command(settings: Settings, file: Path) -> str:
+    """Return the command that takes a database over into the default one."""
+    source, target = f"sqlite:///{file.absolute()}", settings.default_database_url
+    return shlex.join(["opencode-a2a", "migrate", "--from", source, "--to", target])
+
+
+def import_hint(settings: Settings, file: Path) -> str:
+    """Say how to take over the database that is configured, and cannot be used as it is."""
+    command = import_command(settings, file)
+    return f"run `{command}`, then take A2A_TASK_STORE_DATABASE_URL out"
 
 
 def exposed(path: Path, workspace: Path) -> str:

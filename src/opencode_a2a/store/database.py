@@ -27,6 +27,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from opencode_a2a.errors import StoreUnavailableError
+from opencode_a2a.store.earlier import Form, form_of
 from opencode_a2a.store.schema import SchemaTooNewError, metadata, migrate
 
 log = structlog.get_logger(__name__)
@@ -50,6 +51,14 @@ class MovedError(SQLAlchemyError):
 
 class DatabaseError(Exception):
     """The database cannot be opened; the text says why and what to do."""
+
+
+class EarlierDatabaseError(DatabaseError):
+    """The file was written by the earlier adapter, and stays as it is; it can be imported."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(f"the database {file} was written by {Form.EARLIER.value}")
+        self.file = file
 
 
 @dataclass(slots=True)
@@ -77,6 +86,7 @@ class Database:
         self._loop = asyncio.get_running_loop()
         if not self._memory:
             self._path = Path(self._url.database or "")
+            _recognise(self._path)
             self._lock = _claim(self._path)
             self._file = self._path.stat()
         self._engine = sa.create_engine(self._url, poolclass=NullPool)
@@ -109,6 +119,11 @@ class Database:
     def name(self) -> str:
         """The database for people: no password in it."""
         return "memory" if self._memory else self._url.render_as_string(hide_password=True)
+
+    @property
+    def file(self) -> Path:
+        """The file of a database that is not in memory."""
+        return self._path
 
     async def write(self, fn: Callable[[Connection], T], operation: str = "persisting") -> T:
         """Run ``fn`` in a transaction and return once it is committed.
@@ -257,6 +272,21 @@ def _prepare(connection: Any, _record: object) -> None:
     ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
+
+
+def _recognise(path: Path) -> None:
+    """Raise unless the file is ours or new, before anything of it is touched."""
+    try:
+        form = form_of(path)
+    except (OSError, sqlite3.Error):
+        return  # opening it will say what is wrong
+    if form is Form.EARLIER:
+        raise EarlierDatabaseError(path)
+    if form is Form.FOREIGN:
+        raise DatabaseError(
+            f"the database {path} was written by {form.value}; "
+            "set A2A_TASK_STORE_DATABASE_URL to another file"
+        )
 
 
 def _claim(path: Path) -> int:

@@ -218,6 +218,15 @@ def _count(connection: Connection, principal: str, state: str, change: int) -> N
         _NEW_TALLY.run(connection, principal=principal, state=state, n=change)
 
 
+def exists(connection: Connection, task_id: str) -> bool:
+    """Whether there is a task of this id, whoever it belongs to."""
+    return connection.scalar(sa.select(tasks.c.no).where(tasks.c.id == task_id)) is not None
+
+
+def any_task(connection: Connection) -> bool:
+    return connection.scalar(sa.select(tasks.c.no).limit(1)) is not None
+
+
 def load(connection: Connection, principal: str, task_id: str) -> TaskRow | None:
     row = _LOAD.first(connection, principal=principal, id=task_id)
     return TaskRow(*row) if row else None

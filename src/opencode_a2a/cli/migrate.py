@@ -1,0 +1,75 @@
+"""``opencode-a2a migrate``: take over the database of an earlier version.
+
+What it reads is never changed. It can be run again: what is here already is left alone.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from opencode_a2a.cli.serve import config_option, load_settings
+from opencode_a2a.config import DatabaseUrl, database_file
+
+
+class DatabaseUrlType(click.ParamType[str]):
+    """A SQLite URL, checked as the setting is."""
+
+    name = "URL"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from pydantic import TypeAdapter, ValidationError
+
+        try:
+            return TypeAdapter[str](DatabaseUrl).validate_python(value)
+        except ValidationError:
+            self.fail("should be a SQLite URL such as sqlite:////srv/opencode-a2a.db", param, ctx)
+
+
+@click.command()
+@click.option(
+    "--from", "source", type=DatabaseUrlType(), required=True, help="The database to take over."
+)
+@click.option(
+    "--to",
+    "target",
+    type=DatabaseUrlType(),
+    help="The database to fill.  [that of the settings]",
+)
+@config_option
+def migrate(source: str, target: str | None, config: Path | None) -> None:
+    """Import finished tasks, the sessions of contexts and their owners from an earlier version.
+
+    The service has to be stopped meanwhile, the earlier one too. Nothing is written to the source.
+    """
+    settings = load_settings({}, config)
+    file, url = database_file(source), target or settings.database_url
+    into = database_file(url)
+    if file is None or not file.is_file():
+        fail(f"there is no database {file or 'in memory'}")
+    if into is None:
+        fail("the settings keep tasks in memory; name a database with --to")
+    if into.exists() and into.samefile(file):
+        fail("both databases are the same file; name another one with --to")
+
+    from opencode_a2a.store.database import DatabaseError  # half a second to import
+    from opencode_a2a.tasks.earlier import ImportFailedError, import_database
+
+    days = settings.tasks.task_retention_days
+    try:
+        report = asyncio.run(import_database(file, url, days))
+    except (DatabaseError, ImportFailedError) as error:
+        fail(str(error))
+    for kind, number in report.taken.items():
+        click.echo(f"took {number} {kind}")
+    for kind, number in report.left.items():
+        click.echo(f"left {number} {kind}")
+    click.echo(f"{file} is unchanged; the tasks are in {into}")
+
+
+def fail(text: str) -> NoReturn:
+    """Say why nothing was imported, and exit as for wrong usage."""
+    click.echo(f"opencode-a2a: {text}", err=True)
+    sys.exit(2)
