@@ -2,12 +2,13 @@
 # node_modules. Needed on the machine: Python 3.11 or later, Node with npm, make.
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo-peers test test-fast check docs record bench bench-quick
+.PHONY: help serve demo-peers test test-fast kills check docs record bench bench-quick
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 
 WORKSPACE ?= $(or $(OPENCODE_WORKSPACE_ROOT),$(CURDIR))
 ARGS ?=
+KILLS ?= 40
 
 # uv brings its own list of certificate authorities; the machine's may have one more.
 export UV_SYSTEM_CERTS := 1
@@ -29,6 +30,7 @@ help:
 	@echo 'make demo-peers two agents with the demo model, of which one asks the other'
 	@echo 'make test       all tests, with a real OpenCode'
 	@echo 'make test-fast  the tests that need no OpenCode'
+	@echo 'make kills      kill the service 40 times around an answer; KILLS=200 for more'
 	@echo 'make check      format, lint, types, direction of imports, generated pages'
 	@echo 'make docs       write the generated pages'
 	@echo 'make bench      measure this and other servers, and write docs/performance.md (25 minutes)'
@@ -47,6 +49,10 @@ test: $(PACKAGES) $(PROGRAMS) $(SDK03)
 
 test-fast: $(PACKAGES)
 	$(BIN)/pytest --numprocesses 2 --dist loadfile -m "not live" $(ARGS)
+
+kills: $(PACKAGES) $(PROGRAMS)
+	$(WITH_PROGRAMS) OPENCODE_A2A_TEST_KILLS=$(KILLS) $(BIN)/pytest -p no:xdist \
+		tests/live/test_answers.py -k whenever_the_service_is_killed $(ARGS)
 
 check: $(PACKAGES)
 	$(BIN)/ruff format --check

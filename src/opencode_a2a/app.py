@@ -374,6 +374,11 @@ def _turns(settings: Settings, database: Database, opencode: OpenCode, feed: Fee
         tombstone_seconds=interrupts.interrupt_request_tombstone_ttl_seconds,
         default=interrupts.interrupt_default_action,
         allow_always=interrupts.allow_always,
+        console_answers=(
+            not own.managed_server
+            if interrupts.console_answers is None
+            else interrupts.console_answers
+        ),
         rules=tuple(
             Rule(rule.permission, rule.pattern, rule.action) for rule in interrupts.permission_rules
         ),

@@ -5,7 +5,7 @@ of a task. Values of data parts and metadata are kept exactly as they came.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from opencode_a2a.events import Json, JsonObject
 
@@ -40,6 +40,19 @@ class Message:
     def text(self) -> str:
         """All text parts, a line each."""
         return "\n".join(part.text for part in self.parts if part.text is not None)
+
+    @classmethod
+    def load(cls, fields: dict[str, Any]) -> "Message":
+        """Build a message from the JSON object that it was stored as."""
+        parts: list[Part] = [Part(**part) for part in fields.pop("parts")]
+        return cls(parts=parts, **fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A further message on a task that counted: the answer to an interrupt, or another try."""
+
+    message: Message
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
 """Prompts answered by method, against a real OpenCode."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -92,7 +94,8 @@ async def test_a_permission_is_listed_and_allowed_by_method(
     mismatch = await ann.refused("a2a.interrupt.question.reject", {"request_id": request_id})
     always = await ann.refused("a2a.interrupt.permission.reply", {**reply, "reply": "always"})
     done = await ann.call("a2a.interrupt.permission.reply", reply)
-    again = await ann.refused("a2a.interrupt.permission.reply", reply)
+    again = await ann.call("a2a.interrupt.permission.reply", reply)
+    other = await ann.refused("a2a.interrupt.permission.reply", {**reply, "reply": "reject"})
 
     waiting = listed["items"][0]
     interrupt = task["metadata"]["shared"]["interrupt"]
@@ -119,10 +122,38 @@ async def test_a_permission_is_listed_and_allowed_by_method(
         },
     )
     assert (always.code, always.reason, always.fields) == (-32602, "INVALID_FIELD", ("reply",))
-    assert done == {"ok": True, "request_id": request_id}
-    assert again.code == -31004
+    assert done == again == {"ok": True, "request_id": request_id}
+    assert other.code == -31004
     assert (await ended(shared, task))["status"]["state"] == "TASK_STATE_COMPLETED"
     assert await ann.call("opencode.permissions.list") == {"items": []}
+
+
+async def test_copies_of_one_answer_by_method_get_the_same_good_answer(
+    shared: Running, ann: Client
+) -> None:
+    task = await ann.send(script(FETCH, {"say": "done"}))
+    reply = {"request_id": request_of(task), "reply": "once"}
+
+    answers = await asyncio.gather(
+        *(ann.call("a2a.interrupt.permission.reply", reply) for _ in range(10))
+    )
+
+    assert answers == [{"ok": True, "request_id": request_of(task)}] * 10
+    assert (await ended(shared, task))["status"]["state"] == "TASK_STATE_COMPLETED"
+
+
+async def test_a_clock_that_jumps_by_a_day_does_not_expire_what_was_just_asked(
+    shared: Running, ann: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = await ann.send(script(FETCH, {"say": "done"}))
+
+    later = time.time_ns() + 24 * 3600 * 10**9
+    monkeypatch.setattr("opencode_a2a.clock.time", SimpleNamespace(time_ns=lambda: later))
+    reply = {"request_id": request_of(task), "reply": "once"}
+    done = await ann.call("a2a.interrupt.permission.reply", reply)
+
+    assert done == {"ok": True, "request_id": request_of(task)}
+    assert (await ended(shared, task))["status"]["state"] == "TASK_STATE_COMPLETED"
 
 
 async def test_a_refusal_with_a_message_lets_the_model_go_on(shared: Running, ann: Client) -> None:

@@ -27,8 +27,8 @@ from opencode_a2a.events import (
     UsageCounted,
 )
 from opencode_a2a.ids import MessageId, RequestId, SessionId
-from opencode_a2a.messages import Message, Part
-from opencode_a2a.tasks.lifecycle import Accepted, Answered, LogEvent, Recovered
+from opencode_a2a.messages import Answered, Message, Part
+from opencode_a2a.tasks.lifecycle import Accepted, LogEvent, Recovered
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NUMBER = st.integers(0, 2**40)

@@ -1,10 +1,32 @@
-"""A wire that can be cut: a TCP proxy between the service and OpenCode."""
+"""A wire that can be cut, or held at an exact moment: a TCP proxy between service and OpenCode."""
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
+
+
+class Moment(Enum):
+    """When a request that is looked for is held."""
+
+    SENT = "sent"
+    """The service has sent it, OpenCode has not got it."""
+    TAKEN = "taken"
+    """OpenCode has answered it, and the service hears of nothing any more."""
+    TOLD = "told"
+    """OpenCode has answered it, and of all that the service hears only the answer is missing."""
+
+
+@dataclass
+class Hold:
+    """A place on the wire where a request stops; ``reached`` once it is there."""
+
+    request: bytes
+    moment: Moment
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Proxy:
@@ -17,6 +39,9 @@ class Proxy:
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
         self._passing: set[asyncio.Task[None]] = set()
+        self._hold: Hold | None = None
+        self._mute = False
+        """While it is set, the service gets nothing."""
         self.down = False
         """While it is set, new connections are closed at once."""
         self.losing: dict[bytes, int] = {}
@@ -31,6 +56,15 @@ class Proxy:
         """Break every connection in the middle of whatever it carries."""
         for writer in self._open:
             writer.transport.abort()
+
+    def hold(self, request: bytes, moment: Moment) -> Hold:
+        """Hold the next request that has these bytes; its connection is of no use afterwards."""
+        self._hold = Hold(request, moment)
+        return self._hold
+
+    def release(self) -> None:
+        """Let everything pass again."""
+        self._hold, self._mute = None, False
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", self._port)
@@ -58,31 +92,51 @@ class Proxy:
         far_reader, far_writer = await asyncio.open_connection(*self._target)
         ends = {writer, far_writer}
         self._open |= ends
+        held: list[Hold] = []
+        """The hold that a request of this connection has run into."""
         try:
             lost = asyncio.Event()
             await asyncio.gather(
-                _pass(reader, far_writer, lambda data: self._asked(data, lost)),
-                _pass(far_reader, writer, lambda _: not lost.is_set()),
+                _pass(reader, far_writer, lambda data: self._asked(data, lost, held)),
+                _pass(far_reader, writer, lambda data: self._answered(data, lost, held)),
             )
         finally:
             self._open -= ends
             for end in ends:
                 end.transport.abort()
 
-    def _asked(self, data: bytes, lost: asyncio.Event) -> bool:
-        """Notice a request whose answer is to be lost; it is passed on all the same."""
+    def _asked(self, data: bytes, lost: asyncio.Event, held: list[Hold]) -> bytes:
+        """Notice a request whose answer is to be lost, or that is to be held."""
         for request, left in self.losing.items():
             if left and data.startswith(request):
                 self.losing[request] -= 1
                 lost.set()
-        return True
+        hold = self._hold
+        if hold is not None and hold.request in data:
+            self._hold = None
+            held.append(hold)
+            self._mute = hold.moment is Moment.TAKEN
+        if held and held[0].moment is Moment.SENT:
+            held[0].reached.set()
+            return b""
+        return data
+
+    def _answered(self, data: bytes, lost: asyncio.Event, held: list[Hold]) -> bytes | None:
+        if lost.is_set():
+            return None
+        if held:
+            held[0].reached.set()
+        return b"" if held or self._mute else data
 
 
 async def _pass(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passes: Callable[[bytes], bool]
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    change: Callable[[bytes], bytes | None],
 ) -> None:
+    """Pass on what ``change`` makes of each piece, until it says None."""
     try:
-        while (data := await reader.read(65536)) and passes(data):
+        while (data := await reader.read(65536)) and (data := change(data)) is not None:
             writer.write(data)
             await writer.drain()
     except OSError:

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from opencode_a2a.errors import LimitExceededError
 from opencode_a2a.events import Finished, Outcome, Progressed, Started, TextGrew
 from opencode_a2a.ids import MessageId, Principal
-from opencode_a2a.messages import Message, Part, PromptPart
+from opencode_a2a.messages import Answered, Message, Part, PromptPart
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks import live
 from opencode_a2a.tasks.admit import Admission, Admitted, Limits
 from opencode_a2a.tasks.commands import Cursor, Order
 from opencode_a2a.tasks.journal import Journal
-from opencode_a2a.tasks.lifecycle import Answered, Entry, State
+from opencode_a2a.tasks.lifecycle import Entry, State
 from opencode_a2a.tasks.live import Replay, Tap, TaskLog
 
 

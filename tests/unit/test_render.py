@@ -37,12 +37,11 @@ from opencode_a2a.events import (
     UsageCounted,
 )
 from opencode_a2a.ids import ContextId, MessageId, Principal, RequestId, SessionId, TaskId
-from opencode_a2a.messages import Message, Part
+from opencode_a2a.messages import Answered, Message, Part
 from opencode_a2a.protocol import render
 from opencode_a2a.protocol.versions import Dialect
 from opencode_a2a.tasks.lifecycle import (
     Accepted,
-    Answered,
     Entry,
     LogEvent,
     Recovered,

@@ -231,6 +231,12 @@ class Interrupts(Group, prefix="A2A_"):
         "with the action `allow`, `ask` or `deny`; the last one that fits decides.",
     )
     allow_always: bool = setting(False, "Let a caller answer `always`, which outlives the task.")
+    console_answers: bool | None = setting(
+        None,
+        "Accept answers given to OpenCode itself, such as at its own terminal. When they are not "
+        "accepted, one stops the turn and fails the task. By default they are accepted, except "
+        "from a managed OpenCode, where only the agent itself could give them.",
+    )
     cancel_abort_timeout_seconds: Seconds = setting(
         2, "Time for OpenCode to stop when a task is canceled."
     )

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from opencode_a2a.events import Interrupted, Json, JsonObject, Question
+import orjson
+
+from opencode_a2a.events import Interrupted, Json, JsonObject, Question, Resolution
 from opencode_a2a.messages import Message
 
 
@@ -31,6 +33,37 @@ class QuestionRejection:
 
 
 Reply = PermissionReply | QuestionReply | QuestionRejection
+_KINDS = {kind.__name__: kind for kind in (PermissionReply, QuestionReply, QuestionRejection)}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A reply to an interrupt, and whose it is: a principal's, a rule's or the deadline's."""
+
+    reply: Reply
+    by: str
+    message: Message | None = None
+    """The message that it came in."""
+
+    @property
+    def resolution(self) -> Resolution:
+        """How the interrupt is settled when OpenCode takes this answer."""
+        match self.reply:
+            case PermissionReply(reply="once" | "always" as granted):
+                return granted
+            case QuestionReply():
+                return "replied"
+            case PermissionReply() | QuestionRejection():
+                return "rejected"
+
+    def dump(self) -> bytes:
+        return orjson.dumps([type(self.reply).__name__, self.reply, self.by, self.message])
+
+    @classmethod
+    def load(cls, data: bytes) -> "Answer":
+        """Read what ``dump`` wrote."""
+        kind, reply, by, message = orjson.loads(data)
+        return cls(_KINDS[kind](**reply), by, message and Message.load(message))
 
 
 class NotUnderstoodError(Exception):

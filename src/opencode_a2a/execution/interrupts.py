@@ -5,7 +5,7 @@ stored, so that its deadline survives a restart, and leaves one audit record whe
 settled. Knows nothing of how OpenCode is answered.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -16,12 +16,13 @@ from sqlalchemy.engine import Connection
 from opencode_a2a import metrics
 from opencode_a2a.clock import now_ms
 from opencode_a2a.events import Interrupted, Resumed
-from opencode_a2a.execution.answers import PermissionReply, QuestionReply, Reply
-from opencode_a2a.ids import ContextId, Principal, TaskId
+from opencode_a2a.execution.answers import Answer, PermissionReply, QuestionReply, Reply
+from opencode_a2a.ids import ContextId, Principal, RequestId, TaskId
 from opencode_a2a.store import interrupts as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.interrupts import InterruptRow
 from opencode_a2a.telemetry import AUDIT
+from opencode_a2a.upstream.client import Location
 
 Action = Literal["allow", "ask", "deny"]
 DefaultAction = Literal["reject-and-continue", "end-turn"]
@@ -47,6 +48,8 @@ class Policy:
     """How long an expired prompt is remembered as such."""
     default: DefaultAction
     allow_always: bool = False
+    console_answers: bool = True
+    """OpenCode may be answered past this service, by a person at its own terminal."""
     rules: tuple[Rule, ...] = ()
 
     def action(self, asked: Interrupted) -> Action:
@@ -88,6 +91,8 @@ class Interrupts:
     def __init__(self, database: Database, policy: Policy) -> None:
         self._database = database
         self.policy = policy
+        self.granted: dict[Location, Answer] = {}
+        """The latest "always" in each place: OpenCode then grants what is pending there too."""
 
     async def ask(self, owner: Owner, asked: Interrupted) -> Interrupted:
         """Store a prompt and return it with its deadline and what happens then."""
@@ -99,7 +104,7 @@ class Interrupts:
             default=self._default(asked),
             allows_always=self.policy.allow_always and asked.type == "permission",
         )
-        row = InterruptRow(
+        new = InterruptRow(
             asked.request_id,
             owner.task_id,
             owner.context_id,
@@ -109,17 +114,48 @@ class Interrupts:
             asked.expires_at or now,
         )
 
-        def write(connection: Connection) -> None:
-            rows.add(connection, row)
+        def write(connection: Connection) -> InterruptRow:
+            return rows.add(connection, new)
 
-        await self._database.insist(write)
+        row = await self._database.insist(write)
         metrics.INTERRUPT_REQUESTS.labels(asked.type).inc()
-        return asked
+        return replace(asked, expires_at=row.expires_at)
 
     def _default(self, asked: Interrupted) -> str:
         if self.policy.expiry(asked) is None:
             return "the turn ends"
         return "the turn goes on without an answer"
+
+    async def store(
+        self,
+        request_id: RequestId,
+        answer: Answer,
+        also: Callable[[Connection], None] | None = None,
+        *,
+        insist: bool = False,
+    ) -> None:
+        """Store an answer, and what belongs to it, before OpenCode is given it.
+
+        Without this a service that is killed in between would take the caller's repeat for
+        the answer to the next interrupt.
+        """
+        stored = answer.dump()
+
+        def write(connection: Connection) -> None:
+            rows.answer(connection, request_id, stored)
+            if also is not None:
+                also(connection)
+
+        await (self._database.insist(write) if insist else self._database.write(write))
+
+    async def stored(self, task_id: TaskId) -> dict[RequestId, Answer]:
+        """Return the answers to a task's open interrupts, which OpenCode may not have got."""
+
+        def read(connection: Connection) -> dict[str, bytes]:
+            return rows.answered(connection, task_id)
+
+        found = await self._database.read(read)
+        return {RequestId(request_id): Answer.load(data) for request_id, data in found.items()}
 
     async def settle(self, owner: Owner, asked: Interrupted, settled: Resumed) -> None:
         """Write down how a prompt ended, and say it in the audit log."""
@@ -142,6 +178,20 @@ class Interrupts:
             resolution=settled.resolution,
             by=settled.by,
             settled_at=now,
+        )
+
+    def report_forged(self, owner: Owner, asked: Interrupted, settled: Resumed) -> None:
+        """Say in the audit log that somebody answered OpenCode past this service."""
+        AUDIT.warning(
+            "interrupt answered past the service",
+            request_id=asked.request_id,
+            type=asked.type,
+            task_id=owner.task_id,
+            principal=owner.principal,
+            session_id=asked.session_id,
+            permission=asked.permission,
+            patterns=asked.patterns,
+            resolution=settled.resolution,
         )
 
     async def pending(

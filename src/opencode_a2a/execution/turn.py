@@ -7,13 +7,12 @@ endless loop of steps, and a retry far ahead end it.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import structlog
-from sqlalchemy.engine import Connection
 
 from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import (
@@ -27,22 +26,23 @@ from opencode_a2a.errors import (
 from opencode_a2a.events import (
     Failure,
     Finished,
+    Interrupted,
     Outcome,
     Progressed,
     SessionBound,
     Started,
     TurnEvent,
 )
-from opencode_a2a.execution.answers import Reply
+from opencode_a2a.execution.answers import Answer, Reply
 from opencode_a2a.execution.changes import Changes
-from opencode_a2a.execution.desk import Desk
+from opencode_a2a.execution.desk import Desk, Write
 from opencode_a2a.execution.interrupts import Interrupts, Owner
 from opencode_a2a.execution.models import Models
 from opencode_a2a.execution.sessions import Seat, Sessions
 from opencode_a2a.execution.stored import Records
 from opencode_a2a.execution.tools import Tools
-from opencode_a2a.ids import ContextId, MessageId, Principal, SessionId, TaskId
-from opencode_a2a.messages import ModelChoice, PromptPart, Routing
+from opencode_a2a.ids import ContextId, MessageId, Principal, RequestId, SessionId, TaskId
+from opencode_a2a.messages import Answered, Message, ModelChoice, PromptPart, Routing
 from opencode_a2a.upstream.client import OpenCode
 from opencode_a2a.upstream.events import Event, PartDelta
 from opencode_a2a.upstream.feed import Feed, FeedItem, Gap, Subscription, Wake
@@ -88,6 +88,11 @@ GONE = Failure(
     "The session was deleted inside OpenCode. Send the message again to begin a new one.",
 )
 EXPIRED = Failure("INTERRUPT_EXPIRED", "Nobody answered in time; the turn was stopped.")
+FORGED = Failure(
+    "INTERRUPT_FORGED",
+    "A permission or question was answered past this service, perhaps by the agent itself; the "
+    "turn was stopped. Set A2A_CONSOLE_ANSWERS=true if people answer at OpenCode's own terminal.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +192,7 @@ class Log(Protocol):
     """Where a turn tells what happens."""
 
     async def tell(
-        self, events: Sequence[TurnEvent], also: Callable[[Connection], None] | None = None
+        self, events: Sequence[TurnEvent | Answered], also: Write | None = None
     ) -> object:
         """Take events, and write what belongs to them; return once they may be relied on."""
         ...
@@ -236,8 +241,10 @@ class Turn:
         finally:
             self._preparing = None
         try:
+            answers = await self._answers()
             with self._turns.feed.follow(seat.session_id) as subscription:
                 self._run = Run(self._spec, self._turns, seat, subscription, told)
+                self._run.desk.restore(self._run.pending, answers)
                 if self._canceled:
                     self._run.cancel()
                 if self._ready is not None:
@@ -250,6 +257,12 @@ class Turn:
             if self._run is not None:
                 self._run.close()
         return True
+
+    async def _answers(self) -> Mapping[RequestId, Answer]:
+        """Return the answers that an earlier process stored, and may not have given."""
+        if self._spec.told is None:
+            return {}
+        return await self._turns.interrupts.stored(self._spec.task_id)
 
     async def _prepare(self, told: Log) -> tuple[Seat, asyncio.Lock]:
         """Take a seat and wait for the session's earlier turns."""
@@ -284,9 +297,13 @@ class Turn:
         """Raise when a person may not answer a prompt of this turn so."""
         self._desk.check(request_id, reply)
 
-    async def answer(self, request_id: str, reply: Reply, by: Principal) -> None:
-        """Answer a prompt of this turn for a person."""
-        await self._desk.answer(request_id, reply, by)
+    async def answer(self, request_id: str, answer: Answer, also: Write | None = None) -> None:
+        """Answer an interrupt of this turn for a person; ``also`` is stored with the answer."""
+        await self._desk.answer(request_id, answer, also)
+
+    async def repeat(self, message: Message) -> None:
+        """See to it that OpenCode gets the answer in a message that was taken before."""
+        await self._desk.repeat(message)
 
     @property
     def _desk(self) -> Desk:
@@ -364,6 +381,11 @@ class Run:
         self._timer: asyncio.TimerHandle | None = None
         self._starting: asyncio.TimerHandle | None = None
 
+    @property
+    def pending(self) -> list[Interrupted]:
+        """The interrupts that wait for an answer."""
+        return self._reader.pending
+
     def wake(self) -> None:
         self._subscription.wake()
 
@@ -399,7 +421,6 @@ class Run:
             if not self._canceled:
                 self._send()
         else:
-            self.desk.restore(self._reader.pending)
             await self._log.tell([_bound(self._seat)], self._seat.link)
         self._tick()
         while not self._reader.finished:
@@ -419,6 +440,7 @@ class Run:
     async def _tell(self, events: list[TurnEvent]) -> None:
         if events:
             await self._log.tell(await self.desk.screen(events))
+            self.desk.told()
 
     def _grow(self, deltas: list[PartDelta]) -> None:
         """Hear growing text, after which there is nothing to decide."""
@@ -454,6 +476,8 @@ class Run:
             await self._confirm()
         if self._canceled:
             return await self._abort(None)
+        if self.desk.forged is not None:
+            return await self._abort(FORGED)
         if not await self.desk.act():
             return await self._abort(EXPIRED)
         if self.desk.stale:
@@ -572,6 +596,7 @@ class Run:
             return self._fail(Failure("UPSTREAM_UNREACHABLE", "OpenCode did not take the prompt."))
         self._compared = self._loop.time()
         self._unlisted = state.permissions is None or state.questions is None
+        self.desk.busy = session_id in state.statuses
         told = self._reader.reconcile(state)
         if session_id not in state.statuses and self._idle_is_the_end:
             told += await self._finish()

@@ -22,12 +22,11 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import Interrupted, Json
 from opencode_a2a.execution.answers import (
-    NotUnderstoodError,
+    Answer,
     PermissionReply,
     QuestionRejection,
     QuestionReply,
     Reply,
-    strings,
 )
 from opencode_a2a.execution.sessions import DERIVED_CONTEXT
 from opencode_a2a.extensions.calls import Call
@@ -118,8 +117,7 @@ class QuestionParams(InterruptParams):
 )
 async def reply_permission(call: Call, params: PermissionParams) -> Answered:
     """Allow or refuse what a task asks for; a refusal with a message lets the model go on."""
-    asked, job = await _pending(call, params, "permission")
-    return await _answer(call, asked, job, PermissionReply(params.reply, params.message))
+    return await _answer(call, params, "permission", PermissionReply(params.reply, params.message))
 
 
 @INTERRUPTS.method(
@@ -129,12 +127,8 @@ async def reply_permission(call: Call, params: PermissionParams) -> Answered:
 )
 async def reply_question(call: Call, params: QuestionParams) -> Answered:
     """Answer the questions of a task, a list of labels or free texts for each."""
-    asked, job = await _pending(call, params, "question")
-    try:
-        answers = strings([[*answer] for answer in params.answers], asked)
-    except NotUnderstoodError as error:
-        raise invalid("answers", str(error)) from None
-    return await _answer(call, asked, job, QuestionReply(answers))
+    answers = [[text.strip() for text in texts if text.strip()] for texts in params.answers]
+    return await _answer(call, params, "question", QuestionReply(answers))
 
 
 @INTERRUPTS.method(
@@ -142,16 +136,37 @@ async def reply_question(call: Call, params: QuestionParams) -> Answered:
 )
 async def reject_question(call: Call, params: InterruptParams) -> Answered:
     """Dismiss the questions of a task; its turn ends there."""
-    asked, job = await _pending(call, params, "question")
-    return await _answer(call, asked, job, QuestionRejection())
+    return await _answer(call, params, "question", QuestionRejection())
+
+
+async def _answer(call: Call, params: InterruptParams, kind: Kind, reply: Reply) -> Answered:
+    request_id, answer = params.request_id, Answer(reply, call.principal)
+    # A copy waits for what becomes of the first, and is then known as a copy.
+    async with call.deps.board.further[call.principal, request_id]:
+        row = await call.deps.interrupts.find(call.principal, request_id)
+        if row is None or not _counted(row, answer):
+            asked, job = await _pending(call, row, request_id)
+            _check(asked, kind, reply)
+            try:
+                if job is not None:
+                    await call.deps.board.answer(job, request_id, answer)
+                else:
+                    await _reply(call, asked, reply)
+            except (UnsupportedOperationError, UpstreamNotFoundError):
+                raise _missing(request_id) from None
+    return Answered(request_id=request_id)
+
+
+def _counted(row: InterruptRow, answer: Answer) -> bool:
+    """Whether it was this very answer that settled an interrupt."""
+    return row.settled_by == answer.by and row.answer == answer.dump()
 
 
 async def _pending(
-    call: Call, params: InterruptParams, kind: Kind
+    call: Call, row: InterruptRow | None, request_id: str
 ) -> tuple[Interrupted, Job | None]:
-    """Return a prompt that waits for the caller; its task, unless the work was begun by method."""
-    request_id, found = params.request_id, None
-    row = await call.deps.interrupts.find(call.principal, request_id)
+    """Return an interrupt that waits for the caller, with its task if there is one."""
+    found = None
     if row is None:
         found = await _stray(call, request_id)
     elif _expired(call, row):
@@ -160,41 +175,38 @@ async def _pending(
         found = _live(call, row)
     if found is None:
         raise _missing(request_id)
-    if found[0].type != kind:
-        raise InterruptTypeMismatchError(
-            request_id=request_id,
-            expected_interrupt_type=kind,
-            actual_interrupt_type=found[0].type,
-        )
     return found
 
 
+def _check(asked: Interrupted, kind: Kind, reply: Reply) -> None:
+    """Refuse an answer that does not fit what is asked."""
+    if asked.type != kind:
+        raise InterruptTypeMismatchError(
+            request_id=asked.request_id,
+            expected_interrupt_type=kind,
+            actual_interrupt_type=asked.type,
+        )
+    if isinstance(reply, QuestionReply) and len(reply.answers) > len(asked.questions):
+        raise invalid("answers", f"There are only {len(asked.questions)} questions.")
+
+
 def _expired(call: Call, row: InterruptRow) -> bool:
-    """Whether nobody answered in time; after a while that is forgotten."""
-    if row.resolution is None:
-        return row.expires_at <= now_ms()
+    """Whether nobody answered in time; after a while that is forgotten.
+
+    An interrupt that is not settled has not expired, whatever the time of day: its turn holds
+    the deadline, by a clock that does not jump.
+    """
     kept = call.deps.interrupts.policy.tombstone_seconds * 1000
     return row.resolution == "expired" and now_ms() < (row.settled_at or 0) + kept
 
 
 def _live(call: Call, row: InterruptRow) -> tuple[Interrupted, Job] | None:
     with suppress(TaskNotFoundError):
-        job = call.deps.board.find(call.principal, row.task_id)
+        job = call.deps.board.find(call.principal, row.task_id or "")
         for asked in job.log.state.status.pending:
             if asked.request_id == row.request_id:
                 return asked, job
     return None
-
-
-async def _answer(call: Call, asked: Interrupted, job: Job | None, reply: Reply) -> Answered:
-    try:
-        if job is not None:
-            await call.deps.board.reply(call.principal, job, asked.request_id, reply)
-        else:
-            await _reply(call, asked, reply)
-    except (UnsupportedOperationError, UpstreamNotFoundError):
-        raise _missing(asked.request_id) from None
-    return Answered(request_id=asked.request_id)
 
 
 def _missing(request_id: str) -> InterruptNotFoundError:

@@ -28,7 +28,7 @@ from opencode_a2a.events import (
     UsageCounted,
 )
 from opencode_a2a.ids import ContextId, Principal, TaskId
-from opencode_a2a.messages import Message, Part
+from opencode_a2a.messages import Answered, Message, Part
 from opencode_a2a.protocol import metadata
 from opencode_a2a.protocol.prompts import moment, prompt_text
 from opencode_a2a.protocol.spelling import fit, spell_message, spell_part, spell_state
@@ -36,7 +36,6 @@ from opencode_a2a.protocol.versions import Dialect
 from opencode_a2a.tasks.commands import Cursor
 from opencode_a2a.tasks.lifecycle import (
     Accepted,
-    Answered,
     Entry,
     Recovered,
     Status,

@@ -1,7 +1,8 @@
 """Pending and settled interrupts: the deadline survives a restart, the record stays."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -12,7 +13,8 @@ from opencode_a2a.store.schema import interrupts
 @dataclass(frozen=True, slots=True)
 class InterruptRow:
     request_id: str
-    task_id: str
+    task_id: str | None
+    """None when the work was begun by method and no task follows it."""
     context_id: str
     principal: str
     type: str
@@ -21,6 +23,8 @@ class InterruptRow:
     resolution: str | None = None
     settled_at: int | None = None
     settled_by: str | None = None
+    answer: bytes | None = None
+    """The latest answer, stored before OpenCode was given it."""
 
 
 _ROW = (
@@ -34,23 +38,47 @@ _ROW = (
     interrupts.c.resolution,
     interrupts.c.settled_at,
     interrupts.c.settled_by,
+    interrupts.c.answer,
 )
 
 
-def add(connection: Connection, row: InterruptRow) -> None:
-    """Write down that something was asked; a repeat changes nothing."""
-    if find(connection, row.request_id) is None:
-        connection.execute(
-            interrupts.insert().values(
-                request_id=row.request_id,
-                task_id=row.task_id,
-                context_id=row.context_id,
-                principal=row.principal,
-                type=row.type,
-                asked=row.asked,
-                expires_at=row.expires_at,
-            )
+def add(connection: Connection, row: InterruptRow) -> InterruptRow:
+    """Store an interrupt and return it; one that is stored already is returned as it was."""
+    earlier = find(connection, row.request_id)
+    if earlier is not None:
+        return earlier
+    connection.execute(
+        interrupts.insert().values(
+            request_id=row.request_id,
+            task_id=row.task_id or "",
+            context_id=row.context_id,
+            principal=row.principal,
+            type=row.type,
+            asked=row.asked,
+            expires_at=row.expires_at,
         )
+    )
+    return row
+
+
+def answer(connection: Connection, request_id: str, answer: bytes) -> None:
+    connection.execute(
+        interrupts.update()
+        .where(interrupts.c.request_id == request_id, interrupts.c.resolution.is_(None))
+        .values(answer=answer)
+    )
+
+
+def answered(connection: Connection, task_id: str) -> dict[str, bytes]:
+    """Return the answers to the interrupts of a task that are not settled, by request."""
+    rows = connection.execute(
+        sa.select(interrupts.c.request_id, interrupts.c.answer).where(
+            interrupts.c.task_id == task_id,
+            interrupts.c.resolution.is_(None),
+            interrupts.c.answer.is_not(None),
+        )
+    )
+    return {row.request_id: row.answer for row in rows}
 
 
 def settle(
@@ -65,7 +93,7 @@ def settle(
 
 def find(connection: Connection, request_id: str) -> InterruptRow | None:
     row = connection.execute(sa.select(*_ROW).where(interrupts.c.request_id == request_id)).first()
-    return InterruptRow(*row) if row else None
+    return _row(row) if row else None
 
 
 def pending(connection: Connection, principal: str, kind: str | None) -> Sequence[InterruptRow]:
@@ -76,4 +104,9 @@ def pending(connection: Connection, principal: str, kind: str | None) -> Sequenc
     if kind is not None:
         query = query.where(interrupts.c.type == kind)
     rows = connection.execute(query.order_by(interrupts.c.expires_at, interrupts.c.request_id))
-    return [InterruptRow(*row) for row in rows]
+    return [_row(row) for row in rows]
+
+
+def _row(row: Sequence[Any]) -> InterruptRow:
+    found = InterruptRow(*row)
+    return found if found.task_id else replace(found, task_id=None)

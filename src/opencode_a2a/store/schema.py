@@ -89,7 +89,7 @@ interrupts = sa.Table(
     "interrupts",
     metadata,
     sa.Column("request_id", sa.String, primary_key=True),
-    sa.Column("task_id", sa.String, nullable=False),
+    sa.Column("task_id", sa.String, nullable=False, comment="empty: no task follows the work"),
     sa.Column("context_id", sa.String, nullable=False),
     sa.Column("principal", sa.String, nullable=False),
     sa.Column("type", sa.String, nullable=False),
@@ -98,6 +98,7 @@ interrupts = sa.Table(
     sa.Column("resolution", sa.String),
     sa.Column("settled_at", sa.BigInteger),
     sa.Column("settled_by", sa.String),
+    sa.Column("answer", sa.LargeBinary, comment="the latest one given, before OpenCode has it"),
     sa.Index("interrupts_pending", "principal", "resolution", "expires_at"),
     sqlite_with_rowid=False,
 )
@@ -151,10 +152,16 @@ def _add_places(connection: Connection) -> None:
     )
 
 
+def _add_answers(connection: Connection) -> None:
+    """Add the answers that are stored before OpenCode is given them."""
+    connection.exec_driver_sql("ALTER TABLE interrupts ADD COLUMN answer BLOB")
+
+
 STEPS: tuple[Callable[[Connection], None], ...] = (
     _create,
     _identify_messages_by_content,
     _add_places,
+    _add_answers,
 )
 """A step spells out its tables: the declarations above may have moved on since it was written."""
 

@@ -16,6 +16,7 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
 from opencode_a2a.errors import (
+    InterruptNotFoundError,
     InvalidParamsError,
     TaskNotCancelableError,
     TaskNotFoundError,
@@ -23,18 +24,19 @@ from opencode_a2a.errors import (
     Violation,
 )
 from opencode_a2a.events import Finished, Outcome
-from opencode_a2a.execution.answers import NotUnderstoodError, Reply, understand
+from opencode_a2a.execution.answers import Answer, NotUnderstoodError, understand
+from opencode_a2a.execution.sessions import Locks
 from opencode_a2a.execution.turn import Told, Turn, Turns
 from opencode_a2a.ids import Principal, TaskId, new_message_id
-from opencode_a2a.messages import ANYWHERE
+from opencode_a2a.messages import ANYWHERE, Answered
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import Filter, Key, TaskRow
 from opencode_a2a.tasks.admit import Admission, Admitted, Limits, digest
 from opencode_a2a.tasks.codec import Request, dump_request, load_task
 from opencode_a2a.tasks.commands import Cursor, Order, Page, Query
-from opencode_a2a.tasks.journal import Journal
-from opencode_a2a.tasks.lifecycle import Answered, State, TaskState
+from opencode_a2a.tasks.journal import Journal, Write
+from opencode_a2a.tasks.lifecycle import State, TaskState
 from opencode_a2a.tasks.live import Tap, TaskLog
 from opencode_a2a.tasks.runner import Job, Runner
 
@@ -56,6 +58,8 @@ class Board:
         self._turns = turns
         self._admission = Admission(database, limits)
         self._jobs: dict[TaskId, Job] = {}
+        self.further: Locks[tuple[Principal, str]] = Locks()
+        """Held while a message on a task, or a reply to a request, is dealt with: copies wait."""
         self._runner = Runner(turns, self.closed)
 
     # Sending
@@ -103,10 +107,24 @@ class Board:
             raise InvalidParamsError(
                 f"message.contextId {text}", violations=(Violation("message.contextId", text),)
             )
-        earlier = await self._admission.repeated(order)
-        job = self._jobs.get(TaskId(task_id))
-        if earlier is not None:
-            return Submitted(await self._log(earlier), 0)
+        async with self.further[order.principal, order.message.message_id]:
+            earlier = await self._admission.repeated(order)
+            if earlier is not None:
+                return await self._repeat(order, earlier)
+            return await self._take(order, self._jobs.get(TaskId(task_id)))
+
+    async def _repeat(self, order: Order, earlier: TaskRow) -> Submitted:
+        """Return what became of a further message that was here before."""
+        job = self._jobs.get(TaskId(earlier.id))
+        if job is not None and job.turn is not None:
+            await job.turn.ready()
+            await job.turn.repeat(order.message)
+        log = await self._log(earlier)
+        if order.message not in log.state.history:
+            raise InterruptNotFoundError("The request was settled before this answer came")
+        return Submitted(log, 0)
+
+    async def _take(self, order: Order, job: Job | None) -> Submitted:
         if job is None:
             raise UnsupportedOperationError(
                 "The task has ended and takes no further message; send it without taskId and "
@@ -132,43 +150,44 @@ class Board:
                 str(error), violations=(Violation("message.parts", str(error)),)
             ) from None
         seq = job.log.state.seq
-        turn = _turn(job)
-        await turn.ready()
-        turn.check(asked.request_id, reply)
-        # Told before it is given: with the answer the turn may end, and its log with it.
-        await job.log.tell([Answered(order.message)])
-        await self.reply(order.principal, job, asked.request_id, reply)
-        await self._remember(order, job)
+        answer, remember = Answer(reply, order.principal, order.message), self._remember(order, job)
+        try:
+            await self.answer(job, asked.request_id, answer, remember)
+        except InterruptNotFoundError:
+            # It came too late. Sent again it must not answer what is asked next.
+            await self._database.write(remember)
+            raise
         return Submitted(job.log, seq)
 
-    async def reply(self, principal: Principal, job: Job, request_id: str, reply: Reply) -> None:
-        """Answer a pending prompt of a task; return when OpenCode has taken it."""
+    async def answer(
+        self, job: Job, request_id: str, answer: Answer, also: Write | None = None
+    ) -> None:
+        """Answer a pending interrupt of a task; return when OpenCode has taken the answer."""
         turn = _turn(job)
         await turn.ready()
-        await turn.answer(request_id, reply, principal)
+        await turn.answer(request_id, answer, also)
 
     async def _retry(self, order: Order, job: Job) -> Submitted:
         """Run another turn in a task that waits for a sign-in."""
         seq = job.log.state.seq
         session = job.log.state.status.session_id
         request = Request(order.prompt, order.routing, new_message_id(), session)
-        await self._remember(order, job, request)
-        await job.log.tell([Answered(order.message)])
+        await job.log.tell([Answered(order.message)], self._remember(order, job, request))
         self.run(job, request)
         return Submitted(job.log, seq)
 
-    async def _remember(self, order: Order, job: Job, request: Request | None = None) -> None:
-        """Write down that a further message on a task was taken, and what it makes it prompt."""
+    def _remember(self, order: Order, job: Job, request: Request | None = None) -> Write:
+        """Return what stores that a message on a task was taken, and what it makes it prompt."""
+        message = (order.principal, order.message.message_id)
         known = digest(order)
 
         def write(connection: Connection) -> None:
-            rows.add_message(
-                connection, order.principal, order.message.message_id, job.log.no, known
-            )
+            if rows.find_message(connection, *message, known) is None:
+                rows.add_message(connection, *message, job.log.no, known)
             if request is not None:
                 rows.set_request(connection, job.log.no, dump_request(request))
 
-        await self._database.write(write)
+        return write
 
     # Reading
 

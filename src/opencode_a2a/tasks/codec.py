@@ -32,11 +32,10 @@ from opencode_a2a.events import (
     UsageCounted,
 )
 from opencode_a2a.ids import ContextId, MessageId, Principal, SessionId, TaskId
-from opencode_a2a.messages import Message, ModelChoice, Part, PromptPart, Routing
+from opencode_a2a.messages import Answered, Message, ModelChoice, PromptPart, Routing
 from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks.lifecycle import (
     Accepted,
-    Answered,
     Entry,
     LaneText,
     LogEvent,
@@ -49,11 +48,6 @@ from opencode_a2a.tasks.lifecycle import (
 
 # What comes out of the database was written by this module, so its shape is not checked again.
 _Fields = dict[str, Any]
-
-
-def _message(fields: _Fields) -> Message:
-    parts = [Part(**part) for part in fields.pop("parts")]
-    return Message(parts=parts, **fields)
 
 
 def _interrupted(fields: _Fields) -> Interrupted:
@@ -101,8 +95,8 @@ _READERS: dict[type[LogEvent], Callable[[_Fields], LogEvent]] = {
     UsageCounted: _usage,
     DiffChanged: _diff,
     Finished: _finished,
-    Accepted: lambda fields: Accepted(_message(fields["message"])),
-    Answered: lambda fields: Answered(_message(fields["message"])),
+    Accepted: lambda fields: Accepted(Message.load(fields["message"])),
+    Answered: lambda fields: Answered(Message.load(fields["message"])),
     Recovered: lambda fields: Recovered(**fields),
 }
 _NAMES = {event: event.__name__ for event in _READERS}
@@ -169,7 +163,7 @@ def load_task(row: TaskRow) -> TaskState:
 def _unpack(state: TaskState, fields: _Fields) -> None:
     state.seq = fields["seq"]
     state.epochs = fields["epochs"]
-    state.history = [_message(message) for message in fields["history"]]
+    state.history = [Message.load(message) for message in fields["history"]]
     for name, (message_id, closed, parts) in fields["lanes"].items():
         lane = state.lanes[Lane(name)] = LaneText(message_id, closed=closed)
         lane.parts = [(part_id, [text]) for part_id, text in parts]

@@ -28,7 +28,7 @@ from opencode_a2a.events import (
     UsageCounted,
 )
 from opencode_a2a.ids import ContextId, Principal, SessionId, TaskId
-from opencode_a2a.messages import Message
+from opencode_a2a.messages import Answered, Message
 
 
 class State(StrEnum):
@@ -60,13 +60,6 @@ OPEN = frozenset(State) - TERMINAL
 @dataclass(frozen=True, slots=True)
 class Accepted:
     """The first entry of every log: the message that asks for the work."""
-
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """A further message on the task: the answer to a prompt, or another try."""
 
     message: Message
 

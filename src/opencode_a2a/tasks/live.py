@@ -22,6 +22,7 @@ from opencode_a2a.events import (
     Started,
     TextGrew,
 )
+from opencode_a2a.messages import Answered
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.tasks.codec import load_entries
@@ -31,7 +32,6 @@ from opencode_a2a.tasks.lifecycle import (
     OPEN,
     TERMINAL,
     Accepted,
-    Answered,
     Entry,
     LogEvent,
     Recovered,

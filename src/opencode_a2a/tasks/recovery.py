@@ -9,13 +9,14 @@ from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.events import Failure, Finished, Outcome
 from opencode_a2a.execution.turn import Told
+from opencode_a2a.messages import Answered
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks.board import Board
 from opencode_a2a.tasks.codec import load_request, ref_of
 from opencode_a2a.tasks.journal import Journal
-from opencode_a2a.tasks.lifecycle import OPEN, TERMINAL, Accepted, Answered, Recovered, State
+from opencode_a2a.tasks.lifecycle import OPEN, TERMINAL, Accepted, Recovered, State
 from opencode_a2a.tasks.live import Replay, TaskLog
 
 log = structlog.get_logger(__name__)
