@@ -109,8 +109,8 @@ async def test_a_service_says_where_its_token_is_good(
     monkeypatch.delenv("A2A_CLIENT_BEARER_TOKEN")
     variables = variables_for(asking_backstage, tmp_path)
     del variables["A2A_BEARER_TOKEN"]
-    file = tmp_path / "url"
     async with Program(variables) as program:
+        [file] = (tmp_path / "services").iterdir()
         mode, said = file.stat().st_mode & 0o777, file.read_text()
         called = await run("call", f"localhost:{program.port}", script({"say": "yes"}))
         status = await program.stop()

@@ -33,7 +33,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return state
 
 
-async def run(*args: str, stdin: str | None = None) -> Result:
+async def run(*args: str, stdin: str | bytes | None = None) -> Result:
     """Run a command beside the server of this test."""
     async with asyncio.timeout(20):
         return await asyncio.to_thread(CliRunner().invoke, main, args, stdin)
@@ -323,6 +323,11 @@ async def test_tasks_are_listed_shown_and_followed() -> None:
         ("call", "http://127.0.0.1:1", "hi", "--token", "x"),
         ("call", "http://127.0.0.1:1", "hi", "--file", "/nonexistent"),
         ("call", "http://127.0.0.1:1", "hi", "--file", "/proc/self/mem"),
+        ("call", "http://127.0.0.1:1", "hi", "--file", "/dev/zero"),
+        ("call", "http://127.0.0.1:1", "\udcff"),
+        ("call", "http://127.0.0.1:1", "hi", "--task", "\udcff"),
+        ("chat", "http://127.0.0.1:1", "--context", "\udcff"),
+        ("task", "http://127.0.0.1:1", "\udcff"),
         ("call", "http://127.0.0.1:1", "hi", "--timeout", "0"),
         ("call", "http://127.0.0.1:1", "hi", "--timeout", "nan"),
         ("call", "http://[::1", "hi"),
@@ -340,6 +345,16 @@ async def test_wrong_usage_exits_with_two(args: tuple[str, ...]) -> None:
     assert result.exit_code == 2
     assert "Error: " in result.stderr
     assert "\x1b" not in result.stderr
+
+
+async def test_input_of_another_encoding_is_refused_and_not_sent() -> None:
+    async with sdk_agent() as agent:
+        called = await run("call", agent.url, "-", stdin=b"\xff\xfe")
+        talked = await run("chat", agent.url, stdin=b"\xff\xfe\n")
+
+    assert (called.exit_code, talked.exit_code) == (2, 1)
+    assert all("should be valid UTF-8" in result.stderr for result in (called, talked))
+    assert agent.contexts == []
 
 
 async def test_an_agent_that_is_not_there_is_one_line_and_exit_one() -> None:

@@ -3,21 +3,23 @@
 import base64
 import math
 import mimetypes
+import os
 import sys
 from pathlib import Path
 
 import click
 
+from opencode_a2a.cli.params import WORDS
 from opencode_a2a.messages import Part
 
 _FILE_LIMIT = 20 * 1024 * 1024
 
 
 @click.command()
-@click.argument("url")
-@click.argument("text")
-@click.option("--context", metavar="ID", help="Go on in this context: a conversation.")
-@click.option("--task", metavar="ID", help="Go on with this task, or answer what it asks.")
+@click.argument("url", type=WORDS)
+@click.argument("text", type=WORDS)
+@click.option("--context", metavar="ID", type=WORDS, help="Go on in this context: a conversation.")
+@click.option("--task", metavar="ID", type=WORDS, help="Go on with this task, or answer it.")
 @click.option(
     "--file",
     "files",
@@ -62,7 +64,7 @@ def call(
     from opencode_a2a.cli.talk import Turn, exit_status, talk_to
     from opencode_a2a.peers.answer import Account
 
-    parts = _parts(sys.stdin.read() if text == "-" else text, files)
+    parts = _parts(_input() if text == "-" else text, files)
     account = Account()
     turn = Turn(parts, account, task, context, not no_stream, timeout)
     with talk_to(url) as talk, printed(talk.url, account, as_json) as shown:
@@ -77,12 +79,21 @@ def _parts(text: str, files: tuple[Path, ...]) -> list[Part]:
     return [*words, *(_file(path) for path in files)]
 
 
-def _file(path: Path) -> Part:
-    if path.stat().st_size > _FILE_LIMIT:
-        raise click.UsageError(f"{path.name} is larger than {_FILE_LIMIT // 1024**2} MiB")
+def _input() -> str:
     try:
-        raw = base64.b64encode(path.read_bytes()).decode()
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError:
+        raise click.UsageError("standard input should be valid UTF-8") from None
+
+
+def _file(path: Path) -> Part:
+    name = os.fsencode(path.name).decode(errors="replace")
+    try:
+        with path.open("rb") as file:
+            content = file.read(_FILE_LIMIT + 1)  # a device has no size, and no end
     except OSError as error:
-        raise click.UsageError(f"cannot read {path}: {error.strerror}") from error
-    media_type = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-    return Part("raw", raw=raw, media_type=media_type, filename=path.name)
+        raise click.UsageError(f"cannot read {name}: {error.strerror}") from error
+    if len(content) > _FILE_LIMIT:
+        raise click.UsageError(f"{name} is larger than {_FILE_LIMIT // 1024**2} MiB")
+    media_type = mimetypes.guess_type(name)[0] or "application/octet-stream"
+    return Part("raw", raw=base64.b64encode(content).decode(), media_type=media_type, filename=name)

@@ -4,10 +4,12 @@ import sys
 
 import click
 
+from opencode_a2a.cli.params import WORDS
+
 
 @click.command()
-@click.argument("url")
-@click.option("--context", metavar="ID", help="Go on in this context: a conversation.")
+@click.argument("url", type=WORDS)
+@click.option("--context", metavar="ID", type=WORDS, help="Go on in this context: a conversation.")
 def chat(url: str, context: str | None) -> None:
     """Talk to the agent at URL.
 

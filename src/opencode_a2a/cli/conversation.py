@@ -168,10 +168,14 @@ def read_message(prompt: str) -> str:
     elif not sys.stdout.isatty():
         click.echo(prompt, err=True, nl=False)
         prompt = ""
-    lines = [input(prompt)]
-    while _is_pending(_PASTE_SECONDS):
-        lines.append(input())
-    text = "\n".join(lines).strip()
+    try:
+        lines = [input(prompt)]
+        while _is_pending(_PASTE_SECONDS):
+            lines.append(input())
+        text = "\n".join(lines).strip()
+        text.encode()
+    except UnicodeError:
+        raise click.ClickException("not sent: the input should be valid UTF-8") from None
     if text == "/quit":
         raise EOFError
     return text

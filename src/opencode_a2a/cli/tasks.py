@@ -5,10 +5,12 @@ from typing import NoReturn
 
 import click
 
+from opencode_a2a.cli.params import WORDS
+
 
 @click.command()
-@click.argument("url")
-@click.option("--context", metavar="ID", help="Only tasks of this context.")
+@click.argument("url", type=WORDS)
+@click.option("--context", metavar="ID", type=WORDS, help="Only tasks of this context.")
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 100))
 @click.option("--json", "as_json", is_flag=True, help="Print each task as a line of JSON.")
 def tasks(url: str, context: str | None, limit: int, as_json: bool) -> None:
@@ -30,8 +32,8 @@ def tasks(url: str, context: str | None, limit: int, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("url")
-@click.argument("task_id", metavar="TASK")
+@click.argument("url", type=WORDS)
+@click.argument("task_id", metavar="TASK", type=WORDS)
 @click.option("--follow", "-f", is_flag=True, help="Go on printing until the task ends or waits.")
 @click.option("--json", "as_json", is_flag=True, help="Print the task, or its events, as JSON.")
 def task(url: str, task_id: str, follow: bool, as_json: bool) -> None:
@@ -78,8 +80,8 @@ def _follow(url: str, task_id: str, as_json: bool) -> NoReturn:
 
 
 @click.command()
-@click.argument("url")
-@click.argument("task_id", metavar="TASK")
+@click.argument("url", type=WORDS)
+@click.argument("task_id", metavar="TASK", type=WORDS)
 def cancel(url: str, task_id: str) -> None:
     """Cancel TASK at the agent at URL, and print the state that it is in then."""
     from opencode_a2a.cli.talk import talk_to

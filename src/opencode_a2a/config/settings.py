@@ -79,7 +79,11 @@ class Settings(BaseModel):
         """The directory that sessions work in; None leaves it to an OpenCode of its own."""
         if self.opencode.workspace_root or not self.opencode.managed_server:
             return self.opencode.workspace_root
-        return Path.cwd()
+        try:
+            return Path.cwd()
+        except FileNotFoundError:
+            text = "is not set, and the current directory is gone"
+            raise SettingsError((Problem("OPENCODE_WORKSPACE_ROOT", text),)) from None
 
     @property
     def guarded_workspace(self) -> Path | None:
@@ -229,12 +233,7 @@ def conflicts(settings: Settings) -> Iterator[Problem]:
     yield from _access_conflicts(settings.a2a, settings.auth)
     yield from _short_tokens(settings)
     yield from _opencode_conflicts(settings.a2a, settings.opencode)
-    try:
-        workspace = settings.workspace
-    except FileNotFoundError:
-        workspace = None
-        text = "is not set, and the current directory is gone"
-        yield Problem("OPENCODE_WORKSPACE_ROOT", text)
+    workspace = settings.workspace
     if workspace and _is_root(workspace) and not settings.opencode.allow_root_workspace:
         yield Problem(
             "OPENCODE_WORKSPACE_ROOT",
