@@ -2,7 +2,7 @@
 # node_modules. Needed on the machine: Python 3.11 or later, Node with npm, make.
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo-peers test test-fast kills check docs record bench bench-quick
+.PHONY: help serve demo-peers test test-fast kills fuzz check docs record bench bench-quick
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 
@@ -35,6 +35,7 @@ help:
 	@echo 'make docs       write the generated pages'
 	@echo 'make bench      measure this and other servers, and write docs/performance.md (25 minutes)'
 	@echo 'make bench-quick  the same in two minutes, failing on a missed target'
+	@echo 'make fuzz       100,000 mutated requests against the service; ARGS="--seed 1 --count 5000"'
 	@echo 'make record     record event streams of the installed OpenCode into the test data'
 
 serve: $(PACKAGES) $(PROGRAMS)
@@ -69,6 +70,9 @@ bench: $(PACKAGES)
 
 bench-quick: $(PACKAGES)
 	UV="$(UV)" $(BIN)/python -m bench --quick --check $(ARGS)
+
+fuzz: $(PACKAGES)
+	$(BIN)/python -m tools.fuzz $(ARGS)
 
 record: $(PACKAGES) $(PROGRAMS)
 	$(WITH_PROGRAMS) $(BIN)/python tools/record.py $(ARGS)
