@@ -1,0 +1,118 @@
+"""The pages that are written by hand: their links lead somewhere, and what they say holds."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from opencode_a2a import __version__
+from opencode_a2a.config import VARIABLES
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+INSTALL = re.compile(
+    r"(?:\binstall|\buvx|\bpipx run|\buv tool run)\s+(?:-\S+\s+)*"
+    r"[\"']?opencode-a2a(?:-server)?\b(?![/.])"
+)
+"""Installing the name from the package index, where it belongs to another program."""
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that headings of a page get on the web."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_pages_and_headings_that_exist(page: Path) -> None:
+    broken = [
+        (name, anchor)
+        for name, anchor in LINK.findall(page.read_text())
+        for target in [page.parent / name if name else page]
+        if not target.exists() or (anchor and anchor not in anchors(target))
+    ]
+
+    assert broken == []
+
+
+def test_no_page_installs_the_name_from_the_package_index() -> None:
+    texts = [*PAGES, ROOT / "Makefile", *(ROOT / "src").rglob("*.py"), *(ROOT / "tools").glob("*")]
+    found = [
+        (file.name, match.group())
+        for file in texts
+        if file.is_file() and file.suffix != ".pyc"
+        for match in INSTALL.finditer(file.read_text())
+    ]
+
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "pip install opencode-a2a",
+        "uvx opencode-a2a serve",
+        "uv tool install opencode-a2a",
+        'pip install --upgrade "opencode-a2a==1.4.0"',
+        "uvx --from opencode-a2a opencode-a2a-server",
+    ],
+)
+def test_such_a_line_would_be_found(line: str) -> None:
+    assert INSTALL.search(line)
+
+
+def test_the_guide_has_the_headings_that_earlier_pages_link_to() -> None:
+    assert anchors(ROOT / "docs" / "guide.md") >= {
+        "compatibility-profile",
+        "opencode-session-query--provider-discovery-a2a-extensions",
+        "shared-interrupt-callback-a2a-extension",
+        "shared-model-selection-contract",
+        "shared-session-binding-contract",
+        "shared-stream-hints-contract",
+        "troubleshooting-provider-auth-state",
+    }
+
+
+def test_the_upgrade_page_names_errors_with_their_numbers() -> None:
+    rows = re.findall(r"^\| (.+?) \| (-3\d+) \| (.+?) \|$", upgrade_page(), re.MULTILINE)
+    errors = (ROOT / "docs" / "errors.md").read_text()
+    numbers = dict(re.findall(r"^\| (\w+) \| (-\d+) \|", errors, re.MULTILINE))
+
+    assert len(rows) == 14
+    for types, _, now in rows:
+        name, _, number = now.rpartition(", ")
+        for one in [name] if name else types.partition(", for ")[0].split(", "):
+            assert number == numbers.get(one, "does not occur"), one
+
+
+def test_the_upgrade_page_names_settings_that_are_read_or_warned_of() -> None:
+    named = set(re.findall(r"`((?:A2A|OPENCODE)_[A-Z_]+)`", upgrade_page()))
+    gone = {
+        "OPENCODE_DIRECTORY",
+        "A2A_STREAM_SSE_PING_SECONDS",
+        "A2A_SESSION_CACHE_TTL_SECONDS",
+        "A2A_SESSION_CACHE_MAXSIZE",
+        "A2A_STREAMING",
+    }
+
+    assert named - set(VARIABLES) == gone
+
+
+def upgrade_page() -> str:
+    return (ROOT / "docs" / "upgrading.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["opencode-a2a", "opencode-a2a-server"])
+def test_both_names_of_the_program_work(name: str) -> None:
+    program = Path(sys.executable).parent / name
+
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)  # noqa: S603
+
+    assert said.stdout.strip() == __version__
+
+
+def test_the_version_leads_forward_from_the_earlier_adapter() -> None:
+    assert int(__version__.partition(".")[0]) >= 2
