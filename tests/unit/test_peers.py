@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from opencode_a2a.events import JsonObject, Question, QuestionOption
+from opencode_a2a.events import Json, JsonObject, Question, QuestionOption
 from opencode_a2a.messages import Message, Part
 from opencode_a2a.peers import wire
 from opencode_a2a.peers.answer import (
@@ -135,6 +135,42 @@ def test_an_answer_that_is_only_the_last_status_is_still_an_answer() -> None:
         AnswerGrew("status", "done it"),
         Finished(State.COMPLETED, "done it"),
     ]
+
+
+TODOS: list[Json] = [
+    {"content": "look", "status": "completed"},
+    {"content": "mend", "status": "in_progress"},
+]
+
+
+@pytest.mark.parametrize(
+    ("progress", "text"),
+    [
+        (
+            {"type": "retry", "status": "waiting", "title": "No API", "subtitle": "attempt 4"},
+            "Retrying: No API, attempt 4",
+        ),
+        ({"type": "queue", "status": "waiting", "title": "Busy"}, "Queued: Busy"),
+        ({"type": "compaction", "status": "running"}, "Compacting the conversation: running"),
+        ({"type": "todo", "status": "updated", "todos": TODOS}, "Plan: mend, 1 of 2 done"),
+        ({"type": "new", "status": "here"}, "new: here"),
+    ],
+)
+def test_progress_is_told_each_time_it_changes_and_when_it_is_over(
+    progress: JsonObject, text: str
+) -> None:
+    account = Account()
+    ordinary: JsonObject = {"type": "step-start", "status": "running"}
+    told = [
+        event
+        for one in (ordinary, progress, progress, ordinary)
+        for event in account.take(
+            Update("t", "c", Status(State.WORKING), metadata={"shared": {"progress": one}})
+        )
+    ]
+
+    texts = [event.text for event in told if isinstance(event, StatusChanged)]
+    assert texts == [None, text, None]
 
 
 def test_a_last_status_beside_an_answer_is_not_the_answer() -> None:

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from opencode_a2a.cli.serve import config_option
 from opencode_a2a.config import Settings, SettingsError, database_file, import_hint, load
+from opencode_a2a.printable import one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ def check_command(command: str) -> Finding:
 def judge_version(version: str, where: str) -> Finding:
     from opencode_a2a.upstream.process import TESTED_RANGE, tested
 
+    version = one_line(version)
     remedy = None if tested(version) else f"it may work, but only {TESTED_RANGE} is tested"
     return Finding("opencode", f"{version} ({where})", remedy, advice=True)
 

@@ -172,7 +172,9 @@ class Screen:
         if event.progress is None and event.text:
             self._aside(indented(event.text))
         self._status.explain(event.progress and event.progress.text)
-        if event.progress is not None and self._watched:
+        if event.progress is None:
+            self._status.erase()  # the reason no longer holds; the next second says what does
+        elif self._watched:
             self._break_line()
             self._status.draw()
 

@@ -233,6 +233,8 @@ def _failure(error: PeerError) -> click.ClickException:
     refused_here = error.http_status is None and error.rpc_code is None
     if error.code is ErrorCode.INVALID_INPUT and refused_here:
         return click.UsageError(message)
+    if error.code is ErrorCode.RETRYABLE and refused_here:
+        return click.ClickException(f"{message}; check the address, and that the agent is running")
     if error.code is ErrorCode.AUTH_FAILED:
         return RefusedError(f"{message}; set {_BEARER} or {_BASIC}")
     return click.ClickException(message)

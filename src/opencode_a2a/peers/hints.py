@@ -72,8 +72,9 @@ _PROGRESS = {
     "peer": "Asking another agent",
     "permission": "Permission",
     "recovered": "Recovered",
+    "todo": "Plan",
 }
-_UNREMARKABLE = frozenset({"step-start", "step-finish", "todo"})
+_UNREMARKABLE = frozenset({"step-start", "step-finish"})
 _OVER = frozenset({"completed", "error"})
 
 
@@ -83,6 +84,12 @@ def read_progress(metadata: JsonObject) -> Progress | None:
     kind, status = text_in(told, "type") or "", text_in(told, "status") or ""
     if not told or kind in _UNREMARKABLE or status in _OVER:
         return None
+    if kind == "todo":
+        todos = items_in(told, "todos")
+        at_work = [one for one in todos if one.get("status") == "in_progress"]
+        current = text_in(at_work[0], "content") if at_work else None
+        done = sum(one.get("status") == "completed" for one in todos)
+        return Progress(kind, status, current, f"{done} of {len(todos)} done")
     detail = text_in(told, "subtitle", "reason")
     return Progress(kind, status, text_in(told, "title"), detail)
 
