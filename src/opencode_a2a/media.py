@@ -8,6 +8,7 @@ neither text, image nor PDF is refused.
 
 import base64
 import binascii
+import codecs
 from urllib.parse import unquote_to_bytes
 
 from opencode_a2a.messages import PromptPart
@@ -82,15 +83,16 @@ def is_textual(media_type: str) -> bool:
 
 
 def _text_file(data: bytes, media_type: str, filename: str | None) -> PromptPart:
+    data = data.removeprefix(codecs.BOM_UTF8)
     try:
-        text = data.decode("utf-8-sig")
+        data.decode()
     except UnicodeDecodeError:
         raise UnfitError(
             f"is not {media_type} in UTF-8; supported are text, images and PDF"
         ) from None
-    if "\0" in text:
+    if b"\0" in data:
         raise UnfitError(f"is not {media_type}: it holds zero bytes")
-    encoded = base64.b64encode(text.encode()).decode()
+    encoded = base64.b64encode(data).decode()
     return PromptPart(media_type="text/plain", data=encoded, filename=filename)
 
 

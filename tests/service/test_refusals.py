@@ -108,6 +108,17 @@ async def test_many_unknown_params_of_a_method_are_refused_briefly(
     assert min(took) < 0.3
 
 
+@pytest.mark.requirement("13-limits")
+async def test_more_files_than_are_fetched_for_a_message_are_refused_at_once(
+    exchange: Exchange,
+) -> None:
+    parts = [exchange.file("https://files.invalid/a", "text/plain", url=True)] * 60
+
+    answer = await exchange.call("send", exchange.message("look", *parts))
+
+    assert answer.refuses(PARAMS) == ["message.parts"]
+
+
 @pytest.mark.requirement("I9")
 @pytest.mark.parametrize("name", ["a" * 256, "é" * 128, "a/" * 2500], ids=["ascii", "é", "path"])
 async def test_a_directory_with_a_name_that_cannot_exist_is_refused(

@@ -1,6 +1,6 @@
 """Envelopes, versions, routes and shapes: everything that is decided before a task is touched."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import cast
 
 import httpx
@@ -13,7 +13,7 @@ from opencode_a2a.callers import SCOPE_KEY, Caller
 from opencode_a2a.errors import SessionNotFoundError
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import Principal
-from opencode_a2a.peers.network import Fetched
+from opencode_a2a.peers.network import FetchResult
 from opencode_a2a.protocol.announced import METADATA_EXTENSIONS
 from opencode_a2a.protocol.card import CardFacts, Cards
 from opencode_a2a.protocol.exchange import Stream, Terms
@@ -48,8 +48,8 @@ def serve(stream: Stream) -> ASGIApp:
     return StreamingResponse(stream.frames(lambda _: False), headers=dict(stream.headers))
 
 
-async def fetch(url: str) -> Fetched:
-    raise AssertionError(url)
+async def fetch(urls: Sequence[str]) -> list[FetchResult]:
+    raise AssertionError(urls)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Parts as prompt parts, metadata as routing, accepted output modes."""
 
 import base64
+from collections.abc import Sequence
 
 import pytest
 
@@ -11,7 +12,7 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import JsonObject
 from opencode_a2a.messages import Message, ModelChoice, Part, PromptPart, Routing
-from opencode_a2a.peers.network import EgressError, Fetched
+from opencode_a2a.peers.network import EgressError, Fetched, FetchResult
 from opencode_a2a.protocol.content import read_output_modes, read_prompt, read_routing
 
 PNG = base64.b64decode(
@@ -23,10 +24,9 @@ PAGES = {
 }
 
 
-async def fetch(url: str) -> Fetched:
-    if url not in PAGES:
-        raise EgressError("The host is not at a public address")
-    return PAGES[url]
+async def fetch(urls: Sequence[str]) -> list[FetchResult]:
+    refused = EgressError("The host is not at a public address")
+    return [PAGES.get(url, refused) for url in urls]
 
 
 def b64(data: bytes) -> str:

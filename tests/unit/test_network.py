@@ -4,7 +4,9 @@ import asyncio
 import gzip
 import socket
 import ssl
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -15,10 +17,13 @@ from starlette.types import Receive, Scope, Send
 from opencode_a2a.peers.network import (
     Egress,
     EgressError,
+    Fetched,
+    Fetcher,
     FetchError,
+    FetchLimits,
+    TooManyFilesError,
     check,
     client,
-    fetch,
     permits,
     vet,
 )
@@ -26,6 +31,7 @@ from opencode_a2a.web.answers import answer
 from tests.support.running import running
 
 LOCAL = Egress(allow_private=True)
+LIMITS = FetchLimits(files=3, file_bytes=1000, total_bytes=10_000, seconds=5)
 
 
 @pytest.mark.requirement("I11")
@@ -196,6 +202,8 @@ async def file_server(scope: Scope, receive: Receive, send: Send) -> None:
         case "/gzip":
             body = gzip.compress(b"y" * 1000)
             await answer(send, 200, body, b"text/plain", ((b"content-encoding", b"gzip"),))
+        case "/large":
+            await answer(send, 200, b"word " * 1_800_000, b"text/plain")
         case "/redirect":
             await answer(send, 302, b"", b"text/plain", ((b"location", b"/plain"),))
         case "/slow":
@@ -212,11 +220,10 @@ async def file_server(scope: Scope, receive: Receive, send: Send) -> None:
 
 async def test_a_file_is_fetched_with_its_type() -> None:
     async with running(file_server, lifespan="off") as url:
-        plain = await fetch(f"{url}/plain", max_bytes=1000, seconds=5, rules=LOCAL)
-        packed = await fetch(f"{url}/gzip", max_bytes=1000, seconds=5, rules=LOCAL)
+        plain, packed = await Fetcher(LIMITS, LOCAL)([f"{url}/plain", f"{url}/gzip"])
 
-    assert (plain.data, plain.media_type) == (b"x" * 1000, "image/png")
-    assert packed.data == b"y" * 1000
+    assert plain == Fetched(b"x" * 1000, "image/png")
+    assert packed == Fetched(b"y" * 1000, "text/plain")
 
 
 @pytest.mark.parametrize(
@@ -230,17 +237,88 @@ async def test_a_file_is_fetched_with_its_type() -> None:
     ],
 )
 async def test_a_file_that_keeps_to_no_limit_is_given_up(path: str, message: str) -> None:
-    seconds = 0.2 if path == "/slow" else 5
+    limits = replace(LIMITS, seconds=0.2 if path == "/slow" else 5)
     async with running(file_server, lifespan="off") as url:
-        with pytest.raises(FetchError, match=message):
-            await fetch(f"{url}{path}", max_bytes=1_000, seconds=seconds, rules=LOCAL)
+        plain, given_up = await Fetcher(limits, LOCAL)([f"{url}/plain", f"{url}{path}"])
+
+    assert isinstance(plain, Fetched)
+    assert isinstance(given_up, FetchError)
+    assert message in str(given_up)
+
+
+async def test_more_files_than_are_fetched_for_a_message_are_not_even_tried() -> None:
+    with pytest.raises(TooManyFilesError, match="at most 3"):
+        await Fetcher(LIMITS, LOCAL)(["http://127.0.0.1:9/"] * 4)
+
+
+async def test_the_files_of_a_message_have_one_size_together() -> None:
+    limits = replace(LIMITS, total_bytes=2500)
+    async with running(file_server, lifespan="off") as url:
+        files = await Fetcher(limits, LOCAL)([f"{url}/plain"] * 3)
+
+    refused = [file for file in files if isinstance(file, FetchError)]
+    assert len(refused) == 1
+    assert "2500 bytes together" in str(refused[0])
+
+
+async def test_files_that_drip_hold_a_message_no_longer_than_one_would() -> None:
+    limits = replace(LIMITS, files=12, seconds=0.4)
+    loop = asyncio.get_running_loop()
+    async with running(file_server, lifespan="off") as url:
+        began = loop.time()
+        files = await Fetcher(limits, LOCAL)([f"{url}/slow"] * 12)
+        took = loop.time() - began
+
+    assert {str(file) for file in files} == {"The files of the message did not arrive within 0.4 s"}
+    assert took < 2
+
+
+MEMORY = """
+import asyncio, resource, sys
+from opencode_a2a.config.groups import Service
+from opencode_a2a.messages import Message, Part
+from opencode_a2a.peers.network import Egress, Fetcher, FetchLimits
+from opencode_a2a.protocol.content import read_prompt
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+given = Service()
+limits = FetchLimits(
+    files=60,
+    file_bytes=given.fetch_files_max_bytes,
+    total_bytes=given.fetch_files_max_total_bytes,
+    seconds=given.fetch_files_timeout_seconds,
+)
+fetcher = Fetcher(limits, Egress(allow_private=True))
+before = peak()
+parts = [Part("url", url=sys.argv[1] + "/large")] * 60
+try:
+    asyncio.run(read_prompt(Message("m", "user", parts), fetcher))
+except Exception as error:
+    print(type(error).__name__, peak() - before)
+"""
+
+
+@pytest.mark.requirement("I8")
+async def test_sixty_files_of_9_megabytes_do_not_fill_the_memory() -> None:
+    async with running(file_server, lifespan="off") as url, asyncio.timeout(60):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", MEMORY, url, stdout=asyncio.subprocess.PIPE
+        )
+        output, _ = await process.communicate()
+
+    refused, megabytes = output.split()
+    assert refused == b"InvalidParamsError"
+    assert int(megabytes) < 100
 
 
 @pytest.mark.requirement("I11")
 async def test_files_come_from_public_addresses_only() -> None:
     async with running(file_server, lifespan="off") as url:
-        with pytest.raises(EgressError):
-            await fetch(f"{url}/plain", max_bytes=1000, seconds=5)
+        (file,) = await Fetcher(LIMITS)([f"{url}/plain"])
+
+    assert isinstance(file, EgressError)
 
 
 async def hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -97,8 +97,12 @@ class Service(Group, prefix="A2A_"):
         False, "Tell the workspace directory in the extended card."
     )
     fetch_files: bool = setting(True, "Fetch file parts that are given by http or https URL.")
+    fetch_files_max_count: Count = setting(10, "Files that are fetched for one message.")
     fetch_files_max_bytes: Count = setting(10 * 2**20, "Largest file that is fetched.")
-    fetch_files_timeout_seconds: Seconds = setting(20, "Time to fetch one file.")
+    fetch_files_max_total_bytes: Count = setting(
+        10 * 2**20, "Size of all files together that are fetched for one message."
+    )
+    fetch_files_timeout_seconds: Seconds = setting(20, "Time to fetch the files of one message.")
     peers: PeerEntries = setting(
         (),
         "Agents that the `a2a_call` tool may call, by name or URL: a list of "

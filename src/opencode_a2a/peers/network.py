@@ -1,6 +1,6 @@
 """Which addresses may be called, and connections that keep to it.
 
-``client`` makes an HTTP client that keeps to the rules, ``fetch`` reads one file that a message
+``client`` makes an HTTP client that keeps to the rules, ``Fetcher`` reads the files that a message
 names. A name is resolved once, all its addresses are looked at, and the connection goes to one
 of those: what the name points to a moment later does not matter. TLS and the Host header keep
 using the name. Nothing here knows A2A.
@@ -9,7 +9,9 @@ using the name. Nothing here knows A2A.
 import asyncio
 import socket
 import ssl
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -18,6 +20,11 @@ import httpcore2
 import httpx2
 
 Address = IPv4Address | IPv6Address
+
+FILES_AT_ONCE = 4
+"""Files of one message that are fetched at the same time."""
+MESSAGES_AT_ONCE = 8
+"""Messages whose files are fetched at the same time; others wait, within their own time."""
 
 _SHARED = ip_network("100.64.0.0/10")
 _PRIVATE_V6 = ip_network("fc00::/7")
@@ -41,6 +48,10 @@ class FetchError(Exception):
     """A file could not be read; the text is for people."""
 
 
+class TooManyFilesError(FetchError):
+    """A message names more files than are fetched for one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Egress:
     """Where requests may go."""
@@ -55,6 +66,19 @@ class Egress:
 class Fetched:
     data: bytes
     media_type: str | None
+
+
+FetchResult = Fetched | EgressError | FetchError
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """What the files of one message may take."""
+
+    files: int
+    file_bytes: int
+    total_bytes: int
+    seconds: float
 
 
 async def vet(url: str, rules: Egress) -> None:
@@ -100,10 +124,12 @@ def permits(address: Address, rules: Egress) -> bool:
     return address.is_global or (rules.allow_private and _is_private(address))
 
 
-def client(rules: Egress, *, timeout: float = 30.0) -> httpx2.AsyncClient:
+def client(
+    rules: Egress, *, timeout: float = 30.0, tls: ssl.SSLContext | None = None
+) -> httpx2.AsyncClient:
     """Return a client that calls only what the rules permit and follows no redirect."""
     return httpx2.AsyncClient(
-        transport=VettedTransport(rules),
+        transport=VettedTransport(rules, tls),
         timeout=timeout,
         follow_redirects=False,
         # Proxies of the environment would connect in our place, to wherever they like.
@@ -111,39 +137,92 @@ def client(rules: Egress, *, timeout: float = 30.0) -> httpx2.AsyncClient:
     )
 
 
-async def fetch(
-    url: str, *, max_bytes: int, seconds: float, rules: Egress | None = None
-) -> Fetched:
-    """Read a file within limits of size and time; raise EgressError or FetchError.
+class Fetcher:
+    """Reads the files that messages name, within limits for each message."""
 
-    The size counts after decompression, which happens in pieces of bounded size.
-    """
-    rules = rules or Egress()
-    check(url, rules)
-    headers = {"accept": "*/*", "accept-encoding": "identity"}
-    try:
-        async with (
-            asyncio.timeout(seconds),
-            client(rules, timeout=seconds) as http,
-            http.stream("GET", url, headers=headers) as response,
-        ):
+    def __init__(self, limits: FetchLimits, rules: Egress | None = None) -> None:
+        self._limits = limits
+        self._rules = rules or Egress()
+        self._room = asyncio.Semaphore(MESSAGES_AT_ONCE)
+
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        # Kept: reading the certificate authorities takes milliseconds and a megabyte.
+        return ssl.create_default_context()
+
+    async def __call__(self, urls: Sequence[str]) -> list[FetchResult]:
+        """Read the files of one message; each is there, or an error says why not.
+
+        Sizes count after decompression, which happens in pieces of bounded size.
+        """
+        limits = self._limits
+        if len(urls) > limits.files:
+            raise TooManyFilesError(
+                f"names {len(urls)} files by URL, and at most {limits.files} are fetched; "
+                "send several messages"
+            )
+        deadline = asyncio.get_running_loop().time() + limits.seconds
+        late = FetchError(f"The files of the message did not arrive within {limits.seconds:g} s")
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._room.acquire()
+        except TimeoutError:
+            return [late] * len(urls)
+        fetching = _Fetching(limits)
+
+        async def one(url: str) -> FetchResult:
+            try:
+                async with asyncio.timeout_at(deadline), fetching.slots:
+                    return await self._fetch(http, url, fetching)
+            except TimeoutError:
+                return late
+            except (EgressError, FetchError) as error:
+                return error
+            except (httpx2.HTTPError, httpx2.InvalidURL):
+                return FetchError("The file cannot be fetched")
+
+        try:
+            async with client(self._rules, timeout=limits.seconds, tls=self._tls) as http:
+                return await asyncio.gather(*map(one, urls))
+        finally:
+            self._room.release()
+
+    async def _fetch(self, http: httpx2.AsyncClient, url: str, fetching: "_Fetching") -> Fetched:
+        check(url, self._rules)
+        if fetching.left <= 0:
+            raise fetching.exhausted
+        headers = {"accept": "*/*", "accept-encoding": "identity"}
+        async with http.stream("GET", url, headers=headers) as response:
             if response.status_code != 200:
                 raise FetchError(_bad_status(response.status_code))
-            data = await read(response, max_bytes)
+            data = await read(response, self._limits.file_bytes, fetching.spend)
             if data is None:
-                raise FetchError(f"The file is larger than {max_bytes} bytes")
+                raise FetchError(f"The file is larger than {self._limits.file_bytes} bytes")
             return Fetched(data, media_type(response) or None)
-    except TimeoutError:
-        raise FetchError(f"The file did not arrive within {seconds:g} s") from None
-    except (httpx2.HTTPError, httpx2.InvalidURL):
-        raise FetchError("The file cannot be fetched") from None
+
+
+class _Fetching:
+    """What the files of one message share."""
+
+    def __init__(self, limits: FetchLimits) -> None:
+        self.slots = asyncio.Semaphore(FILES_AT_ONCE)
+        self.left = limits.total_bytes
+        self.exhausted = FetchError(
+            f"The files of the message are larger than {limits.total_bytes} bytes together"
+        )
+
+    def spend(self, size: int) -> None:
+        """Count what has arrived of any of the files."""
+        self.left -= size
+        if self.left < 0:
+            raise self.exhausted
 
 
 class VettedTransport(httpx2.AsyncHTTPTransport):
     """httpx2's transport on connections to vetted addresses."""
 
-    def __init__(self, rules: Egress) -> None:
-        context = ssl.create_default_context()
+    def __init__(self, rules: Egress, tls: ssl.SSLContext | None = None) -> None:
+        context = tls or ssl.create_default_context()
         super().__init__(verify=context, trust_env=False)
         self._rules = rules
         self._pool = httpcore2.AsyncConnectionPool(
@@ -220,8 +299,13 @@ def _is_private(address: Address) -> bool:
     return address.is_private or address in _SHARED
 
 
-async def read(response: httpx2.Response, limit: int) -> bytes | None:
-    """Return the body of an answer, or None when it is larger than the limit."""
+async def read(
+    response: httpx2.Response, limit: int, arrived: Callable[[int], None] | None = None
+) -> bytes | None:
+    """Return the body of an answer, or None when it is larger than the limit.
+
+    ``arrived`` is told the size of each piece, and may refuse it.
+    """
     announced = response.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limit:
         return None
@@ -230,6 +314,8 @@ async def read(response: httpx2.Response, limit: int) -> bytes | None:
         data += piece
         if len(data) > limit:
             return None
+        if arrived is not None:
+            arrived(len(piece))
     return bytes(data)
 
 

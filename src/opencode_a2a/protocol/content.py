@@ -5,7 +5,7 @@ choke on is refused while nothing has happened yet. Which files it survives is k
 """
 
 import base64
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from urllib.parse import urlsplit
 
 import orjson
@@ -20,13 +20,14 @@ from opencode_a2a.errors import (
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.media import IMAGE_TYPES, UnfitError, fit_file, is_json, is_textual
 from opencode_a2a.messages import Message, ModelChoice, Part, PromptPart, Routing
-from opencode_a2a.peers.network import EgressError, Fetched, FetchError
+from opencode_a2a.peers.network import Fetched, FetchResult, TooManyFilesError
 
 INPUT_MODES = ("text/plain", "application/json", "application/pdf", *IMAGE_TYPES)
 """Media types that the card names; other textual ones are taken too."""
 OUTPUT_MODES = ("text/plain", "application/json", "text/x-diff")
 
-Fetch = Callable[[str], Awaitable[Fetched]]
+Fetch = Callable[[Sequence[str]], Awaitable[list[FetchResult]]]
+"""Fetches the files of one message, in this order."""
 
 
 class _UnreadableError(UnfitError):
@@ -35,11 +36,12 @@ class _UnreadableError(UnfitError):
 
 async def read_prompt(message: Message, fetch: Fetch) -> tuple[PromptPart, ...]:
     """Return the prompt that a message means; list all parts that cannot be taken."""
+    links = iter(await _fetched(message, fetch))
     parts: list[PromptPart] = []
     refused: list[tuple[str, UnfitError]] = []
     for index, part in enumerate(message.parts):
         try:
-            parts.append(await _prompt_part(part, fetch))
+            parts.append(_prompt_part(part, links))
         except UnfitError as error:
             refused.append((f"message.parts[{index}]", error))
     if refused:
@@ -60,7 +62,35 @@ def _refusal(refused: list[tuple[str, UnfitError]]) -> ServiceError:
     )
 
 
-async def _prompt_part(part: Part, fetch: Fetch) -> PromptPart:
+async def _fetched(message: Message, fetch: Fetch) -> list[FetchResult]:
+    """Return what is behind the URLs of a message."""
+    urls = [part.url or "" for part in message.parts if _is_link(part)]
+    if not urls:
+        return []
+    try:
+        return await fetch(urls)
+    except TooManyFilesError as error:
+        wrong = Violation("message.parts", str(error))
+        raise InvalidParamsError(f"message.parts {error}", violations=(wrong,)) from None
+
+
+def _is_link(part: Part) -> bool:
+    """Whether a part is a file to be fetched."""
+    return part.kind == "url" and _no_link(part.url or "") is None
+
+
+def _no_link(url: str) -> UnfitError | None:
+    """Return why a URL is not even tried."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return _UnreadableError("has a malformed URL")
+    if parts.scheme.lower() in ("http", "https") and parts.hostname:
+        return None
+    return UnfitError("has a URL that is not http or https; send the file itself as bytes")
+
+
+def _prompt_part(part: Part, links: Iterator[FetchResult]) -> PromptPart:
     said = (part.media_type or "").partition(";")[0].strip().lower()
     match part.kind:
         case "text":
@@ -76,7 +106,10 @@ async def _prompt_part(part: Part, fetch: Fetch) -> PromptPart:
         case "raw":
             return fit_file(base64.b64decode(part.raw or ""), part.media_type, part.filename)
         case "url":
-            return await _linked(part, fetch)
+            wrong = _no_link(part.url or "")
+            if wrong is not None:
+                raise wrong
+            return _linked(part, next(links))
 
 
 def _labelled(part: Part) -> str:
@@ -85,18 +118,10 @@ def _labelled(part: Part) -> str:
     return f"Structured data{name} (JSON):\n{text}"
 
 
-async def _linked(part: Part, fetch: Fetch) -> PromptPart:
-    try:
-        url = urlsplit(part.url or "")
-    except ValueError:
-        raise _UnreadableError("has a malformed URL") from None
-    if url.scheme.lower() not in ("http", "https") or not url.hostname:
-        raise UnfitError("has a URL that is not http or https; send the file itself as bytes")
-    try:
-        fetched = await fetch(part.url or "")
-    except (EgressError, FetchError) as error:
-        raise _UnreadableError(f"has a URL that cannot be used: {error}") from None
-    name = part.filename or url.path.rpartition("/")[2] or None
+def _linked(part: Part, fetched: FetchResult) -> PromptPart:
+    if not isinstance(fetched, Fetched):
+        raise _UnreadableError(f"has a URL that cannot be used: {fetched}")
+    name = part.filename or urlsplit(part.url or "").path.rpartition("/")[2] or None
     return fit_file(fetched.data, part.media_type or fetched.media_type, name)
 
 
