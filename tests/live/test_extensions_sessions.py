@@ -289,6 +289,30 @@ async def test_a_session_of_nobody_becomes_the_callers_by_a_change(
     await ann.call("opencode.sessions.get", {"session_id": nobodys})
 
 
+async def test_whoever_has_a_session_has_what_it_would_be_deleted_with(
+    ann: Client, bob: Client, backstage: Backstage
+) -> None:
+    """OpenCode deletes the sessions of sub-agents together with their parent."""
+    async with OpenCode(backstage.url, password=backstage.password) as opencode:
+        at = Location(directory=str(backstage.workspace))
+        parents = [(await opencode.create_session(SessionDraft(), at=at)).id for _ in range(3)]
+        children = [
+            (await opencode.create_session(SessionDraft(parent_id=parent), at=at)).id
+            for parent in parents[:2]
+        ]
+
+    change: JsonObject = {"session_id": children[0], "request": {"title": "Bob's"}}
+    await bob.call("opencode.sessions.update", change)
+    named = {"shared": {"session": {"id": children[1]}}}
+    await bob.send(script({"say": "here"}), metadata=named)
+    await bob.call("opencode.sessions.create", {"request": {"parentID": parents[2]}})
+
+    for parent in parents:
+        refused = await ann.refused("opencode.sessions.delete", {"session_id": parent})
+        assert refused.reason == "SESSION_NOT_FOUND"
+        await bob.call("opencode.sessions.get", {"session_id": parent})
+
+
 async def test_messages_keep_files_and_tools_and_are_paged(ann: Client) -> None:
     session_id = await make(ann)
     await note(ann, session_id, {"type": "text", "text": "first"})

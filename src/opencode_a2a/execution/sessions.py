@@ -190,20 +190,14 @@ class Sessions:
     @asynccontextmanager
     async def claimed(self, principal: Principal, session_id: SessionId) -> AsyncGenerator[None]:
         """Hold a session while it is changed; once it was, it belongs to the caller."""
-        if not await self._hold(principal, session_id):
+        if not await self._hold(principal, session_id, self._claim_ms):
             raise SessionNotFoundError(session_id=session_id)
         try:
             yield
         except BaseException:
             await self.release(Seat(session_id, "", named=True), principal)
             raise
-
-        def write(connection: Connection) -> None:
-            now = now_ms()
-            if links.claim(connection, principal, [session_id], now, now):
-                links.own(connection, principal, session_id)
-
-        await self._database.write(write)
+        await self._hold(principal, session_id, None)
 
     async def take(
         self, principal: Principal, context_id: ContextId, routing: Routing, *, fresh: bool = False
@@ -260,13 +254,15 @@ class Sessions:
         if seat.named:
             _, place = self._place(routing)
             await self._database.write(self._link(principal, context_id, place, seat.session_id))
+            await self._hold(principal, seat.session_id, None)
 
     async def release(self, seat: Seat, principal: Principal) -> None:
         """Give up the claim on a session that did not take the prompt."""
         if seat.named:
+            lineage = await self._lineage(seat.session_id)
 
             def write(connection: Connection) -> None:
-                links.release(connection, principal, seat.session_id)
+                links.release(connection, principal, lineage)
 
             await self._database.write(write)
 
@@ -305,18 +301,20 @@ class Sessions:
         if not well_formed("ses", session_id):
             raise SessionNotFoundError
         seat = await self._load(session_id)
-        if not await self._hold(principal, session_id):
+        if not await self._hold(principal, session_id, self._claim_ms):
             raise SessionNotFoundError
         return Seat(seat.session_id, seat.directory, seat.title, named=True)
 
-    async def _hold(self, principal: Principal, session_id: SessionId) -> bool:
+    async def _hold(self, principal: Principal, session_id: SessionId, ms: int | None) -> bool:
+        """Claim a session with its ancestors, for a time or for good."""
         lineage = await self._lineage(session_id)
         if any(self._owners.get(one, principal) != principal for one in lineage):
             return False
         now = now_ms()
+        until = None if ms is None else now + ms
 
         def write(connection: Connection) -> bool:
-            return links.claim(connection, principal, lineage, now, now + self._claim_ms)
+            return links.claim(connection, principal, lineage, now, until)
 
         return await self._database.write(write)
 

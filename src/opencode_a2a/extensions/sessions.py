@@ -96,7 +96,8 @@ SESSIONS = Extension(
     },
     notes=(
         "A session that belongs to another caller, or to a sub-agent of theirs, is not found.",
-        "A session that belongs to nobody becomes the caller's when the caller changes it.",
+        "A session that belongs to nobody becomes the caller's when the caller changes it, and so "
+        "do its ancestors.",
         "File parts are data: URLs; no other URL is passed on.",
         "While a task of this service runs in a session, commands, shell commands and summaries "
         "are refused as busy; a prompt joins the turn.",
@@ -440,11 +441,20 @@ class CreateParams(Placed):
 @SESSIONS.method("opencode.sessions.create", Access.MUTATE, SessionNotFoundError, **_MUTATIONS)
 async def create(call: Call, params: CreateParams) -> OneSession:
     """Make a session, which belongs to the caller."""
-    request, model = params.request, params.request.model
-    parent = await call.session(request.parent_id) if request.parent_id else None
+    request = params.request
+    if request.parent_id is None:
+        return await _create(call, request)
+    async with call.changing(request.parent_id) as parent:
+        return await _create(call, request, parent.id)
+
+
+async def _create(
+    call: Call, request: CreateRequest, parent_id: SessionId | None = None
+) -> OneSession:
+    model = request.model
     draft = upstream.SessionDraft(
         title=request.title,
-        parent_id=parent.id if parent else None,
+        parent_id=parent_id,
         agent=request.agent,
         model=upstream.SessionModel(id=model.model_id, provider_id=model.provider_id)
         if model

@@ -109,24 +109,29 @@ def strangers(
 
 
 def claim(
-    connection: Connection, principal: Principal, lineage: Sequence[SessionId], now: int, until: int
+    connection: Connection,
+    principal: Principal,
+    lineage: Sequence[SessionId],
+    now: int,
+    until: int | None,
 ) -> bool:
-    """Claim a session that nobody has; tell whether the principal may use it.
+    """Claim a session and its ancestors, for good or until a time, unless one is another's.
 
-    The session comes first, its ancestors after it: what belongs to one of their owners is theirs.
+    They go together: OpenCode deletes a session with all that came from it.
     """
     if strangers(connection, principal, lineage, now):
         return False
-    if owner(connection, lineage[0], now) is None:
-        own(connection, principal, lineage[0], until)
+    for session_id in lineage:
+        if until is None or owner(connection, session_id, now) is None:
+            own(connection, principal, session_id, until)
     return True
 
 
-def release(connection: Connection, principal: Principal, session_id: SessionId) -> None:
-    """Give up a claim that was not confirmed."""
+def release(connection: Connection, principal: Principal, lineage: Sequence[SessionId]) -> None:
+    """Give up claims that were not confirmed."""
     connection.execute(
         owners.delete().where(
-            owners.c.session_id == session_id,
+            owners.c.session_id.in_(lineage),
             owners.c.principal == principal,
             owners.c.claimed_until.is_not(None),
         )
