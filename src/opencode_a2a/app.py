@@ -6,6 +6,7 @@ lifespan starts and stops everything; ``serve`` runs it on a socket until a sign
 
 import asyncio
 import gc
+import hashlib
 import os
 import signal
 import socket
@@ -428,6 +429,28 @@ def _opencode_environment(settings: Settings) -> dict[str, str]:
     return passed_environment(os.environ, {*VARIABLES, *credentials}, only)
 
 
+def _record(settings: Settings) -> Path | None:
+    """Return where a managed OpenCode is written down: one file for each database.
+
+    Its turns belong to the tasks of one database, which one service at a time has.
+    """
+    if settings.tasks.task_store_backend == "memory":
+        return None
+    name = hashlib.sha256(settings.database_url.encode()).hexdigest()[:16]
+    return settings.a2a.state_dir / "managed" / f"{name}.json"
+
+
+def _known_port(file: Path | None) -> int:
+    """Return the port in a file if it is free; 0 for any."""
+    try:
+        port = int(file.read_text()) if file else 0
+        for one in bind("127.0.0.1", port):
+            one.close()
+    except (OSError, ValueError, BindError):
+        return 0
+    return port
+
+
 @asynccontextmanager
 async def _upstream(settings: Settings) -> AsyncGenerator[Upstream]:
     """Start OpenCode, with a demo model behind it if asked for, or find the one that runs."""
@@ -436,12 +459,19 @@ async def _upstream(settings: Settings) -> AsyncGenerator[Upstream]:
         password = own.auth_password.get_secret_value() if own.auth_password else None
         yield Upstream(own.base_url, own.auth_username, password)
         return
+    record = _record(settings)
     async with AsyncExitStack() as stack:
         config: JsonObject = {}
         if settings.a2a.demo:
             from opencode_a2a.demo.server import DemoModel, opencode_config  # only for demos
 
-            model = await stack.enter_async_context(DemoModel())
+            # An OpenCode that outlived a killed service looks for the model where it was.
+            port = record.with_suffix(".port") if record else None
+            model = await stack.enter_async_context(DemoModel(port=_known_port(port)))
+            if port is not None:
+                port.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                port.write_text(str(model.port))
+                stack.callback(port.unlink, missing_ok=True)
             config |= opencode_config(model.url)
         launch = Launch(
             environment=_opencode_environment(settings),
@@ -453,7 +483,7 @@ async def _upstream(settings: Settings) -> AsyncGenerator[Upstream]:
             directory=settings.workspace,
             config=config,
         )
-        managed = await stack.enter_async_context(ManagedOpenCode(launch))
+        managed = await stack.enter_async_context(ManagedOpenCode(launch, record))
         yield Upstream(managed.url, managed.username, managed.password, managed, managed.version)
 
 

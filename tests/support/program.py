@@ -8,6 +8,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from signal import Signals
 from typing import Any, Self
@@ -17,6 +18,7 @@ import orjson
 
 from opencode_a2a.events import JsonObject
 from opencode_a2a.upstream.launch import free_port
+from opencode_a2a.upstream.process import marked_processes
 from tests.support.service import TOKEN
 
 PATIENCE = 60.0
@@ -43,6 +45,7 @@ class Program:
         self.lines: list[str] = []
         """All that was printed, by all its lives."""
         self._process: asyncio.subprocess.Process | None = None
+        self._pids: list[int] = []
         self._printed = asyncio.Condition()
         self._reading: asyncio.Task[None] | None = None
         self._silent = False
@@ -58,6 +61,9 @@ class Program:
     async def __aexit__(self, *_: object) -> None:
         if self._process is not None and self._process.returncode is None:
             await self.kill()
+        for pid in self.left():
+            with suppress(ProcessLookupError):
+                os.kill(pid, Signals.SIGKILL)
         await self.http.aclose()
         print("\n".join(self.lines))  # shown when a test fails
 
@@ -65,6 +71,11 @@ class Program:
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
+
+    def left(self) -> list[int]:
+        """Return what runs of the OpenCodes that it started in any life, and of their tools."""
+        owners = set(map(str, self._pids))
+        return [pid for pid, marker in marked_processes() if marker.partition(".")[0] in owners]
 
     async def start(self, **changes: str) -> None:
         """Start it, with these variables changed for good, and wait until it listens."""
@@ -86,6 +97,7 @@ class Program:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
+        self._pids.append(self._process.pid)
         assert self._process.stdout is not None
         self._silent = False
         self._reading = asyncio.create_task(self._read(self._process.stdout))

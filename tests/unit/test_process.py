@@ -26,6 +26,7 @@ from opencode_a2a.upstream.launch import (
     passed_environment,
 )
 from opencode_a2a.upstream.process import ManagedOpenCode, listening_url, marked_processes
+from opencode_a2a.upstream.survivor import Record, birth
 
 
 @pytest.mark.parametrize(
@@ -252,3 +253,94 @@ async def test_what_a_killed_owner_left_behind_is_ended_at_the_next_start(tmp_pa
 
     async with asyncio.timeout(5):
         assert await orphan.wait() == -signal.SIGKILL
+
+
+# What an earlier run has written down
+
+
+async def sleeper(marker: str) -> asyncio.subprocess.Process:
+    """A process that could be an OpenCode, and answers nothing."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        "import time; time.sleep(1000)",
+        env={"OPENCODE_A2A_INSTANCE": marker},
+        start_new_session=True,
+    )
+
+
+async def start_after(left: Record, directory: Path) -> None:
+    """Start an OpenCode, which fails, where an earlier run has left a record."""
+    file = directory / "managed" / "opencode.json"
+    left.write(file)
+    assert file.stat().st_mode & 0o077 == 0
+    launch = Launch(environment={}, command=double(directory, "sys.exit(1)"))
+    with pytest.raises(OpenCodeStartError):
+        async with ManagedOpenCode(launch, file):
+            pass
+    assert not file.exists()
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@linux
+async def test_a_process_that_only_has_the_same_pid_is_neither_trusted_nor_ended(
+    tmp_path: Path,
+) -> None:
+    stranger = await sleeper(f"{os.getpid()}.of-somebody-else")
+    known = birth(stranger.pid)
+    assert known is not None
+    left = Record(marker="1.abc.recorded", password="p", pid=stranger.pid, birth=f"{known}0")  # noqa: S106 - none
+
+    await start_after(left, tmp_path)
+
+    assert birth(stranger.pid) == known
+    stranger.kill()
+    await stranger.wait()
+    assert birth(stranger.pid) is None
+
+
+@linux
+@pytest.mark.parametrize("usable", [True, False], ids=["usable", "killed while it started"])
+async def test_an_opencode_that_does_not_answer_is_ended(tmp_path: Path, usable: bool) -> None:
+    marker = f"1.{os.getpid()}.recorded"
+    old = await sleeper(marker)
+    left = Record(marker=marker, password="p")  # noqa: S106 - none
+    if usable:
+        known = {"pid": old.pid, "birth": birth(old.pid), "url": "http://127.0.0.1:9"}
+        left = left.model_copy(update=known)
+
+    await start_after(left, tmp_path)
+
+    async with asyncio.timeout(5):
+        assert await old.wait() in (-signal.SIGTERM, -signal.SIGKILL)
+
+
+@linux
+async def test_an_opencode_with_a_record_is_left_to_whom_the_record_belongs(
+    tmp_path: Path,
+) -> None:
+    gone = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
+    await gone.wait()
+    kept = await sleeper(f"{gone.pid}.abc.recorded")
+
+    await start(Launch(environment={}, command=double(tmp_path, "sys.exit(1)")))
+
+    assert birth(kept.pid) is not None
+    kept.kill()
+    await kept.wait()
+
+
+def test_another_terminal_is_no_other_configuration(tmp_path: Path) -> None:
+    command = double(tmp_path, "")
+    first, second, third = (
+        Launch(environment=environment, command=command).digest()
+        for environment in (
+            {"SHLVL": "1", "KEY": "a"},
+            {"SHLVL": "2", "KEY": "a", "INVOCATION_ID": "x"},
+            {"KEY": "b"},
+        )
+    )
+    assert first == second
+    assert first != third

@@ -192,6 +192,10 @@ class DemoModel:
         """The last requests, for tests that count them."""
 
     @property
+    def port(self) -> int:
+        return self._port
+
+    @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}/v1"
 

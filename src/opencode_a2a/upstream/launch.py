@@ -4,6 +4,7 @@
 the environment of this program without its settings and secrets. Nothing here starts anything.
 """
 
+import hashlib
 import os
 import shutil
 import socket
@@ -69,6 +70,15 @@ _BASIC: Final = (
 _OWN: Final = ("A2A_*", "OPENCODE_A2A_*", "OPENCODE_SERVER_USERNAME", "OPENCODE_SERVER_PASSWORD")
 
 
+_PASSING: Final = (
+    *("_", "PWD", "OLDPWD", "SHLVL", "TERM*", "COLORTERM", "COLUMNS", "LINES", "WINDOWID"),
+    *("SSH_*", "XDG_SESSION_*", "XDG_RUNTIME_DIR", "DBUS_*", "DISPLAY", "WAYLAND_*", "GPG_TTY"),
+    *("TMUX*", "STY", "VSCODE_*", "INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_*", "NOTIFY_SOCKET"),
+    *("LISTEN_*", "MEMORY_PRESSURE_*", "WATCHDOG_*"),
+)
+"""Variables of one terminal or one run of a unit: another value is no other configuration."""
+
+
 def passed_environment(
     source: Mapping[str, str], withheld: Collection[str] = (), only: Sequence[str] = ("*",)
 ) -> dict[str, str]:
@@ -114,6 +124,18 @@ class Launch:
             "OPENCODE_SERVER_PASSWORD": password,
             MARKER: marker,
         }
+
+    def digest(self) -> str:
+        """Return what tells this way of starting OpenCode from others, its version included."""
+        program = os.path.realpath(find_command(self.command, self.environment.get("PATH")))
+        found = os.stat(program)
+        variables = self.variables("", "")
+        parts = (
+            *(program, str(found.st_size), str(found.st_mtime_ns)),
+            *(self.host, str(self.port), str(self.directory)),
+            *(f"{k}={v}" for k, v in sorted(variables.items()) if not _matches(k, _PASSING)),
+        )
+        return hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()
 
     def _config(self, variables: Mapping[str, str]) -> str:
         try:

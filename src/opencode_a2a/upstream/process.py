@@ -1,8 +1,10 @@
 """A local ``opencode serve`` that belongs to this program: found, started, watched, stopped.
 
 ``app`` and the tests open a ``ManagedOpenCode`` and point an ``OpenCode`` client at its URL,
-which stays the same when OpenCode dies and is started again. Nothing of it outlives this
-program, tools' processes included. Nothing here knows what OpenCode is used for.
+which stays the same when OpenCode dies and is started again. Nothing of it outlives an orderly
+end, tools' processes included, unless it is to be kept. With a record of it on disk the next
+start takes over an OpenCode that was kept, or whose owner was killed. Nothing here knows what
+OpenCode is used for.
 """
 
 import asyncio
@@ -17,7 +19,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from subprocess import DEVNULL, STDOUT, Popen
 from typing import Final, Self
+from urllib.parse import urlsplit
 
 from opencode_a2a.errors import (
     ServiceError,
@@ -35,6 +39,7 @@ from opencode_a2a.upstream.launch import (
     find_command,
     free_port,
 )
+from opencode_a2a.upstream.survivor import Process, Record, birth
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +53,9 @@ STEADY_SECONDS: Final = 60.0
 """After so long a life, the next death starts again with the shortest delay."""
 PORT_ATTEMPTS: Final = 3
 LEFTOVER_ROUNDS: Final = 100
+HEALTHY_SECONDS: Final = 10.0
+RECORDED: Final = ".recorded"
+"""End of a marker whose OpenCode has a record: only the reader of that record may end it."""
 
 
 def tested(version: str) -> bool:
@@ -67,7 +75,7 @@ def listening_url(line: str) -> str | None:
 class _Life:
     """One process from its start to its end: its last lines, and the URL in one of them."""
 
-    def __init__(self, process: asyncio.subprocess.Process, read_end: int) -> None:
+    def __init__(self, process: Process, read_end: int | None) -> None:
         self.process = process
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.url: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
@@ -77,12 +85,19 @@ class _Life:
         self._drain = asyncio.create_task(self._read(read_end), name="opencode output")
         self._watch = asyncio.create_task(self._settle(), name="opencode exit")
 
-    async def _read(self, read_end: int) -> None:
+    async def _read(self, read_end: int | None) -> None:
         """Read to the end, whatever is printed: a full pipe would stop OpenCode."""
+        if read_end is None:
+            return
         stream = asyncio.StreamReader()
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(read_end, "rb", 0)
-        )
+        pipe = os.fdopen(read_end, "rb", 0)
+        try:
+            transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(stream), pipe
+            )
+        except BaseException:
+            pipe.close()
+            raise
         rest = b""
         try:
             while chunk := await stream.read(65536):
@@ -126,6 +141,10 @@ class _Life:
         """Leave nothing of the process behind, dead or alive."""
         _signal_group(self.process.pid, signal.SIGKILL)
         await self.process.wait()
+        await self.let_go()
+
+    async def let_go(self) -> None:
+        """Watch the process no longer."""
         self._drain.cancel()
         self._watch.cancel()
         await asyncio.wait([self._drain, self._watch])
@@ -178,7 +197,11 @@ def kill_abandoned() -> int:
     running = set(os.listdir("/proc"))
     # This very process may have been started by some OpenCode's shell.
     inherited = {marker for pid, marker in marked if pid == os.getpid()}
-    abandoned = {marker for _, marker in marked if marker.partition(".")[0] not in running}
+    abandoned = {
+        marker
+        for _, marker in marked
+        if marker.partition(".")[0] not in running and not marker.endswith(RECORDED)
+    }
     return sum(kill_leftovers(marker) for marker in abandoned - inherited)
 
 
@@ -188,11 +211,14 @@ class ManagedOpenCode:
     ``url``, ``username`` and ``password`` hold for the whole time. When OpenCode dies it is
     started again, and every function in ``on_restart`` is called: what ran in it is lost,
     and has to be compared with what is stored.
+
+    ``record`` is a file that the next start reads; it belongs to one service at a time.
     """
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, record: Path | None = None) -> None:
         self._launch = launch
-        self._marker = f"{os.getpid()}.{secrets.token_hex(8)}"
+        self._record = record
+        self._marker = f"{os.getpid()}.{secrets.token_hex(8)}" + (RECORDED if record else "")
         self._life: _Life | None = None
         self._keeper: asyncio.Task[None] | None = None
         self.username = USERNAME
@@ -200,6 +226,8 @@ class ManagedOpenCode:
         self.url = ""
         self.version = ""
         self.on_restart: list[Callable[[], None]] = []
+        self.keep = False
+        """Whether to leave it running at the end, for the next start to take over."""
 
     @property
     def pid(self) -> int | None:
@@ -208,13 +236,20 @@ class ManagedOpenCode:
 
     @property
     def running(self) -> bool:
-        return self._life is not None and self._life.process.returncode is None
+        return self._life is not None and self._life.process.running
+
+    @property
+    def keepable(self) -> bool:
+        """Whether the next start could take it over."""
+        left = Record.read(self._record) if self._record is not None else None
+        return self.running and left is not None and left.birth is not None
 
     async def __aenter__(self) -> Self:
         if abandoned := await asyncio.to_thread(kill_abandoned):
             log.warning("ended %d processes of an OpenCode whose owner is gone", abandoned)
         try:
-            await self._start_somewhere()
+            if not await self._take_over():
+                await self._start_somewhere()
         except BaseException:
             await self._stop()
             raise
@@ -229,7 +264,43 @@ class ManagedOpenCode:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
+        if self.keep and self.keepable and self._life is not None:
+            await self._life.let_go()
+        else:
+            await self._stop()
+
+    # Take over
+
+    async def _take_over(self) -> bool:
+        """Go on with what an earlier run left if it is as a new one would be; else end it."""
+        left = Record.read(self._record) if self._record is not None else None
+        if left is None:
+            return False
+        process = left.process()
+        if process is None:
+            await asyncio.to_thread(kill_leftovers, left.marker)
+            return False
+        fresh = self._marker, self.password
+        self._life = _Life(process, _output_of(process.pid))
+        self._marker, self.password = left.marker, left.password
+        self.url, self.version = left.url or "", left.version
+        self._port = urlsplit(self.url).port or 0
+        if left.setup == self._launch.digest() and await self._healthy():
+            log.info("took over OpenCode %s at %s, pid %d", self.version, self.url, process.pid)
+            return True
+        log.warning("ending an OpenCode that an earlier run of this program left")
         await self._stop()
+        self._marker, self.password = fresh
+        return False
+
+    async def _healthy(self) -> bool:
+        try:
+            async with asyncio.timeout(HEALTHY_SECONDS), self._client() as opencode:
+                version = (await opencode.health()).version
+                await opencode.config(at=self._at)
+        except (TimeoutError, ServiceError):
+            return False
+        return version == self.version
 
     # Start
 
@@ -250,6 +321,8 @@ class ManagedOpenCode:
         variables = launch.variables(self.password, self._marker)
         executable = find_command(launch.command, variables.get("PATH"))
         command = [executable, "serve", "--hostname", launch.host, "--port", str(self._port)]
+        record = Record(marker=self._marker, password=self.password, setup=launch.digest())
+        self._write(record)  # first: if we are killed now, its marker has to be known
         self._life = life = await _spawn(command, launch.directory, variables)
         try:
             async with asyncio.timeout(launch.startup_timeout):
@@ -260,7 +333,10 @@ class ManagedOpenCode:
             reason = f"OpenCode does not work: {error.message}: {error.detail}"
         else:
             if usable:
-                log.info("OpenCode %s at %s, pid %d", self.version, self.url, life.process.pid)
+                pid = life.process.pid
+                known = {"url": self.url, "version": self.version, "pid": pid, "birth": birth(pid)}
+                self._write(record.model_copy(update=known))
+                log.info("OpenCode %s at %s, pid %d", self.version, self.url, pid)
                 return
             reason = "OpenCode ended at once"
         await self._stop()
@@ -272,8 +348,6 @@ class ManagedOpenCode:
         if url is None:
             return False
         self.url = url
-        directory = self._launch.directory
-        at = Location(str(directory.absolute()) if directory else None)
         async with self._client() as opencode:
             while self.running:
                 try:
@@ -282,7 +356,7 @@ class ManagedOpenCode:
                     await asyncio.sleep(0.05)  # the line comes a moment before the first answer
                     continue
                 # A broken configuration lets OpenCode listen and refuse everything else.
-                await opencode.config(at=at)
+                await opencode.config(at=self._at)
                 await self._check_password(life)
                 return True
         return False
@@ -305,6 +379,15 @@ class ManagedOpenCode:
                 "the agent's tools can see OpenCode's password, and so answer the agent's "
                 "permissions: OpenCode does not load plugins; unset OPENCODE_PURE"
             )
+
+    def _write(self, record: Record) -> None:
+        if self._record is not None:
+            record.write(self._record)
+
+    @property
+    def _at(self) -> Location:
+        directory = self._launch.directory
+        return Location(str(directory.absolute()) if directory else None)
 
     def _client(self) -> OpenCode:
         return OpenCode(self.url, username=self.username, password=self.password)
@@ -350,6 +433,8 @@ class ManagedOpenCode:
             await self._life.end()
         await self._clear()
         self._life = None
+        if self._record is not None:
+            self._record.unlink(missing_ok=True)
 
     async def _clear(self) -> None:
         if self._life is not None:
@@ -358,24 +443,39 @@ class ManagedOpenCode:
             log.warning("ended %d processes that OpenCode had left", leftovers)
 
 
+def _output_of(pid: int) -> int | None:
+    """Return the pipe that another process writes to, to read it from now on."""
+    output = Path(f"/proc/{pid}/fd/1")
+    try:
+        return os.open(output, os.O_RDONLY | os.O_NONBLOCK) if output.is_fifo() else None
+    except OSError:
+        return None
+
+
 async def _spawn(
     command: Sequence[str], directory: Path | None, variables: Mapping[str, str]
 ) -> _Life:
-    # A pipe of asyncio's own would make the wait for the process a wait for all who hold it.
     read_end, write_end = os.pipe()
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
+
+    def start() -> Popen[bytes]:
+        return Popen(  # noqa: S603 - the operator's own command
+            command,
             cwd=directory,
             env=variables,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=DEVNULL,
             stdout=write_end,
-            stderr=asyncio.subprocess.STDOUT,
+            stderr=STDOUT,
             start_new_session=True,
+            # It holds the reading end too: without us there would be nobody to write to.
+            pass_fds=(read_end,),
         )
+
+    try:
+        # asyncio's own processes are killed when their loop is gone; this one may have to stay.
+        child = await asyncio.to_thread(start)
     except BaseException:
         os.close(read_end)
         raise
     finally:
         os.close(write_end)
-    return _Life(process, read_end)
+    return _Life(Process(child.pid, child), read_end)

@@ -1,0 +1,129 @@
+"""A managed OpenCode outlives a service that was killed, and the next start takes it over."""
+
+import asyncio
+import re
+import sys
+import uuid
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import orjson
+import pytest
+
+from opencode_a2a.demo.server import DemoModel, opencode_config
+from opencode_a2a.events import JsonObject
+from tests.support.backstage import script
+from tests.support.caller import Caller, Task, fold
+from tests.support.program import Program
+from tests.support.service import TOKEN
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc"),
+]
+
+
+@pytest.fixture
+async def model() -> AsyncGenerator[DemoModel]:
+    async with DemoModel() as running:
+        yield running
+
+
+@pytest.fixture
+def variables(opencode_command: str, tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "workspace").mkdir()
+    return {
+        "A2A_BEARER_TOKEN": TOKEN,
+        "A2A_STATE_DIR": str(tmp_path / "state"),
+        "OPENCODE_COMMAND": opencode_command,
+        "OPENCODE_WORKSPACE_ROOT": str(tmp_path / "workspace"),
+        "OPENCODE_STARTUP_TIMEOUT": "60",
+        "XDG_DATA_HOME": str(tmp_path / "data"),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+    }
+
+
+@pytest.fixture
+async def program(variables: dict[str, str], model: DemoModel) -> AsyncGenerator[Program]:
+    """A service that starts OpenCode in front of a model that nobody kills."""
+    config = orjson.dumps(opencode_config(model.url)).decode()
+    async with Program(variables | {"OPENCODE_CONFIG_CONTENT": config}, "--managed") as running:
+        yield running
+
+
+def opencode_pid(program: Program) -> int:
+    """Return the process that the service says is its OpenCode."""
+    found = [re.search(r"managed, pid (\d+)", line) for line in program.lines]
+    return [int(one[1]) for one in found if one][-1]
+
+
+def outside(path: Path) -> JsonObject:
+    """Read a file for which OpenCode asks first."""
+    (path / "outside.txt").write_text("from outside")
+    return {"tool": "read", "input": {"filePath": str(path / "outside.txt")}}
+
+
+async def asked(caller: Caller, path: Path) -> Task:
+    task = await caller.send(script(outside(path), {"say": "allowed"}))
+    assert task.state == "input_required"
+    return task
+
+
+async def test_text_tools_and_permissions_go_on_after_a_kill(
+    program: Program, model: DemoModel, tmp_path: Path
+) -> None:
+    caller, gate = Caller(program), uuid.uuid4().hex
+    wait = "touch began; until test -e go; do sleep 0.1; done; echo the tool ran"
+    tool: JsonObject = {"tool": "bash", "input": {"command": wait, "description": "d"}}
+    text = await caller.begin(script({"say": "half "}, {"gate": gate}, {"say": "whole"}))
+    tooled = await caller.begin(script(tool, {"say": "ran"}))
+    waiting = await asked(caller, tmp_path)
+    async with asyncio.timeout(30):
+        await model.gate(gate).reached.wait()
+        while not (tmp_path / "workspace" / "began").exists():  # noqa: ASYNC110 - a tool's
+            await asyncio.sleep(0.05)
+    first = opencode_pid(program)
+
+    await program.restart()
+
+    assert opencode_pid(program) == first
+    model.gate(gate).opened.set()
+    (tmp_path / "workspace" / "go").touch()
+    assert (await caller.ended(text.id)).text == "half whole"
+    ran = await caller.ended(tooled.id)
+    assert (ran.state, ran.text, ran.tools[0]["status"]) == ("completed", "ran", "completed")
+    again = await caller.get(waiting.id)
+    assert again.interrupt["request_id"] == waiting.interrupt["request_id"]
+    answered = await caller.send("once", task=waiting.id)
+    assert (answered.state, answered.text) == ("completed", "allowed")
+    record = next((tmp_path / "state" / "managed").iterdir())
+    assert record.stat().st_mode & 0o077 == 0
+
+    # An OpenCode that would be started otherwise now is ended, as is all that it runs.
+    lost = await asked(caller, tmp_path)
+    await program.restart(JAVA_HOME="/opt/java")
+    assert opencode_pid(program) != first
+    assert first not in program.left()
+    assert (await caller.ended(lost.id)).state == "failed"
+    assert await program.stop() == 0
+    assert program.left() == []
+    assert list((tmp_path / "state" / "managed").iterdir()) == []
+
+
+async def test_the_demo_goes_on_after_a_kill_in_the_middle_of_text(
+    variables: dict[str, str],
+) -> None:
+    words = " ".join(f"word{number}" for number in range(60))
+    async with Program(variables, "--demo") as program:
+        caller = Caller(program)
+        async with caller.stream(script({"say": words, "delay": 0.05})) as before:
+            await before.until(lambda _: "word3" in fold(before.updates).text)
+            first = opencode_pid(program)
+            await program.kill()
+        await program.start()
+
+        task = await caller.ended(before.task.id)
+        assert (task.state, task.text) == ("completed", words)
+        assert opencode_pid(program) == first
+        assert await program.stop() == 0
+        assert program.left() == []
