@@ -26,7 +26,7 @@ from opencode_a2a import __version__, telemetry
 from opencode_a2a.clock import now_ms
 from opencode_a2a.config import VARIABLES, Settings, import_hint
 from opencode_a2a.config import Credential as CredentialEntry
-from opencode_a2a.errors import UpstreamError, UpstreamUnreachableError
+from opencode_a2a.errors import SessionNotFoundError, UpstreamError, UpstreamUnreachableError
 from opencode_a2a.events import JsonObject
 from opencode_a2a.execution.interrupts import Interrupts, Policy, Rule
 from opencode_a2a.execution.sessions import Sessions
@@ -75,6 +75,8 @@ FEED_SILENCE_SECONDS = 25.0
 HEALTH_SECONDS = 2.0
 _M_MMAP_THRESHOLD = -3
 """The name of the setting in glibc's malloc.h."""
+TASKS_NAMED = 10
+"""How many of the open tasks are named at the end, of each kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ class Service:
         """What OpenCode's model asks other agents with."""
         self.trouble: str | None = None
         """Why OpenCode cannot be used, with the remedy; as it was at the start."""
+        self._board: Board | None = None
         self._app: ASGIApp | None = None
         self._lifespan = Starlette(lifespan=lambda _: self.running())
 
@@ -138,6 +141,45 @@ class Service:
             lines.append(f"problem  {self.trouble}")
         return lines
 
+    async def farewell(self, *, keep: bool) -> list[str]:
+        """Say what is still open at an orderly end, and how to go on with it.
+
+        A managed OpenCode in which a person is waited for is kept if it may be: its permission
+        or question would end with it. What else works there is stopped, since nobody would
+        watch it.
+        """
+        if self._board is None or not (jobs := self._board.open_tasks()):
+            return []
+        url = self.settings.public_url
+        tasks = [job.log.state for job in jobs]
+        waiting = [task for task in tasks if task.status.state.interrupted]
+        working = [task for task in tasks if not task.status.state.interrupted]
+        lines = [f"waiting  {task.ref.id}" for task in waiting[:TASKS_NAMED]]
+        lines += [f"working  {task.ref.id}" for task in working[:TASKS_NAMED]]
+        if len(tasks) > len(lines):
+            lines.append(f"and {len(tasks) - len(lines)} more")
+        lines.append(f"After the next start, follow a task: opencode-a2a task {url} TASK --follow")
+        if waiting:
+            lines.append(f'Answer one that waits: opencode-a2a call {url} "yes" --task TASK')
+        managed = self.upstream.managed if self.upstream else None
+        if managed is None:
+            return lines
+        asked = {task.status.session_id for task in waiting}
+        if not (keep and managed.keepable and asked):
+            return [*lines, "OpenCode is stopped; its turns end as failed."]
+        managed.keep = True
+        unwatched = {task.status.session_id for task in working} - asked
+        async with OpenCode(managed.url, password=managed.password) as opencode:
+            for session_id in filter(None, unwatched):
+                with suppress(TimeoutError, UpstreamError, SessionNotFoundError):
+                    async with asyncio.timeout(HEALTH_SECONDS):
+                        await opencode.abort_session(session_id)
+        return [
+            *lines,
+            f"OpenCode (pid {managed.pid}) keeps running for what waits, and the next start takes "
+            f"it over. To end it instead: kill {managed.pid}",
+        ]
+
     def _opencode_line(self) -> str:
         upstream = self.upstream
         if upstream is None or upstream.managed is None:
@@ -172,7 +214,7 @@ class Service:
                 self.tool.origins,
             )
         limits = settings.limits
-        board = Board(
+        board = self._board = Board(
             database, journal, turns, Limits(limits.max_tasks_per_principal, limits.max_open_tasks)
         )
         await stack.enter_async_context(self._beside(feed.run(), "feed"))
@@ -563,7 +605,7 @@ async def _serve(settings: Settings, listeners: list[socket.socket]) -> int:
         lifespan="off",
     )
     try:
-        with _ended_by_signals(runner):
+        with _ended_by_signals(runner) as received:
             async with AsyncExitStack() as stack:
                 await stack.enter_async_context(service.running())
                 if not settings.auth.configured:
@@ -571,6 +613,10 @@ async def _serve(settings: Settings, listeners: list[socket.socket]) -> int:
                 announce = asyncio.create_task(_announce(service, runner.listening, began))
                 stack.callback(announce.cancel)
                 await runner.serve(listeners)
+                farewell = await service.farewell(keep=signal.SIGHUP not in received)
+                with suppress(OSError):  # the terminal may be gone
+                    for line in farewell:
+                        print(line, file=sys.stderr, flush=True)
     except asyncio.CancelledError:
         if not runner.should_exit:
             raise
@@ -578,11 +624,16 @@ async def _serve(settings: Settings, listeners: list[socket.socket]) -> int:
 
 
 @contextmanager
-def _ended_by_signals(runner: Server) -> Generator[None]:
-    """Let a signal end the serving, or break off the start; what was begun is ended in order."""
-    loop, main = asyncio.get_running_loop(), asyncio.current_task()
+def _ended_by_signals(runner: Server) -> Generator[set[signal.Signals]]:
+    """Let a signal end the serving, or break off the start; what was begun is ended in order.
 
-    def end() -> None:
+    Yields the signals that have come.
+    """
+    loop, main = asyncio.get_running_loop(), asyncio.current_task()
+    received: set[signal.Signals] = set()
+
+    def end(number: signal.Signals) -> None:
+        received.add(number)
         if runner.should_exit:
             runner.force_exit = True  # asked twice: open requests are not waited for
         elif main is not None and not runner.started:
@@ -592,9 +643,9 @@ def _ended_by_signals(runner: Server) -> Generator[None]:
     # SIGHUP: the terminal was closed.
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for number in signals:
-        loop.add_signal_handler(number, end)
+        loop.add_signal_handler(number, end, number)
     try:
-        yield
+        yield received
     finally:
         for number in signals:
             loop.remove_signal_handler(number)

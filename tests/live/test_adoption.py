@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import signal
 import sys
 import uuid
 from collections.abc import AsyncGenerator
@@ -108,6 +109,40 @@ async def test_text_tools_and_permissions_go_on_after_a_kill(
     assert await program.stop() == 0
     assert program.left() == []
     assert list((tmp_path / "state" / "managed").iterdir()) == []
+
+
+async def test_a_stop_says_what_is_open_and_keeps_what_waits_for_a_person(
+    program: Program, model: DemoModel, tmp_path: Path
+) -> None:
+    caller, gate = Caller(program), uuid.uuid4().hex
+    waiting = await asked(caller, tmp_path)
+    working = await caller.begin(script({"say": "half "}, {"gate": gate}, {"say": "whole"}))
+    await model.gate(gate).reached.wait()
+    first, before = opencode_pid(program), len(program.lines)
+
+    assert await program.stop(signal.SIGINT) == 0
+
+    told = "\n".join(program.lines[before:])
+    assert f"waiting  {waiting.id}" in told
+    assert f"working  {working.id}" in told
+    assert f"opencode-a2a task {program.url}" in told
+    assert f"kill {first}" in told
+    assert first in program.left()
+
+    await program.start()
+    assert opencode_pid(program) == first
+    model.gate(gate).opened.set()
+    assert (await caller.ended(working.id)).state != "completed"  # nobody watched it
+    again = await caller.get(waiting.id)
+    assert again.state == "input_required"
+    assert again.interrupt["request_id"] == waiting.interrupt["request_id"]
+    answered = await caller.send("once", task=waiting.id)
+    assert (answered.state, answered.text) == ("completed", "allowed")
+
+    # Who closes the terminal does not read what is said there.
+    await asked(caller, tmp_path)
+    assert await program.stop(signal.SIGHUP) == 0
+    assert program.left() == []
 
 
 async def test_the_demo_goes_on_after_a_kill_in_the_middle_of_text(
