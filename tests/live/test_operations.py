@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import orjson
 import pytest
 
 from opencode_a2a.upstream.launch import free_port
@@ -369,13 +370,11 @@ async def test_the_demo_runs_survives_the_death_of_its_opencode_and_leaves_nothi
         arguments, environment = started_as(first)
         assert "A2A_" not in environment.replace("OPENCODE_A2A_INSTANCE", "")
         assert "DEMO_API_KEY" in environment
-        password = next(
-            one.partition("=")[2]
-            for one in environment.split("\0")
-            if one.startswith("OPENCODE_SERVER_PASSWORD=")
-        )
+        (record,) = (tmp_path / "state" / "managed").glob("*.json")
+        password = orjson.loads(record.read_bytes())["password"]
         secrets = (TOKEN, password, "a-key-of-a-provider")
         assert not any(secret in arguments for secret in secrets)
+        assert password not in environment
 
         if number is signal.SIGTERM:
             async with under_way(caller) as lost:
