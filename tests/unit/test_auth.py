@@ -174,6 +174,18 @@ def test_the_table_of_failures_is_bounded_and_forgets() -> None:
     assert (full, len(throttle)) == (10, 1)
 
 
+def test_made_up_names_do_not_push_out_what_counts_against_a_guesser() -> None:
+    throttle = Throttle(5, 60, max_keys=100)
+    for number in range(5):
+        throttle.failed(b"target", b"%d" % number)
+
+    for number in range(1000):
+        throttle.failed(b"name %d" % number, b"wrong")
+
+    assert throttle.wait(b"target") > 0
+    assert len(throttle) == 100
+
+
 def test_requests_without_credential_do_not_count_as_guesses() -> None:
     throttle = Throttle(1, 60)
     app = Authentication(whoami, (SERVICE,), throttle)

@@ -10,6 +10,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import itertools
 import os
 import secrets
 import stat
@@ -36,6 +37,8 @@ OPEN_PATHS = frozenset(
 )
 _OPEN_METHODS = frozenset({"GET", "HEAD"})
 _LONGEST_AUTHORIZATION = 8192
+_LOOKED_AT = 64
+"""Entries of a full table that are compared for the one to forget."""
 Scheme = Literal["bearer", "basic"]
 
 
@@ -125,9 +128,11 @@ class Throttle:
         now = self._clock()
         self._forget(now)
         wrong, _ = self._guesses.setdefault(key, (set(), now + self._window))
-        wrong.add(digest)
+        wrong.add(digest[:8])
         if len(self._guesses) > self._max_keys:
-            self._guesses.popitem(last=False)
+            # Not simply the oldest: whoever makes up names could push out what counts against them.
+            oldest = itertools.islice(self._guesses, _LOOKED_AT)
+            del self._guesses[min(oldest, key=lambda old: len(self._guesses[old][0]))]
 
     def _forget(self, now: float) -> None:
         # Every entry lives equally long, so the oldest ones are those that end first.
@@ -209,8 +214,10 @@ def _read(sent: list[bytes]) -> _Attempt:
     if len(sent) > 1 or len(sent[0]) > _LONGEST_AUTHORIZATION:
         return _Attempt(b"", b"", _digest(b"".join(sent)))
     scheme, _, rest = sent[0].partition(b" ")
+    if scheme.lower() == b"bearer":
+        return _Attempt(b"bearer", b"", _digest(rest.strip()))
     if scheme.lower() != b"basic":
-        return _Attempt(scheme.lower(), b"", _digest(rest.strip()))
+        return _Attempt(b"", b"", _digest(sent[0]))
     secret = _decoded(rest.strip())
     return _Attempt(b"basic", secret.partition(b":")[0], _digest(secret))
 
