@@ -129,7 +129,11 @@ class Service:
     def banner(self) -> list[str]:
         """Say in a few lines what runs here, where it is, and what to try."""
         settings, url = self.settings, self.settings.public_url
-        parts = [f"opencode-a2a {__version__}", "A2A 1.0 and 0.3", self._opencode_line()]
+        parts = [
+            f"opencode-a2a {__version__}",
+            f"A2A {' and '.join(spoken(settings))}",
+            self._opencode_line(),
+        ]
         if settings.a2a.demo:
             parts.append("demo model")
         lines = ["  ·  ".join(parts), f"card     {url}/.well-known/agent-card.json"]

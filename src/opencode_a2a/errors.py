@@ -258,9 +258,9 @@ class UpstreamNotFoundError(UpstreamHttpError):
 
 
 class SessionBusyError(UpstreamHttpError):
-    """OpenCode refuses this while a turn runs in the session."""
+    """This cannot be done while a turn runs in the session."""
 
-    http, status = 409, "FAILED_PRECONDITION"
+    code, http, status, reason = -31006, 409, "FAILED_PRECONDITION", "SESSION_BUSY"
     message = "The session is busy; wait for its turn to end"
 
 

@@ -446,7 +446,7 @@ async def test_work_in_a_session_with_a_running_task_is_refused_until_it_is_stop
     for method in ("command", "shell", "summarize", "unrevert"):
         name = f"opencode.sessions.{method}"
         refused = await ann.refused(name, {"session_id": session_id, **SESSION_METHODS[name]})
-        assert (refused.code, refused.reason) == (-31003, "UPSTREAM_HTTP_ERROR"), method
+        assert (refused.code, refused.reason) == (-31006, "SESSION_BUSY"), method
         assert refused.data["sessionId"] == session_id
     await ann.call("opencode.sessions.delete", {"session_id": session_id})
 

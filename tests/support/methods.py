@@ -38,7 +38,8 @@ class Client:
         headers = {"A2A-Version": version, **self.credentials}
         answer = await self.http.post("/", json=body, headers=headers)
         assert answer.status_code == 200
-        return orjson.loads(answer.content)
+        # An error of a 0.3 method that streams is an event.
+        return orjson.loads(answer.content.removeprefix(b"data: "))
 
     async def call(self, method: str, params: Any = None, version: str = "1.0") -> Any:
         """Call a method and return its result."""

@@ -148,6 +148,7 @@ def test_the_program_prints_what_a_service_would_publish() -> None:
     )
 
     uris = [extension.uri for extension in ALL_EXTENSIONS]
+    uris += [alias for extension in ALL_EXTENSIONS for alias in extension.aliases]
     for printed in (public, extended):
         card = orjson.loads(printed.stdout)
         assert [one["uri"] for one in card["capabilities"]["extensions"]] == uris

@@ -5,7 +5,7 @@ checks them against each other, ``loading`` finds them. ``cli`` loads them, ``ap
 groups on, ``tools/docs.py`` prints them. Nothing here starts anything or connects anywhere.
 """
 
-from opencode_a2a.config.groups import Access, Client, Environment, Service, Tasks
+from opencode_a2a.config.groups import Access, Client, Environment, OpenCode, Service, Tasks
 from opencode_a2a.config.loading import load, provider_configured
 from opencode_a2a.config.settings import (
     CONFIG_VARIABLE,
@@ -32,6 +32,7 @@ __all__ = [
     "Credential",
     "DatabaseUrl",
     "Environment",
+    "OpenCode",
     "Service",
     "Setting",
     "Settings",

@@ -27,7 +27,9 @@ class Workspace:
         if "\0" in named:
             raise _refusal(field, "must be a path")
         if self.root is None:
-            raise _refusal(field, "may not be chosen here; leave it out")
+            raise _refusal(
+                field, "cannot be chosen: the service has no OPENCODE_WORKSPACE_ROOT; leave it out"
+            )
         path = os.path.realpath(Path(self.root) / named.strip())
         if path != self.root and not self._allow_override:
             raise _refusal(field, "may not be chosen here; leave it out")

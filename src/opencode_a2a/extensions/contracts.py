@@ -13,8 +13,21 @@ from opencode_a2a.extensions.registry import Access, Extension, Method
 T = TypeVar("T")
 
 PROFILE = "opencode-a2a-single-tenant-coding-v1"
-ROUTING_FIELDS = ("metadata.opencode.workspace.id", "metadata.opencode.directory", "directory")
 DATA_FIELDS: dict[type[ServiceError], tuple[str, ...]] = {
+    errors.ContentTypeNotSupportedError: ("supported_media_types", "violations"),
+    errors.MediaTypeNotSupportedError: (),
+    errors.ContentEncodingNotSupportedError: (),
+    errors.VersionNotSupportedError: (
+        *("requested_version", "required_version", "supported_protocol_versions"),
+        *("default_protocol_version", "header"),
+    ),
+    errors.UnsupportedOperationError: (
+        *("accepted_output_modes", "required_output_modes", "supported_output_modes"),
+    ),
+    errors.InvalidParamsError: ("field", "fields", "violations"),
+    errors.StoreUnavailableError: ("operation",),
+    errors.StreamEndedError: ("cause",),
+    errors.SessionBusyError: ("method", "session_id", "upstream_status", "detail"),
     errors.SessionNotFoundError: ("session_id",),
     errors.UpstreamUnreachableError: ("method",),
     errors.UpstreamHttpError: ("method", "upstream_status", "detail", "session_id"),
@@ -38,16 +51,16 @@ DATA_FIELDS: dict[type[ServiceError], tuple[str, ...]] = {
 """What ``data`` can hold besides ``type``."""
 
 
-def public(extension: Extension) -> JsonObject:
+def public(extension: Extension, settings: Settings) -> JsonObject:
     """Return what everybody may know of an extension."""
-    if not extension.public_methods:
-        return extension.public
-    return {"methods": [*extension.methods], **extension.public}
+    told: JsonObject = {"methods": [*extension.methods]} if extension.public_methods else {}
+    return {**told, **extension.public, **extension.public_here(settings)}
 
 
 def extended(extension: Extension, settings: Settings) -> JsonObject:
     """Return what callers are told in addition."""
     told: JsonObject = {"profile": PROFILE, **extension.extended}
+    told |= extension.extended_here(settings)
     if extension.notes:
         told["notes"] = [*extension.notes]
     return {**told, **_methods(extension, settings)} if extension.methods else told
@@ -68,7 +81,8 @@ def _methods(extension: Extension, settings: Settings) -> JsonObject:
     }
     if flags:
         told["control_method_flags"] = flags
-    told["routing_fields"] = [*ROUTING_FIELDS]
+    every = [routing_fields(method, settings) for method in methods]
+    told["routing_fields"] = [one for one in every[0] if all(one in fields for fields in every)]
     told["upstream_stability"] = {method.name: method.stability for method in methods}
     told["method_contracts"] = {method.name: _contract(method, settings) for method in methods}
     told["errors"] = _errors(error for method in methods for error in method.all_errors)
@@ -82,10 +96,20 @@ def _contract(method: Method, settings: Settings) -> JsonObject:
         "availability": method.state(settings),
         "params": _params(method.params),
         "result": _result(method.result),
+        "routing_fields": [*routing_fields(method, settings)],
         "errors": [*sorted({error.reason for error in method.all_errors})],
         "notification_response_status": 204,
     }
     return told | ({"capability": method.capability} if method.capability else {})
+
+
+def routing_fields(method: Method, settings: Settings) -> list[str]:
+    """Return the fields that choose where a method runs; without a root no directory can be."""
+    fields = ["metadata.opencode.workspace.id"]
+    if settings.workspace is not None:
+        fields.append("metadata.opencode.directory")
+        fields += [name for name in ("directory",) if name in method.params.model_fields]
+    return fields
 
 
 def _params(model: type[Payload]) -> JsonObject:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from opencode_a2a.clock import now_ms
+from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
     InterruptExpiredError,
     InterruptNotFoundError,
@@ -20,7 +21,7 @@ from opencode_a2a.errors import (
     UpstreamHttpError,
     UpstreamNotFoundError,
 )
-from opencode_a2a.events import Interrupted, Json
+from opencode_a2a.events import Interrupted, Json, JsonObject
 from opencode_a2a.execution.answers import (
     Answer,
     PermissionReply,
@@ -40,6 +41,12 @@ from opencode_a2a.upstream.translate import interrupted
 
 Kind = Literal["permission", "question"]
 
+
+def permission_replies(settings: Settings) -> list[Json]:
+    """Return the replies that this deployment takes."""
+    return ["once", "always", "reject"] if settings.interrupts.allow_always else ["once", "reject"]
+
+
 INTERRUPTS = Extension(
     key="interrupt_callback",
     title="Shared interactive interrupt",
@@ -52,12 +59,12 @@ INTERRUPTS = Extension(
     },
     public_methods=True,
     extended={
-        "permission_reply_values": ["once", "always", "reject"],
         "question_reply_contract": {
             "answers": "array of arrays of strings",
             "order": "one array for each question, in their order",
         },
     },
+    extended_here=lambda settings: {"permission_reply_values": permission_replies(settings)},
     notes=(
         "A message on the task answers as well: a word, an option, or a data part.",
         '"always" is refused unless the deployment allows it: it holds for every session.',
@@ -65,6 +72,11 @@ INTERRUPTS = Extension(
     ),
     errors=(InterruptNotFoundError, InterruptExpiredError, InterruptTypeMismatchError),
 )
+RECOVERY_SCOPE: JsonObject = {
+    "data_source": "local_interrupt_binding_registry_and_upstream",
+    "identity_scope": "current_authenticated_caller",
+    "empty_result_when_identity_unavailable": True,
+}
 RECOVERY = Extension(
     key="interrupt_recovery",
     title="OpenCode interrupt recovery",
@@ -72,11 +84,7 @@ RECOVERY = Extension(
     summary="List the prompts that wait for the caller, after a lost connection for example.",
     aliases=aliases("urn:opencode-a2a:interrupt-recovery/v1", "interrupt-recovery"),
     extended={
-        "recovery_scope": {
-            "data_source": "local_interrupt_binding_registry_and_upstream",
-            "identity_scope": "current_authenticated_caller",
-            "empty_result_when_identity_unavailable": True,
-        },
+        "recovery_scope": RECOVERY_SCOPE,
         "item_fields": [
             *("request_id", "session_id", "interrupt_type", "task_id", "context_id"),
             *("details", "asked_at", "expires_at", "default"),

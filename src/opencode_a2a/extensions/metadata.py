@@ -4,7 +4,21 @@ They have no methods: ``protocol.content`` reads the metadata of requests, ``pro
 writes those of answers, and a test compares what is declared here with what is written there.
 """
 
+from opencode_a2a.config import Settings
+from opencode_a2a.events import Json
 from opencode_a2a.extensions.registry import Extension, aliases
+
+_SENDING = {
+    "0.3": ("message/send", "message/stream"),
+    "1.0": ("SendMessage", "SendStreamingMessage"),
+}
+
+
+def _place(settings: Settings) -> list[Json]:
+    """Return the metadata that say where a message is worked on."""
+    directory = ["opencode.directory"] if settings.workspace else []
+    return [*directory, "opencode.workspace.id"]
+
 
 SESSION_BINDING = Extension(
     key="session_binding",
@@ -15,8 +29,10 @@ SESSION_BINDING = Extension(
     public={
         "metadata_field": "metadata.shared.session.id",
         "behavior": "prefer_metadata_binding_else_create_session",
-        "supported_metadata": ["shared.session.id", "opencode.directory", "opencode.workspace.id"],
-        "provider_private_metadata": ["opencode.directory", "opencode.workspace.id"],
+    },
+    public_here=lambda settings: {
+        "supported_metadata": ["shared.session.id", *_place(settings)],
+        "provider_private_metadata": _place(settings),
     },
     extended={
         "session_metadata_field": "metadata.shared.session",
@@ -36,12 +52,14 @@ MODEL_SELECTION = Extension(
     public={
         "metadata_field": "metadata.shared.model",
         "behavior": "prefer_metadata_model_else_upstream_default",
-        "applies_to_methods": [
-            *("message/send", "message/stream", "SendMessage", "SendStreamingMessage")
-        ],
         "supported_metadata": ["shared.model.providerID", "shared.model.modelID"],
         "provider_private_metadata": [],
         "fields": ["providerID", "modelID"],
+    },
+    public_here=lambda settings: {
+        "applies_to_methods": [
+            name for line in settings.a2a.supported_protocol_versions for name in _SENDING[line]
+        ]
     },
     notes=("Both fields are needed; half a pair is an error.",),
 )

@@ -138,6 +138,10 @@ class Extension:
     """What the public card says of it."""
     extended: JsonObject = field(default_factory=dict[str, Json])
     """What the extended card says in addition."""
+    public_here: Callable[[Settings], JsonObject] = lambda _: {}
+    """What the public card says of it in one deployment but not in another."""
+    extended_here: Callable[[Settings], JsonObject] = lambda _: {}
+    """The same for the extended card."""
     public_methods: bool = False
     """Whether the public card names its methods."""
     notes: tuple[str, ...] = ()

@@ -193,7 +193,17 @@ def _capabilities(facts: CardFacts, *, extended: bool) -> JsonObject:
         }
         for extension in facts.extensions
     ]
-    return {"streaming": True, "pushNotifications": False, "extensions": listed}
+    # Whoever looks for an earlier name finds it; in few words, since the public card is small.
+    earlier: list[Json] = [
+        {
+            "uri": alias,
+            "required": False,
+            "params": {"alias_of": f"#{extension.uri.partition('#')[2]}"},
+        }
+        for extension in facts.extensions
+        for alias in extension.aliases
+    ]
+    return {"streaming": True, "pushNotifications": False, "extensions": [*listed, *earlier]}
 
 
 def _description(facts: CardFacts) -> str:

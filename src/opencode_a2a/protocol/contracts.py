@@ -9,10 +9,15 @@ from dataclasses import dataclass
 
 from opencode_a2a import __version__
 from opencode_a2a.config import Environment, Settings
-from opencode_a2a.errors import MethodNotFoundError
+from opencode_a2a.errors import (
+    MethodNotFoundError,
+    RequestTooLargeError,
+    UnsupportedOperationError,
+)
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions import EXTENSIONS
 from opencode_a2a.extensions.contracts import PROFILE, data_fields, extended, public
+from opencode_a2a.extensions.interrupts import RECOVERY_SCOPE
 from opencode_a2a.extensions.registry import Extension, Method, aliases
 from opencode_a2a.protocol.announced import Announcement
 from opencode_a2a.protocol.card import BINDINGS, DISCOVERY, CardFacts
@@ -55,9 +60,10 @@ def contracts(settings: Settings) -> Contracts:
     told[COMPATIBILITY_PROFILE.key] = profile(settings)
     told[WIRE_CONTRACT.key] = wire_contract(settings)
     announced = tuple(
-        Announcement(e.uri, e.summary, e.aliases, public(e), told[e.key]) for e in ALL_EXTENSIONS
+        Announcement(e.uri, e.summary, e.aliases, public(e, settings), told[e.key])
+        for e in ALL_EXTENSIONS
     )
-    whole = {e.key: {"uri": e.uri, **public(e), **told[e.key]} for e in ALL_EXTENSIONS}
+    whole = {e.key: {"uri": e.uri, **public(e, settings), **told[e.key]} for e in ALL_EXTENSIONS}
     return Contracts(announced, tuple(_skills(settings)), whole)
 
 
@@ -77,18 +83,26 @@ def spoken(settings: Settings) -> tuple[Line, ...]:
     return tuple(line for line in Line if line.value in settings.a2a.supported_protocol_versions)
 
 
+def schemes(settings: Settings) -> list[str]:
+    """Return the schemes of the credentials that are accepted."""
+    auth = settings.auth
+    found = {entry.scheme for entry in auth.static_auth_credentials or () if entry.enabled}
+    if auth.bearer_token or not found:
+        found.add("bearer")
+    return sorted(found, reverse=True)
+
+
 def card_facts(settings: Settings, published: Contracts) -> CardFacts:
     """Return what the cards are made of."""
-    a2a, auth = settings.a2a, settings.auth
-    schemes = {entry.scheme for entry in auth.static_auth_credentials or () if entry.enabled}
+    a2a, offered = settings.a2a, schemes(settings)
     return CardFacts(
         name=a2a.title,
         description=a2a.description,
         version=a2a.version or __version__,
         public_url=settings.public_url,
         documentation_url=a2a.documentation_url,
-        bearer=bool(auth.bearer_token) or not schemes or "bearer" in schemes,
-        basic="basic" in schemes,
+        bearer="bearer" in offered,
+        basic="basic" in offered,
         demo=a2a.demo,
         project=a2a.project,
         lines=spoken(settings),
@@ -129,7 +143,8 @@ def protocol_summary(settings: Settings) -> JsonObject:
             "status": "supported",
             "supported_features": [
                 *("JSON-RPC", "HTTP+JSON", "streaming", "resubscription with Last-Event-ID"),
-                *("task list", "cancellation", "extended agent card", "extension methods"),
+                "task list" if line is Line.V1 else "task list over HTTP+JSON only",
+                *("cancellation", "extended agent card", "extension methods"),
             ],
             "known_gaps": ["push notifications are refused"],
         }
@@ -148,34 +163,83 @@ def protocol_summary(settings: Settings) -> JsonObject:
             "jsonrpc_methods": [*core_methods(settings)],
             "http_endpoints": [*endpoints(settings)],
         },
-        "service_behaviors": _BEHAVIORS,
+        "service_behaviors": _behaviors(settings),
     }
 
 
-_BEHAVIORS: JsonObject = {
-    "classification": "service-level-semantic-enhancement",
-    "methods": {
-        "tasks/cancel": {
-            "idempotency": {
-                "already_canceled": {
-                    "behavior": "return_current_terminal_task",
-                    "state": "canceled",
-                    "error": None,
-                }
+_METHOD_BEHAVIORS: dict[str, JsonObject] = {
+    "CancelTask": {
+        "idempotency": {
+            "already_canceled": {
+                "behavior": "return_current_terminal_task",
+                "state": "canceled",
+                "error": None,
+            }
+        }
+    },
+    "SubscribeToTask": {"resumption": "Last-Event-ID, or the query parameter after"},
+    "SendMessage": {"idempotency": "one principal and message id make one task"},
+}
+_ENDED: dict[Line, JsonObject] = {
+    Line.V03: {
+        "behavior": "replay_terminal_task_once_then_close",
+        "delivery": "single_task_snapshot",
+        "closes_stream": True,
+    },
+    Line.V1: {"behavior": "refused", "error_type": UnsupportedOperationError.reason},
+}
+"""What a subscription to an ended task gets."""
+
+
+def _behaviors(settings: Settings) -> JsonObject:
+    """Return how the service behaves where A2A leaves room."""
+
+    def named(operation: str, *lines: Line) -> list[Json]:
+        method = next(method for method in METHODS if method.v1 == operation)
+        return [name for line in lines if (name := method.name(line))]
+
+    lines = spoken(settings)
+    methods: JsonObject = {}
+    for line in lines:
+        for operation, told in _METHOD_BEHAVIORS.items():
+            for name in named(operation, line):
+                ended: JsonObject = {"terminal_state_behavior": _ENDED[line]}
+                extra = ended if operation == "SubscribeToTask" else {}
+                methods[str(name)] = {**told, **extra}
+    most = settings.limits.max_request_body_bytes or None
+    return {
+        "classification": "service-level-semantic-enhancement",
+        "methods": methods,
+        "terminal_states": {
+            "behavior": "first_terminal_state_wins",
+            "later_changes": "refused",
+        },
+        "accepted_output_modes": {
+            "persistence": "stored_with_the_task",
+            "applied_to": [
+                name
+                for operation in ("GetTask", "ListTasks", "SubscribeToTask")
+                for name in named(operation, *lines)
+            ],
+        },
+        "request_body": {
+            "max_bytes": most,
+            "behavior": "larger_is_refused" if most else "any_size_is_taken",
+            "http_status": RequestTooLargeError.http,
+            "error_type": RequestTooLargeError.reason,
+        },
+        "streams": {
+            "input_required": {
+                "behavior": "stream_ends",
+                "applies_to": [
+                    *named("SendStreamingMessage", *lines),
+                    *(named("SubscribeToTask", Line.V03) if Line.V03 in lines else ()),
+                ],
+                **({"final": True} if Line.V03 in lines else {}),
+                "continue_with": named("SubscribeToTask", *lines),
             }
         },
-        "tasks/resubscribe": {
-            "terminal_state_behavior": {
-                "behavior": "replay_terminal_task_once_then_close",
-                "delivery": "single_task_snapshot",
-                "closes_stream": True,
-                "protocol_versions": ["0.3"],
-            },
-            "resumption": "Last-Event-ID, or the query parameter after",
-        },
-        "message/send": {"idempotency": "one principal, message id and content make one task"},
-    },
-}
+    }
 
 
 # --- the compatibility profile ----------------------------------------------------------------
@@ -210,7 +274,7 @@ def profile(settings: Settings) -> JsonObject:
 
 
 def _runtime_features(settings: Settings) -> JsonObject:
-    override = settings.a2a.allow_directory_override
+    override = settings.a2a.allow_directory_override and settings.workspace is not None
     return {
         "directory_binding": {
             "allow_override": override,
@@ -291,7 +355,10 @@ def _extension_retention(extension: Extension) -> JsonObject:
     if experimental:
         told["upstream_stability"] = "mixed"
     if extension.key == "interrupt_recovery":
-        told |= {"implementation_scope": "adapter-local", "identity_scope": "current-caller"}
+        told |= {
+            "implementation_scope": RECOVERY_SCOPE["data_source"],
+            "identity_scope": RECOVERY_SCOPE["identity_scope"],
+        }
     return told
 
 

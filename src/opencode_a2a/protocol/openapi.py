@@ -20,11 +20,19 @@ from starlette.routing import BaseRoute, Route
 from opencode_a2a import __version__
 from opencode_a2a.config import Settings
 from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.extensions.interrupts import permission_replies
 from opencode_a2a.extensions.payloads import DEFAULT_LIMIT
 from opencode_a2a.extensions.registry import Method
 from opencode_a2a.messages import Part
 from opencode_a2a.protocol.card import DISCOVERY
-from opencode_a2a.protocol.contracts import Contracts, core_methods, declared, enabled, spoken
+from opencode_a2a.protocol.contracts import (
+    Contracts,
+    core_methods,
+    declared,
+    enabled,
+    schemes,
+    spoken,
+)
 from opencode_a2a.protocol.handler import METHODS
 from opencode_a2a.protocol.handler import Method as CoreMethod
 from opencode_a2a.protocol.rest import CARDS, PREFIXES, ROUTES
@@ -72,21 +80,19 @@ _CACHE = {"cache-control": "private, max-age=300"}
 
 
 def _openapi(settings: Settings, published: Contracts) -> JsonObject:
-    security: list[Json] = [{"bearerAuth": []}]
-    if any(entry.scheme == "basic" for entry in settings.auth.static_auth_credentials or ()):
-        security.append({"basicAuth": []})
+    offered = schemes(settings)
     return {
         "openapi": "3.1.0",
         "info": {
             "title": settings.a2a.title,
             "version": settings.a2a.version or __version__,
-            "description": "A2A 1.0 and 0.3 over JSON-RPC and HTTP+JSON, and the methods of "
-            "OpenCode. Everything but discovery, /livez and /readyz needs the credential, this "
-            "document too.",
+            "description": f"A2A {' and '.join(spoken(settings))} over JSON-RPC and HTTP+JSON, "
+            "and the methods of OpenCode. Everything but discovery, /livez and /readyz needs the "
+            "credential, this document too.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": settings.public_url}],
-        "security": security,
+        "security": [{f"{scheme}Auth": []} for scheme in offered],
         "paths": {
             "/": {"post": _rpc(settings, published)},
             **_rest(settings),
@@ -94,7 +100,7 @@ def _openapi(settings: Settings, published: Contracts) -> JsonObject:
             **_pages(settings),
         },
         "components": {
-            "schemas": _schemas(),
+            "schemas": _schemas(settings),
             "parameters": {
                 "version": {
                     "name": HEADER,
@@ -106,8 +112,7 @@ def _openapi(settings: Settings, published: Contracts) -> JsonObject:
                 }
             },
             "securitySchemes": {
-                "bearerAuth": {"type": "http", "scheme": "bearer"},
-                "basicAuth": {"type": "http", "scheme": "basic"},
+                f"{scheme}Auth": {"type": "http", "scheme": scheme} for scheme in offered
             },
         },
     }
@@ -348,16 +353,21 @@ def _request_name(method: str) -> str:
     return "Request." + method.replace("/", ".")
 
 
-def _schemas() -> JsonObject:
+def _schemas(settings: Settings) -> JsonObject:
+    lines = spoken(settings)
     models: list[tuple[type[BaseModel], JsonSchemaMode]] = []
     for _, method in declared():
         models.append((method.params, "validation"))
         models.append((method.result, "serialization"))
     refs, generated = models_json_schema(models, ref_template=_REF + "{model}")
     schemas: JsonObject = {**generated["$defs"], **_BASIC}
+    generated["$defs"]["PermissionParams"]["properties"]["reply"]["enum"] = permission_replies(
+        settings
+    )
     for name, dialect in _SENDS.items():
-        schemas |= _send_schema(name, dialect)
-    for line in Line:
+        if dialect.line in lines:
+            schemas |= _send_schema(name, dialect)
+    for line in lines:
         for method in METHODS:
             if known := method.name(line):
                 schemas[_request_name(known)] = _request(known, _core_params(method, line))

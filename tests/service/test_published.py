@@ -1,0 +1,327 @@
+"""What a deployment publishes is what it does: each statement is looked up and tried.
+
+The statements stand in the public card, the extended card, the OpenAPI document and the profile.
+Every test walks several deployments.
+"""
+
+import base64
+import uuid
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
+
+import httpx2
+import orjson
+import pytest
+import pytest_asyncio
+
+from opencode_a2a.protocol.contracts import ALL_EXTENSIONS
+from opencode_a2a.protocol.handler import METHODS
+from opencode_a2a.protocol.versions import Line
+from tests.support.front import started
+from tests.support.methods import Client, client
+from tests.support.opencode import FakeOpenCode
+from tests.support.service import TOKEN, Running
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.requirement("I17"),
+    pytest.mark.usefixtures("opencode"),
+]
+
+PASSWORD = "a-password-of-some-length"  # noqa: S105 - not a secret
+ANN = [{"scheme": "basic", "username": "ann", "password": PASSWORD}]
+BASIC = {"A2A_BEARER_TOKEN": "", "A2A_STATIC_AUTH_CREDENTIALS": orjson.dumps(ANN).decode()}
+DEPLOYMENTS: dict[str, dict[str, str]] = {
+    "default": {},
+    "no root": {"OPENCODE_WORKSPACE_ROOT": ""},
+    "no override": {"A2A_ALLOW_DIRECTORY_OVERRIDE": "false"},
+    "always": {"A2A_ALLOW_ALWAYS": "true"},
+    "1.0 only": {"A2A_SUPPORTED_PROTOCOL_VERSIONS": "1.0", "A2A_PROTOCOL_VERSION": "1.0"},
+    "0.3 only": {"A2A_SUPPORTED_PROTOCOL_VERSIONS": "0.3", "A2A_PROTOCOL_VERSION": "0.3"},
+    "basic only": BASIC,
+    "small bodies": {"A2A_MAX_REQUEST_BODY_BYTES": "2000"},
+}
+
+
+class Deployment:
+    """A running service, and all that it says of itself."""
+
+    def __init__(self, name: str, service: Running, opencode: FakeOpenCode) -> None:
+        self.name = name
+        self.service = service
+        self.opencode = opencode
+        self.line = "0.3" if name == "0.3 only" else "1.0"
+        self.caller: Client = client(service)
+        if name == "basic only":
+            value = base64.b64encode(f"ann:{PASSWORD}".encode()).decode()
+            self.caller = Client(service.http, {"Authorization": f"Basic {value}"})
+        self.public: Any = None
+        self.extended: Any = None
+        self.openapi: Any = None
+
+    async def read(self) -> None:
+        old = self.line == "0.3"
+        self.public = await self._get("/.well-known/agent-card.json")
+        self.extended = await self._get("/v1/card" if old else "/extendedAgentCard")
+        self.openapi = await self._get("/openapi.json")
+
+    async def _get(self, path: str) -> Any:
+        headers = {"A2A-Version": self.line, **self.caller.credentials}
+        answer = await self.service.http.get(path, headers=headers)
+        assert answer.status_code == 200, answer.content
+        return orjson.loads(answer.content)
+
+    def said(self, key: str) -> Any:
+        """Return what the extended card says of an extension; the OpenAPI document agrees."""
+        (uri,) = (extension.uri for extension in ALL_EXTENSIONS if extension.key == key)
+        listed = self.extended["capabilities"]["extensions"]
+        (params,) = (one["params"] for one in listed if one["uri"] == uri)
+        published = self.openapi["paths"]["/"]["post"]["x-a2a-extension-contracts"][key]
+        assert {**published, "uri": None} == {**params, "uri": None}
+        return params
+
+    async def answer(self, method: str, params: Any) -> Any:
+        return await self.caller.answer(method, params, self.line)
+
+    async def refused_fields(self, method: str, params: Any) -> set[str]:
+        """Return the fields that a method finds wrong."""
+        error = (await self.answer(method, params)).get("error", {"data": {}})
+        text = orjson.dumps(error["data"]).decode()
+        violations = _found(orjson.loads(text), "field")
+        return {one for one in violations if isinstance(one, str)}
+
+    def message(self, text: str = "hello", **fields: Any) -> Any:
+        if self.line == "1.0":
+            said = {"role": "ROLE_USER", "parts": [{"text": text}]}
+        else:
+            said = {"kind": "message", "role": "user", "parts": [{"kind": "text", "text": text}]}
+        params = {"message": {"messageId": str(uuid.uuid4()), **said}}
+        return params | fields
+
+    async def send(self, **fields: Any) -> Any:
+        method = "SendMessage" if self.line == "1.0" else "message/send"
+        return await self.answer(method, self.message(**fields))
+
+
+def _found(value: Any, key: str) -> Iterator[Any]:
+    """Yield all values that stand under a key, wherever that is."""
+    if isinstance(value, dict):
+        for name, inner in value.items():  # pyright: ignore[reportUnknownVariableType] # any JSON
+            if name == key:
+                yield inner
+            yield from _found(inner, key)
+    elif isinstance(value, list):
+        for inner in value:  # pyright: ignore[reportUnknownVariableType] # any JSON
+            yield from _found(inner, key)
+
+
+def words(value: Any) -> set[str]:
+    """Return every text in a document: keys, values and what stands inside of them."""
+    return set(orjson.dumps(value).decode().replace('"', " ").replace("\\", " ").split())
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=DEPLOYMENTS)
+async def deployment(
+    request: pytest.FixtureRequest,
+    shared_opencode: FakeOpenCode,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncGenerator[Deployment]:
+    state, changes = tmp_path_factory.mktemp("state"), DEPLOYMENTS[request.param]
+    async with started(shared_opencode, state, **changes) as service:
+        found = Deployment(request.param, service, shared_opencode)
+        await found.read()
+        yield found
+
+
+async def test_a_directory_may_be_chosen_exactly_where_that_is_said(
+    deployment: Deployment,
+) -> None:
+    below = deployment.opencode.workspace / "below"
+    below.mkdir(exist_ok=True)
+    said = deployment.said("compatibility_profile")["runtime_features"]["directory_binding"]
+
+    answer = await deployment.send(metadata={"opencode": {"directory": str(below)}})
+
+    wrong = await deployment.refused_fields("opencode.sessions.list", {"directory": "below"})
+
+    assert said["allow_override"] == (deployment.name not in ("no root", "no override"))
+    assert ("result" in answer) == said["allow_override"], answer
+    assert wrong == (set() if said["allow_override"] else {"directory"})
+
+
+async def test_always_is_listed_exactly_where_it_is_taken(deployment: Deployment) -> None:
+    deployment.opencode.play("permission-always")
+    said = deployment.said("interrupt_callback")["permission_reply_values"]
+    schemas = deployment.openapi["components"]["schemas"]
+    shown = next(
+        one["properties"]["reply"] for name, one in schemas.items() if "Permission" in name
+    )
+    task = (await deployment.send())["result"]
+    task = task.get("task", task)
+    asked = task["metadata"]["shared"]["interrupt"]["request_id"]
+
+    answer = await deployment.answer(
+        "a2a.interrupt.permission.reply", {"request_id": asked, "reply": "always"}
+    )
+
+    always = ["always"] if deployment.name == "always" else []
+    assert said == ["once", *always, "reject"]
+    assert shown["enum"] == said
+    assert ("result" in answer) == ("always" in said), answer
+
+
+async def test_every_method_takes_the_routing_fields_that_it_lists(deployment: Deployment) -> None:
+    place = {"directory": ".", "workspace": {"id": "wrk_1deb3fc6b000iKn0wo4MZ7ksDZ"}}
+    sent = {"directory": ".", "metadata": {"opencode": place}, "no_such_field": 5}
+    every = {"metadata.opencode.workspace.id", "metadata.opencode.directory", "directory"}
+    for key in ("session_query", "provider_discovery", "workspace_control", "interrupt_recovery"):
+        said = deployment.said(key)
+        common = set(every)
+        for method in said["methods"]:
+            listed = set(said["method_contracts"][method]["routing_fields"])
+            common &= listed
+
+            wrong = await deployment.refused_fields(method, sent)
+
+            assert "no_such_field" in wrong, method
+            chosen = every if deployment.name != "no root" else {"metadata.opencode.workspace.id"}
+            assert listed == chosen - wrong, method
+        assert set(said["routing_fields"]) == common
+
+
+async def test_only_methods_of_the_versions_spoken_are_named(deployment: Deployment) -> None:
+    wire = deployment.said("wire_contract")
+    spoken = {Line(version) for version in wire["supported_protocol_versions"]}
+    for line in Line:
+        names = {name for method in METHODS if (name := method.name(line))}
+        documents = (deployment.public, deployment.extended, deployment.openapi)
+        named = {
+            name
+            for document in documents
+            for name in names
+            if any(name == word.strip(".,:;()") for word in words(document))
+        }
+        assert bool(named) == (line in spoken), named
+    for method in wire["all_jsonrpc_methods"]:
+        version = "0.3" if "/" in method else "1.0"
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {"no_such_field": 5}}
+        headers = {"A2A-Version": version, **deployment.caller.credentials}
+        if method.startswith(("opencode.", "a2a.")):
+            headers["A2A-Version"] = deployment.line
+        answer = await deployment.service.http.post("/", json=body, headers=headers)
+        assert answer.status_code == 200
+        streams = answer.headers["content-type"] == "text/event-stream"
+        told = orjson.loads(answer.content.removeprefix(b"data: ") if streams else answer.content)
+        assert told.get("error", {"code": 0})["code"] not in (-32601, -32009), method
+
+
+async def test_features_of_a_version_are_there(deployment: Deployment) -> None:
+    versions = deployment.said("wire_contract")["protocol_compatibility"]["versions"]
+    for version, said in versions.items():
+        prefix = "" if version == "1.0" else "/v1"
+        headers = {"A2A-Version": version, **deployment.caller.credentials}
+        rest = await deployment.service.http.get(f"{prefix}/tasks", headers=headers)
+        rpc = await deployment.caller.answer("ListTasks", {}, version)
+        assert rest.status_code == 200
+        listed = "result" in rpc
+        assert listed == ("task list" in said["supported_features"])
+        assert listed != ("task list over HTTP+JSON only" in said["supported_features"])
+
+
+async def test_the_security_schemes_are_those_that_open_the_door(deployment: Deployment) -> None:
+    schemes: dict[str, Any] = deployment.openapi["components"]["securitySchemes"]
+    card = deployment.extended["securitySchemes"]
+    required = {name for one in deployment.openapi["security"] for name in one}
+    ann = "Basic " + base64.b64encode(f"ann:{PASSWORD}".encode()).decode()
+    tries = {"bearerAuth": f"Bearer {TOKEN}", "basicAuth": ann}
+
+    async with httpx2.AsyncClient(base_url=deployment.service.url, trust_env=False) as http:
+        for name, value in tries.items():
+            answer = await http.get("/health", headers={"Authorization": value})
+            assert (answer.status_code == 200) == (name in schemes), name
+        challenges = (await http.get("/health")).headers.get_list("www-authenticate")
+
+    assert set(card) == set(schemes) == required
+    assert {one.split(" ")[0].lower() + "Auth" for one in challenges} == set(schemes)
+
+
+async def test_the_two_scopes_of_recovery_agree(deployment: Deployment) -> None:
+    scope = deployment.said("interrupt_recovery")["recovery_scope"]
+    retained = deployment.said("compatibility_profile")["extension_retention"]
+    (uri,) = (one.uri for one in ALL_EXTENSIONS if one.key == "interrupt_recovery")
+
+    assert retained[uri]["implementation_scope"] == scope["data_source"]
+    assert retained[uri]["identity_scope"] == scope["identity_scope"]
+
+
+async def test_every_name_of_an_extension_is_in_both_cards_and_works(
+    deployment: Deployment,
+) -> None:
+    for card in (deployment.public, deployment.extended):
+        listed = {one["uri"]: one for one in card["capabilities"]["extensions"]}
+        for extension in ALL_EXTENSIONS:
+            assert extension.uri in listed
+            for alias in extension.aliases:
+                assert listed[alias]["params"] == {"alias_of": f"#{extension.anchor}"}
+        header = "A2A-Extensions" if deployment.line == "1.0" else "X-A2A-Extensions"
+        asked = {header: ", ".join(listed), "A2A-Version": deployment.line}
+        method = "GetTask" if deployment.line == "1.0" else "tasks/get"
+        sent = await deployment.send()
+        task = sent["result"].get("task", sent["result"])
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {"id": task["id"]}}
+        answer = await deployment.service.http.post(
+            "/", json=body, headers={**asked, **deployment.caller.credentials}
+        )
+        assert answer.headers[header] == ", ".join(listed)
+
+
+async def test_the_behaviors_are_those_of_the_service(deployment: Deployment) -> None:
+    wire = deployment.said("wire_contract")
+    said = wire["service_behaviors"]
+    profile = deployment.said("compatibility_profile")
+    modern = deployment.line == "1.0"
+    cancel = "CancelTask" if modern else "tasks/cancel"
+    assert profile["service_behaviors"] == said
+
+    assert said["terminal_states"]["behavior"] == "first_terminal_state_wins"
+    done = await deployment.send(text="to be done")
+    task = done["result"].get("task", done["result"])
+    late = await deployment.answer(cancel, {"id": task["id"]})
+    assert late["error"]["code"] == -32002
+
+    assert said["accepted_output_modes"]["persistence"] == "stored_with_the_task"
+    modes = {"acceptedOutputModes": ["text/plain"]}
+    sent = await deployment.send(text="plain only", configuration=modes)
+    kept = sent["result"].get("task", sent["result"])
+    read = await deployment.answer("GetTask" if modern else "tasks/get", {"id": kept["id"]})
+    negotiated = read["result"]["metadata"]["opencode"]["output_negotiation"]
+    assert negotiated == {"accepted_output_modes": ["text/plain"]}
+
+    bound = said["request_body"]["max_bytes"]
+    body = b"x" * (bound + 1)
+    headers = {"Content-Type": "application/json", **deployment.caller.credentials}
+    large = await deployment.service.http.post("/", content=body, headers=headers)
+    assert (large.status_code, said["request_body"]["http_status"]) == (413, 413)
+    assert said["request_body"]["error_type"].encode() in large.content
+
+    stops = said["streams"]["input_required"]
+    assert stops["behavior"] == "stream_ends"
+    assert stops["continue_with"]
+    deployment.opencode.play("permission-once")
+    stream = "SendStreamingMessage" if modern else "message/stream"
+    call = {"jsonrpc": "2.0", "id": 1, "method": stream, "params": deployment.message("ask me")}
+    asked = {"A2A-Version": deployment.line, **deployment.caller.credentials}
+    answer = await deployment.service.http.post("/", json=call, headers=asked)
+    last = orjson.loads(answer.content.decode().strip().rpartition("data: ")[2])["result"]
+    status = last["statusUpdate"] if modern else last
+    assert status["status"]["state"] in ("TASK_STATE_INPUT_REQUIRED", "input-required")
+    assert modern or status["final"] is True
+    again = "SubscribeToTask" if modern else "tasks/resubscribe"
+    assert again in stops["continue_with"]
+
+
+async def test_the_banner_names_the_versions_spoken(deployment: Deployment) -> None:
+    spoken = deployment.said("wire_contract")["supported_protocol_versions"]
+    versions = deployment.service.service.banner()[0].split("  ·  ")[1]
+
+    assert set(versions.removeprefix("A2A ").split(" and ")) == set(spoken)
