@@ -2,7 +2,7 @@
 # node_modules. Needed on the machine: Python 3.11 or later, Node with npm, make.
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo-peers test test-fast kills fuzz check docs record bench bench-quick
+.PHONY: help serve demo-peers test test-fast kills fuzz check docs record qualify bench bench-quick
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 
@@ -36,6 +36,7 @@ help:
 	@echo 'make bench      measure this and other servers, and write docs/performance.md (25 minutes)'
 	@echo 'make bench-quick  the same in two minutes, failing on a missed target'
 	@echo 'make fuzz       100,000 mutated requests against the service; ARGS="--seed 1 --count 5000"'
+	@echo 'make qualify    try VERSION=… of OpenCode out, and note the result in docs/opencode.md'
 	@echo 'make record     record event streams of the installed OpenCode into the test data'
 
 serve: $(PACKAGES) $(PROGRAMS)
@@ -76,6 +77,9 @@ fuzz: $(PACKAGES)
 
 record: $(PACKAGES) $(PROGRAMS)
 	$(WITH_PROGRAMS) $(BIN)/python tools/record.py $(ARGS)
+
+qualify: $(PACKAGES) $(PROGRAMS)
+	$(WITH_PROGRAMS) $(BIN)/python tools/qualify.py $(or $(VERSION),$(error Say which version: make qualify VERSION=1.18.33))
 
 $(PACKAGES): pyproject.toml uv.lock | $(UV)
 	$(UV) sync --frozen --quiet

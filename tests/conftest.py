@@ -1,5 +1,6 @@
 """What tests of every kind share."""
 
+import os
 import shutil
 import signal
 import subprocess
@@ -20,7 +21,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture(scope="session")
 def opencode_command() -> str:
-    """The OpenCode that the project pins, else the one on the search path."""
+    """The OpenCode to try out, else the one that the project pins, else that on the search path."""
+    if tried := os.environ.get("OPENCODE_UNDER_TEST"):
+        return tried
     local = ROOT / "node_modules" / ".bin" / "opencode"
     found = str(local) if local.exists() else shutil.which("opencode")
     if found is None:

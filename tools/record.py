@@ -105,6 +105,11 @@ def session_of(line: JsonObject) -> str | None:
             return session
         case {"properties": {"info": {"id": str(session)}}} if session.startswith("ses_"):
             return session
+        case {
+            "properties": {"part": {"sessionID": str(session)}}
+            | {"info": {"sessionID": str(session)}}
+        }:
+            return session  # before 1.4 nothing else names it
         case _:
             return None
 

@@ -53,6 +53,7 @@ from opencode_a2a.tasks.admit import Limits
 from opencode_a2a.tasks.board import Board
 from opencode_a2a.tasks.journal import Journal
 from opencode_a2a.tasks.recovery import recover, sweep
+from opencode_a2a.upstream import versions
 from opencode_a2a.upstream.client import OpenCode
 from opencode_a2a.upstream.feed import Feed
 from opencode_a2a.upstream.launch import passed_environment
@@ -358,7 +359,7 @@ async def _trouble(opencode: OpenCode, settings: Settings) -> str | None:
     where = f"OpenCode at {telemetry.mask_url(settings.opencode.base_url)}"
     try:
         async with asyncio.timeout(HEALTH_SECONDS):
-            await opencode.health()
+            version = (await opencode.health()).version
     except (TimeoutError, UpstreamUnreachableError):
         return (
             f"{where} does not answer: start it with `opencode serve`, set OPENCODE_BASE_URL, "
@@ -370,7 +371,11 @@ async def _trouble(opencode: OpenCode, settings: Settings) -> str | None:
                 f"{where} refuses the password: set OPENCODE_AUTH_PASSWORD to the "
                 "OPENCODE_SERVER_PASSWORD that it was started with."
             )
-        return f"{where} does not work: {error.message}."
+        return f"{where} does not work: {error.message}. Version 1.1 or later is needed."
+    if reason := versions.refusal(version):
+        raise OpenCodeStartError(f"{where} cannot be used: {reason}")
+    if doubt := versions.doubt(version):
+        log.warning(doubt)
     return None
 
 

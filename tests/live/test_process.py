@@ -9,15 +9,13 @@ import pytest
 
 from opencode_a2a.errors import UpstreamError
 from opencode_a2a.events import JsonObject
+from opencode_a2a.upstream import versions
 from opencode_a2a.upstream.client import Location, OpenCode
 from opencode_a2a.upstream.launch import Launch, OpenCodeStartError
 from opencode_a2a.upstream.models import Session, SessionDraft, ShellCall
 from opencode_a2a.upstream.process import (
     ManagedOpenCode,
     marked_processes,
-)
-from opencode_a2a.upstream.process import (
-    tested as is_tested,
 )
 from tests.support.heard import listening
 
@@ -95,7 +93,7 @@ async def test_a_dead_opencode_is_started_again_at_the_same_address(launch: Laun
         os.kill(first, signal.SIGKILL)
         await restarted.wait()
 
-        assert is_tested(managed.version)
+        assert versions.doubt(managed.version) is None
         assert managed.running
         assert managed.pid != first
         assert managed.url == address

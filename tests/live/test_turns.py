@@ -41,10 +41,10 @@ def same(told: Task, stored: Task) -> bool:
 
 @every_wire
 async def test_a_blocking_send_returns_the_whole_answer(service: Running, wire: Wire) -> None:
-    task = await Caller(service, wire).send(script({"think": "hm"}, {"say": "one two  three\n"}))
+    task = await Caller(service, wire).send(script({"think": "hm"}, {"say": "one\ntwo  three"}))
 
     assert task.state == "completed"
-    assert (task.reasoning, task.text) == ("hm", "one two  three\n")
+    assert (task.reasoning, task.text) == ("hm", "one\ntwo  three")
     assert [artifact["name"] for artifact in task.artifacts] == ["reasoning", "text"]
 
 
@@ -69,18 +69,18 @@ async def test_a_background_task_ends_by_itself(
 async def test_a_stream_tells_exactly_what_is_stored(service: Running, wire: Wire) -> None:
     caller = Caller(service, wire)
     actions = (
-        {"think": "let me  see\n"},
-        {"say": "First "},
+        {"think": "let me\n  see"},
+        {"say": "First"},
         {"tool": "bash", "input": {"command": "echo out", "description": "d"}},
-        {"say": " then\n\n done "},
+        {"say": " then\n\n done"},
     )
 
     async with caller.stream(script(*actions)) as following:
         told, stored = await told_and_stored(caller, following)
 
     assert following.states == ["submitted", "working", "completed"]
-    assert stored.text == "First \n\n then\n\n done "
-    assert stored.reasoning == "let me  see\n"
+    assert stored.text == "First\n\n then\n\n done"
+    assert stored.reasoning == "let me\n  see"
     assert same(told, stored)
 
 
@@ -298,10 +298,10 @@ async def test_a_full_context_is_compacted_in_the_middle_of_a_turn(caller: Calle
 
 
 async def test_a_long_text_arrives_whole(caller: Caller) -> None:
-    async with caller.stream(script({"say": "0123456789 ", "repeat": 3000})) as following:
+    async with caller.stream(script({"say": " 0123456789", "repeat": 3000})) as following:
         told, stored = await told_and_stored(caller, following)
 
-    assert stored.text == "0123456789 " * 3000
+    assert stored.text == " 0123456789" * 3000
     assert same(told, stored)
 
 

@@ -11,6 +11,7 @@ import pytest
 from tests.support.caller import Caller, Update, Wire, fold
 from tests.support.exchange import Exchange
 from tests.support.opencode import FakeOpenCode
+from tests.support.opencode_state import OLDER
 from tests.support.service import Running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -78,6 +79,24 @@ async def test_the_text_of_a_stream_is_the_answer_in_order(caller: Caller) -> No
     assert "".join(parts) == "one two three four"
     sequence = [int(update.id) for update in updates]
     assert sequence == sorted(set(sequence))
+
+
+@pytest.mark.parametrize("version", OLDER)
+async def test_an_older_opencode_is_heard_word_by_word(
+    caller: Caller, opencode: FakeOpenCode, version: str
+) -> None:
+    opencode.play(f"{version}/plain-text")
+    grows = "message.part.updated" if version == "1.1.65" else "message.part.delta"
+    hold = opencode.hold(grows, count=4)
+
+    async with caller.stream("hello") as following:
+        await following.until_text("one two " if version == "1.1.65" else "one two three four")
+        early = hold.reached.is_set()
+        opencode.release()
+        await following.rest()
+
+    assert early
+    assert (following.task.state, following.task.text) == ("completed", "one two three four")
 
 
 @pytest.mark.requirement("11.7-framing")

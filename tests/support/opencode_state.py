@@ -49,12 +49,19 @@ from opencode_a2a.upstream.models import (
 from opencode_a2a.upstream.reader import Stored
 
 TRANSCRIPTS = Path(__file__).parent.parent / "transcripts" / "1.18.33"
-NAMES = sorted(path.stem for path in TRANSCRIPTS.glob("*.jsonl"))
+OLDER = ("1.1.65", "1.3.2")
+"""Versions whose events had another shape; their recordings are named ``version/name``."""
+NAMES = sorted(path.stem for path in TRANSCRIPTS.glob("*.jsonl")) + sorted(
+    f"{version}/{path.stem}"
+    for version in OLDER
+    for path in (TRANSCRIPTS.parent / version).glob("*.jsonl")
+)
 
 
 def frames(name: str) -> list[bytes]:
     """Return a recording as the data of its frames on the global stream."""
-    lines = (TRANSCRIPTS / f"{name}.jsonl").read_bytes().splitlines()
+    place = TRANSCRIPTS.parent if "/" in name else TRANSCRIPTS
+    lines = (place / f"{name}.jsonl").read_bytes().splitlines()
     return [_frame(orjson.loads(line)) for line in lines]
 
 

@@ -152,9 +152,10 @@ def test_a_database_that_cannot_be_made_is_found(tmp_path: Path) -> None:
     assert not check("a/directory/that/serve/makes/x.db")
 
 
-def test_an_untested_opencode_is_advised_against_and_no_failure() -> None:
-    untested, known = judge_version("0.1.0", "opencode"), judge_version("1.18.33", "opencode")
+def test_an_old_opencode_fails_and_an_unknown_one_is_advised_against() -> None:
+    old, known, new = (judge_version(v, "opencode") for v in ("1.0.185", "1.18.33", "1.19.0"))
 
-    assert str(untested).startswith("advice  opencode: 0.1.0 (opencode); it may work, but only ")
-    assert not untested.failed
+    assert old.failed
+    assert str(old).startswith("failed  opencode: 1.0.185 (opencode); OpenCode 1.0.185 is too old")
     assert str(known) == "ok      opencode: 1.18.33 (opencode)"
+    assert str(new).startswith("advice  opencode: 1.19.0 (opencode); OpenCode 1.19.0 was not ")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from opencode_a2a.config import VARIABLES
 from opencode_a2a.events import JsonObject
-from opencode_a2a.upstream import process
+from opencode_a2a.upstream import versions
 from opencode_a2a.upstream.launch import (
     Launch,
     OpenCodeStartError,
@@ -44,12 +44,29 @@ def test_the_url_is_read_from_the_line_about_it(line: str, url: str | None) -> N
     assert listening_url(line) == url
 
 
+@pytest.mark.parametrize("version", ["0.18.1", "1.0.0", "v1.0.185"])
+def test_a_version_that_is_too_old_is_refused_by_name(version: str) -> None:
+    refused = versions.refusal(version)
+
+    assert refused is not None
+    assert refused.startswith(f"OpenCode {version} is too old: version 1.1 or later is needed; ")
+
+
 @pytest.mark.parametrize(
-    ("version", "expected"),
-    [("1.18.33", True), ("1.18.0", True), ("1.19.0", False), ("0.18.1", False), ("", False)],
+    ("version", "known"),
+    [
+        ("1.1.0", True),
+        ("1.9.10", True),
+        (versions.QUALIFIED, True),
+        ("1.18.34", False),
+        ("1.100.0", False),
+        ("2.0.0", False),
+        ("local", False),
+    ],
 )
-def test_only_the_minor_version_of_the_tests_counts_as_tested(version: str, expected: bool) -> None:
-    assert process.tested(version) is expected
+def test_a_version_newer_than_the_last_qualified_is_doubted(version: str, known: bool) -> None:
+    assert versions.refusal(version) is None
+    assert (versions.doubt(version) is None) is known
 
 
 def test_a_missing_command_is_an_error_with_its_remedy() -> None:

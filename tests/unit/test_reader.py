@@ -28,7 +28,7 @@ from opencode_a2a.upstream.events import PartDelta, PermissionAsked, StatusChang
 from opencode_a2a.upstream.models import ToolCompleted, ToolFailed, ToolPart
 from opencode_a2a.upstream.reader import Reader
 from opencode_a2a.upstream.told import Told
-from tests.support.opencode_state import NAMES, Recording, recording, recordings
+from tests.support.opencode_state import NAMES, OLDER, Recording, recording, recordings
 
 # By name and number, since a failing example is printed.
 TURNS = {
@@ -121,7 +121,8 @@ def assert_law(play: Play) -> None:
     for lane in Lane:
         assert text(told, lane) == stored.text(lane)
         assert_lane_opens_once_and_closes(told, lane)
-    if not stored.dead_parts():
+    # Older versions cut the spaces at the end of a text off when it is complete.
+    if not stored.dead_parts() and not stored.name.startswith(OLDER):
         assert not [event for event in told if isinstance(event, LaneReplaced)]
     assert_tools(told, stored)
     assert_interrupts(play)

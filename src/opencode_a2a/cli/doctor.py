@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from opencode_a2a.cli.serve import config_option
 from opencode_a2a.config import Settings, SettingsError, database_file, import_hint, load
 from opencode_a2a.printable import one_line
+from opencode_a2a.upstream import versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +102,11 @@ def check_command(command: str) -> Finding:
 
 
 def judge_version(version: str, where: str) -> Finding:
-    from opencode_a2a.upstream.process import TESTED_RANGE, tested
-
     version = one_line(version)
-    remedy = None if tested(version) else f"it may work, but only {TESTED_RANGE} is tested"
-    return Finding("opencode", f"{version} ({where})", remedy, advice=True)
+    found = f"{version} ({where})"
+    if remedy := versions.refusal(version):
+        return Finding("opencode", found, remedy)
+    return Finding("opencode", found, versions.doubt(version), advice=True)
 
 
 def check_reachable(settings: Settings) -> Finding:

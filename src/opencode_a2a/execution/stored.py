@@ -24,6 +24,8 @@ T = TypeVar("T")
 R = TypeVar("R", PermissionRequest, QuestionRequest)
 
 PAGE = 40
+INPUT_TRIES, INPUT_SECONDS = 10, 0.05
+"""How often, and how long apart, the input of a call that asks is looked for."""
 SHARED_SECONDS = 1.0
 """Turns of one directory share an answer for this long."""
 
@@ -105,7 +107,12 @@ async def messages_since(
         if message_id in ids:
             return found[ids.index(message_id) :]
         if cursor is None:
-            return found
+            break
+    if len(page.items) == PAGE:
+        # Older versions give the newest messages and no way to those before.
+        found = (await opencode.messages(session_id)).items
+    ids = [message.info.id for message in found]
+    return found[ids.index(message_id) :] if message_id in ids else found
 
 
 async def pending(
@@ -130,11 +137,13 @@ async def _listed(asked: Coroutine[None, None, list[R]]) -> list[R] | None:
 
 
 async def tool_call(opencode: OpenCode, session_id: SessionId, call_id: str) -> ToolPart | None:
-    """Return a call of a session's latest messages."""
-    for message in (await opencode.messages(session_id, limit=2)).items:
-        for part in message.parts:
-            if isinstance(part, ToolPart) and part.call_id == call_id:
-                return part
+    """Return a call of a session's latest messages, which older versions store a moment late."""
+    for _ in range(INPUT_TRIES):
+        for message in (await opencode.messages(session_id, limit=2)).items:
+            for part in message.parts:
+                if isinstance(part, ToolPart) and part.call_id == call_id and part.state.input:
+                    return part
+        await asyncio.sleep(INPUT_SECONDS)
     return None
 
 

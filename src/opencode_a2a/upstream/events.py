@@ -167,6 +167,8 @@ EVENTS: dict[str, type[Validated]] = {
 
 _TYPE = b'"type":"'
 _SESSION = b'"sessionID":"'
+_ITSELF = b'"info":{"id":"'
+"""Before 1.4 an event about a session names it only so."""
 
 
 def session_of(data: bytes) -> bytes:
@@ -176,11 +178,12 @@ def session_of(data: bytes) -> bytes:
     compact JSON. Inside a string every quote is escaped, so that an unescaped key is a key; the
     session comes before anything that a model or a tool wrote.
     """
-    start = data.find(_SESSION)
-    if start < 0:
-        return b""
-    start += len(_SESSION)
-    return data[start : data.find(b'"', start)]
+    for key in (_SESSION, _ITSELF):
+        start = data.find(key)
+        if start >= 0:
+            start += len(key)
+            return data[start : data.find(b'"', start)]
+    return b""
 
 
 def type_of(data: bytes) -> bytes:
@@ -194,17 +197,33 @@ def decode(data: bytes) -> Event | None:
     try:
         frame = loads(data)
         payload = frame.get("payload", frame)
+        # Before 1.4 events have no id.
+        event_id = payload.get("id", "")
         make = _BY_HAND.get(payload["type"])
         if make is not None:
-            return make(payload["id"], payload["properties"])
+            return make(event_id, payload["properties"])
         model = EVENTS.get(payload["type"])
         if model is None:
             return None
-        head = {"eventID": payload["id"], "directory": frame.get("directory")}
-        return model.model_validate(payload["properties"] | head)
+        properties = payload["properties"]
+        head = {"eventID": event_id, "directory": frame.get("directory")}
+        if "sessionID" not in properties:
+            head["sessionID"] = _inner_session(properties)
+        return model.model_validate(properties | head)
     except (orjson.JSONDecodeError, ValidationError, KeyError, TypeError, AttributeError) as error:
         # The text of a validation error repeats the payload, which is the user's.
         raise MalformedEventError(type(error).__name__) from error
+
+
+def _inner_session(properties: dict[str, Any]) -> str | None:
+    """Return the session of an event that names it only inside (before 1.4)."""
+    match properties:
+        case {"part": {"sessionID": str(session)}}:
+            return session
+        case {"info": {"sessionID": str(session)} | {"id": str(session)}}:
+            return session
+        case _:
+            return None
 
 
 # Adding an empty text refuses what is no text.
@@ -240,7 +259,8 @@ def _idle(event_id: str, properties: dict[str, str]) -> SessionIdle:
 def _session(event_id: str, properties: dict[str, Any]) -> SessionChanged:
     info = properties["info"]
     known = SessionInfo(info["title"] + "", info["directory"] + "", info.get("parentID"))
-    return SessionChanged(event_id, SessionId(properties["sessionID"] + ""), known)
+    session = properties["sessionID"] if "sessionID" in properties else info["id"]
+    return SessionChanged(event_id, SessionId(session + ""), known)
 
 
 _BUSY, _IDLE = StatusBusy(), StatusIdle()

@@ -105,7 +105,10 @@ class LaneText:
         return any(p.open and p.message_id == message_id for p in self._parts[self._cursor :])
 
     def begin(self, part_id: str, message_id: MessageId, text: str) -> None:
-        """Hear of an unfinished part; ``text`` is all of it so far."""
+        """Hear of an unfinished part; ``text`` is all of it so far.
+
+        Before 1.2 text grew in no other way: each time the whole of it was told.
+        """
         part = self._known.get(part_id) or self._add(part_id, message_id, fresh=True)
         part.fresh = True
         part.message_id = message_id

@@ -17,10 +17,9 @@ from typing import Final
 import orjson
 
 from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.upstream.versions import INSTALL
 
-INSTALL_HINT: Final = (
-    "install it with `npm install -g opencode-ai@1.18.33`, or set OPENCODE_COMMAND to its path"
-)
+INSTALL_HINT: Final = f"install it with {INSTALL}, or set OPENCODE_COMMAND to its path"
 USERNAME: Final = "opencode"
 MARKER: Final = "OPENCODE_A2A_INSTANCE"
 """In the environment of OpenCode and of all that it starts: ``<our pid>.<random>``."""

@@ -16,6 +16,7 @@ import secrets
 import signal
 import sys
 import time
+from asyncio.subprocess import PIPE
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ from opencode_a2a.errors import (
     UpstreamHttpError,
     UpstreamUnreachableError,
 )
+from opencode_a2a.upstream import versions
 from opencode_a2a.upstream.client import Location, OpenCode
 from opencode_a2a.upstream.launch import (
     MARKER,
@@ -43,7 +45,6 @@ from opencode_a2a.upstream.survivor import Process, Record, birth
 
 log = logging.getLogger(__name__)
 
-TESTED_RANGE: Final = "1.18.x"
 TAIL_LINES: Final = 40
 STOP_SECONDS: Final = 5.0
 LAST_WORDS_SECONDS: Final = 1.0
@@ -56,11 +57,6 @@ LEFTOVER_ROUNDS: Final = 100
 HEALTHY_SECONDS: Final = 10.0
 RECORDED: Final = ".recorded"
 """End of a marker whose OpenCode has a record: only the reader of that record may end it."""
-
-
-def tested(version: str) -> bool:
-    """Tell whether this version of OpenCode is one that the tests were run with."""
-    return version.split(".")[:2] == ["1", "18"]
 
 
 def listening_url(line: str) -> str | None:
@@ -253,10 +249,8 @@ class ManagedOpenCode:
         except BaseException:
             await self._stop()
             raise
-        if not tested(self.version):
-            log.warning(
-                "OpenCode %s is not a tested version; tested: %s", self.version, TESTED_RANGE
-            )
+        if doubt := versions.doubt(self.version):
+            log.warning("%s", doubt)
         self._keeper = asyncio.create_task(self._keep(), name="opencode keeper")
         return self
 
@@ -330,7 +324,9 @@ class ManagedOpenCode:
         except TimeoutError:
             reason = f"OpenCode was not ready after {launch.startup_timeout:g} s"
         except UpstreamError as error:
-            reason = f"OpenCode does not work: {error.message}: {error.detail}"
+            reason = await _too_old(executable) or (
+                f"OpenCode does not work: {error.message}: {error.detail}"
+            )
         else:
             if usable:
                 pid = life.process.pid
@@ -355,6 +351,8 @@ class ManagedOpenCode:
                 except UpstreamUnreachableError:
                     await asyncio.sleep(0.05)  # the line comes a moment before the first answer
                     continue
+                if reason := versions.refusal(self.version):
+                    raise OpenCodeStartError(reason)
                 # A broken configuration lets OpenCode listen and refuse everything else.
                 await opencode.config(at=self._at)
                 await self._check_password(life)
@@ -450,6 +448,13 @@ def _output_of(pid: int) -> int | None:
         return os.open(output, os.O_RDONLY | os.O_NONBLOCK) if output.is_fifo() else None
     except OSError:
         return None
+
+
+async def _too_old(executable: str) -> str | None:
+    """Return that a command is an OpenCode too old to be used; it cannot say so itself."""
+    asked = await asyncio.create_subprocess_exec(executable, "--version", stdout=PIPE)
+    version, _ = await asked.communicate()
+    return versions.refusal(version.decode(errors="replace").strip())
 
 
 async def _spawn(

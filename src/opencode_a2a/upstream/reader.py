@@ -709,10 +709,16 @@ class Reader:
         """
         completed = message.info.time.completed is not None
         starts = [i for i, part in enumerate(message.parts) if part.type == "step-start"]
-        until = len(message.parts) if completed else (starts or [0])[-1]
-        for part in message.parts[:until]:
-            if isinstance(part, TextPart | ReasoningPart) and not ended(part):
-                self._lanes[Lane(part.type)].kill([part.id])
+        latest = (starts or [0])[-1]
+        for place, part in enumerate(message.parts):
+            if not isinstance(part, TextPart | ReasoningPart) or ended(part):
+                continue
+            lane = self._lanes[Lane(part.type)]
+            if place < latest or (completed and not part.text):
+                lane.kill([part.id])
+            elif completed:
+                # Before 1.2 a text is stored as it grows, and an abort does not end it.
+                lane.finish(part.id, part.message_id, part.text)
         if out_of_time and not completed:
             for lane in self._lanes.values():
                 lane.keep_open(message.info.id)
