@@ -15,7 +15,7 @@ import pytest
 from opencode_a2a.events import JsonObject
 from tests.support.opencode import FakeOpenCode
 from tests.support.program import Program, bare, run
-from tests.support.service import message, variables_for
+from tests.support.service import TOKEN, message, variables_for
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -118,6 +118,24 @@ async def test_a_setting_that_cannot_work_is_one_line(
 
     [line] = printed.splitlines()
     assert (status, line.partition(":")[0]) == (2, variable)
+
+
+async def test_a_host_that_cannot_be_a_name_is_one_line(tmp_path: Path) -> None:
+    host = "a" * 300
+
+    status, printed = await run(
+        *("serve", "--host", host, "--a2a-public-url", "https://agent.example"),
+        *("--auth-allowed-hosts", "agent.example"),
+        A2A_STATE_DIR=str(tmp_path),
+        A2A_BEARER_TOKEN=TOKEN,
+        **in_memory(),
+    )
+
+    assert (status, printed) == (
+        1,
+        f"opencode-a2a: cannot listen on {host}:18999: not a host name; "
+        "stop what uses it, or set A2A_HOST and A2A_PORT\n",
+    )
 
 
 async def test_a_working_directory_that_is_gone_is_one_line(tmp_path: Path) -> None:

@@ -134,17 +134,17 @@ def bind(host: str, port: int) -> list[socket.socket]:
             if family == socket.AF_INET6:
                 one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             one.bind(address)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter for what cannot be a name
         for one in sockets:
             one.close()
         raise _bind_error(host, port, error) from None
     return sockets
 
 
-def _bind_error(host: str, port: int, error: OSError) -> BindError:
+def _bind_error(host: str, port: int, error: OSError | UnicodeError) -> BindError:
+    why = error.strerror if isinstance(error, OSError) else "not a host name"
     return BindError(
-        f"cannot listen on {host}:{port}: {error.strerror}; "
-        "stop what uses it, or set A2A_HOST and A2A_PORT"
+        f"cannot listen on {host}:{port}: {why}; stop what uses it, or set A2A_HOST and A2A_PORT"
     )
 
 
