@@ -28,6 +28,7 @@ from opencode_a2a.config import VARIABLES, Settings, import_hint
 from opencode_a2a.config import Credential as CredentialEntry
 from opencode_a2a.errors import SessionNotFoundError, UpstreamError, UpstreamUnreachableError
 from opencode_a2a.events import JsonObject
+from opencode_a2a.execution.errands import Errands
 from opencode_a2a.execution.interrupts import Interrupts, Policy, Rule
 from opencode_a2a.execution.sessions import Sessions
 from opencode_a2a.execution.tools import Tools
@@ -231,7 +232,10 @@ class Service:
             log.warning("tasks taken up after a restart", count=taken_up)
         retention = settings.tasks.task_retention_days * 86_400.0
         await stack.enter_async_context(self._beside(sweep(database, retention), "sweep"))
-        methods = dispatcher(_deps(settings, turns, board), settings)
+        errands = Errands(opencode, feed, turns.interrupts)
+        stack.push_async_callback(errands.close)
+        await errands.recover()
+        methods = dispatcher(_deps(settings, turns, board, errands), settings)
         if upstream.managed is None:
             self.trouble = await _trouble(opencode, settings)
         self._app = self._edge(self._protocol(board, methods), database, opencode)
@@ -415,13 +419,14 @@ def _workspace(settings: Settings) -> Workspace:
     return Workspace(settings.workspace, allow_override=settings.a2a.allow_directory_override)
 
 
-def _deps(settings: Settings, turns: Turns, board: Board) -> Deps:
+def _deps(settings: Settings, turns: Turns, board: Board, errands: Errands) -> Deps:
     return Deps(
         opencode=turns.opencode,
         sessions=turns.sessions,
         workspace=_workspace(settings),
         interrupts=turns.interrupts,
         board=board,
+        errands=errands,
         spelling=Views(),
         defaults=turns.defaults,
     )

@@ -8,7 +8,7 @@ format. Every field is plain JSON, so that a stored event is its own encoding.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 from opencode_a2a.ids import MessageId, RequestId, SessionId
 
@@ -150,6 +150,17 @@ class Interrupted:
     expires_at: int | None = None
     default: str | None = None
     allows_always: bool = False
+
+    @classmethod
+    def load(cls, fields: dict[str, Any]) -> "Interrupted":
+        """Build an interrupt from the JSON object that it was stored as."""
+        questions = [
+            Question(
+                options=[QuestionOption(**option) for option in question.pop("options")], **question
+            )
+            for question in fields.pop("questions")
+        ]
+        return cls(questions=questions, **fields)
 
 
 Resolution = Literal["once", "always", "rejected", "replied", "expired", "void"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import uuid
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
+from structlog.testing import capture_logs
 
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import SessionId
@@ -17,6 +19,7 @@ from opencode_a2a.upstream.events import PermissionAsked
 from opencode_a2a.upstream.feed import Feed
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller
+from tests.support.heard import listening
 from tests.support.methods import Client, client
 from tests.support.service import TOKEN, Running, serving, settings_for
 
@@ -78,6 +81,15 @@ def request_of(task: Any) -> str:
 async def ended(service: Running, task: Any, token: str = ANN) -> Any:
     """Follow a task to its end and return it."""
     return (await Caller(service, token=token).ended(task["id"])).raw
+
+
+async def permissions(caller: Client) -> Any:
+    """Return the list of permissions once there is one with a deadline."""
+    async with asyncio.timeout(30):
+        while True:
+            listed = await caller.call("opencode.permissions.list")
+            if any("expires_at" in item for item in listed["items"]):
+                return listed
 
 
 async def test_a_permission_is_listed_and_allowed_by_method(
@@ -216,7 +228,7 @@ async def test_what_a_prompt_given_by_method_asks_is_answered_by_method(
                     pass
         listening.cancel()
 
-    listed = await ann.call("opencode.permissions.list")
+    listed = await permissions(ann)
     others = await bob.call("opencode.permissions.list")
     reply = {"request_id": listed["items"][0]["request_id"], "reply": "once"}
     foreign = await bob.refused("a2a.interrupt.permission.reply", reply)
@@ -229,14 +241,83 @@ async def test_what_a_prompt_given_by_method_asks_is_answered_by_method(
     asked = listed["items"][0]
     assert (asked["session_id"], asked["details"]["permission"]) == (session_id, "webfetch")
     assert asked["context_id"] == f"ctx:opencode-session:{session_id}"
-    assert not {"task_id", "expires_at"} & set(asked)
+    assert "task_id" not in asked
+    assert {"asked_at", "expires_at", "default"} <= set(asked)
     assert others == {"items": []}
     assert (foreign.code, always.fields, mismatch.code) == (-31004, ("reply",), -31008)
     async with asyncio.timeout(60):
         await backstage.reached("stray")
     assert await ann.call("opencode.permissions.list") == {"items": []}
-    assert (await ann.refused("a2a.interrupt.permission.reply", reply)).code == -31004
+    assert (await ann.call("a2a.interrupt.permission.reply", reply))["ok"]
     await ann.call("opencode.sessions.abort", {"session_id": session_id})
+
+
+RULES = '[{"permission": "webfetch", "pattern": "*", "action": "deny"}]'
+
+
+@pytest.mark.parametrize(
+    ("setting", "by"),
+    [
+        ({"A2A_INTERRUPT_REQUEST_TTL_SECONDS": "0.5"}, "deadline"),
+        ({"A2A_PERMISSION_RULES": RULES}, "rule"),
+    ],
+    ids=["deadline", "rule"],
+)
+@pytest.mark.parametrize("method", ["prompt_async", "command"])
+async def test_what_is_asked_without_a_task_has_a_deadline_rules_and_an_audit_record(
+    backstage: Backstage, tmp_path: Path, method: str, setting: dict[str, str], by: str
+) -> None:
+    gate = uuid.uuid4().hex
+    told = script([TIMED], [{"say": "went on"}, {"gate": gate}])
+    requests: dict[str, JsonObject] = {
+        "prompt_async": {"parts": [{"type": "text", "text": told}]},
+        "command": {"command": "init", "arguments": told},
+    }
+    with capture_logs() as logs:
+        async with (
+            serving(settings_for(backstage, tmp_path, **setting)) as running,
+            asyncio.TaskGroup() as group,
+        ):
+            caller = client(running)
+            made = await caller.call("opencode.sessions.create", {})
+            params = {"session_id": made["item"]["id"], "request": requests[method]}
+            group.create_task(caller.call(f"opencode.sessions.{method}", params))
+            await backstage.reached(gate)
+            await backstage.open(gate)
+
+    [record] = [one for one in logs if one["event"] == "interrupt settled"]
+    assert (record["by"], record["task_id"], record["permission"]) == (by, None, "webfetch")
+    assert record["resolution"] == ("expired" if by == "deadline" else "rejected")
+    assert record["principal"]
+
+
+async def test_what_is_asked_without_a_task_keeps_its_deadline_over_a_restart(
+    backstage: Backstage, tmp_path: Path, opencode: OpenCode
+) -> None:
+    gate = uuid.uuid4().hex
+    parts = [{"type": "text", "text": script([TIMED], [{"say": "went on"}, {"gate": gate}])}]
+    settings = settings_for(backstage, tmp_path)
+    async with serving(settings) as running, listening(opencode) as heard:
+        caller = client(running)
+        made = await caller.call("opencode.sessions.create", {})
+        params = {"session_id": made["item"]["id"], "request": {"parts": parts}}
+        await caller.call("opencode.sessions.prompt_async", params)
+        await heard.until(b'"permission.asked"')
+        before = await permissions(caller)
+
+    with capture_logs() as logs:
+        async with serving(settings) as running:
+            caller = client(running)
+            after = await caller.call("opencode.permissions.list")
+            reply = {"request_id": after["items"][0]["request_id"], "reply": "once"}
+            await caller.call("a2a.interrupt.permission.reply", reply)
+            await backstage.reached(gate)
+            await caller.call("opencode.sessions.abort", {"session_id": made["item"]["id"]})
+
+    assert before["items"][0]["expires_at"]
+    assert after == before
+    [record] = [one for one in logs if one["event"] == "interrupt settled"]
+    assert (record["resolution"], record["by"]) == ("once", record["principal"])
 
 
 async def test_an_expired_request_says_so_for_a_while(backstage: Backstage, tmp_path: Path) -> None:

@@ -104,8 +104,10 @@ class Desk:
         ending = any(isinstance(event, Finished) for event in events)
         for event in events:
             match event:
-                case Interrupted():
+                case Interrupted() if event.request_id not in self._interrupts.open:
                     out.append(await self._ask(event))
+                case Interrupted():
+                    pass  # somebody else is being asked
                 case Resumed():
                     out.extend(await self._resume(event, ending=ending))
                 case _:
@@ -125,16 +127,27 @@ class Desk:
         more, to the same request: OpenCode refuses it if it is not pending.
         """
         for asked in pending:
-            one = self._open[asked.request_id] = _Open(asked, told=True)
+            one = self._add(_Open(asked, told=True))
             one.answer = answers.get(asked.request_id)
             if one.answer is not None:
                 self._due.append(asked.request_id)
             self._arm(asked, ((asked.expires_at or 0) - now_ms()) / 1000)
 
+    def find(self, request_id: str) -> Interrupted | None:
+        """Return an interrupt that waits for a person."""
+        one = self._open.get(RequestId(request_id))
+        return one.asked if one is not None and one.told else None
+
+    def _add(self, one: _Open) -> _Open:
+        self._interrupts.open.add(one.asked.request_id)
+        self._open[one.asked.request_id] = one
+        return one
+
     async def _ask(self, event: Interrupted) -> TurnEvent:
+        self._interrupts.open.add(event.request_id)
         action = self._interrupts.policy.action(event)
         asked = await self._interrupts.ask(self._owner, await self._with_input(event))
-        self._open[asked.request_id] = _Open(asked, told=action == "ask")
+        self._add(_Open(asked, told=action == "ask"))
         if action == "ask":
             self._arm(asked, self._interrupts.policy.seconds)
             return asked
@@ -175,7 +188,8 @@ class Desk:
     async def _resume(self, event: Resumed, *, ending: bool) -> list[TurnEvent | Answered]:
         one = self._open.pop(event.request_id, None)
         if one is None:
-            return [event]
+            return []  # it was somebody else's
+        self._interrupts.open.discard(event.request_id)
         if one.timer is not None:
             one.timer.cancel()
         event = self._attributed(one, event, ending=ending)
@@ -377,6 +391,7 @@ class Desk:
             log.debug("leftover not rejected", error=error.message)
 
     def close(self) -> None:
+        self._interrupts.open.difference_update(self._open)
         for one in self._open.values():
             if one.timer is not None:
                 one.timer.cancel()

@@ -17,7 +17,7 @@ from opencode_a2a import metrics
 from opencode_a2a.clock import now_ms
 from opencode_a2a.events import Interrupted, Resumed
 from opencode_a2a.execution.answers import Answer, PermissionReply, QuestionReply, Reply
-from opencode_a2a.ids import ContextId, Principal, RequestId, TaskId
+from opencode_a2a.ids import ContextId, Principal, RequestId, SessionId, TaskId
 from opencode_a2a.store import interrupts as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.interrupts import InterruptRow
@@ -80,7 +80,8 @@ class Policy:
 class Owner:
     """Whom a prompt is put to."""
 
-    task_id: TaskId
+    task_id: TaskId | None
+    """None when the work was begun by method."""
     context_id: ContextId
     principal: Principal
 
@@ -93,6 +94,10 @@ class Interrupts:
         self.policy = policy
         self.granted: dict[Location, Answer] = {}
         """The latest "always" in each place: OpenCode then grants what is pending there too."""
+        self.turns: set[SessionId] = set()
+        """Sessions in which the turn of a task runs: it is asked whatever the session asks."""
+        self.open: set[RequestId] = set()
+        """What somebody is being asked now: nobody else is asked the same."""
 
     async def ask(self, owner: Owner, asked: Interrupted) -> Interrupted:
         """Store a prompt and return it with its deadline and what happens then."""
@@ -149,13 +154,36 @@ class Interrupts:
         await (self._database.insist(write) if insist else self._database.write(write))
 
     async def stored(self, task_id: TaskId) -> dict[RequestId, Answer]:
-        """Return the answers to a task's open interrupts, which OpenCode may not have got."""
+        """Return the answers to a task's interrupts that count, or may count yet.
 
-        def read(connection: Connection) -> dict[str, bytes]:
-            return rows.answered(connection, task_id)
+        One that has settled its interrupt is among them: the service may have been killed
+        before the log of the task told so.
+        """
 
-        found = await self._database.read(read)
-        return {RequestId(request_id): Answer.load(data) for request_id, data in found.items()}
+        def read(connection: Connection) -> Sequence[InterruptRow]:
+            return rows.of_task(connection, task_id)
+
+        found: dict[RequestId, Answer] = {}
+        for row in await self._database.read(read):
+            answer = Answer.load(row.answer) if row.answer else None
+            if answer and (row.resolution is None or row.settled_by == answer.by):
+                found[RequestId(row.request_id)] = answer
+        return found
+
+    async def left(self) -> list[tuple[Owner, Interrupted, Answer | None]]:
+        """Return what an earlier process asked for work that no task follows."""
+
+        def read(connection: Connection) -> Sequence[InterruptRow]:
+            return rows.left(connection)
+
+        return [
+            (
+                Owner(None, ContextId(row.context_id), Principal(row.principal)),
+                Interrupted.load(orjson.loads(row.asked)),
+                Answer.load(row.answer) if row.answer else None,
+            )
+            for row in await self._database.read(read)
+        ]
 
     async def settle(self, owner: Owner, asked: Interrupted, settled: Resumed) -> None:
         """Write down how a prompt ended, and say it in the audit log."""

@@ -359,6 +359,7 @@ class Run:
         self._reader = Reader(seat.session_id, spec.user_message_id, spec.told)
         owner = Owner(spec.task_id, spec.context_id, spec.principal)
         self.desk = Desk(turns.opencode, turns.interrupts, owner, seat.location, self.wake)
+        turns.interrupts.turns.add(seat.session_id)
         self._loop = asyncio.get_running_loop()
         self._prompt: asyncio.Task[MessageWithParts] | None = None
         self._tries = 0
@@ -395,6 +396,7 @@ class Run:
 
     def close(self) -> None:
         self.desk.close()
+        self._turns.interrupts.turns.discard(self._seat.session_id)
         if self._turns.tools is not None and self._origin is not None:
             self._turns.tools.origins.leave(self._origin, canceled=self._canceled)
         for timer in (self._timer, self._starting):

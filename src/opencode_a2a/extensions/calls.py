@@ -14,6 +14,7 @@ from typing import Protocol
 from opencode_a2a.callers import Caller
 from opencode_a2a.errors import SessionBusyError
 from opencode_a2a.events import Interrupted, JsonObject
+from opencode_a2a.execution.errands import Errands
 from opencode_a2a.execution.interrupts import Interrupts
 from opencode_a2a.execution.places import Places
 from opencode_a2a.execution.sessions import DERIVED_CONTEXT, WORKSPACE_FIELD, Sessions
@@ -73,6 +74,7 @@ class Deps:
     workspace: Workspace
     interrupts: Interrupts
     board: Board
+    errands: Errands
     spelling: Spelling
     defaults: PromptDefaults
 

@@ -1,10 +1,13 @@
 """Prompts answered and listed by method; a plain message on the task does the same.
 
-Answers take the way of any answer: through the board to the turn that waits. Only what a command
-or a prompt given by method asks goes to OpenCode directly, since no task follows it.
+Answers take the way of any answer: to the turn that waits, or to the errand that follows a command
+or a prompt given by method. Only what nobody follows goes to OpenCode directly.
 """
 
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
@@ -21,7 +24,7 @@ from opencode_a2a.errors import (
     UpstreamHttpError,
     UpstreamNotFoundError,
 )
-from opencode_a2a.events import Interrupted, Json, JsonObject
+from opencode_a2a.events import Interrupted, Json, JsonObject, Resumed
 from opencode_a2a.execution.answers import (
     Answer,
     PermissionReply,
@@ -29,12 +32,13 @@ from opencode_a2a.execution.answers import (
     QuestionReply,
     Reply,
 )
+from opencode_a2a.execution.interrupts import Owner
 from opencode_a2a.execution.sessions import DERIVED_CONTEXT
 from opencode_a2a.extensions.calls import Call
 from opencode_a2a.extensions.payloads import FREE_OBJECT, Done, Id, Payload, Routed, Text, invalid
 from opencode_a2a.extensions.registry import Access, Extension, aliases
+from opencode_a2a.ids import ContextId
 from opencode_a2a.store.interrupts import InterruptRow
-from opencode_a2a.tasks.runner import Job
 from opencode_a2a.upstream.client import Location, well_formed
 from opencode_a2a.upstream.models import PermissionRequest, QuestionRequest
 from opencode_a2a.upstream.translate import interrupted
@@ -92,7 +96,7 @@ RECOVERY = Extension(
     },
     notes=(
         "The most urgent comes first.",
-        "What a command or a prompt given by method asks is listed without task and deadline.",
+        "What a command or a prompt given by method asks is listed without a task.",
     ),
 )
 
@@ -153,13 +157,10 @@ async def _answer(call: Call, params: InterruptParams, kind: Kind, reply: Reply)
     async with call.deps.board.further[call.principal, request_id]:
         row = await call.deps.interrupts.find(call.principal, request_id)
         if row is None or not _counted(row, answer):
-            asked, job = await _pending(call, row, request_id)
-            _check(asked, kind, reply)
+            waiting = await _pending(call, row, request_id)
+            _check(waiting.asked, kind, reply)
             try:
-                if job is not None:
-                    await call.deps.board.answer(job, request_id, answer)
-                else:
-                    await _reply(call, asked, reply)
+                await waiting.answer(answer)
             except (UnsupportedOperationError, UpstreamNotFoundError):
                 raise _missing(request_id) from None
     return Answered(request_id=request_id)
@@ -170,10 +171,15 @@ def _counted(row: InterruptRow, answer: Answer) -> bool:
     return row.settled_by == answer.by and row.answer == answer.dump()
 
 
-async def _pending(
-    call: Call, row: InterruptRow | None, request_id: str
-) -> tuple[Interrupted, Job | None]:
-    """Return an interrupt that waits for the caller, with its task if there is one."""
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """An interrupt that waits for the caller, and how it is answered."""
+
+    asked: Interrupted
+    answer: Callable[[Answer], Awaitable[None]]
+
+
+async def _pending(call: Call, row: InterruptRow | None, request_id: str) -> _Waiting:
     found = None
     if row is None:
         found = await _stray(call, request_id)
@@ -208,12 +214,16 @@ def _expired(call: Call, row: InterruptRow) -> bool:
     return row.resolution == "expired" and now_ms() < (row.settled_at or 0) + kept
 
 
-def _live(call: Call, row: InterruptRow) -> tuple[Interrupted, Job] | None:
+def _live(call: Call, row: InterruptRow) -> _Waiting | None:
+    request_id = row.request_id
+    if row.task_id is None:
+        found = call.deps.errands.find(request_id)
+        return found and _Waiting(found[0], partial(found[1].answer, request_id))
     with suppress(TaskNotFoundError):
-        job = call.deps.board.find(call.principal, row.task_id or "")
+        job = call.deps.board.find(call.principal, row.task_id)
         for asked in job.log.state.status.pending:
-            if asked.request_id == row.request_id:
-                return asked, job
+            if asked.request_id == request_id:
+                return _Waiting(asked, partial(call.deps.board.answer, job, request_id))
     return None
 
 
@@ -221,11 +231,15 @@ def _missing(request_id: str) -> InterruptNotFoundError:
     return InterruptNotFoundError(request_id=request_id[:128])
 
 
-# --- prompts of work that no task follows -----------------------------------------------------
+# --- what nobody follows ----------------------------------------------------------------------
 
 
 async def _strays(call: Call) -> list[Interrupted]:
-    """Return what a command, or a prompt given by method, asks of the caller."""
+    """Return what the caller's sessions ask and no part of this service has heard of.
+
+    Such as the rest of a prompt given by method before the service was restarted, or what
+    somebody does in the session at OpenCode's own terminal.
+    """
     pending: list[PermissionRequest | QuestionRequest] = []
     for listed in (call.opencode.permissions, call.opencode.questions):
         # OpenCode fails to list a permission whose metadata lack a value, and all others with it;
@@ -234,7 +248,8 @@ async def _strays(call: Call) -> list[Interrupted]:
             pending += await listed(at=call.at)
     found: list[Interrupted] = []
     for request in pending:
-        if await call.deps.interrupts.known(request.id):
+        interrupts = call.deps.interrupts
+        if request.id in interrupts.open or await interrupts.known(request.id):
             continue
         try:
             session = await call.session(request.session_id)
@@ -246,16 +261,16 @@ async def _strays(call: Call) -> list[Interrupted]:
     return found
 
 
-async def _stray(call: Call, request_id: str) -> tuple[Interrupted, None] | None:
+async def _stray(call: Call, request_id: str) -> _Waiting | None:
     if well_formed("per", request_id) or well_formed("que", request_id):
         for asked in await _strays(call):
             if asked.request_id == request_id:
-                return asked, None
+                return _Waiting(asked, partial(_reply, call, asked))
     return None
 
 
-async def _reply(call: Call, asked: Interrupted, reply: Reply) -> None:
-    at = Location(directory=asked.directory)
+async def _reply(call: Call, asked: Interrupted, answer: Answer) -> None:
+    at, reply = Location(directory=asked.directory), answer.reply
     match reply:
         case PermissionReply():
             if reply.reply == "always" and not call.deps.interrupts.policy.allow_always:
@@ -267,6 +282,9 @@ async def _reply(call: Call, asked: Interrupted, reply: Reply) -> None:
             await call.opencode.reply_question(asked.request_id, reply.answers, at=at)
         case QuestionRejection():
             await call.opencode.reject_question(asked.request_id, at=at)
+    owner = Owner(None, ContextId(f"{DERIVED_CONTEXT}{asked.session_id}"), call.principal)
+    settled = Resumed(asked.request_id, asked.type, answer.resolution, answer.by)
+    await call.deps.interrupts.settle(owner, asked, settled)
 
 
 # --- what waits -------------------------------------------------------------------------------
@@ -292,8 +310,9 @@ class Items(Payload):
 async def list_permissions(call: Call, params: Routed) -> Items:
     """List the permissions that wait for the caller, the most urgent first.
 
-    Those of tasks have a task and a deadline. Those of commands and prompts that were given by
-    method have neither; they are listed for the directory that the metadata name.
+    Those of commands and prompts that were given by method have no task, but a deadline as well.
+    What else a session of the caller's asks, such as work begun at OpenCode's own terminal, has
+    neither, and is listed for the directory that the metadata name.
     """
     return await _list(call, "permission")
 
@@ -305,10 +324,12 @@ async def list_questions(call: Call, params: Routed) -> Items:
 
 
 async def _list(call: Call, kind: Kind) -> Items:
+    strays = await _strays(call)  # first: one that is taken up meanwhile is among the rows
     rows = await call.deps.interrupts.pending(call.principal, kind)
     waiting = ((row, _live(call, row)) for row in rows)
-    items = [_item(call, live[0], row) for row, live in waiting if live is not None]
-    items += [_item(call, a, None) for a in await _strays(call) if a.type == kind]
+    items = [_item(call, live.asked, row) for row, live in waiting if live is not None]
+    listed = {item.request_id for item in items}
+    items += [_item(call, a, None) for a in strays if a.type == kind and a.request_id not in listed]
     return Items(items=items)
 
 

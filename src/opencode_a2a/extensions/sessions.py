@@ -360,7 +360,8 @@ async def prompt_async(call: Call, params: PromptParams) -> PromptDone:
     async with call.changing(session_id) as session:
         message_id = await _message_id(call, session, prompt.message_id)
         prompt = prompt.model_copy(update={"message_id": message_id})
-        await call.opencode.prompt_async(session.id, prompt, at=at)
+        async with call.deps.errands.following(call.principal, session.id, session.directory):
+            await call.opencode.prompt_async(session.id, prompt, at=at)
     return PromptDone(session_id=session.id, message_id=message_id)
 
 
@@ -391,7 +392,8 @@ async def command(call: Call, params: CommandParams) -> OneMessage:
     async with call.working(session_id) as session:
         message_id = await _message_id(call, session, wanted.message_id)
         wanted = wanted.model_copy(update={"message_id": message_id})
-        answer = await call.opencode.run_command(session.id, wanted, at=at)
+        async with call.deps.errands.following(call.principal, session.id, session.directory):
+            answer = await call.opencode.run_command(session.id, wanted, at=at)
     return OneMessage(item=Message(call.message(answer, session.id)))
 
 

@@ -69,16 +69,15 @@ def answer(connection: Connection, request_id: str, answer: bytes) -> None:
     )
 
 
-def answered(connection: Connection, task_id: str) -> dict[str, bytes]:
-    """Return the answers to the interrupts of a task that are not settled, by request."""
-    rows = connection.execute(
-        sa.select(interrupts.c.request_id, interrupts.c.answer).where(
-            interrupts.c.task_id == task_id,
-            interrupts.c.resolution.is_(None),
-            interrupts.c.answer.is_not(None),
-        )
-    )
-    return {row.request_id: row.answer for row in rows}
+def of_task(connection: Connection, task_id: str) -> Sequence[InterruptRow]:
+    rows = connection.execute(sa.select(*_ROW).where(interrupts.c.task_id == task_id))
+    return [_row(row) for row in rows]
+
+
+def left(connection: Connection) -> Sequence[InterruptRow]:
+    """Return what is open and belongs to no task."""
+    query = sa.select(*_ROW).where(interrupts.c.task_id == "", interrupts.c.resolution.is_(None))
+    return [_row(row) for row in connection.execute(query)]
 
 
 def settle(

@@ -321,6 +321,9 @@ def forget_tasks(connection: Connection, states: Sequence[str], before: int, lim
     for row in rows:
         _count(connection, row.principal, row.state, -1)
     connection.execute(interrupts.delete().where(interrupts.c.task_id.in_([r.id for r in rows])))
+    connection.execute(  # those that never had a task
+        interrupts.delete().where(interrupts.c.task_id == "", interrupts.c.settled_at < before)
+    )
     for table in (entries, messages):
         connection.execute(table.delete().where(table.c.task_no.in_(numbers)))
     connection.execute(tasks.delete().where(tasks.c.no.in_(numbers)))

@@ -20,8 +20,6 @@ from opencode_a2a.events import (
     LaneReplaced,
     Outcome,
     Progressed,
-    Question,
-    QuestionOption,
     ReasoningGrew,
     Resumed,
     SessionBound,
@@ -48,16 +46,6 @@ from opencode_a2a.tasks.lifecycle import (
 
 # What comes out of the database was written by this module, so its shape is not checked again.
 _Fields = dict[str, Any]
-
-
-def _interrupted(fields: _Fields) -> Interrupted:
-    questions = [
-        Question(
-            options=[QuestionOption(**option) for option in question.pop("options")], **question
-        )
-        for question in fields.pop("questions")
-    ]
-    return Interrupted(questions=questions, **fields)
 
 
 def _usage(fields: _Fields) -> UsageCounted:
@@ -90,7 +78,7 @@ _READERS: dict[type[LogEvent], Callable[[_Fields], LogEvent]] = {
     Progressed: lambda fields: Progressed(**fields),
     SessionBound: lambda fields: SessionBound(**fields),
     Started: lambda _: Started(),
-    Interrupted: _interrupted,
+    Interrupted: Interrupted.load,
     Resumed: lambda fields: Resumed(**fields),
     UsageCounted: _usage,
     DiffChanged: _diff,
@@ -121,7 +109,7 @@ def load_status(data: bytes) -> Status:
     failure, usage = fields.pop("failure"), fields.pop("usage")
     return Status(
         state=State(fields.pop("state")),
-        pending=tuple(_interrupted(one) for one in fields.pop("pending")),
+        pending=tuple(Interrupted.load(one) for one in fields.pop("pending")),
         failure=Failure(**failure) if failure else None,
         usage=_usage(usage) if usage else None,
         **fields,
