@@ -36,10 +36,9 @@ from opencode_a2a.execution.turn import PromptDefaults, Turns, Watch
 from opencode_a2a.execution.workspace import Workspace
 from opencode_a2a.extensions import Deps, Dispatcher, dispatcher
 from opencode_a2a.messages import ModelChoice
-from opencode_a2a.peers.network import EgressError, Fetcher, FetchLimits, FetchResult
+from opencode_a2a.peers.network import EgressError, Fetch, Fetcher, FetchLimits, FetchResult
 from opencode_a2a.peers.tool import SERVER, PeerTool
 from opencode_a2a.protocol.card import Cards
-from opencode_a2a.protocol.content import Fetch
 from opencode_a2a.protocol.contracts import card_facts, contracts, spoken
 from opencode_a2a.protocol.exchange import Stream, Terms
 from opencode_a2a.protocol.handler import Operations
@@ -235,10 +234,11 @@ class Service:
         errands = Errands(opencode, feed, turns.interrupts)
         stack.push_async_callback(errands.close)
         await errands.recover()
-        methods = dispatcher(_deps(settings, turns, board, errands), settings)
+        fetch = _fetcher(settings)
+        methods = dispatcher(_deps(settings, turns, board, errands, fetch), settings)
         if upstream.managed is None:
             self.trouble = await _trouble(opencode, settings)
-        self._app = self._edge(self._protocol(board, methods), database, opencode)
+        self._app = self._edge(self._protocol(board, methods, fetch), database, opencode)
 
     async def _close(self, board: Board) -> None:
         """Store what was told; a database that is away is waited for, but not for ever."""
@@ -294,7 +294,7 @@ class Service:
         pages = PageContent(readiness, self._health, settings.a2a.metrics_enabled)
         return edge(protocol, rules, self._credentials(), pages)
 
-    def _protocol(self, board: Board, methods: Dispatcher) -> ASGIApp:
+    def _protocol(self, board: Board, methods: Dispatcher, fetch: Fetch) -> ASGIApp:
         settings = self.settings
         published = contracts(settings)
         cards = Cards(card_facts(settings, published), now_ms())
@@ -315,7 +315,7 @@ class Service:
                 farewell=lambda ending: frames.error_frame(early_end(ending)),
             )
 
-        operations = Operations(board, cards, _fetcher(settings))
+        operations = Operations(board, cards, fetch)
         terms = Terms(
             Line(settings.a2a.protocol_version), write, published.announcements, spoken(settings)
         )
@@ -400,7 +400,7 @@ def _credential(entry: CredentialEntry) -> Credential:
 
 
 def _fetcher(settings: Settings) -> Fetch:
-    """Return what fetches the files that messages name by URL."""
+    """Return what fetches the files that messages and prompts name by URL."""
     a2a = settings.a2a
 
     async def refuse(urls: Sequence[str]) -> list[FetchResult]:
@@ -419,7 +419,7 @@ def _workspace(settings: Settings) -> Workspace:
     return Workspace(settings.workspace, allow_override=settings.a2a.allow_directory_override)
 
 
-def _deps(settings: Settings, turns: Turns, board: Board, errands: Errands) -> Deps:
+def _deps(settings: Settings, turns: Turns, board: Board, errands: Errands, fetch: Fetch) -> Deps:
     return Deps(
         opencode=turns.opencode,
         sessions=turns.sessions,
@@ -429,6 +429,7 @@ def _deps(settings: Settings, turns: Turns, board: Board, errands: Errands) -> D
         errands=errands,
         spelling=Views(),
         defaults=turns.defaults,
+        fetch=fetch,
     )
 
 

@@ -29,18 +29,18 @@ class UnfitError(Exception):
     """A file cannot be sent on; the text says why and what would do."""
 
 
-def read_data_url(url: str) -> tuple[bytes, str | None]:
-    """Return the bytes in a ``data:`` URL and their declared media type; refuse any other URL."""
+def read_data_url(url: str) -> bytes:
+    """Return the bytes in a ``data:`` URL; refuse any other URL."""
     scheme, _, rest = url.partition(":")
     head, comma, content = rest.partition(",")
     if scheme.lower() != "data" or not comma:
-        raise UnfitError("must be a data: URL with the bytes of the file")
-    media_type, *flags = (piece.strip() for piece in head.split(";"))
+        raise UnfitError("must be a data: URL with the bytes of the file, or an http(s) URL")
+    _, *flags = (piece.strip() for piece in head.split(";"))
     data = unquote_to_bytes(content)
     if "base64" not in (flag.lower() for flag in flags):
-        return data, media_type or None
+        return data
     try:
-        return base64.b64decode(data, validate=True), media_type or None
+        return base64.b64decode(data, validate=True)
     except binascii.Error:
         raise UnfitError("must hold valid base64") from None
 

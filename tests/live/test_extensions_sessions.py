@@ -385,7 +385,7 @@ async def test_messages_keep_files_and_tools_and_are_paged(ann: Client) -> None:
                 "parts": [
                     {"type": "file", "mime": "text/plain", "url": "file:///etc/passwd"},
                     {"type": "text", "text": "x"},
-                    {"type": "file", "mime": "text/plain", "url": "https://example.org/x"},
+                    {"type": "file", "mime": "text/plain", "url": "http://127.0.0.1:9/x"},
                     {"type": "file", "mime": "application/zip", "url": "data:application/zip,PK"},
                 ]
             },

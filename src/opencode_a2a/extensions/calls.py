@@ -24,6 +24,7 @@ from opencode_a2a.extensions.payloads import Routed, invalid
 from opencode_a2a.extensions.transcript import read_message
 from opencode_a2a.ids import Principal, SessionId
 from opencode_a2a.messages import Message
+from opencode_a2a.peers.network import Fetch
 from opencode_a2a.tasks.board import Board
 from opencode_a2a.upstream.client import Location, OpenCode, well_formed
 from opencode_a2a.upstream.models import MessageWithParts, ProviderCatalogue, Session
@@ -77,6 +78,7 @@ class Deps:
     errands: Errands
     spelling: Spelling
     defaults: PromptDefaults
+    fetch: Fetch
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """What a session can be told to do: prompt, command and shell command, as callers write them.
 
-Fields have OpenCode's spelling. Files come as bytes only, in a form that OpenCode survives; no
-URL of any other kind is passed on.
+Fields have OpenCode's spelling. Files reach OpenCode as bytes only, in a form that it survives:
+those behind http(s) URLs are fetched here, and no URL of any other kind is passed on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Annotated, Literal
 
@@ -21,12 +21,14 @@ from opencode_a2a.extensions.payloads import (
     MessageRef,
     Number,
     Text,
+    invalid,
     refusal,
     shaped,
     wrong,
 )
 from opencode_a2a.ids import SessionId, scoped_id
 from opencode_a2a.media import UnfitError, fit_file, read_data_url
+from opencode_a2a.peers.network import Fetch, Fetched, FetchResult, TooManyFilesError
 from opencode_a2a.upstream import models as upstream
 
 MAX_PARTS = 256
@@ -97,13 +99,18 @@ class TextPart(PartBase):
 
 
 class FilePart(PartBase):
-    """A file as a ``data:`` URL: text, PNG, JPEG, GIF, WebP or PDF."""
+    """A file as a ``data:`` or http(s) URL: text, PNG, JPEG, GIF, WebP or PDF."""
 
     type: Literal["file"]
     mime: Text
     url: Annotated[str, Field(min_length=1)]
     filename: Text | None = None
     source: Source | None = None
+
+    @property
+    def linked(self) -> bool:
+        """Whether the file has to be fetched."""
+        return self.url.lower().startswith(("http://", "https://"))
 
 
 class AgentPart(PartBase):
@@ -157,10 +164,12 @@ class PromptRequest(Body):
     tools: dict[str, bool] | None = None
     format: Format | None = None
 
-    def prompt(self, session_id: SessionId, defaults: PromptDefaults) -> upstream.Prompt:
+    async def prompt(
+        self, session_id: SessionId, defaults: PromptDefaults, fetch: Fetch
+    ) -> upstream.Prompt:
         """Return what OpenCode is given; what the request leaves open is as in any turn."""
         said = {name: value for name, value in self.given().items() if value != ""}
-        given = {**asdict(defaults), **said, "parts": _inputs(session_id, self.parts)}
+        given = {**asdict(defaults), **said, "parts": await _inputs(session_id, self.parts, fetch)}
         return upstream.Prompt.model_validate(given)
 
 
@@ -173,12 +182,14 @@ class CommandRequest(Body):
     variant: Text | None = None
     parts: Annotated[list[FilePart], Field(max_length=MAX_PARTS)] | None = None
 
-    def call(self, session_id: SessionId, defaults: PromptDefaults) -> upstream.CommandCall:
+    async def call(
+        self, session_id: SessionId, defaults: PromptDefaults, fetch: Fetch
+    ) -> upstream.CommandCall:
         given = self.given() | {
             "agent": self.agent or defaults.agent,
             "variant": self.variant or defaults.variant,
             "model": f"{self.model.provider_id}/{self.model.model_id}" if self.model else None,
-            "parts": _inputs(session_id, self.parts) if self.parts else None,
+            "parts": await _inputs(session_id, self.parts, fetch) if self.parts else None,
         }
         return upstream.CommandCall.model_validate(given)
 
@@ -192,14 +203,19 @@ class ShellRequest(Body):
         return upstream.ShellCall.model_validate(self.given())
 
 
-def _inputs(session_id: SessionId, parts: Sequence[Part]) -> list[JsonObject]:
+async def _inputs(session_id: SessionId, parts: Sequence[Part], fetch: Fetch) -> list[JsonObject]:
     """Return parts with files in a form that OpenCode survives; list all that have none."""
+    urls = [part.url for part in parts if isinstance(part, FilePart) and part.linked]
+    try:
+        links = iter(await fetch(urls) if urls else ())
+    except TooManyFilesError as error:
+        raise invalid("request.parts", str(error)) from None
     inputs: list[JsonObject] = []
     refused: list[Violation] = []
     for index, part in enumerate(parts):
         named: JsonObject = {"id": scoped_id(session_id, part.id)} if part.id else {}
         try:
-            given = _file(part) if isinstance(part, FilePart) else part.given()
+            given = _file(part, links) if isinstance(part, FilePart) else part.given()
         except UnfitError as error:
             refused.append(Violation(f"request.parts[{index}].url", str(error)))
         else:
@@ -210,9 +226,15 @@ def _inputs(session_id: SessionId, parts: Sequence[Part]) -> list[JsonObject]:
     return inputs
 
 
-def _file(part: FilePart) -> JsonObject:
-    data, declared = read_data_url(part.url)
-    fitted = fit_file(data, part.mime or declared, part.filename)
+def _file(part: FilePart, links: Iterator[FetchResult]) -> JsonObject:
+    if part.linked:
+        fetched = next(links)
+        if not isinstance(fetched, Fetched):
+            raise UnfitError(f"cannot be used: {fetched}")
+        data = fetched.data
+    else:
+        data = read_data_url(part.url)
+    fitted = fit_file(data, part.mime, part.filename)
     return part.given() | {
         "mime": fitted.media_type or "text/plain",
         "url": f"data:{fitted.media_type};base64,{fitted.data}",

@@ -98,7 +98,8 @@ SESSIONS = Extension(
         "A session that belongs to another caller, or to a sub-agent of theirs, is not found.",
         "A session that belongs to nobody becomes the caller's when the caller changes it, and so "
         "do its ancestors.",
-        "File parts are data: URLs; no other URL is passed on.",
+        "File parts are data: URLs, or http(s) URLs that are fetched as those in messages are; "
+        "any other URL is refused.",
         "While a task of this service runs in a session, commands, shell commands and summaries "
         "are refused as busy; a prompt joins the turn.",
         "Ids of messages and parts that a caller chooses hold inside the session: OpenCode stores "
@@ -356,7 +357,7 @@ async def prompt_async(call: Call, params: PromptParams) -> PromptDone:
     into the turn that runs. A message with an id of the caller's is stored under `message_id`.
     """
     at, session_id = call.at, SessionId(params.session_id)
-    prompt = params.request.prompt(session_id, call.deps.defaults)
+    prompt = await params.request.prompt(session_id, call.deps.defaults, call.deps.fetch)
     async with call.changing(session_id) as session:
         message_id = await _message_id(call, session, prompt.message_id)
         prompt = prompt.model_copy(update={"message_id": message_id})
@@ -386,7 +387,7 @@ class CommandParams(OfSession):
 async def command(call: Call, params: CommandParams) -> OneMessage:
     """Run one of OpenCode's commands in a session and return the answer."""
     at, session_id = call.at, SessionId(params.session_id)
-    wanted = params.request.call(session_id, call.deps.defaults)
+    wanted = await params.request.call(session_id, call.deps.defaults, call.deps.fetch)
     if all(one.name != wanted.command for one in await call.opencode.commands(at=at)):
         raise invalid("request.command", "is no command; opencode.commands.list has them")
     async with call.working(session_id) as session:

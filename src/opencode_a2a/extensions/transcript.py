@@ -63,7 +63,7 @@ def _file(part: FilePart) -> Part:
     if part.url.startswith(("http://", "https://")):
         return Part("url", url=part.url, media_type=part.mime, filename=part.filename)
     try:
-        data, _ = read_data_url(part.url)
+        data = read_data_url(part.url)
     except UnfitError:
         # A file of OpenCode's machine: its name may be known, its place not.
         known: JsonObject = {"type": "file", "filename": part.filename, "mime": part.mime}

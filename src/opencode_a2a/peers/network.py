@@ -9,7 +9,7 @@ using the name. Nothing here knows A2A.
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
@@ -69,6 +69,8 @@ class Fetched:
 
 
 FetchResult = Fetched | EgressError | FetchError
+Fetch = Callable[[Sequence[str]], Awaitable[list[FetchResult]]]
+"""Fetches the files of one message, in this order; raises TooManyFilesError."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ choke on is refused while nothing has happened yet. Which files it survives is k
 """
 
 import base64
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from urllib.parse import urlsplit
 
 import orjson
@@ -20,14 +20,11 @@ from opencode_a2a.errors import (
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.media import IMAGE_TYPES, UnfitError, fit_file, is_json, is_textual
 from opencode_a2a.messages import Message, ModelChoice, Part, PromptPart, Routing
-from opencode_a2a.peers.network import Fetched, FetchResult, TooManyFilesError
+from opencode_a2a.peers.network import Fetch, Fetched, FetchResult, TooManyFilesError
 
 INPUT_MODES = ("text/plain", "application/json", "application/pdf", *IMAGE_TYPES)
 """Media types that the card names; other textual ones are taken too."""
 OUTPUT_MODES = ("text/plain", "application/json", "text/x-diff")
-
-Fetch = Callable[[Sequence[str]], Awaitable[list[FetchResult]]]
-"""Fetches the files of one message, in this order."""
 
 
 class _UnreadableError(UnfitError):

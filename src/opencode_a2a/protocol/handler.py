@@ -18,9 +18,10 @@ from opencode_a2a.errors import (
     Violation,
 )
 from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.peers.network import Fetch
 from opencode_a2a.protocol import render
 from opencode_a2a.protocol.card import Cards
-from opencode_a2a.protocol.content import Fetch, read_output_modes, read_prompt, read_routing
+from opencode_a2a.protocol.content import read_output_modes, read_prompt, read_routing
 from opencode_a2a.protocol.schema import Listing, Send, read_get, read_list, read_send
 from opencode_a2a.protocol.versions import Dialect, Line
 from opencode_a2a.tasks.board import Board, Submitted

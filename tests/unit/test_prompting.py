@@ -1,0 +1,76 @@
+"""Files of prompts that are named by URL, from a real server through the vetted fetch."""
+
+import base64
+from collections.abc import AsyncGenerator
+
+import orjson
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from opencode_a2a.errors import InvalidFieldError
+from opencode_a2a.events import JsonObject
+from opencode_a2a.execution.turn import PromptDefaults
+from opencode_a2a.extensions.prompting import PromptRequest
+from opencode_a2a.ids import SessionId
+from opencode_a2a.peers.network import Egress, Fetcher, FetchLimits
+from opencode_a2a.upstream.models import Prompt
+from tests.support.running import running
+
+LIMITS = FetchLimits(files=2, file_bytes=1000, total_bytes=1500, seconds=5)
+DEFAULTS = PromptDefaults(None, None, None, None)
+
+
+@pytest.fixture
+async def server() -> AsyncGenerator[str]:
+    async def notes(_: Request) -> Response:
+        return Response("a note", media_type="text/markdown")
+
+    async with running(Starlette(routes=[Route("/notes.md", notes)])) as url:
+        yield url
+
+
+async def prompt(*urls: str, private: bool = True) -> Prompt:
+    parts: list[JsonObject] = [{"type": "file", "mime": "text/markdown", "url": u} for u in urls]
+    request = PromptRequest.model_validate_json(orjson.dumps({"parts": parts}))
+    fetch = Fetcher(LIMITS, Egress(allow_private=private))
+    return await request.prompt(SessionId("ses_1"), DEFAULTS, fetch)
+
+
+async def test_a_file_behind_a_url_is_fetched_and_sent_on_as_data(server: str) -> None:
+    inline = base64.b64encode(b"inline").decode()
+
+    made = await prompt(f"{server}/notes.md", f"data:text/plain;base64,{inline}")
+
+    note = base64.b64encode(b"a note").decode()
+    assert [part.model_dump(exclude_none=True) for part in made.parts] == [
+        {"type": "file", "mime": "text/plain", "url": f"data:text/plain;base64,{data}"}
+        for data in (note, inline)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "private"), [("/notes.md", False), ("/missing", True), (":0/\x01", True)]
+)
+async def test_a_url_that_cannot_be_fetched_is_named(server: str, path: str, private: bool) -> None:
+    with pytest.raises(InvalidFieldError) as refused:
+        await prompt("data:text/plain,ok", server + path, private=private)
+
+    assert [one.field for one in refused.value.violations] == ["request.parts[1].url"]
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "FILE:/etc/passwd", "ftp://x/", "x"])
+async def test_no_other_url_is_passed_on(url: str) -> None:
+    with pytest.raises(InvalidFieldError) as refused:
+        await prompt(url)
+
+    assert [one.field for one in refused.value.violations] == ["request.parts[0].url"]
+
+
+async def test_the_bounds_of_messages_hold_for_prompts(server: str) -> None:
+    with pytest.raises(InvalidFieldError) as refused:
+        await prompt(*[f"{server}/notes.md"] * 3)
+
+    assert [one.field for one in refused.value.violations] == ["request.parts"]
