@@ -72,7 +72,8 @@ from opencode_a2a.web.sse import Drain, EventStream, StreamLimits, early_end
 
 log = structlog.get_logger(__name__)
 
-FEED_SILENCE_SECONDS = 25.0
+FEED_SILENCE_SECONDS = 35.0
+"""Heartbeats come every 10 s, before 1.4 every 30 s."""
 HEALTH_SECONDS = 2.0
 _M_MMAP_THRESHOLD = -3
 """The name of the setting in glibc's malloc.h."""

@@ -361,3 +361,35 @@ def test_another_terminal_is_no_other_configuration(tmp_path: Path) -> None:
     )
     assert first == second
     assert first != third
+
+
+OLD_OPENCODE = """#!{python}
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+if sys.argv[1:] == ["--version"]:
+    sys.exit(print("1.0.185"))
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_error(500)
+
+
+port = int(sys.argv[sys.argv.index("--port") + 1])
+server = HTTPServer(("127.0.0.1", port), Handler)
+print(f"opencode server listening on http://127.0.0.1:{{port}}", flush=True)
+server.serve_forever()
+"""
+"""As 1.0 does: it has no health check, and says its version nowhere else."""
+
+
+async def test_an_old_opencode_is_refused_by_name_when_it_is_started(tmp_path: Path) -> None:
+    program = tmp_path / "opencode"
+    program.write_text(OLD_OPENCODE.format(python=sys.executable))
+    program.chmod(0o755)
+    launch = Launch(environment=os.environ, command=str(program), startup_timeout=30)
+
+    with pytest.raises(OpenCodeStartError, match=r"OpenCode 1\.0\.185 is too old: version 1\.1"):
+        async with ManagedOpenCode(launch):
+            pass
