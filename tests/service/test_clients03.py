@@ -45,6 +45,7 @@ async def client(
         yield running
 
 
+@pytest.mark.parametrize("run", ["python"], indirect=True)  # JavaScript has a file of its own
 async def test_it_sends_streams_reads_and_cancels(
     client: ForeignClient, opencode: FakeOpenCode
 ) -> None:

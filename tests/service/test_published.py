@@ -5,8 +5,11 @@ Every test walks several deployments.
 """
 
 import base64
+import sqlite3
 import uuid
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -243,6 +246,26 @@ async def test_the_security_schemes_are_those_that_open_the_door(deployment: Dep
 
     assert set(card) == set(schemes) == required
     assert {one.split(" ")[0].lower() + "Auth" for one in challenges} == set(schemes)
+
+
+async def test_errors_carry_the_data_that_is_declared(
+    shared_opencode: FakeOpenCode, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path / 'tasks.db'}"
+    stored = {"A2A_TASK_STORE_BACKEND": "database", "A2A_TASK_STORE_DATABASE_URL": url}
+    async with started(shared_opencode, tmp_path, **stored) as service:
+        deployment = Deployment("default", service, shared_opencode)
+        await deployment.read()
+        said = deployment.said("interrupt_recovery")
+        with closing(sqlite3.connect(tmp_path / "tasks.db")) as other:
+            other.execute("DROP TABLE interrupts")
+            other.commit()
+
+        refused = await deployment.caller.refused("opencode.permissions.list", {})
+
+    told = said["errors"]["error_data_fields"][refused.reason]
+    assert refused.reason == "TASK_STORE_UNAVAILABLE"
+    assert set(refused.data) == set(told) == {"operation"}
 
 
 async def test_the_two_scopes_of_recovery_agree(deployment: Deployment) -> None:

@@ -5,6 +5,7 @@ import gzip
 from collections.abc import AsyncIterator
 
 import httpx2
+import orjson
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -207,7 +208,8 @@ async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
         rest = await connection.reader.read()
 
     assert (status, headers["connection"], rest) == (408, "close", b"")
-    assert b'"REQUEST_TIMEOUT"' in body
+    told = orjson.loads(body)
+    assert (told["jsonrpc"], told["error"]["data"]["type"]) == ("2.0", "REQUEST_TIMEOUT")
 
 
 async def test_a_sender_who_leaves_in_the_middle_reaches_nobody() -> None:
