@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from opencode_a2a import __version__, telemetry
 from opencode_a2a.clock import now_ms
-from opencode_a2a.config import VARIABLES, Settings, import_hint
+from opencode_a2a.config import VARIABLES, Settings, import_hint, misplaced
 from opencode_a2a.config import Credential as CredentialEntry
 from opencode_a2a.errors import SessionNotFoundError, UpstreamError, UpstreamUnreachableError
 from opencode_a2a.events import JsonObject
@@ -239,6 +239,8 @@ class Service:
         methods = dispatcher(_deps(settings, turns, board, errands, fetch), settings)
         if upstream.managed is None:
             self.trouble = await _trouble(opencode, settings)
+            if self.trouble is None:
+                await _check_directory(opencode, settings)
         self._app = self._edge(self._protocol(board, methods, fetch), database, opencode)
 
     async def _close(self, board: Board) -> None:
@@ -382,6 +384,20 @@ async def _trouble(opencode: OpenCode, settings: Settings) -> str | None:
     if doubt := versions.doubt(version):
         log.warning(doubt)
     return None
+
+
+async def _check_directory(opencode: OpenCode, settings: Settings) -> None:
+    """Raise StateError if files of ours are in the directory that a running OpenCode works in."""
+    if settings.workspace is not None or not settings.opencode_is_here:
+        return  # the settings were checked against the one, and the other is not our disk
+    try:
+        directory = Path((await opencode.paths()).directory)
+    except UpstreamError:
+        return
+    if settings.opencode.allow_root_workspace and directory == Path(directory.anchor):
+        return
+    for problem in misplaced(settings, directory):
+        raise StateError(str(problem))
 
 
 def _credential(entry: CredentialEntry) -> Credential:

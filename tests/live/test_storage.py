@@ -103,6 +103,22 @@ async def test_serving_the_home_directory_is_refused_with_the_remedy(
     assert not (tmp_path / ".local").exists()
 
 
+async def test_the_directory_of_a_running_opencode_is_a_workspace_too(
+    backstage: Backstage, tmp_path: Path
+) -> None:
+    state = backstage.workspace / uuid.uuid4().hex
+    variables = at_home(backstage, tmp_path)
+    del variables["OPENCODE_WORKSPACE_ROOT"]
+
+    status, output = await run("serve", **variables, A2A_STATE_DIR=str(state))
+
+    assert status == 2
+    [line] = output.splitlines()
+    assert line.startswith(
+        f"opencode-a2a: A2A_STATE_DIR: {state} is in the workspace {backstage.workspace}, "
+    )
+
+
 async def test_a_database_in_the_old_place_is_named_with_the_remedy(
     backstage: Backstage, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from opencode_a2a.config.settings import (
     SettingsError,
     import_command,
     import_hint,
+    misplaced,
     show,
 )
 from opencode_a2a.config.values import UNGUESSABLE, Credential, DatabaseUrl, database_file
@@ -42,6 +43,7 @@ __all__ = [
     "import_command",
     "import_hint",
     "load",
+    "misplaced",
     "provider_configured",
     "show",
 ]

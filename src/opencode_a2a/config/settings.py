@@ -241,7 +241,8 @@ def conflicts(settings: Settings) -> Iterator[Problem]:
             "OPENCODE_ALLOW_ROOT_WORKSPACE",
         )
     yield from _environment_conflicts(settings.environment, workspace)
-    yield from _placement_conflicts(settings)
+    if settings.guarded_workspace:
+        yield from misplaced(settings, settings.guarded_workspace)
     first = settings.client.polling_fallback_initial_interval_seconds
     if settings.client.polling_fallback_max_interval_seconds < first:
         yield Problem(
@@ -353,11 +354,9 @@ def exposed(path: Path, workspace: Path) -> str:
     return f"{path} is in the workspace {workspace}, where the agent can read and change it"
 
 
-def _placement_conflicts(settings: Settings) -> Iterator[Problem]:
+def misplaced(settings: Settings, workspace: Path) -> Iterator[Problem]:
     """Refuse files of ours that the agent, or a caller who lists files, would come across."""
-    workspace, state = settings.guarded_workspace, settings.a2a.state_dir
-    if workspace is None:
-        return
+    state = settings.a2a.state_dir
     if within(state, workspace):
         remedy = (
             "serve the directory of one project (OPENCODE_WORKSPACE_ROOT), "

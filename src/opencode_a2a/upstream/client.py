@@ -45,6 +45,7 @@ from opencode_a2a.upstream.models import (
     McpServer,
     McpStatus,
     MessageWithParts,
+    Paths,
     PermissionRequest,
     Project,
     Prompt,
@@ -412,6 +413,9 @@ class OpenCode:
         """Offer an MCP server's tools in this location, from the next prompt until a restart."""
         config = server.model_dump(mode="json", by_alias=True, exclude_none=True)
         return await self._post(dict[str, McpStatus], "/mcp", at, _json(name=name, config=config))
+
+    async def paths(self) -> Paths:
+        return await self._get(Paths, "/path", HERE)
 
     async def health(self) -> Health:
         return await self.call(Health, _Request("GET", "/global/health", urgent=True))

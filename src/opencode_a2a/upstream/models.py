@@ -485,6 +485,12 @@ class Command(Wire):
     hints: list[str] = []
 
 
+class Paths(Wire):
+    """Where OpenCode works."""
+
+    directory: str
+
+
 class Project(Wire):
     id: str
     worktree: str
