@@ -68,6 +68,8 @@ async def failing(state: Path, reason: str) -> AsyncGenerator[Running]:
 
 
 def settings_for(url: str, state: Path, **changes: str) -> Settings:
+    workspace = state / "workspace"
+    workspace.mkdir(exist_ok=True)
     variables = {
         "A2A_BEARER_TOKEN": TOKEN,
         "A2A_STATE_DIR": str(state),
@@ -75,7 +77,7 @@ def settings_for(url: str, state: Path, **changes: str) -> Settings:
         "A2A_ENABLE_SESSION_SHELL": "true",
         "A2A_ENABLE_WORKSPACE_MUTATIONS": "true",
         "OPENCODE_BASE_URL": url,
-        "OPENCODE_WORKSPACE_ROOT": str(state),
+        "OPENCODE_WORKSPACE_ROOT": str(workspace),
         **changes,
     }
     return load({}, variables)
