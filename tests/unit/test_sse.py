@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import httpx2
 import pytest
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from opencode_a2a.web.sse import Drain, Ending, EventStream, StreamLimits
 from tests.support.running import RawClient, raw, running
@@ -84,6 +84,25 @@ async def test_a_quiet_stream_is_kept_alive_by_comments_and_goes_on() -> None:
             pass
 
     assert (comments, frame) == ([PING] * 4, b"data: x\n\n")
+
+
+async def test_a_comment_in_a_silence_wakes_no_task() -> None:
+    source, sent = Source(), list[bytes]()
+    app = stream_app(source.frames, StreamLimits(keepalive=0.01))
+
+    async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+        async def count(message: Message) -> None:
+            sent.append(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, count)
+
+    async with asyncio.timeout(5), running(counted, lifespan="off") as url, raw(url) as reader:
+        await ask(reader)
+        comments = [await chunk(reader) for _ in range(4)]
+
+    assert comments == [PING] * 4
+    assert sent == [b"", PING]
 
 
 async def test_a_reader_who_leaves_ends_the_stream_at_once() -> None:

@@ -62,6 +62,8 @@ log = structlog.get_logger(__name__)
 
 TICK_SECONDS = 5.0
 """How often a turn that hears nothing asks whether it is still running, at the least."""
+LONGEST_TICK_SECONDS = 20.0
+"""The same for a turn that has been quiet for long."""
 DRAIN_SECONDS = 2.0
 """How long the events may come after the end of the turn is known."""
 UNBEGUN_SECONDS = 15.0
@@ -625,7 +627,11 @@ class Run:
     # What ends a turn from outside
 
     def _tick(self) -> None:
-        self._timer = self._loop.call_later(self._watch.tick_seconds, self._tick)
+        # The longer it has been quiet, the less a moment matters: a thousand turns that wait for
+        # their models should cost next to nothing.
+        quiet = self._loop.time() - self._heard
+        pause = max(self._watch.tick_seconds, min(quiet / 2, LONGEST_TICK_SECONDS))
+        self._timer = self._loop.call_later(pause, self._tick)
         self.wake()
 
     async def _guard(self) -> list[TurnEvent]:
@@ -643,7 +649,8 @@ class Run:
         quiet = now - self._heard
         if quiet < watch.tick_seconds:
             return []
-        compare_after = watch.tick_seconds if self._unlisted else quiet / 2
+        # After 5 s, 20 s, 80 s: each comparison reads the messages of the session.
+        compare_after = watch.tick_seconds if self._unlisted else quiet * 3 / 4
         if not reader.needs_reconcile and now - self._compared >= compare_after:
             # Events get lost without a gap as well, right after a connection above all.
             reader.needs_reconcile = True

@@ -95,6 +95,10 @@ class Drain:
         self._streams.discard(stream)
 
 
+_EARLY_SECONDS = 0.002
+"""Timers of whole milliseconds may go off this much too early, to no purpose."""
+
+
 class _EndedError(Exception):
     """Leaves the pump when the watch has found a reason to end the stream."""
 
@@ -210,21 +214,47 @@ class EventStream:
 
     async def _watch(self, receive: Receive, send: Send) -> None:
         """Wait for the reader to leave; in between, look at clock and budgets."""
+        loop = asyncio.get_running_loop()
+
+        def look() -> None:
+            # Most of what there is to do in a silence: a comment, for which no task is woken.
+            nonlocal timer
+            now = time.monotonic()
+            if self._reason_to_end(now) is None and self._ping_now(now):
+                timer = loop.call_later(self._pause(now) + _EARLY_SECONDS, look)
+            else:
+                self.wake()
+
         while True:
             now = time.monotonic()
             reason = self._reason_to_end(now)
             if reason is not None:
                 raise _EndedError(reason)
-            if not self._writing and now - self._wrote >= self._limits.keepalive:
+            if self._silent(now):
                 await self._ping(send, now)
+            timer = loop.call_later(self._pause(now) + _EARLY_SECONDS, look)
             try:
-                async with asyncio.timeout(self._pause(now)) as self._alarm:
+                async with asyncio.timeout(None) as self._alarm:
                     await _disconnect(receive)
                     raise _EndedError(Ending.DISCONNECTED)
             except TimeoutError:
                 continue
             finally:
+                timer.cancel()
                 self._alarm = None
+
+    def _silent(self, now: float) -> bool:
+        """Whether it is time for a comment."""
+        return not self._writing and now - self._wrote >= self._limits.keepalive
+
+    def _ping_now(self, now: float) -> bool:
+        """Write a comment if it is time for one; False if it has to wait for the reader."""
+        if not self._silent(now):
+            return True
+        if self._write_now is None or not self._write_now(_PING):
+            return False
+        self._wrote = now
+        return True
 
     async def _ping(self, send: Send, now: float) -> None:
         self._wrote = now
