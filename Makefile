@@ -9,6 +9,7 @@ SHELL := /bin/sh
 WORKSPACE ?= $(or $(OPENCODE_WORKSPACE_ROOT),$(CURDIR))
 ARGS ?=
 KILLS ?= 40
+SEED ?= 11
 
 # uv brings its own list of certificate authorities; the machine's may have one more.
 export UV_SYSTEM_CERTS := 1
@@ -30,7 +31,7 @@ help:
 	@echo 'make demo-peers two agents with the demo model, of which one asks the other'
 	@echo 'make test       all tests, with a real OpenCode'
 	@echo 'make test-fast  the tests that need no OpenCode'
-	@echo 'make kills      kill the service 40 times around an answer; KILLS=200 for more'
+	@echo 'make kills      kill the service at random moments; KILLS=200 for more, SEED=1 for others'
 	@echo 'make check      format, lint, types, direction of imports, generated pages'
 	@echo 'make docs       write the generated pages'
 	@echo 'make bench      measure this and other servers, and write docs/performance.md (25 minutes)'
@@ -53,8 +54,9 @@ test-fast: $(PACKAGES)
 	$(BIN)/pytest --numprocesses 2 --dist loadfile -m "not live" $(ARGS)
 
 kills: $(PACKAGES) $(PROGRAMS)
-	$(WITH_PROGRAMS) OPENCODE_A2A_TEST_KILLS=$(KILLS) $(BIN)/pytest -p no:xdist \
-		tests/live/test_answers.py -k whenever_the_service_is_killed $(ARGS)
+	$(WITH_PROGRAMS) OPENCODE_A2A_TEST_KILLS=$(KILLS) OPENCODE_A2A_TEST_SEED=$(SEED) \
+		$(BIN)/pytest -p no:xdist -v -k service_is_killed tests/live/test_answers.py \
+		tests/live/test_kills.py $(ARGS)
 
 check: $(PACKAGES)
 	$(BIN)/ruff format --check

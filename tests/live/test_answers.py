@@ -34,6 +34,7 @@ pytestmark = pytest.mark.live
 
 KILLS = int(os.environ.get("OPENCODE_A2A_TEST_KILLS", "4"))
 """How often the service is killed at a random moment; ``make kills`` does it more often."""
+SEED = int(os.environ.get("OPENCODE_A2A_TEST_SEED", "11"))
 BROKEN = (httpx2.TransportError, ConnectionError)
 DONE: JsonObject = {"say": "done"}
 
@@ -156,7 +157,7 @@ async def test_no_answer_counts_twice_whenever_the_service_is_killed(
     program: Program, asking_backstage: Backstage
 ) -> None:
     """Kills at seeded random moments around an answer; the client repeats it each time."""
-    chance = random.Random(11)  # noqa: S311 - no secret
+    chance = random.Random(SEED)  # noqa: S311 - no secret
     caller = Caller(program)
     for _ in range(KILLS):
         commands, answer = Commands(asking_backstage.workspace), str(uuid.uuid4())

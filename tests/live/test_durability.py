@@ -152,10 +152,11 @@ async def test_a_stream_may_be_resumed_over_several_kills(
 # Tasks that nobody looks at
 
 
+@pytest.mark.requirement("I1")
+@pytest.mark.requirement("I3")
 async def test_a_background_task_ends_by_itself_after_a_kill(
     program: Program, backstage: Backstage, opencode: OpenCode, gate: str
 ) -> None:
-    """I1 and I3."""
     caller = Caller(program)
     begun = await caller.begin(script({"say": "half "}, {"gate": gate}, {"say": "whole"}))
     await backstage.reached(gate)

@@ -154,6 +154,7 @@ async def test_copies_of_one_answer_by_method_get_the_same_good_answer(
     assert (await ended(shared, task))["status"]["state"] == "TASK_STATE_COMPLETED"
 
 
+@pytest.mark.requirement("I16")
 async def test_a_clock_that_jumps_by_a_day_does_not_expire_what_was_just_asked(
     shared: Running, ann: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -261,6 +261,7 @@ async def test_a_canceled_turn_keeps_its_text_and_its_session(
     assert again.text == "on"
 
 
+@pytest.mark.requirement("I7")
 async def test_a_running_tool_is_stopped_by_a_cancel(caller: Caller, backstage: Backstage) -> None:
     flag = backstage.workspace / str(uuid.uuid4())
     command = f"echo begun; sleep 60; touch {flag.name}"

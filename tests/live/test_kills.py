@@ -1,0 +1,189 @@
+"""Kills at random moments lose nothing, repeat nothing and approve nothing.
+
+In every round a reader follows a long text, a turn runs a tool, and a person approves one command
+and refuses the next, while the service is killed and started again. Each client does what a careful
+client does: it sends the same message again until it gets an answer.
+
+The suite runs a few rounds; ``make kills KILLS=200 SEED=7`` runs many.
+"""
+
+import asyncio
+import os
+import random
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx2
+import pytest
+
+from opencode_a2a.events import JsonObject
+from opencode_a2a.ids import SessionId
+from opencode_a2a.upstream.client import OpenCode
+from opencode_a2a.upstream.launch import USERNAME
+from tests.support.backstage import Backstage, script
+from tests.support.caller import Caller, Task, Update, fold
+from tests.support.program import Program
+from tests.support.service import variables_for
+
+pytestmark = pytest.mark.live
+
+T = TypeVar("T")
+KILLS = int(os.environ.get("OPENCODE_A2A_TEST_KILLS", "4"))
+SEED = int(os.environ.get("OPENCODE_A2A_TEST_SEED", "11"))
+PATIENCE = 120.0
+BROKEN = (httpx2.TransportError, ConnectionError)
+ANSWER = " ".join(f"word{number}" for number in range(60))
+RUN, ASKED = "run.sh", "asked.sh"
+
+
+@pytest.fixture
+def stage(opencode_command: str, tmp_path_factory: pytest.TempPathFactory) -> Generator[Backstage]:
+    """An OpenCode that runs one command freely and asks before the other."""
+    workspace, state = tmp_path_factory.mktemp("kills"), tmp_path_factory.mktemp("kills-opencode")
+    for name in (RUN, ASKED):
+        (workspace / name).write_text('echo ran >> "$1"\n')
+    rules: JsonObject = {"*": "allow", f"sh {ASKED} *": "ask"}
+    config: JsonObject = {"snapshot": False, "permission": {"bash": rules}}
+    with Backstage(opencode_command, state, workspace, config) as running:
+        yield running
+
+
+class Killed:
+    """A service that is killed now and then, and the clients that put up with it."""
+
+    def __init__(self, program: Program, stage: Backstage, opencode: OpenCode) -> None:
+        self.program = program
+        self.caller = Caller(program)
+        self.workspace = stage.workspace
+        self.opencode = opencode
+        self._alive = asyncio.Event()
+        self._alive.set()
+
+    async def kill(self, after: float) -> None:
+        # The moment of the kill is what is tried here.
+        await asyncio.sleep(after)
+        self._alive.clear()
+        await self.program.kill()
+        await self.program.start()
+        self._alive.set()
+
+    async def insist(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Make a call, and make it again for as long as the connection breaks."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                await self._alive.wait()
+                try:
+                    return await call()
+                except BROKEN:
+                    # The client may learn of the kill before the killer has said so.
+                    await asyncio.sleep(0)
+
+    async def send(self, text: str, task: str | None = None) -> Task:
+        message_id = str(uuid.uuid4())
+        return await self.insist(lambda: self.caller.send(text, task=task, message_id=message_id))
+
+    def ran(self, name: str) -> list[str]:
+        """Return a line for each time a command ran."""
+        path = self.workspace / name
+        return path.read_text().split() if path.exists() else []
+
+    async def prompts(self, task: Task) -> int:
+        messages = (await self.opencode.messages(SessionId(task.session_id))).items
+        return sum(message.info.role == "user" for message in messages)
+
+
+@pytest.fixture
+async def killed(stage: Backstage, tmp_path: Path) -> AsyncGenerator[Killed]:
+    async with (
+        OpenCode(stage.url, username=USERNAME, password=stage.password) as opencode,
+        Program(variables_for(stage, tmp_path)) as program,
+    ):
+        yield Killed(program, stage, opencode)
+
+
+def command(name: str, argument: str) -> Any:
+    return {"tool": "bash", "input": {"command": f"sh {name} {argument}", "description": "Run it"}}
+
+
+async def follow_a_text(killed: Killed) -> None:
+    """A stream that is resumed with its last id tells every word once."""
+    answer, message_id = f"{uuid.uuid4().hex} {ANSWER}", str(uuid.uuid4())
+    prompt = script({"say": answer, "delay": 0.02})
+    updates: list[Update] = []
+
+    async def read() -> None:
+        task = fold(updates).id if updates else None
+        opened = (
+            killed.caller.stream(prompt, message_id=message_id)
+            if task is None
+            else killed.caller.subscribe(task, after=updates[-1].id)
+        )
+        async with opened as following:
+            try:
+                await following.rest()
+            finally:
+                updates.extend(following.updates)
+
+    while not updates or updates[-1].state != "completed":
+        await killed.insist(read)
+    task = await killed.insist(lambda: killed.caller.get(fold(updates).id))
+    assert (task.state, task.text) == ("completed", answer)
+    assert fold(updates).text == answer
+    assert await killed.prompts(task) == 1
+
+
+async def run_a_tool(killed: Killed) -> None:
+    name = uuid.uuid4().hex
+    task = await killed.send(script(command(RUN, name), {"say": "done"}))
+    task = await killed.insist(lambda: killed.caller.ended(task.id))
+    assert (task.state, task.text) == ("completed", "done")
+    assert [tool["status"] for tool in task.tools] == ["completed"]
+    assert killed.ran(name) == ["ran"]
+    assert await killed.prompts(task) == 1
+
+
+async def approve_one_and_refuse_the_next(killed: Killed) -> None:
+    """I23: what nobody approved does not run, however often the approval of another is repeated."""
+    wanted, unwanted = uuid.uuid4().hex, uuid.uuid4().hex
+    prompt = script([command(ASKED, wanted)], [command(ASKED, unwanted)], [{"say": "done"}])
+    first = await waiting_for(killed, await killed.send(prompt), wanted)
+    second = await waiting_for(killed, await killed.send("yes", task=first.id), unwanted)
+    assert killed.ran(wanted) == ["ran"]
+    task = await killed.send("reject: not this one", task=second.id)
+    task = await killed.insist(lambda: killed.caller.ended(task.id))
+
+    assert (task.state, task.text) == ("completed", "done")
+    assert [tool["status"] for tool in task.tools] == ["completed", "error"]
+    assert killed.ran(wanted) == ["ran"]
+    assert killed.ran(unwanted) == []
+
+
+async def waiting_for(killed: Killed, task: Task, name: str) -> Task:
+    """Wait until the task asks about this command."""
+
+    def asks(task: Task) -> bool:
+        return task.state == "input_required" and name in str(task.interrupt["details"])
+
+    async def read() -> Task:
+        found = await killed.caller.get(task.id)
+        while not asks(found):
+            assert found.state in ("working", "input_required"), found.raw
+            async with killed.caller.subscribe(task.id) as following:
+                await following.until(lambda update: update.state == "input_required")
+            found = await killed.caller.get(task.id)
+        return found
+
+    return await killed.insist(read)
+
+
+@pytest.mark.requirement("I23")
+async def test_nothing_is_lost_or_approved_when_the_service_is_killed(killed: Killed) -> None:
+    chance = random.Random(SEED)  # noqa: S311 - no secret
+    for _ in range(KILLS):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(follow_a_text(killed))
+            group.create_task(run_a_tool(killed))
+            group.create_task(approve_one_and_refuse_the_next(killed))
+            group.create_task(killed.kill(chance.uniform(0.0, 2.0)))
