@@ -26,7 +26,12 @@ from opencode_a2a import __version__, telemetry
 from opencode_a2a.clock import now_ms
 from opencode_a2a.config import VARIABLES, Settings, import_hint, misplaced
 from opencode_a2a.config import Credential as CredentialEntry
-from opencode_a2a.errors import SessionNotFoundError, UpstreamError, UpstreamUnreachableError
+from opencode_a2a.errors import (
+    ServiceError,
+    SessionNotFoundError,
+    UpstreamError,
+    UpstreamUnreachableError,
+)
 from opencode_a2a.events import JsonObject
 from opencode_a2a.execution.errands import Errands
 from opencode_a2a.execution.interrupts import Interrupts, Policy, Rule
@@ -54,7 +59,7 @@ from opencode_a2a.tasks.board import Board
 from opencode_a2a.tasks.journal import Journal
 from opencode_a2a.tasks.recovery import recover, sweep
 from opencode_a2a.upstream import versions
-from opencode_a2a.upstream.client import OpenCode
+from opencode_a2a.upstream.client import Location, OpenCode
 from opencode_a2a.upstream.feed import Feed
 from opencode_a2a.upstream.launch import passed_environment
 from opencode_a2a.upstream.models import McpServer
@@ -77,6 +82,9 @@ FEED_SILENCE_SECONDS = 35.0
 HEALTH_SECONDS = 2.0
 _M_MMAP_THRESHOLD = -3
 """The name of the setting in glibc's malloc.h."""
+FACTS_SECONDS = 30.0
+ASKED = {"bash": "commands", "edit": "edits", "webfetch": "web requests"}
+"""The permissions of OpenCode that are told at the start."""
 TASKS_NAMED = 10
 """How many of the open tasks are named at the end, of each kind."""
 
@@ -105,6 +113,7 @@ class Service:
         """What OpenCode's model asks other agents with."""
         self.trouble: str | None = None
         """Why OpenCode cannot be used, with the remedy; as it was at the start."""
+        self._opencode: OpenCode | None = None
         self._board: Board | None = None
         self._app: ASGIApp | None = None
         self._lifespan = Starlette(lifespan=lambda _: self.running())
@@ -146,6 +155,12 @@ class Service:
         else:
             lines.append(f"problem  {self.trouble}")
         return lines
+
+    async def facts(self) -> list[str]:
+        """Say which model works here, and what it does unasked; OpenCode may take a while."""
+        if self._opencode is None or self.trouble is not None:
+            return []
+        return await _facts(self._opencode, self.settings)
 
     async def farewell(self, *, keep: bool) -> list[str]:
         """Say what is still open at an orderly end, and how to go on with it.
@@ -200,7 +215,7 @@ class Service:
             stack.push_async_callback(self.tool.aclose)
             tool = self.tool.server.config(settings.local_url)
         upstream = self.upstream = await stack.enter_async_context(_upstream(settings))
-        opencode = await stack.enter_async_context(
+        opencode = self._opencode = await stack.enter_async_context(
             OpenCode(
                 upstream.url,
                 username=upstream.username,
@@ -359,6 +374,46 @@ class Service:
 def create_app(settings: Settings) -> Service:
     """Return the service; its lifespan has to be run for it to answer."""
     return Service(settings)
+
+
+async def _facts(opencode: OpenCode, settings: Settings) -> list[str]:
+    """Return what the operator should know of the model and of what it may do unasked."""
+    own, at = settings.opencode, Location(str(settings.workspace) if settings.workspace else None)
+    try:
+        async with asyncio.timeout(FACTS_SECONDS):
+            config = await opencode.config(at=at)
+            connected = await opencode.connected_providers(at=at)
+            agents = {agent.name: agent for agent in await opencode.agents(at=at)}
+    except (TimeoutError, ServiceError) as error:
+        log.warning("OpenCode could not be asked for its model", error=type(error).__name__)
+        return []
+    agent = agents.get(own.agent or config.default_agent or "build")
+    model = config.model or ""
+    if own.provider_id and own.model_id:
+        model = f"{own.provider_id}/{own.model_id}"
+    elif agent is not None and agent.model is not None:
+        model = f"{agent.model.provider_id}/{agent.model.model_id}"
+    candidates = [model] if model else [f"{p}/{m}" for p, m in connected.default.items()]
+    shown = [f"{name} (hosted by OpenCode)" if _hosted(name) else name for name in candidates]
+    lines = [f"model    {' or '.join(shown) if shown else 'none: no provider is set up'}"]
+    actions = {word: agent.actions(name) if agent else set[str]() for name, word in ASKED.items()}
+    unasked = [word for word, found in actions.items() if found == {"allow"}]
+    asked = [word for word, found in actions.items() if "ask" in found]
+    if asked:
+        lines.append(f"asks     before {_listed(asked)}")
+    if unasked:
+        remedy = "; --ask makes it ask" if own.managed_server and not settings.asked_for else ""
+        lines.append(f"unasked  {_listed(unasked)}{remedy}")
+    return lines
+
+
+def _hosted(model: str) -> bool:
+    """Whether a model is one that OpenCode's makers run: what is sent to it leaves this machine."""
+    return model.partition("/")[0] in ("opencode", "opencode-go")
+
+
+def _listed(words: list[str]) -> str:
+    return f"{', '.join(words[:-1])} and {words[-1]}" if words[1:] else words[0]
 
 
 async def _trouble(opencode: OpenCode, settings: Settings) -> str | None:
@@ -547,6 +602,11 @@ async def _upstream(settings: Settings) -> AsyncGenerator[Upstream]:
                 port.write_text(str(model.port))
                 stack.callback(port.unlink, missing_ok=True)
             config |= opencode_config(model.url)
+        if settings.asked_for:
+            asks: JsonObject = dict.fromkeys(settings.asked_for, "ask")
+            # A project's file may set permissions for the agent alone, and these would win.
+            agent: JsonObject = {own.agent or "build": {"permission": asks}}
+            config |= {"permission": asks, "agent": agent}
         launch = Launch(
             environment=_opencode_environment(settings),
             command=own.command,
@@ -689,3 +749,5 @@ async def _announce(service: Service, listening: asyncio.Event, began: float) ->
     for line in service.banner():
         print(line, file=sys.stderr, flush=True)
     log.info("started", seconds=round(time.monotonic() - began, 3))
+    for line in await service.facts():
+        print(line, file=sys.stderr, flush=True)

@@ -324,6 +324,7 @@ def managed(command: str, path: Path) -> dict[str, str]:
         "OPENCODE_COMMAND": command,
         "OPENCODE_WORKSPACE_ROOT": str(path / "workspace"),
         "OPENCODE_STARTUP_TIMEOUT": "60",
+        "OPENCODE_ASK": "none",
         "DEMO_API_KEY": "a-key-of-a-provider",
     }
 

@@ -39,6 +39,8 @@ _HEARTBEAT_SECONDS = 10.0
 _CONSTANT: dict[str, Json] = {
     "/global/health": {"healthy": True, "version": "1.18.33"},
     "/config": {"model": "fake/fake-1"},
+    "/config/providers": {"providers": [], "default": {}},
+    "/agent": [],
 }
 _count = itertools.count(1)
 

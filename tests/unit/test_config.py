@@ -667,3 +667,26 @@ def test_a_provider_is_found_by_key_login_or_configuration(tmp_path: Path) -> No
     login.unlink()
     config.write_text('{"model": "anthropic/claude"}')
     assert provider_configured(load({}, home), home)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"A2A_DEMO": "true"}, ("bash", "edit", "webfetch")),
+        ({"A2A_DEMO": "true", "OPENCODE_ASK": "none"}, ()),
+        ({"OPENCODE_MANAGED_SERVER": "true"}, ()),
+        ({"OPENCODE_MANAGED_SERVER": "true", "OPENCODE_ASK": "all"}, ("bash", "edit", "webfetch")),
+        ({"OPENCODE_MANAGED_SERVER": "true", "OPENCODE_ASK": "edit, bash"}, ("edit", "bash")),
+    ],
+)
+def test_what_opencode_is_made_to_ask_for(given: dict[str, str], wanted: tuple[str, ...]) -> None:
+    assert load({}, given).asked_for == wanted
+
+
+def test_asking_needs_an_opencode_that_is_started_here_and_a_permission_that_exists() -> None:
+    assert problems({"OPENCODE_ASK": "all"}) == [
+        "OPENCODE_ASK: is for an OpenCode that this program starts, so start it with --managed, "
+        "or set `permission` in its configuration"
+    ]
+    (problem,) = problems({"OPENCODE_MANAGED_SERVER": "true", "OPENCODE_ASK": "bash,rm"})
+    assert problem.startswith("OPENCODE_ASK: 1: should be 'bash', 'edit' or 'webfetch'")

@@ -26,8 +26,11 @@ SHORT = {
     "a2a.port": "--port",
     "a2a.demo": "--demo",
     "opencode.managed_server": "--managed",
+    "opencode.ask": "--ask",
 }
 """Settings with a second, shorter flag."""
+WITHOUT_VALUE = {"opencode.ask": "all"}
+"""What a flag stands for that may do without a value, besides switches."""
 
 
 class SettingOption(click.Option):
@@ -38,7 +41,7 @@ class SettingOption(click.Option):
         super().__init__(
             [*names, *filter(None, [SHORT.get(setting.key)])],
             is_flag=False,
-            flag_value="true" if setting.switch else None,
+            flag_value="true" if setting.switch else WITHOUT_VALUE.get(setting.key),
             metavar="|".join(setting.choices) or ("[=false]" if setting.switch else "VALUE"),
             help=setting.help + (f"  [{setting.default}]" if setting.default else ""),
         )

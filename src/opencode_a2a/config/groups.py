@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 
 from opencode_a2a.config.values import (
     STRICT,
+    Asks,
     BasicAuth,
     Count,
     CountOrOff,
@@ -282,6 +283,12 @@ class OpenCode(Group, prefix="OPENCODE_"):
     )
     command: Text = setting("opencode", "Program of the managed OpenCode.")
     startup_timeout: Seconds = setting(20, "Seconds for the managed OpenCode to start.")
+    ask: Asks | None = setting(
+        None,
+        "What the managed OpenCode asks for before it does it: `bash`, `edit`, `webfetch`, `all` "
+        "or `none`. By default the demo asks for all, and otherwise OpenCode's own "
+        "configuration decides, which allows everything unless told otherwise.",
+    )
     env_passthrough: Texts = setting(
         ("*",),
         "Variables that the managed OpenCode and its tools get: names, in which `*` stands for "

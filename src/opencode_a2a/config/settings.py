@@ -19,7 +19,7 @@ from pydantic import BaseModel, SecretStr, model_validator
 from pydantic.fields import FieldInfo
 
 from opencode_a2a.config import groups
-from opencode_a2a.config.values import STRICT, UNGUESSABLE, database_file
+from opencode_a2a.config.values import STRICT, UNGUESSABLE, Ask, database_file
 
 
 class Settings(BaseModel):
@@ -73,6 +73,13 @@ class Settings(BaseModel):
         """Whether there is any agent that the `a2a_call` tool could ask."""
         a2a = self.a2a
         return bool(a2a.peers or a2a.peers_allow_urls or self.client.allowed_hosts)
+
+    @property
+    def asked_for(self) -> tuple[Ask, ...]:
+        """What a managed OpenCode is told to ask for; its own configuration decides on the rest."""
+        if self.opencode.ask is None and self.a2a.demo:
+            return get_args(Ask)
+        return self.opencode.ask or ()
 
     @property
     def workspace(self) -> Path | None:
@@ -301,6 +308,9 @@ def _opencode_conflicts(a2a: groups.Service, opencode: groups.OpenCode) -> Itera
         yield Problem("A2A_DEMO", "starts OpenCode, so leave OPENCODE_MANAGED_SERVER on")
     if a2a.demo and opencode.provider_id:
         yield Problem("A2A_DEMO", "uses its own model, so leave OPENCODE_PROVIDER_ID out")
+    if opencode.ask is not None and not opencode.managed_server:
+        remedy = "so start it with --managed, or set `permission` in its configuration"
+        yield Problem("OPENCODE_ASK", f"is for an OpenCode that this program starts, {remedy}")
     root = opencode.workspace_root
     if opencode.managed_server and root and not root.is_dir():
         yield Problem("OPENCODE_WORKSPACE_ROOT", "is not a directory")

@@ -33,6 +33,13 @@ def _split(value: object) -> object:
     return [item.strip() for item in value.split(",") if item.strip()]
 
 
+def _asks(value: object) -> object:
+    """Take also ``all``, ``none``, and what a flag without a value stands for."""
+    if isinstance(value, str) and value.strip().lower() in ("all", "true"):
+        return ("bash", "edit", "webfetch")
+    return () if value == "none" else _split(value)
+
+
 def _decode(value: object) -> object:
     if not isinstance(value, str):
         return value
@@ -160,6 +167,8 @@ ProtocolLine = Annotated[Literal["0.3", "1.0"], BeforeValidator(_protocol_line)]
 Transport = Annotated[Literal["JSONRPC", "HTTP+JSON", "GRPC"], BeforeValidator(_transport)]
 Lines = Annotated[tuple[ProtocolLine, ...], BeforeValidator(_split), Field(min_length=1)]
 Transports = Annotated[tuple[Transport, ...], BeforeValidator(_split), Field(min_length=1)]
+Ask: TypeAlias = Literal["bash", "edit", "webfetch"]
+Asks = Annotated[tuple[Ask, ...], BeforeValidator(_asks)]
 Capability: TypeAlias = Literal["session_shell", "workspace_mutation"]
 
 STRICT = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)

@@ -6,11 +6,12 @@ here needs are left out, and with them everything secret: no provider key, optio
 has a field that could hold it. Nothing here knows A2A.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetPydanticSchema,
@@ -461,13 +462,35 @@ class ProviderCatalogue(Wire):
     connected: list[str]
 
 
+def _rules(value: object) -> object:
+    """Leave out what old versions of OpenCode have instead of a list."""
+    return cast("object", value) if isinstance(value, list) else ()
+
+
+class AgentRule(Wire):
+    permission: str
+    pattern: str
+    action: str
+
+
 class Agent(Wire):
     name: str
     mode: Literal["primary", "subagent", "all"]
     description: str | None = None
-    native: bool = False
-    hidden: bool = False
+    native: Annotated[bool, BeforeValidator(bool)] = False
+    hidden: Annotated[bool, BeforeValidator(bool)] = False
+    """Null for an agent that the user's configuration touches."""
     model: ModelRef | None = None
+    permission: Annotated[list[Annotated[AgentRule, Lenient]], BeforeValidator(_rules)] = []
+    """The last rule that fits decides."""
+
+    def actions(self, permission: str) -> set[str]:
+        """Return what may become of a permission: `allow`, `ask`, `deny`; empty if not known."""
+        actions: set[str] = set()
+        for rule in self.permission:
+            if rule.permission in ("*", permission):
+                actions = {rule.action} if rule.pattern == "*" else actions | {rule.action}
+        return actions
 
     @property
     def selectable(self) -> bool:
@@ -559,6 +582,7 @@ class Config(Wire):
     """The part of OpenCode's merged configuration that is no secret."""
 
     model: str | None = None
+    default_agent: str | None = Field(default=None, validation_alias="default_agent")
     share: str | None = None
 
 

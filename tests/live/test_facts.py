@@ -1,0 +1,67 @@
+"""What `serve` tells of the model and of what happens unasked, and how to change the latter."""
+
+from pathlib import Path
+
+import orjson
+import pytest
+
+from tests.support.caller import Caller
+from tests.support.program import Program
+from tests.support.service import TOKEN
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture
+def variables(opencode_command: str, tmp_path: Path) -> dict[str, str]:
+    """A service with an OpenCode of a user who has set up nothing."""
+    (tmp_path / "workspace").mkdir()
+    return {
+        "A2A_BEARER_TOKEN": TOKEN,
+        "A2A_STATE_DIR": str(tmp_path / "state"),
+        "OPENCODE_COMMAND": opencode_command,
+        "OPENCODE_WORKSPACE_ROOT": str(tmp_path / "workspace"),
+        "OPENCODE_STARTUP_TIMEOUT": "60",
+        "HOME": str(tmp_path),
+        "XDG_DATA_HOME": str(tmp_path / "data"),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+    }
+
+
+async def test_a_hosted_model_and_what_it_does_unasked_are_said_at_the_start(
+    variables: dict[str, str],
+) -> None:
+    async with Program(variables, "--managed") as program:
+        model = await program.printed(lambda line: line.startswith("model "))
+        assert "opencode/" in model
+        assert "(hosted by OpenCode)" in model
+        unasked = await program.printed(lambda line: line.startswith("unasked "))
+        assert unasked == "unasked  commands, edits and web requests; --ask makes it ask"
+        await program.stop()
+
+        program.arguments += ["--ask=bash,edit"]
+        before = len(program.lines)
+        await program.start()
+        asks = await program.printed(lambda line: line.startswith("asks "), before)
+        assert asks == "asks     before commands and edits"
+        unasked = await program.printed(lambda line: line.startswith("unasked "), before)
+        assert unasked == "unasked  web requests"
+        await program.stop()
+
+
+async def test_the_demo_asks_before_it_runs_a_command_whatever_the_project_says(
+    variables: dict[str, str], tmp_path: Path
+) -> None:
+    allow = {"bash": "allow", "edit": "allow"}
+    project = {"permission": allow, "agent": {"build": {"permission": allow}}}
+    (tmp_path / "workspace" / "opencode.json").write_bytes(orjson.dumps(project))
+    async with Program(variables, "--demo") as program:
+        asks = await program.printed(lambda line: line.startswith("asks "))
+        assert asks == "asks     before commands, edits and web requests"
+        assert await program.printed(lambda line: line == "model    demo/demo")
+
+        asked = await Caller(program).send("list the files here")
+        assert asked.state == "input_required"
+        task = await Caller(program).send("once", task=asked.id)
+        assert (task.state, "opencode.json" in task.text) == ("completed", True)
+        await program.stop()
