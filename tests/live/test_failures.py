@@ -1,6 +1,8 @@
 """Turns that do not come to their end: the model fails, hangs or loops, or somebody cancels."""
 
+import time
 import uuid
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -172,6 +174,23 @@ async def test_a_retry_a_day_ahead_is_not_waited_for(
     assert task.state == "failed"
     assert task.error_type == "UPSTREAM_QUOTA_EXCEEDED"
     assert task.session_id not in await busy(opencode, backstage)
+
+
+@pytest.mark.requirement("I16")
+async def test_a_clock_that_is_set_back_does_not_end_a_turn_that_waits_for_a_retry(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opencode_a2a.execution.turn.TICK_SECONDS", 0.2)
+    caller = Caller(await serve(A2A_TURN_MAX_RETRY_WAIT_SECONDS="60"))
+    prompt = script({"error": 429, "retry_after": 2, "times": 1}, {"say": "at last"})
+
+    async with caller.stream(prompt) as following:
+        await following.until(lambda update: "retry" in str(update.progress))
+        earlier = time.time_ns() - 24 * 3600 * 10**9
+        monkeypatch.setattr("opencode_a2a.clock.time", SimpleNamespace(time_ns=lambda: earlier))
+        await following.rest()
+
+    assert (following.task.state, following.task.text) == ("completed", "at last")
 
 
 async def test_a_model_that_hangs_is_given_up_after_silence(

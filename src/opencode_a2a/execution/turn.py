@@ -54,7 +54,7 @@ from opencode_a2a.upstream.models import (
     Prompt,
     TextInput,
 )
-from opencode_a2a.upstream.reader import Reader, Stored, Told
+from opencode_a2a.upstream.reader import Reader, RetryNotice, Stored, Told
 
 __all__ = ["Log", "PromptDefaults", "Told", "Turn", "TurnSpec", "Turns", "Watch"]
 
@@ -381,6 +381,8 @@ class Run:
         self._unlisted = False
         """OpenCode could not list its prompts, so that one may have been missed."""
         self._confirmed = False
+        self._retry: RetryNotice | None = None
+        """The retry that was last found near enough to wait for."""
         self._timer: asyncio.TimerHandle | None = None
         self._starting: asyncio.TimerHandle | None = None
 
@@ -640,9 +642,12 @@ class Run:
         if reader.steps > watch.max_steps:
             return await self._abort(Failure("UPSTREAM_ENDLESS", ENDLESS.format(reader.steps)))
         retry = reader.retry
-        if retry is not None and retry.next - now_ms() > watch.max_retry_seconds * 1000:
-            failure = Failure("UPSTREAM_QUOTA_EXCEEDED", RETRY_FAR.format(retry.message))
-            return await self._abort(failure)
+        if retry is not None and retry is not self._retry:
+            # Judged once, when it is heard: the wall clock may jump while it is waited for.
+            self._retry = retry
+            if retry.next - now_ms() > watch.max_retry_seconds * 1000:
+                failure = Failure("UPSTREAM_QUOTA_EXCEEDED", RETRY_FAR.format(retry.message))
+                return await self._abort(failure)
         now = self._loop.time()
         if watch.turn_seconds is not None and now - self._began > watch.turn_seconds:
             return await self._abort(Failure("UPSTREAM_TIMEOUT", LONG.format(watch.turn_seconds)))
