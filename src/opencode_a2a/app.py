@@ -723,16 +723,22 @@ def _ended_by_signals(runner: Server) -> Generator[set[signal.Signals]]:
     """
     loop, main = asyncio.get_running_loop(), asyncio.current_task()
     received: set[signal.Signals] = set()
+    terminals = [number for number in (1, 2) if os.isatty(number)]
 
     def end(number: signal.Signals) -> None:
         received.add(number)
+        if number is signal.SIGHUP:
+            # The terminal was closed. What is still printed would fail, and with it the exit.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for terminal in terminals:
+                os.dup2(nowhere, terminal)
+            os.close(nowhere)
         if runner.should_exit:
             runner.force_exit = True  # asked twice: open requests are not waited for
         elif main is not None and not runner.started:
             main.cancel()
         runner.should_exit = True
 
-    # SIGHUP: the terminal was closed.
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for number in signals:
         loop.add_signal_handler(number, end, number)
