@@ -193,8 +193,8 @@ class Desk:
         if one.timer is not None:
             one.timer.cancel()
         event = self._attributed(one, event, ending=ending)
-        await self._interrupts.settle(self._owner, one.asked, event)
         self._settled.append(one)
+        await self._interrupts.settle(self._owner, one.asked, event)
         if not one.told:
             return []
         if one.counted is None or one.counted.message is None:
@@ -294,11 +294,12 @@ class Desk:
 
     async def repeat(self, message: Message) -> None:
         """See to it that OpenCode gets the answer in a message that was taken before."""
-        for one in list(self._open.values()):
+        # What is settled but not in the log yet is no longer open; its outcome is waited for too.
+        for one in (*self._settled, *self._open.values()):
             answer = one.answer
             if answer is None or answer.message != message:
                 continue
-            if one.sending or one.delivered:
+            if one.sending or one.delivered or one in self._settled:
                 await self._confirmed(one, answer)
                 continue
             one.sending = True
