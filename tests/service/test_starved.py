@@ -80,6 +80,30 @@ async def test_a_turn_that_is_not_listed_as_busy_yet_outlives_the_service(
     assert len(opencode.prompts) == 1
 
 
+async def test_a_list_from_before_the_turn_began_does_not_end_it(
+    opencode: FakeOpenCode, tmp_path: Path
+) -> None:
+    """The messages are read at the same time, and may already show its first step."""
+    held = opencode.hold()
+    async with started(opencode, tmp_path, **STORED) as service:
+        begun = await Caller(service).begin("hello")
+        await reached(held)
+
+    opencode.starved = True
+    async with asyncio.TaskGroup() as group:
+        listed = group.create_task(opencode.asked("status", 1))
+        listed.add_done_callback(lambda _: setattr(opencode, "starved", False))
+        async with started(opencode, tmp_path, **STORED) as service:
+            caller = Caller(service)
+            await opencode.asked("status", 2)
+            waiting = await caller.get(begun.id)
+            opencode.release()
+            ended = await caller.ended(begun.id)
+
+    assert waiting.state == "working"
+    assert (ended.state, ended.text) == ANSWER
+
+
 async def test_a_message_that_nobody_takes_up_is_given_up_in_the_end(
     opencode: FakeOpenCode,
     tmp_path: Path,

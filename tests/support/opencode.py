@@ -315,10 +315,10 @@ class FakeOpenCode:
         return _json(info) if info else _missing()
 
     async def _statuses(self, _: Request) -> Response:
-        await self._count("status")
         busy = {k: v for k, v in self._state.statuses.items() if v.type != "idle"}
         if self.starved:
             busy.clear()
+        await self._count("status")
         return _json({key: _dumped(value) for key, value in busy.items()})
 
     async def _prompt(self, request: Request) -> Response:

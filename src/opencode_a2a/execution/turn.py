@@ -605,7 +605,11 @@ class Run:
         self.desk.busy = session_id in state.statuses
         told = self._reader.reconcile(state)
         if session_id not in state.statuses and self._idle_is_the_end:
-            told += await self._finish()
+            # The list may be older than the messages, from before the turn began. It is asked for
+            # again: what is stored now and idle afterwards has ended.
+            statuses = await self._turns.stored.statuses.of(self._seat.location, self._loop.time())
+            if session_id not in statuses:
+                told += await self._finish()
         return told
 
     async def _finish(self, failure: Failure | None = None) -> list[TurnEvent]:
