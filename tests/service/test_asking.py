@@ -89,6 +89,20 @@ async def test_a_repeated_answer_is_taken_once(caller: Caller, opencode: FakeOpe
     assert again.raw == done.raw
 
 
+@pytest.mark.requirement("I6")
+async def test_a_repeated_answer_may_name_the_context_that_the_client_has_learnt(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    opencode.play("permission-once")
+    name = f"with the context {caller.wire.value}"
+    asked = await caller.send("run it")
+    done = await caller.send("once", task=asked.id, message_id=name)
+
+    again = await caller.send("once", task=asked.id, context=asked.context_id, message_id=name)
+
+    assert again.raw == done.raw
+
+
 @pytest.mark.requirement("3.3.1-same-message-id")
 async def test_an_answer_may_reuse_the_id_of_the_message_that_it_follows(
     caller: Caller, opencode: FakeOpenCode

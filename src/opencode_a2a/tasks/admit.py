@@ -39,8 +39,14 @@ class Admitted:
 
 
 def digest(order: Order) -> bytes:
-    """Return what identifies a message's content: a repeat has the same id and digest."""
-    content = (order.message, order.task_id, order.context_id, order.routing, order.output_modes)
+    """Return what identifies a message's content: a repeat has the same id and digest.
+
+    A message on a task is an answer. It stays the same answer whatever else the request says: a
+    client that repeats it may have learnt the context meanwhile.
+    """
+    content: tuple[object, ...] = (order.message, order.task_id)
+    if order.task_id is None:
+        content += (order.context_id, order.routing, order.output_modes)
     return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).digest()
 
 

@@ -302,6 +302,9 @@ class Board:
         if job is not None:
             await job.log.steady()
             return job.log
+        if not State(row.state).terminal:
+            # The task has ended since the row was read, and its history is in the row of now.
+            row = await self._row(Principal(row.principal), row.id)
         return TaskLog(row.no, load_task(row), self._journal, self._database)
 
 
