@@ -181,6 +181,12 @@ def test_answers_as_data_are_lists_of_strings() -> None:
             meaning(data({"answers": wrong}), several)
 
 
+def test_an_answer_that_names_a_request_is_never_taken_for_another() -> None:
+    for words in ("per_1 once", "per_1: no"):
+        with pytest.raises(NotUnderstoodError, match="per_2"):
+            understand(text(words), [EDIT])
+
+
 def test_with_several_pending_the_answer_names_the_one_it_means() -> None:
     assert understand(text("per_2: no"), [BASH, EDIT]) == (EDIT, PermissionReply("reject"))
     assert understand(text("per_1 once"), [BASH, EDIT]) == (BASH, PermissionReply("once"))

@@ -145,9 +145,13 @@ class Conversation:
             elif text == "/new":
                 self.context_id = None
             elif text:
-                permission = self._prompt is not None and self._prompt.type == "permission"
-                reply = _REPLIES.get(text.lower()) if self._waiting and permission else None
-                return [Part("text", text=reply or text)]
+                return [Part("text", text=self._answer(text) if self._waiting else text)]
+
+    def _answer(self, text: str) -> str:
+        """Name the permission that was read: another may be asked by the time of the answer."""
+        if self._prompt is None or self._prompt.type != "permission":
+            return text
+        return f"{self._prompt.request_id} {_REPLIES.get(text.lower(), text)}"
 
 
 def _choices(question: Question) -> list[Json]:

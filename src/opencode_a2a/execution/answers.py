@@ -76,6 +76,7 @@ _WORDS: dict[str, Literal["once", "always", "reject"]] = {
     **dict.fromkeys(("reject", "rejected", "no", "n", "deny", "denied", "refuse"), "reject"),
 }
 _REJECTIONS = frozenset({"reject", "dismiss", "skip"})
+_REQUEST_ID = re.compile(r"(?:per|que)_[0-9A-Za-z]+")
 _LEADING_WORD = re.compile(r"\s*([A-Za-z]+)\s*(?:[:,.;!-]+\s*|\s+|$)(.*)", re.DOTALL)
 
 
@@ -117,6 +118,11 @@ def _named(text: str, pending: Sequence[Interrupted]) -> tuple[Interrupted, str]
     for asked in pending:
         if first.rstrip(":") == asked.request_id:
             return asked, rest.strip()
+    if _REQUEST_ID.fullmatch(first.rstrip(":")):
+        raise NotUnderstoodError(
+            f"The request {first.rstrip(':')} is no longer pending. What is asked now: "
+            + ", ".join(asked.request_id for asked in pending)
+        )
     if len(pending) == 1:
         return pending[0], text
     raise NotUnderstoodError(
