@@ -62,7 +62,7 @@ from opencode_a2a.upstream import versions
 from opencode_a2a.upstream.client import Location, OpenCode
 from opencode_a2a.upstream.feed import Feed
 from opencode_a2a.upstream.launch import passed_environment
-from opencode_a2a.upstream.models import McpServer
+from opencode_a2a.upstream.models import Agent, McpServer
 from opencode_a2a.upstream.process import (
     Launch,
     ManagedOpenCode,
@@ -85,6 +85,8 @@ _M_MMAP_THRESHOLD = -3
 FACTS_SECONDS = 30.0
 ASKED = {"bash": "commands", "edit": "edits", "webfetch": "web requests"}
 """The permissions of OpenCode that are told at the start."""
+WORKERS = ("build", "plan", "general", "explore")
+"""The agents of OpenCode itself that use tools."""
 TASKS_NAMED = 10
 """How many of the open tasks are named at the end, of each kind."""
 
@@ -396,15 +398,36 @@ async def _facts(opencode: OpenCode, settings: Settings) -> list[str]:
     candidates = [model] if model else [f"{p}/{m}" for p, m in connected.default.items()]
     shown = [f"{name} (hosted by OpenCode)" if _hosted(name) else name for name in candidates]
     lines = [f"model    {' or '.join(shown) if shown else 'none: no provider is set up'}"]
-    actions = {word: agent.actions(name) if agent else set[str]() for name, word in ASKED.items()}
-    unasked = [word for word, found in actions.items() if found == {"allow"}]
-    asked = [word for word, found in actions.items() if "ask" in found]
-    if asked:
+    unasked = _unasked(agent, settings) if agent else []
+    asked = [word for name, word in ASKED.items() if agent and "ask" in agent.actions(name)]
+    if asked := [word for word in asked if word not in unasked]:
         lines.append(f"asks     before {_listed(asked)}")
     if unasked:
         remedy = "; --ask makes it ask" if own.managed_server and not settings.asked_for else ""
         lines.append(f"unasked  {_listed(unasked)}{remedy}")
+    # The model hands work to other agents, and a project may have given these more freedom.
+    freer = {
+        one.name: more
+        for one in agents.values()
+        if not one.hidden and (more := set(_unasked(one, settings)) - {*unasked})
+    }
+    if freer:
+        words = [word for word in ASKED.values() if any(word in more for more in freer.values())]
+        names = f"agent{'s' if len(freer) > 1 else ''} {_listed(sorted(freer))}"
+        lines.append(
+            f"unasked  {_listed(words)} by the {names}; OpenCode's configuration allows it"
+        )
     return lines
+
+
+def _unasked(agent: Agent, settings: Settings) -> list[str]:
+    """Return what an agent does unasked; where it was told to ask, an exception counts too."""
+    found = {name: agent.actions(name) for name in ASKED}
+    return [
+        word
+        for name, word in ASKED.items()
+        if found[name] == {"allow"} or (name in settings.asked_for and "allow" in found[name])
+    ]
 
 
 def _hosted(model: str) -> bool:
@@ -604,9 +627,10 @@ async def _upstream(settings: Settings) -> AsyncGenerator[Upstream]:
             config |= opencode_config(model.url)
         if settings.asked_for:
             asks: JsonObject = dict.fromkeys(settings.asked_for, "ask")
-            # A project's file may set permissions for the agent alone, and these would win.
-            agent: JsonObject = {own.agent or "build": {"permission": asks}}
-            config |= {"permission": asks, "agent": agent}
+            # A project's file may set permissions for an agent alone, and these would win.
+            workers = dict.fromkeys((*WORKERS, own.agent or "build"))
+            agents: JsonObject = {name: {"permission": asks} for name in workers}
+            config |= {"permission": asks, "agent": agents}
         launch = Launch(
             environment=_opencode_environment(settings),
             command=own.command,

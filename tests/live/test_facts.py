@@ -65,3 +65,52 @@ async def test_the_demo_asks_before_it_runs_a_command_whatever_the_project_says(
         task = await Caller(program).send("once", task=asked.id)
         assert (task.state, "opencode.json" in task.text) == ("completed", True)
         await program.stop()
+
+
+async def test_the_sub_agents_of_the_demo_ask_too_whatever_the_project_says(
+    variables: dict[str, str], tmp_path: Path
+) -> None:
+    allow = {"permission": {"bash": "allow"}}
+    project = {"agent": dict.fromkeys(("general", "explore", "plan"), allow)}
+    (tmp_path / "workspace" / "opencode.json").write_bytes(orjson.dumps(project))
+    async with Program(variables, "--demo") as program:
+        asks = await program.printed(lambda line: line.startswith("asks "))
+        assert asks == "asks     before commands, edits and web requests"
+
+        asked = await Caller(program).send("use a sub-agent")
+        assert asked.state == "input_required"
+        await Caller(program).cancel(asked.id)
+        await program.stop()
+        assert not [line for line in program.lines if line.startswith("unasked ")]
+
+
+async def test_agents_of_the_project_that_do_not_ask_are_named_at_the_start(
+    variables: dict[str, str], tmp_path: Path
+) -> None:
+    agents = {
+        "free": {"mode": "subagent", "permission": {"b*": "allow"}},
+        "freer": {"mode": "subagent", "permission": {"edit": {"*.md": "allow"}}},
+        "tame": {"mode": "subagent", "description": "asks as it is told"},
+    }
+    (tmp_path / "workspace" / "opencode.json").write_bytes(orjson.dumps({"agent": agents}))
+    async with Program(variables, "--demo") as program:
+        unasked = await program.printed(lambda line: line.startswith("unasked "))
+        assert unasked == (
+            "unasked  commands and edits by the agents free and freer; "
+            "OpenCode's configuration allows it"
+        )
+        await program.stop()
+
+
+async def test_a_later_rule_of_the_project_for_everything_is_not_hidden_by_ask(
+    variables: dict[str, str], tmp_path: Path
+) -> None:
+    """OpenCode keeps the order of the project's file, and the last rule that fits decides."""
+    rules = {"edit": "ask", "*": "allow"}
+    project = {"permission": rules, "agent": {"build": {"permission": rules}}}
+    (tmp_path / "workspace" / "opencode.json").write_bytes(orjson.dumps(project))
+    async with Program(variables, "--demo") as program:
+        asks = await program.printed(lambda line: line.startswith("asks "))
+        assert asks == "asks     before commands and web requests"
+        assert await program.printed(lambda line: line == "unasked  edits")
+        await program.stop()

@@ -6,6 +6,7 @@ here needs are left out, and with them everything secret: no provider key, optio
 has a field that could hold it. Nothing here knows A2A.
 """
 
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal, cast
 
 from pydantic import (
@@ -467,6 +468,12 @@ def _rules(value: object) -> object:
     return cast("object", value) if isinstance(value, list) else ()
 
 
+def _matches(pattern: str, name: str) -> bool:
+    """Whether a rule is about a permission: OpenCode knows `*` and `?`, and an open end ` *`."""
+    pattern = pattern.removesuffix(" *").replace("[", "[[]")
+    return fnmatchcase(name, pattern)
+
+
 class AgentRule(Wire):
     permission: str
     pattern: str
@@ -488,7 +495,7 @@ class Agent(Wire):
         """Return what may become of a permission: `allow`, `ask`, `deny`; empty if not known."""
         actions: set[str] = set()
         for rule in self.permission:
-            if rule.permission in ("*", permission):
+            if _matches(rule.permission, permission):
                 actions = {rule.action} if rule.pattern == "*" else actions | {rule.action}
         return actions
 
