@@ -21,6 +21,11 @@ PROGRAMS := node_modules/.installed
 SDK03 := .tools/a2a-sdk-0.3/.installed
 BIN := $(CURDIR)/.venv/bin
 
+# What make and this file set for their own programs is not for the agent's commands: a `make` that
+# it runs would otherwise take over our flags.
+WITHOUT_OURS := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL -u MAKEOVERRIDES -u MAKE_TERMOUT \
+	-u MAKE_TERMERR -u UV_SYSTEM_CERTS -u UV_NATIVE_TLS
+
 # Read when a recipe runs: before the first installation there is no such directory.
 RIPGREP = $(shell echo $(CURDIR)/node_modules/@vscode/ripgrep-*/bin)
 WITH_PROGRAMS = PATH="$(CURDIR)/node_modules/.bin:$(RIPGREP):$$PATH"
@@ -41,7 +46,7 @@ help:
 	@echo 'make record     record event streams of the installed OpenCode into the test data'
 
 serve: $(PACKAGES) $(PROGRAMS)
-	$(WITH_PROGRAMS) exec $(BIN)/opencode-a2a serve --managed --auto-demo \
+	$(WITH_PROGRAMS) exec $(WITHOUT_OURS) $(BIN)/opencode-a2a serve --managed --auto-demo \
 		--opencode-workspace-root "$(WORKSPACE)" $(ARGS)
 
 demo-peers: $(PACKAGES) $(PROGRAMS)

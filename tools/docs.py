@@ -31,7 +31,7 @@ of one TOML file named by `--config` or `{CONFIG_VARIABLE}`; the first of these 
 `.env` file is read, and nothing from a workspace. An empty variable counts as not set. Lists are
 written with commas or as JSON arrays, lists of objects as JSON. What holds secrets has no flag. A
 misspelt `A2A_` or `OPENCODE_` variable is an error: its words are in another order, or up to a
-quarter of its letters is wrong. One that resembles no setting is another program's, and a warning.
+quarter of its letters are wrong. One that resembles no setting is another program's, and a warning.
 `opencode-a2a settings` prints what is in effect, and `opencode-a2a doctor` checks it.
 
 `serve` also takes `--host`, `--port`, `--demo` and `--managed` for `--a2a-host`, `--a2a-port`,

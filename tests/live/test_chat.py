@@ -121,10 +121,26 @@ async def test_ctrl_c_at_a_question_cancels_the_task(service: Running) -> None:
         terminal.type("\x03")
         await terminal.sees("canceled; Ctrl-C again leaves")
         terminal.type("\x03")
-        await terminal.ended()
+        status = await terminal.ended()
 
     [task] = await tasks(service)
     assert task["status"]["state"] == "TASK_STATE_CANCELED"
+    assert status == 130
+
+
+async def test_a_canceled_answer_decides_the_exit_status(
+    service: Running, asking_backstage: Backstage, gate: str
+) -> None:
+    async with Terminal("chat", service.url) as terminal:
+        await terminal.sees(PROMPT)
+        terminal.type(script({"gate": gate}, {"say": "all done"}) + "\n")
+        await asking_backstage.reached(gate)
+        terminal.type("\x03")
+        await terminal.sees("canceled; Ctrl-C again leaves")
+        terminal.type("/quit\n")
+        status = await terminal.ended()
+
+    assert status == 130
 
 
 async def test_a_person_sees_why_nothing_comes_and_for_how_long(service: Running) -> None:

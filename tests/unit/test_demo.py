@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from opencode_a2a.demo.answers import demo_script, errand
+from opencode_a2a.demo.answers import demo_script, errand, filled
 from opencode_a2a.demo.chat import CallId, ChatMessage, ToolCall
 from opencode_a2a.demo.script import (
     Call,
@@ -308,6 +308,22 @@ async def test_calls_are_streamed_and_their_results_quoted(http: httpx2.AsyncCli
     ]
     assert json.loads(json.dumps(second["tool_calls"]))[0]["function"]["arguments"] == "{oops"
     assert said_in(answer) == "got a.txt"
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "The user rejected permission to use this specific tool call.",
+        "The user has specified a rule which prevents you from using this specific tool call.",
+        "The user dismissed this question",
+    ],
+)
+def test_the_demo_does_not_claim_what_was_refused(refusal: str) -> None:
+    [_, [said]] = demo_script("write a file x.txt with 'hi'", frozenset({"write"})).replies
+    assert isinstance(said, Say)
+
+    assert filled(said.say, "Wrote file successfully.").startswith("I wrote x.txt:")
+    assert filled(said.say, refusal).startswith(f"That was not done:\n\n```\n{refusal}\n```")
 
 
 async def test_a_whole_answer_has_the_same_content(http: httpx2.AsyncClient) -> None:

@@ -168,7 +168,7 @@ ASKED = Interrupted(
     patterns=["ls"],
     asked_at=1,
     expires_at=2,
-    default="the turn goes on without an answer",
+    default="the request is rejected and the turn continues",
     questions=[Question("q?", "Q", [QuestionOption("a")])],
 )
 EVENTS: list[TurnEvent] = [

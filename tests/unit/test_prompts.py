@@ -49,7 +49,7 @@ def test_a_permission_shows_the_exact_command_the_answers_and_the_deadline() -> 
             "Always would mean: git status *, rm *",
             "",
             accepted(BASH),
-            "Without an answer until 2026-11-15T09:00:00.123Z the turn ends.",
+            "If nobody answers by 2026-11-15T09:00:00.123Z, the turn ends.",
         ]
     )
 
@@ -59,7 +59,7 @@ def test_a_change_is_shown_as_the_patch_it_is() -> None:
 
     assert "change a file (edit)" in text
     assert "    -x\n    +y" in text
-    assert "Without an answer" not in text
+    assert "If nobody answers" not in text
 
 
 def test_a_tool_without_description_shows_its_input() -> None:

@@ -55,7 +55,8 @@ def call(
     With --json the last line is the event "interrupted" or "finished"; it holds the state, the
     whole answer, task_id and context_id.
 
-    Exit status: 0 completed, 1 failed, 2 wrong usage, 3 input or sign-in required.
+    Exit status: 0 completed, 1 failed, 2 wrong usage, 3 input or sign-in required, 130 canceled
+    with Ctrl-C.
     """
     if math.isnan(timeout):
         raise click.UsageError("--timeout should be a number of seconds")

@@ -70,7 +70,7 @@ class Conversation:
                     status = self._turn(self._read())
                     stopped = False
                 except CanceledError as error:
-                    stopped = True
+                    stopped, status = True, error.exit_code
                     click.echo(f"{error.message}; Ctrl-C again leaves", err=True)
                 except RefusedError:
                     raise
@@ -81,6 +81,8 @@ class Conversation:
                     if stopped:
                         break
                     stopped = True
+                    if self._waiting:
+                        status = CanceledError.exit_code
                     click.echo(f"\n{self._give_up()}Ctrl-C again leaves", err=True)
         return self._leave(status)
 

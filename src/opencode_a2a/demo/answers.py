@@ -16,6 +16,8 @@ from opencode_a2a.demo.script import Call, Reply, Say, Script, Think, digest_of
 RESULT = "{{result}}"
 """Stands for the last tool result in what is said."""
 _PACE = 0.015
+_REFUSED = re.compile(r"The user (rejected|dismissed|has specified a rule)")
+"""How OpenCode begins the result of a tool that it was not allowed to run."""
 _LOOK_AT = 2000
 _TITLE_PROMPT = "You are a title generator"
 _SUMMARY_PROMPT = "You are a context summarization agent"
@@ -108,6 +110,13 @@ _KNOWN = (
     Recognised("todowrite", r"\b(?:make|write|show)\b.{0,20}\b(?:plan|todo)", {"todos": _TODOS},
                "The user wants a plan. I write a list.", "This is the plan:"),
 )  # fmt: skip
+
+
+def filled(text: str, result: str) -> str:
+    """Put the last tool result into what is said; what was refused is not claimed to be done."""
+    if _REFUSED.match(result) and text.endswith(_DISCLAIMER):
+        return f"That was not done:\n\n```\n{result}\n```\n\n{_DISCLAIMER}"
+    return text.replace(RESULT, result)
 
 
 def _say(text: str) -> Say:

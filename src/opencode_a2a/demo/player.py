@@ -14,7 +14,7 @@ from pydantic import JsonValue
 from starlette.types import Send
 
 from opencode_a2a.demo import chat
-from opencode_a2a.demo.answers import RESULT
+from opencode_a2a.demo.answers import RESULT, filled
 from opencode_a2a.demo.chat import CallId, ChatRequest, FinishReason, Tokens
 from opencode_a2a.demo.script import (
     Action,
@@ -254,7 +254,7 @@ class Player:
     def _filled(self, text: str) -> str:
         if RESULT not in text:
             return text
-        return text.replace(RESULT, self.request.last_result[:_RESULT_LIMIT])
+        return filled(text, self.request.last_result[:_RESULT_LIMIT])
 
     async def _call(self, action: Call) -> None:
         call_id = CallId(self.progress.script.digest, self.place, self._attempt, self._calls)

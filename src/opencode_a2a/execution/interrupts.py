@@ -129,7 +129,9 @@ class Interrupts:
     def _default(self, asked: Interrupted) -> str:
         if self.policy.expiry(asked) is None:
             return "the turn ends"
-        return "the turn goes on without an answer"
+        if asked.type == "question":
+            return "the question is dismissed and the turn continues"
+        return "the request is rejected and the turn continues"
 
     async def store(
         self,

@@ -80,8 +80,8 @@ def _question(question: Question, label: str) -> list[str]:
 def _deadline(asked: Interrupted) -> list[str]:
     if asked.expires_at is None:
         return []
-    then = asked.default or "it is rejected"
-    return [f"Without an answer until {moment(asked.expires_at)} {then}."]
+    then = asked.default or "the request is rejected"
+    return [f"If nobody answers by {moment(asked.expires_at)}, {then}."]
 
 
 def _block(label: str, value: Json) -> str:

@@ -28,7 +28,7 @@ ABORTED = Failure(
 )
 REFUSED = Failure(
     "UPSTREAM_REQUEST_REJECTED",
-    "A permission or question of this turn was refused, and OpenCode stopped there. "
+    "You refused what OpenCode asked for, so it stopped. "
     "Send another message to go on differently.",
 )
 
