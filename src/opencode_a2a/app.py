@@ -603,6 +603,12 @@ def _known_port(file: Path | None) -> int:
     return port
 
 
+def _forget_port(port: Path, record: Path | None) -> None:
+    """Remove the file with the demo model's port, unless an OpenCode was kept that calls it."""
+    if record is None or not record.exists():
+        port.unlink(missing_ok=True)
+
+
 @asynccontextmanager
 async def _upstream(settings: Settings) -> AsyncGenerator[Upstream]:
     """Start OpenCode, with a demo model behind it if asked for, or find the one that runs."""
@@ -623,7 +629,7 @@ async def _upstream(settings: Settings) -> AsyncGenerator[Upstream]:
             if port is not None:
                 port.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 port.write_text(str(model.port))
-                stack.callback(port.unlink, missing_ok=True)
+                stack.callback(_forget_port, port, record)
             config |= opencode_config(model.url)
         if settings.asked_for:
             asks: JsonObject = dict.fromkeys(settings.asked_for, "ask")

@@ -162,3 +162,27 @@ async def test_the_demo_goes_on_after_a_kill_in_the_middle_of_text(
         assert opencode_pid(program) == first
         assert await program.stop() == 0
         assert program.left() == []
+
+
+async def test_the_demo_keeps_what_waits_even_when_the_next_start_is_broken_off(
+    variables: dict[str, str], tmp_path: Path
+) -> None:
+    async with Program(variables | {"A2A_LOG_LEVEL": "INFO"}, "--demo") as program:
+        caller = Caller(program)
+        waiting = await asked(caller, tmp_path)
+        first = opencode_pid(program)
+        assert await program.stop(signal.SIGINT) == 0
+
+        before = len(program.lines)
+        await program.spawn()
+        await program.printed(lambda line: "took over OpenCode" in line, before)
+        assert await program.stop(signal.SIGINT) == 0
+        assert first in program.left()
+
+        await program.start()
+        assert opencode_pid(program) == first
+        answered = await caller.send("once", task=waiting.id)
+        assert (answered.state, answered.text) == ("completed", "allowed")
+        assert await program.stop() == 0
+        assert program.left() == []
+        assert list((tmp_path / "state" / "managed").iterdir()) == []

@@ -224,6 +224,8 @@ class ManagedOpenCode:
         self.on_restart: list[Callable[[], None]] = []
         self.keep = False
         """Whether to leave it running at the end, for the next start to take over."""
+        self._taken = False
+        """Whether it is one that an earlier run has started."""
 
     @property
     def pid(self) -> int | None:
@@ -247,18 +249,22 @@ class ManagedOpenCode:
             if not await self._take_over():
                 await self._start_somewhere()
         except BaseException:
-            await self._stop()
+            await self._leave(keep=self._taken)
             raise
         if doubt := versions.doubt(self.version):
             log.warning("%s", doubt)
         self._keeper = asyncio.create_task(self._keep(), name="opencode keeper")
         return self
 
-    async def __aexit__(self, *_exc: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None = None, *_exc: object) -> None:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
-        if self.keep and self.keepable and self._life is not None:
+        # What was taken over is still waited for when a start is broken off or fails.
+        await self._leave(keep=self.keep or (self._taken and kind is not None))
+
+    async def _leave(self, *, keep: bool) -> None:
+        if keep and self.keepable and self._life is not None:
             await self._life.let_go()
         else:
             await self._stop()
@@ -279,10 +285,16 @@ class ManagedOpenCode:
         self._marker, self.password = left.marker, left.password
         self.url, self.version = left.url or "", left.version
         self._port = urlsplit(self.url).port or 0
-        if left.setup == self._launch.digest() and await self._healthy():
+        self._taken = True
+        if left.setup != self._launch.digest():
+            reason = "it was started with another configuration, environment or program"
+        elif not await self._healthy():
+            reason = "it does not answer as it should"
+        else:
             log.info("took over OpenCode %s at %s, pid %d", self.version, self.url, process.pid)
             return True
-        log.warning("ending an OpenCode that an earlier run of this program left")
+        log.warning("ending the OpenCode of an earlier run (pid %d): %s", process.pid, reason)
+        self._taken = False
         await self._stop()
         self._marker, self.password = fresh
         return False
@@ -311,7 +323,7 @@ class ManagedOpenCode:
                     raise
 
     async def _start(self) -> None:
-        launch = self._launch
+        launch, self._taken = self._launch, False
         variables = launch.variables(self.password, self._marker)
         executable = find_command(launch.command, variables.get("PATH"))
         command = [executable, "serve", "--hostname", launch.host, "--port", str(self._port)]
