@@ -43,6 +43,7 @@ from opencode_a2a.extensions import Deps, Dispatcher, dispatcher
 from opencode_a2a.messages import ModelChoice
 from opencode_a2a.peers.network import EgressError, Fetch, Fetcher, FetchLimits, FetchResult
 from opencode_a2a.peers.tool import SERVER, PeerTool
+from opencode_a2a.printable import program
 from opencode_a2a.protocol.card import Cards
 from opencode_a2a.protocol.contracts import card_facts, contracts, spoken
 from opencode_a2a.protocol.exchange import Stream, Terms
@@ -153,7 +154,7 @@ class Service:
         if not settings.auth.configured:
             lines.append(f"token    in {self.token_file} (mode 0600)")
         if self.trouble is None:
-            lines.append(f'try      opencode-a2a call {url} "list the files here"')
+            lines.append(f'try      {program()} call {url} "list the files here"')
         else:
             lines.append(f"problem  {self.trouble}")
         return lines
@@ -181,9 +182,12 @@ class Service:
         lines += [f"working  {task.ref.id}" for task in working[:TASKS_NAMED]]
         if len(tasks) > len(lines):
             lines.append(f"and {len(tasks) - len(lines)} more")
-        lines.append(f"After the next start, follow a task: opencode-a2a task {url} TASK --follow")
-        if waiting:
-            lines.append(f'Answer one that waits: opencode-a2a call {url} "yes" --task TASK')
+        lasting = self.settings.tasks.task_store_backend == "database"
+        if lasting:
+            then = f"{program()} task {url} TASK --follow"
+            lines.append(f"After the next start, follow a task: {then}")
+        if waiting and lasting:
+            lines.append(f'Answer one that waits: {program()} call {url} "yes" --task TASK')
         managed = self.upstream.managed if self.upstream else None
         if managed is None:
             return lines

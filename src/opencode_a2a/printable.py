@@ -7,6 +7,9 @@ turn the direction of writing around, or carry words that nobody sees.
 import json
 import re
 import shlex
+import shutil
+import sys
+from pathlib import Path
 
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but tab and newline, C1
@@ -40,4 +43,12 @@ def escaped(encoded: str) -> str:
 def command(*words: str) -> str:
     """Return a command that is safe to paste into a shell, whatever an agent put into it."""
     seen = ("".join(c for c in word if c.isprintable()) for word in words)
-    return shlex.join(["opencode-a2a", *seen])
+    return f"{program()} {shlex.join(seen)}"
+
+
+def program() -> str:
+    """Return what to type for this program: the path it was started by if its name is not found."""
+    name, started = "opencode-a2a", sys.argv[0]
+    if shutil.which(name) is None and Path(started).name == name:
+        return shlex.quote(started)
+    return name

@@ -112,6 +112,20 @@ def test_the_doctor_names_what_is_wrong_with_the_settings() -> None:
     assert "failed  settings: A2A_PORT" in result.stdout
 
 
+def test_the_doctor_refuses_a_state_directory_that_serve_refuses() -> None:
+    result = invoke("doctor", OPENCODE_MANAGED_SERVER="1", A2A_STATE_DIR="/proc/x")
+
+    assert result.exit_code == 1
+    assert "failed  state: cannot write to /proc/x: " in result.stdout
+
+
+def test_a_host_that_cannot_be_found_is_named_and_no_wrong_usage() -> None:
+    result = invoke("call", "http://nowhere.invalid", "hi")
+
+    assert result.exit_code == 1
+    assert "the host nowhere.invalid cannot be found" in result.stderr
+
+
 def test_the_doctor_names_a_missing_opencode() -> None:
     result = invoke("doctor", OPENCODE_MANAGED_SERVER="1", OPENCODE_COMMAND="no-such-program")
 

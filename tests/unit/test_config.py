@@ -689,4 +689,9 @@ def test_asking_needs_an_opencode_that_is_started_here_and_a_permission_that_exi
         "or set `permission` in its configuration"
     ]
     (problem,) = problems({"OPENCODE_MANAGED_SERVER": "true", "OPENCODE_ASK": "bash,rm"})
-    assert problem.startswith("OPENCODE_ASK: 1: should be 'bash', 'edit' or 'webfetch'")
+    assert problem == "OPENCODE_ASK: should be all, none, or some of bash, edit and webfetch"
+
+
+def test_a_misspelt_name_of_the_settings_file_is_an_error() -> None:
+    (problem,) = problems({"A2A_CONFIGG": "/etc/a2a.toml"})
+    assert problem == "A2A_CONFIGG: no such setting; did you mean A2A_CONFIG?"

@@ -226,7 +226,10 @@ async def test_a_start_that_takes_too_long_is_ended_with_its_children(tmp_path: 
 
     error = await start(Launch(environment={}, command=command, startup_timeout=2.0))
 
-    assert (error.reason, error.output) == ("OpenCode was not ready after 2 s", ("hm",))
+    assert (error.reason, error.output) == (
+        "OpenCode was not ready after 2 s; raise OPENCODE_STARTUP_TIMEOUT",
+        ("hm",),
+    )
     assert ours() == []
 
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import click
 from pydantic import BaseModel
@@ -71,6 +72,7 @@ def examine(config: Path | None) -> Iterator[Finding]:
     managed = opencode.managed_server
     yield check_command(opencode.command) if managed else check_reachable(settings)
     yield check_search(settings)
+    yield from check_state(settings)
     yield check_database(settings)
     yield check_port(settings)
 
@@ -137,6 +139,22 @@ def check_search(settings: Settings) -> Finding:
         return Finding("rg", program or "left to the external OpenCode")
     remedy = "install ripgrep, or OpenCode will try to download it"
     return Finding("rg", "not found", remedy, advice=True)
+
+
+def check_state(settings: Settings) -> Iterator[Finding]:
+    """Try to write where `serve` will; permissions alone do not tell, to the superuser least."""
+    if settings.auth.configured and not settings.opencode.managed_server:
+        return  # nothing is kept there
+    directory = settings.a2a.state_dir
+    try:
+        place = next(path for path in (directory, *directory.parents) if path.exists())
+        with TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        found = f"cannot write to {directory}: {error.strerror}"
+        yield Finding("state", found, "set A2A_STATE_DIR to one that can be written")
+    else:
+        yield Finding("state", str(directory))
 
 
 def check_database(settings: Settings) -> Finding:

@@ -23,8 +23,8 @@ from opencode_a2a.messages import Message, Part
 from opencode_a2a.peers.answer import Account
 from opencode_a2a.peers.client import Options, Peer
 from opencode_a2a.peers.credential import Credential, origin
-from opencode_a2a.peers.errors import ErrorCode, PeerError
-from opencode_a2a.peers.network import Egress, EgressError, check, vet
+from opencode_a2a.peers.errors import ErrorCode, LostError, PeerError
+from opencode_a2a.peers.network import Egress, EgressError, HostNotFoundError, check, vet
 from opencode_a2a.peers.wire import State
 from opencode_a2a.printable import command, one_line
 from opencode_a2a.services import running
@@ -87,6 +87,12 @@ class Talk:
         except PeerError as error:
             if not error.retryable:
                 raise _failure(error) from error
+            if isinstance(error, LostError) and turn.account.task_id:
+                then = command("task", "--follow", self.url, "--", turn.account.task_id)
+                raise click.ClickException(
+                    f"The connection to {self.url} was lost; the task may still be running. "
+                    f"Follow it with: {then}"
+                ) from error
             message = one_line(error.message, 500)
             raise click.ClickException(self._unfinished(turn, message)) from error
         except KeyboardInterrupt as stop:
@@ -180,6 +186,9 @@ async def _open(url: str) -> Peer:
         # A person may call any address; a public agent's card may not lead to a private one.
         await vet(url, Egress())
         rules = Egress(hosts)
+    except HostNotFoundError as error:
+        host = one_line(urlsplit(url).hostname or url)
+        raise click.ClickException(f"the host {host} cannot be found; check the address") from error
     except EgressError:
         rules = Egress(hosts, allow_private=True)
     return await Peer.open(url, rules, _credential(url), options)

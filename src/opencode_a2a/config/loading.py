@@ -264,10 +264,11 @@ def _misspelt(name: str) -> str | None:
     """
     words = sorted(name.split("_"))
     length = len(name.partition("_")[2])
-    for known in VARIABLES:
+    names = (*VARIABLES, CONFIG_VARIABLE)
+    for known in names:
         if sorted(known.split("_")) == words:
             return known
-    distance, nearest = min((_distance(name, known), known) for known in VARIABLES)
+    distance, nearest = min((_distance(name, known), known) for known in names)
     return nearest if distance <= max(1, length // 4) else None
 
 

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeAlias, get_args
+from typing import Annotated, Literal, Self, TypeAlias, cast, get_args
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -37,7 +37,15 @@ def _asks(value: object) -> object:
     """Take also ``all``, ``none``, and what a flag without a value stands for."""
     if isinstance(value, str) and value.strip().lower() in ("all", "true"):
         return ("bash", "edit", "webfetch")
-    return () if value == "none" else _split(value)
+    asks = () if value == "none" else _split(value)
+    if _holds_unknown(asks):
+        raise ValueError("should be all, none, or some of bash, edit and webfetch")
+    return asks
+
+
+def _holds_unknown(asks: object) -> bool:
+    known = get_args(Ask)
+    return isinstance(asks, list) and any(ask not in known for ask in cast("list[object]", asks))
 
 
 def _decode(value: object) -> object:

@@ -22,7 +22,7 @@ from opencode_a2a.peers import wire
 from opencode_a2a.peers.answer import Account, PeerEvent
 from opencode_a2a.peers.credential import Credential
 from opencode_a2a.peers.discovery import Preference, choose, find_card
-from opencode_a2a.peers.errors import ErrorCode, PeerError
+from opencode_a2a.peers.errors import ErrorCode, LostError, PeerError
 from opencode_a2a.peers.exchange import DroppedError, Exchange
 from opencode_a2a.peers.network import Egress
 from opencode_a2a.peers.wire import Card, Interface, Line, Operation, Task
@@ -200,6 +200,8 @@ class Peer:
         deadline = clock() + seconds
         while hearing.account.task_id and not hearing.account.settled:
             if clock() + pause > deadline and pause:
+                if failures:
+                    raise LostError(ErrorCode.TIMEOUT, "the connection to the agent was lost")
                 raise PeerError(ErrorCode.TIMEOUT, _unfinished(seconds))
             await asyncio.sleep(pause)
             try:

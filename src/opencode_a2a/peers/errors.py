@@ -50,6 +50,10 @@ class PeerError(Exception):
         return self.code in (ErrorCode.RETRYABLE, ErrorCode.TIMEOUT)
 
 
+class LostError(PeerError):
+    """The peer can no longer be reached; its task may still be running."""
+
+
 _NUMBERS = {
     ErrorCode.AUTH_FAILED: (401,),
     ErrorCode.PERMISSION_DENIED: (403,),

@@ -83,6 +83,10 @@ class FetchLimits:
     seconds: float
 
 
+class HostNotFoundError(EgressError):
+    """A name has no address."""
+
+
 async def vet(url: str, rules: Egress) -> None:
     """Raise EgressError unless a URL may be called, as far as its text and its name tell."""
     await resolve(check(url, rules).hostname or "", rules)
@@ -111,7 +115,7 @@ async def resolve(host: str, rules: Egress) -> tuple[Address, ...]:
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        raise EgressError("The host cannot be found") from None
+        raise HostNotFoundError("The host cannot be found") from None
     addresses = tuple(dict.fromkeys(ip_address(str(info[4][0])) for info in found))
     if not addresses or not all(permits(address, rules) for address in addresses):
         raise EgressError("The host is not at a public address")

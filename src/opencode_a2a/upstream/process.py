@@ -334,7 +334,8 @@ class ManagedOpenCode:
             async with asyncio.timeout(launch.startup_timeout):
                 usable = await self._wait_until_usable(life)
         except TimeoutError:
-            reason = f"OpenCode was not ready after {launch.startup_timeout:g} s"
+            seconds = f"{launch.startup_timeout:g} s"
+            reason = f"OpenCode was not ready after {seconds}; raise OPENCODE_STARTUP_TIMEOUT"
         except UpstreamError as error:
             reason = await _too_old(executable) or (
                 f"OpenCode does not work: {error.message}: {error.detail}"
