@@ -342,6 +342,57 @@ async def test_an_answer_given_past_the_service_while_it_was_down_stops_the_turn
     assert len(audited(program.records())) == 1
 
 
+@pytest.mark.parametrize("allowed", ["true", "false"], ids=["allowed", "refused"])
+async def test_an_answer_past_the_service_is_noticed_after_the_turn_has_ended_without_it(
+    program: Program, asking_backstage: Backstage, allowed: str
+) -> None:
+    stage, caller, name = asking_backstage, Caller(program), uuid.uuid4().hex
+    asked = await caller.send(script([_touch(name)], [DONE]))
+    await program.kill()
+    async with past(stage.url, stage.password) as agent, listening(agent) as heard:
+        at = Location(directory=str(stage.workspace))
+        await agent.reply_permission(RequestId(asked.interrupt["request_id"]), "once", at=at)
+        async with asyncio.timeout(30):
+            await heard.until(b'"session.idle"')
+
+    await program.start(A2A_CONSOLE_ANSWERS=allowed)
+    ended = await caller.ended(asked.id)
+
+    assert (stage.workspace / name).exists()
+    [settled] = [one for one in program.records() if one["event"] == "interrupt settled"]
+    assert (settled["resolution"], settled["by"]) == ("once", "elsewhere")
+    if allowed == "true":
+        assert (ended.state, audited(program.records())) == ("completed", [])
+    else:
+        assert (ended.state, ended.error_type) == ("failed", "INTERRUPT_FORGED")
+        assert len(audited(program.records())) == 1
+
+
+async def test_an_always_of_ours_does_not_cover_one_that_is_given_elsewhere_later(
+    serve: Serve, asking_backstage: Backstage
+) -> None:
+    stage = asking_backstage
+    settings = {"A2A_CONSOLE_ANSWERS": "false", "A2A_ALLOW_ALWAYS": "true"}
+    caller = Caller(await serve(stage, **settings))
+    directory = stage.workspace / uuid.uuid4().hex
+    directory.mkdir()
+    place: JsonObject = {"opencode": {"directory": str(directory)}}
+    pwd: JsonObject = {"tool": "bash", "input": {"command": "pwd", "description": "d"}}
+    first = await caller.send(script([pwd], [DONE]), metadata=place)
+    granted = await caller.send({"reply": "always"}, task=first.id)
+    other = await caller.send(script([_touch("forged")], [DONE]), metadata=place)
+
+    with capture_logs() as logs:
+        async with past(stage.url, stage.password) as agent:
+            request = RequestId(other.interrupt["request_id"])
+            await agent.reply_permission(request, "always", at=Location(directory=str(directory)))
+            ended = await caller.ended(other.id)
+
+    assert granted.state == "completed"
+    assert (ended.state, ended.error_type) == ("failed", "INTERRUPT_FORGED")
+    assert len(audited(logs)) == 1
+
+
 # Waiting over an end of the service
 
 

@@ -21,7 +21,7 @@ from opencode_a2a.errors import (
     UpstreamPayloadError,
     Violation,
 )
-from opencode_a2a.events import Finished, Interrupted, Progressed, Resumed, TurnEvent
+from opencode_a2a.events import Finished, Interrupted, Progressed, Resumed, ToolChanged, TurnEvent
 from opencode_a2a.execution import stored
 from opencode_a2a.execution.answers import (
     Answer,
@@ -90,6 +90,10 @@ class Desk:
         """Past their deadline, or to be answered by a rule."""
         self._refused: dict[SessionId, Answer] = {}
         """Sessions in which something was refused: OpenCode then refuses all that is pending."""
+        self._granted: dict[RequestId, Answer] = {}
+        """What was open when an "always" was given in its session: OpenCode may grant it too."""
+        self._ran: set[str] = set()
+        """The calls that have done their work, of those that are told now."""
 
     @property
     def waiting(self) -> bool:
@@ -102,6 +106,8 @@ class Desk:
             return [*events]
         out: list[TurnEvent | Answered] = []
         ending = any(isinstance(event, Finished) for event in events)
+        changed = [event for event in events if isinstance(event, ToolChanged)]
+        self._ran = {call.call_id for call in changed if call.status == "completed"}
         for event in events:
             match event:
                 case Interrupted() if event.request_id not in self._interrupts.open:
@@ -204,18 +210,26 @@ class Desk:
     def _attributed(self, one: _Open, event: Resumed, *, ending: bool) -> Resumed:
         """Say whose answer settled an interrupt, and how."""
         answer, void = one.answer, event.resolution == "void"
+        # A call that has asked and has done its work was allowed to by somebody.
+        ran = one.asked.type == "permission" and one.asked.call_id in self._ran
         if one.expired:
             return replace(event, by=CLOCK, resolution="expired")
         if answer is not None:
             # One that is gone without a word has taken the answer that was on its way to it.
             taken = one.delivered or not ending if void else answer.resolution == event.resolution
+            if void and ran and answer.resolution != "rejected":
+                taken = True
             one.counted = answer if taken else None
         if one.counted is not None:
+            if one.counted.resolution == "always":
+                self._grant(one.asked, one.counted)  # also what was heard since it was sent
             resolution = "expired" if one.counted.by == CLOCK else one.counted.resolution
             return replace(event, by=one.counted.by, resolution=resolution)
         cause = self._cause(one.asked, event)
         if cause is not None:
             return replace(event, by=cause.by)
+        if void and ran:
+            event, void = replace(event, resolution="once"), False
         if void and (ending or not self.busy):
             return event
         if not self._interrupts.policy.console_answers:
@@ -228,8 +242,15 @@ class Desk:
         refused = self._refused.get(asked.session_id)
         if refused is not None and event.resolution in ("rejected", "void"):
             return refused
-        granted = self._interrupts.granted.get(self._at(asked))
+        granted = self._granted.pop(asked.request_id, None)
         return granted if event.resolution in ("always", "void") else None
+
+    def _grant(self, asked: Interrupted, answer: Answer) -> None:
+        """Note which others of the session OpenCode may settle with an "always"."""
+        for request_id, one in self._open.items():
+            same = (one.asked.session_id, one.asked.permission)
+            if same == (asked.session_id, asked.permission):
+                self._granted[request_id] = answer
 
     # Answered
 
@@ -322,12 +343,14 @@ class Desk:
         if answer.resolution == "rejected":
             self._refused[one.asked.session_id] = answer
         elif answer.resolution == "always":
-            self._interrupts.granted[self._at(one.asked)] = answer
+            self._grant(one.asked, answer)
         try:
             await self._reply(one.asked, answer.reply)
         except UpstreamNotFoundError:
             # It is not pending: an earlier try got through, or an answer from elsewhere.
             one.answer, one.delivered = earlier, earlier is not None
+            if earlier is None:
+                self._granted.clear()
             self.stale = True
             self._wake()
             raise

@@ -22,7 +22,6 @@ from opencode_a2a.store import interrupts as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.interrupts import InterruptRow
 from opencode_a2a.telemetry import AUDIT
-from opencode_a2a.upstream.client import Location
 
 Action = Literal["allow", "ask", "deny"]
 DefaultAction = Literal["reject-and-continue", "end-turn"]
@@ -92,8 +91,6 @@ class Interrupts:
     def __init__(self, database: Database, policy: Policy) -> None:
         self._database = database
         self.policy = policy
-        self.granted: dict[Location, Answer] = {}
-        """The latest "always" in each place: OpenCode then grants what is pending there too."""
         self.turns: set[SessionId] = set()
         """Sessions in which the turn of a task runs: it is asked whatever the session asks."""
         self.open: set[RequestId] = set()

@@ -445,7 +445,16 @@ class Run:
 
     async def _tell(self, events: list[TurnEvent]) -> None:
         if events:
-            await self._log.tell(await self.desk.screen(events))
+            told = await self.desk.screen(events)
+            if self.desk.forged is not None:  # noticed with the end of the turn: not a good end
+                good = Outcome.COMPLETED
+                told = [
+                    Finished(Outcome.FAILED, event.message_id, failure=FORGED)
+                    if isinstance(event, Finished) and event.outcome is good
+                    else event
+                    for event in told
+                ]
+            await self._log.tell(told)
             self.desk.told()
 
     def _grow(self, deltas: list[PartDelta]) -> None:
