@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from opencode_a2a import __version__, telemetry
 from opencode_a2a.clock import now_ms
-from opencode_a2a.config import VARIABLES, Settings, import_hint, misplaced
+from opencode_a2a.config import VARIABLES, Settings, database_file, import_hint, misplaced
 from opencode_a2a.config import Credential as CredentialEntry
 from opencode_a2a.errors import (
     ServiceError,
@@ -118,6 +118,7 @@ class Service:
         """Why OpenCode cannot be used, with the remedy; as it was at the start."""
         self._opencode: OpenCode | None = None
         self._board: Board | None = None
+        self._errands: Errands | None = None
         self._app: ASGIApp | None = None
         self._lifespan = Starlette(lifespan=lambda _: self.running())
 
@@ -196,6 +197,8 @@ class Service:
             return [*lines, "OpenCode is stopped; its turns end as failed."]
         managed.keep = True
         unwatched = {task.status.session_id for task in working} - asked
+        if self._errands is not None:
+            unwatched |= self._errands.working() - asked
         async with OpenCode(managed.url, password=managed.password) as opencode:
             for session_id in filter(None, unwatched):
                 with suppress(TimeoutError, UpstreamError, SessionNotFoundError):
@@ -253,7 +256,7 @@ class Service:
             log.warning("tasks taken up after a restart", count=taken_up)
         retention = settings.tasks.task_retention_days * 86_400.0
         await stack.enter_async_context(self._beside(sweep(database, retention), "sweep"))
-        errands = Errands(opencode, feed, turns.interrupts)
+        errands = self._errands = Errands(opencode, feed, turns.interrupts)
         stack.push_async_callback(errands.close)
         await errands.recover()
         fetch = _fetcher(settings)
@@ -585,14 +588,15 @@ def _opencode_environment(settings: Settings) -> dict[str, str]:
     return passed_environment(os.environ, {*VARIABLES, *credentials}, only)
 
 
-def _record(settings: Settings) -> Path | None:
+def managed_record(settings: Settings) -> Path | None:
     """Return where a managed OpenCode is written down: one file for each database.
 
     Its turns belong to the tasks of one database, which one service at a time has.
     """
-    if settings.tasks.task_store_backend == "memory":
+    file = database_file(settings.database_url)
+    if file is None:
         return None
-    name = hashlib.sha256(settings.database_url.encode()).hexdigest()[:16]
+    name = hashlib.sha256(os.fsencode(os.path.realpath(file))).hexdigest()[:16]
     return settings.a2a.state_dir / "managed" / f"{name}.json"
 
 
@@ -613,6 +617,16 @@ def _forget_port(port: Path, record: Path | None) -> None:
         port.unlink(missing_ok=True)
 
 
+def _write_port(file: Path, port: int) -> None:
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.write_text(str(port))
+    except OSError as error:
+        raise StateError(
+            f"cannot write {file}: {error.strerror}; remove what is there, or set A2A_STATE_DIR"
+        ) from error
+
+
 @asynccontextmanager
 async def _upstream(settings: Settings) -> AsyncGenerator[Upstream]:
     """Start OpenCode, with a demo model behind it if asked for, or find the one that runs."""
@@ -621,7 +635,7 @@ async def _upstream(settings: Settings) -> AsyncGenerator[Upstream]:
         password = own.auth_password.get_secret_value() if own.auth_password else None
         yield Upstream(own.base_url, own.auth_username, password)
         return
-    record = _record(settings)
+    record = managed_record(settings)
     async with AsyncExitStack() as stack:
         config: JsonObject = {}
         if settings.a2a.demo:
@@ -631,8 +645,7 @@ async def _upstream(settings: Settings) -> AsyncGenerator[Upstream]:
             port = record.with_suffix(".port") if record else None
             model = await stack.enter_async_context(DemoModel(port=_known_port(port)))
             if port is not None:
-                port.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                port.write_text(str(model.port))
+                _write_port(port, model.port)
                 stack.callback(_forget_port, port, record)
             config |= opencode_config(model.url)
         if settings.asked_for:

@@ -118,6 +118,15 @@ async def test_a_stop_says_what_is_open_and_keeps_what_waits_for_a_person(
     waiting = await asked(caller, tmp_path)
     working = await caller.begin(script({"say": "half "}, {"gate": gate}, {"say": "whole"}))
     await model.gate(gate).reached.wait()
+    errand = uuid.uuid4().hex
+    session = (await caller.send("hello")).session_id
+    prompt = script({"gate": errand}, {"say": "nobody watches"})
+    params: JsonObject = {
+        "session_id": session,
+        "request": {"parts": [{"type": "text", "text": prompt}]},
+    }
+    assert "result" in await program.rpc("opencode.sessions.prompt_async", params)
+    await model.gate(errand).reached.wait()
     first, before = opencode_pid(program), len(program.lines)
 
     assert await program.stop(signal.SIGINT) == 0
@@ -131,6 +140,8 @@ async def test_a_stop_says_what_is_open_and_keeps_what_waits_for_a_person(
 
     await program.start()
     assert opencode_pid(program) == first
+    statuses = await program.rpc("opencode.sessions.status", {})
+    assert session not in orjson.dumps(statuses).decode()
     model.gate(gate).opened.set()
     assert (await caller.ended(working.id)).state != "completed"  # nobody watched it
     again = await caller.get(waiting.id)

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,6 +103,23 @@ async def test_a_dead_opencode_is_started_again_at_the_same_address(launch: Laun
         assert before.isdisjoint(ours())
 
     assert ours() == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("wrapped", [True, False], ids=["launcher", "program"])
+async def test_a_launcher_that_still_shows_the_password_is_warned_of(
+    launch: Launch, tmp_path: Path, caplog: pytest.LogCaptureFixture, wrapped: bool
+) -> None:
+    if wrapped:
+        launcher = tmp_path / "launcher"
+        launcher.write_text(f'#!/bin/sh\n"{launch.command}" "$@"\n:\n')
+        launcher.chmod(0o755)
+        launch = replace(launch, command=str(launcher))
+
+    async with asyncio.timeout(120), ManagedOpenCode(launch):
+        pass
+
+    assert ("set OPENCODE_COMMAND to the OpenCode program itself" in caplog.text) is wrapped
 
 
 async def test_nothing_is_left_after_a_stop_in_the_middle_of_a_tool(launch: Launch) -> None:

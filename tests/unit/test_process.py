@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencode_a2a.config import VARIABLES
+from opencode_a2a.app import managed_record
+from opencode_a2a.config import VARIABLES, Settings, Tasks
 from opencode_a2a.events import JsonObject
 from opencode_a2a.upstream import versions
 from opencode_a2a.upstream.launch import (
@@ -26,7 +27,7 @@ from opencode_a2a.upstream.launch import (
     passed_environment,
 )
 from opencode_a2a.upstream.process import ManagedOpenCode, listening_url, marked_processes
-from opencode_a2a.upstream.survivor import Record, birth
+from opencode_a2a.upstream.survivor import Claim, Record, birth
 
 
 @pytest.mark.parametrize(
@@ -350,6 +351,82 @@ async def test_an_opencode_with_a_record_is_left_to_whom_the_record_belongs(
     assert birth(kept.pid) is not None
     kept.kill()
     await kept.wait()
+
+
+@linux
+async def test_the_opencode_of_a_service_that_runs_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "managed" / "opencode.json"
+    marker = f"{os.getpid()}.{tmp_path.name}.recorded"
+    theirs, claim = await sleeper(marker), Claim(file)
+    assert claim.take()
+    known = {"pid": theirs.pid, "birth": birth(theirs.pid), "url": "http://127.0.0.1:9"}
+    Record(marker=marker, password="p").model_copy(update=known).write(file)  # noqa: S106 - none
+    written = file.read_bytes()
+    launch = Launch(environment={}, command=double(tmp_path, "sys.exit(1)"))
+
+    with pytest.raises(OpenCodeStartError):
+        async with ManagedOpenCode(launch, file):
+            pass
+
+    assert birth(theirs.pid) is not None
+    assert file.read_bytes() == written
+    claim.release()
+    assert Claim(file).take()
+    theirs.kill()
+    await theirs.wait()
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"pid": 2**40},
+        {"pid": -1},
+        {"url": "http://[::1"},
+        {"url": "http://127.0.0.1:999999"},
+        {"url": "127.0.0.1"},
+    ],
+    ids=str,
+)
+def test_a_record_that_makes_no_sense_is_unreadable(tmp_path: Path, field: JsonObject) -> None:
+    file = tmp_path / "opencode.json"
+    file.write_bytes(orjson.dumps({"marker": "1.a.recorded", "password": "p", **field}))
+
+    assert Record.read(file) is None
+
+
+@pytest.mark.parametrize("name", ["managed/opencode.json/x", "managed"], ids=["record", "folder"])
+async def test_a_record_that_cannot_be_written_is_an_error_with_its_remedy(
+    tmp_path: Path, name: str
+) -> None:
+    in_the_way = tmp_path / name
+    in_the_way.parent.mkdir(parents=True, exist_ok=True)
+    in_the_way.touch()
+    launch = Launch(environment={}, command=double(tmp_path, "sys.exit(1)"))
+
+    with pytest.raises(
+        OpenCodeStartError, match=r"cannot write .*; remove what is there"
+    ) as caught:
+        async with ManagedOpenCode(launch, tmp_path / "managed" / "opencode.json"):
+            pass
+
+    assert "\n" not in str(caught.value)
+
+
+def test_one_database_is_one_record_however_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def record(url: str) -> Path | None:
+        return managed_record(Settings(tasks=Tasks(task_store_database_url=url)))
+
+    (tmp_path / "one").mkdir()
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "one")
+    first = record("sqlite:///tasks.db")
+    assert first is not None
+    assert first == record(f"sqlite:///{tmp_path}/other/../one/tasks.db")
+    monkeypatch.chdir(tmp_path / "other")
+    assert first != record("sqlite:///tasks.db")
+    assert record("sqlite:///:memory:") is None
 
 
 def test_another_terminal_is_no_other_configuration(tmp_path: Path) -> None:

@@ -65,6 +65,11 @@ class Errand:
         self._subscription = feed.follow(root)
         self.desk = Desk(opencode, interrupts, owner, location, self._subscription.wake)
 
+    @property
+    def waits(self) -> bool:
+        """Whether something was asked that is not answered."""
+        return bool(self._open)
+
     def prolong(self) -> None:
         """Expect more work to begin."""
         self._begun, self._latest = False, self._loop.time() + UNBEGUN_SECONDS
@@ -207,6 +212,10 @@ class Errands:
             if asked is not None:
                 return asked, errand.desk
         return None
+
+    def working(self) -> set[SessionId]:
+        """Return the sessions that do not wait for a person."""
+        return {session for session, (errand, _) in self._running.items() if not errand.waits}
 
     async def recover(self) -> None:
         """Take up what was asked, and not settled, when the service stopped."""

@@ -41,7 +41,7 @@ from opencode_a2a.upstream.launch import (
     find_command,
     free_port,
 )
-from opencode_a2a.upstream.survivor import Process, Record, birth
+from opencode_a2a.upstream.survivor import Claim, Process, Record, birth
 
 log = logging.getLogger(__name__)
 
@@ -214,6 +214,7 @@ class ManagedOpenCode:
     def __init__(self, launch: Launch, record: Path | None = None) -> None:
         self._launch = launch
         self._record = record
+        self._claim = Claim(record) if record else None
         self._marker = f"{os.getpid()}.{secrets.token_hex(8)}" + (RECORDED if record else "")
         self._life: _Life | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -243,9 +244,16 @@ class ManagedOpenCode:
         return self.running and left is not None and left.birth is not None
 
     async def __aenter__(self) -> Self:
-        if abandoned := await asyncio.to_thread(kill_abandoned):
-            log.warning("ended %d processes of an OpenCode whose owner is gone", abandoned)
+        if self._claim is not None and not self._claim.take():
+            log.warning(
+                "another service that runs has written its OpenCode down in %s; this one is "
+                "not taken over after a restart",
+                self._record,
+            )
+            self._record = self._claim = None
         try:
+            if abandoned := await asyncio.to_thread(kill_abandoned):
+                log.warning("ended %d processes of an OpenCode whose owner is gone", abandoned)
             if not await self._take_over():
                 await self._start_somewhere()
         except BaseException:
@@ -264,10 +272,14 @@ class ManagedOpenCode:
         await self._leave(keep=self.keep or (self._taken and kind is not None))
 
     async def _leave(self, *, keep: bool) -> None:
-        if keep and self.keepable and self._life is not None:
-            await self._life.let_go()
-        else:
-            await self._stop()
+        try:
+            if keep and self.keepable and self._life is not None:
+                await self._life.let_go()
+            else:
+                await self._stop()
+        finally:
+            if self._claim is not None:
+                self._claim.release()
 
     # Take over
 
@@ -390,6 +402,13 @@ class ManagedOpenCode:
                 "the agent's tools can see OpenCode's password, and so answer the agent's "
                 "permissions: OpenCode does not load plugins; unset OPENCODE_PURE"
             )
+        elif _shows(life.process.pid, self.password):
+            log.warning(
+                "the agent's tools can read OpenCode's password in the environment of process %d, "
+                "and so answer the agent's permissions: the command is a launcher that keeps it; "
+                "set OPENCODE_COMMAND to the OpenCode program itself",
+                life.process.pid,
+            )
 
     def _write(self, record: Record) -> None:
         if self._record is not None:
@@ -445,7 +464,8 @@ class ManagedOpenCode:
         await self._clear()
         self._life = None
         if self._record is not None:
-            self._record.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it is not worth the error of a start that failed
+                self._record.unlink()
 
     async def _clear(self) -> None:
         if self._life is not None:
@@ -461,6 +481,14 @@ def _output_of(pid: int) -> int | None:
         return os.open(output, os.O_RDONLY | os.O_NONBLOCK) if output.is_fifo() else None
     except OSError:
         return None
+
+
+def _shows(pid: int, password: str) -> bool:
+    """Return whether a process was started with the password and has not overwritten it."""
+    try:
+        return password.encode() in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
 
 
 async def _too_old(executable: str) -> str | None:

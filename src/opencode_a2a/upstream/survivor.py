@@ -6,13 +6,17 @@ alone is never trusted: the system gives it to another process some day.
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import sys
 from pathlib import Path
 from subprocess import Popen
-from typing import Final, Self
+from typing import Annotated, Final, Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
+
+from opencode_a2a.upstream.launch import OpenCodeStartError
 
 POLL_SECONDS: Final = 0.2
 
@@ -31,16 +35,23 @@ def birth(pid: int) -> str | None:
     return None if state in "ZX" else f"{boot}/{started}"
 
 
+def _reachable(url: str) -> str:
+    parts = urlsplit(url)  # it raises ValueError itself for some of what is no URL
+    if parts.scheme not in ("http", "https") or not parts.hostname or not parts.port:
+        raise ValueError("not the URL of a server")
+    return url
+
+
 class Record(BaseModel):
     """What the next start has to know of a managed OpenCode."""
 
     marker: str
     """In the environment of OpenCode and of all that it started."""
     password: str
-    pid: int | None = None
+    pid: Annotated[int, Field(gt=0, lt=2**31)] | None = None
     """None until it has been started."""
     birth: str | None = None
-    url: str | None = None
+    url: Annotated[str, AfterValidator(_reachable)] | None = None
     """None until it has been of use."""
     version: str = ""
     setup: str = ""
@@ -54,12 +65,15 @@ class Record(BaseModel):
             return None
 
     def write(self, file: Path) -> None:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = file.with_suffix(".new")
-        new.unlink(missing_ok=True)
-        with os.fdopen(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as output:
-            output.write(self.model_dump_json())
-        new.replace(file)
+        try:
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            new.unlink(missing_ok=True)
+            with os.fdopen(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as out:
+                out.write(self.model_dump_json())
+            new.replace(file)
+        except OSError as error:
+            raise _unwritable(file, error) from error
 
     def process(self) -> "Process | None":
         """Return the process if it still runs, and is the one that was written down."""
@@ -67,6 +81,49 @@ class Record(BaseModel):
             return None
         process = Process(self.pid)  # holds on to it before it is looked at
         return process if birth(self.pid) == self.birth else None
+
+
+class Claim:
+    """A record is one service's for as long as it runs: the lock beside it says so."""
+
+    def __init__(self, record: Path) -> None:
+        self._file = record.with_suffix(".lock")
+        self._lock: int | None = None
+
+    def take(self) -> bool:
+        """Return whether the record is ours now, and not that of a service that runs."""
+        try:
+            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            while self._lock is None:
+                lock = os.open(self._file, os.O_CREAT | os.O_RDWR, 0o600)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    # Who had it may have removed the file meanwhile: that lock is worth nothing.
+                    if os.path.samestat(os.fstat(lock), self._file.stat()):
+                        self._lock, lock = lock, -1
+                except FileNotFoundError:
+                    continue
+                finally:
+                    if lock != -1:
+                        os.close(lock)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise _unwritable(self._file, error) from error
+        return True
+
+    def release(self) -> None:
+        if self._lock is not None:
+            with contextlib.suppress(OSError):
+                self._file.unlink()
+            os.close(self._lock)
+            self._lock = None
+
+
+def _unwritable(file: Path, error: OSError) -> OpenCodeStartError:
+    return OpenCodeStartError(
+        f"cannot write {file}: {error.strerror}; remove what is there, or set A2A_STATE_DIR"
+    )
 
 
 class Process:
