@@ -8,14 +8,12 @@ import pytest
 
 PACKAGE = "opencode_a2a"
 SOURCE = Path(__file__).parent.parent / "src" / PACKAGE
-OUTER = ["cli", "app", "web", "protocol", "extensions", "tasks", "execution"]
-LAYERS = [*OUTER, "upstream", "peers", "store"]
+OUTER = ["cli", "app", "web", "server", "extensions", "peers", "a2a", "tasks", "turns"]
+LAYERS = [*OUTER, "opencode", "store"]
 """From the outside in; below them are the root modules, which every layer may use."""
-BESIDE = {"demo"}
-"""Stands alone: a model server that only the composition root starts."""
 SDK = {"cli", "peers"}
 """The A2A SDK is for calling other agents and for tests; the server does without."""
-NO_UPSTREAM = {"web", "protocol", "tasks"}
+NO_UPSTREAM = {"web", "server", "a2a", "tasks"}
 """Layers that never see what OpenCode sends."""
 
 MODULES = sorted(SOURCE.rglob("*.py"))
@@ -57,15 +55,14 @@ def identify(path: Path) -> str:
     return name_of(path)
 
 
-ROOT = {layer_of(name_of(path)) for path in MODULES} - {"", "__main__", *LAYERS, *BESIDE}
+ROOT = {layer_of(name_of(path)) for path in MODULES} - {"", "__main__", *LAYERS}
 
 
 def allowed(own: str) -> set[str]:
     """Return the layers that one may import."""
     if own not in LAYERS:
         return ROOT
-    below = {*LAYERS[LAYERS.index(own) + 1 :], *ROOT}
-    return below | BESIDE if own in ("cli", "app") else below
+    return {*LAYERS[LAYERS.index(own) + 1 :], *ROOT}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=identify)
@@ -84,11 +81,17 @@ def test_the_server_does_without_the_sdk(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=identify)
 def test_only_the_inner_layers_see_what_opencode_sends(path: Path) -> None:
     if layer_of(name_of(path)) in NO_UPSTREAM:
-        assert "upstream" not in ours(path)
+        assert "opencode" not in ours(path)
+
+
+def test_the_demo_model_stands_alone() -> None:
+    demo = (SOURCE.parent / "opencode_a2a_demo").glob("*.py")
+
+    assert not [m for path in demo for m in imports_of(path) if m.split(".")[0] == PACKAGE]
 
 
 def test_root_modules_are_single_files() -> None:
     """A new folder is a new layer: it gets its place in the order first."""
     folders = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
 
-    assert folders == {*LAYERS, *BESIDE, "config"} - {"app"}
+    assert folders == {*LAYERS, "config"} - {"app"}

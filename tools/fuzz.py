@@ -27,12 +27,12 @@ from urllib.parse import quote, urlencode
 
 import httpx2
 
+from opencode_a2a.a2a.versions import Version
 from opencode_a2a.events import JsonObject
-from opencode_a2a.protocol.contracts import declared
-from opencode_a2a.protocol.handler import METHODS
-from opencode_a2a.protocol.openapi import example_params
-from opencode_a2a.protocol.rest import CARDS, PREFIXES, ROUTES
-from opencode_a2a.protocol.versions import Line
+from opencode_a2a.server.contracts import declared
+from opencode_a2a.server.openapi import example_params
+from opencode_a2a.server.operations import METHODS
+from opencode_a2a.server.rest import CARDS, PREFIXES, ROUTES
 from tests.support.opencode import FakeOpenCode
 from tests.support.program import Program
 from tests.support.service import TOKEN, message, variables_for
@@ -144,9 +144,9 @@ class Maker:
     # Requests as they should be
 
     def _operation(self) -> Request:
-        line = self.random.choice([*Line])
+        line = self.random.choice([*Version])
         method = self.random.choice(METHODS)
-        name = method.name(self.random.choice([*Line, line, line])) or "tasks/list"
+        name = method.name(self.random.choice([*Version, line, line])) or "tasks/list"
         params = self._message(line) if "essage" in name else self._of_task()
         return self._rpc(name, params, line)
 
@@ -159,9 +159,9 @@ class Maker:
             params["request_id"] = self._id()
         if self.random.random() < 0.2:
             params["metadata"] = self._metadata()
-        return self._rpc(method.name, params, self.random.choice([*Line]))
+        return self._rpc(method.name, params, self.random.choice([*Version]))
 
-    def _rpc(self, method: str, params: Any, line: Line) -> Request:
+    def _rpc(self, method: str, params: Any, line: Version) -> Request:
         envelope: Any = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
         if self.random.random() < 0.1:
             envelope.pop("id")
@@ -176,7 +176,7 @@ class Maker:
         return self._json("POST", "/", envelope, line)
 
     def _rest(self) -> Request:
-        line = self.random.choice([*Line])
+        line = self.random.choice([*Version])
         path, verbs, _, _ = self.random.choice(ROUTES)
         names = {"id": self._path_value(), "config": self._path_value()}
         target = PREFIXES[line] + path.format(**names)
@@ -192,10 +192,10 @@ class Maker:
         return self._json(verb, target, body if verb == "POST" else None, line)
 
     def _page(self) -> Request:
-        line = self.random.choice([*Line])
+        line = self.random.choice([*Version])
         return self._json("GET", self.random.choice(PAGES), None, line)
 
-    def _json(self, verb: str, target: str, body: Any, line: Line) -> Request:
+    def _json(self, verb: str, target: str, body: Any, line: Version) -> Request:
         headers = {"Authorization": f"Bearer {TOKEN}", "A2A-Version": line.value}
         content = b""
         if body is not None:
@@ -205,11 +205,11 @@ class Maker:
             )
         return Request(verb, target, headers, content)
 
-    def _message(self, line: Line) -> Any:
+    def _message(self, line: Version) -> Any:
         number = f"m-{self.random.randrange(10**6)}"
         params: Any = message("hello", messageId=number)
         sent = params["message"]
-        if line is Line.V03:
+        if line is Version.V03:
             sent |= {"role": "user", "kind": "message", "parts": [{"kind": "text", "text": "hi"}]}
         more: list[Any] = [
             {"raw": "aGk=", "filename": "a.txt", "mediaType": "text/plain"},
@@ -227,9 +227,9 @@ class Maker:
         if self.random.random() < 0.2:
             sent["referenceTaskIds"] = [self._id()]
         if self.random.random() < 0.4:
-            quick = "returnImmediately" if line is Line.V1 else "blocking"
+            quick = "returnImmediately" if line is Version.V1 else "blocking"
             params["configuration"] = {
-                quick: line is Line.V1,
+                quick: line is Version.V1,
                 "historyLength": 1,
                 "acceptedOutputModes": ["text/plain"],
             }

@@ -22,15 +22,14 @@ from typing import Literal
 
 import orjson
 
-from opencode_a2a.demo.script import enclose
-from opencode_a2a.demo.server import MODEL, PROVIDER, DemoModel, opencode_config
 from opencode_a2a.errors import UpstreamError
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import RequestId, SessionId
-from opencode_a2a.upstream.client import Location, OpenCode
-from opencode_a2a.upstream.feed import Frames
-from opencode_a2a.upstream.launch import Launch
-from opencode_a2a.upstream.models import (
+from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.feed import Frames
+from opencode_a2a.opencode.launch import Launch
+from opencode_a2a.opencode.process import ManagedOpenCode
+from opencode_a2a.opencode.types import (
     CommandCall,
     FileInput,
     InputPart,
@@ -44,7 +43,8 @@ from opencode_a2a.upstream.models import (
     SubtaskInput,
     TextInput,
 )
-from opencode_a2a.upstream.process import ManagedOpenCode
+from opencode_a2a_demo.script import enclose
+from opencode_a2a_demo.server import MODEL, PROVIDER, DemoModel, opencode_config
 
 TRANSCRIPTS = Path(__file__).parent.parent / "tests" / "transcripts"
 QUIET_SECONDS = 1.5

@@ -23,6 +23,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from opencode_a2a import __version__, telemetry
+from opencode_a2a.a2a.versions import Version
 from opencode_a2a.clock import now_ms
 from opencode_a2a.config import VARIABLES, Settings, database_file, import_hint, misplaced
 from opencode_a2a.config import Credential as CredentialEntry
@@ -33,42 +34,41 @@ from opencode_a2a.errors import (
     UpstreamUnreachableError,
 )
 from opencode_a2a.events import JsonObject
-from opencode_a2a.execution.errands import Errands
-from opencode_a2a.execution.interrupts import Interrupts, Policy, Rule
-from opencode_a2a.execution.sessions import Sessions
-from opencode_a2a.execution.tools import Tools
-from opencode_a2a.execution.turn import PromptDefaults, Turns, Watch
-from opencode_a2a.execution.workspace import Workspace
 from opencode_a2a.extensions import Deps, Dispatcher, dispatcher
 from opencode_a2a.messages import ModelChoice
-from opencode_a2a.peers.network import EgressError, Fetch, Fetcher, FetchLimits, FetchResult
-from opencode_a2a.peers.tool import SERVER, PeerTool
-from opencode_a2a.printable import program
-from opencode_a2a.protocol.card import Cards
-from opencode_a2a.protocol.contracts import card_facts, contracts, spoken
-from opencode_a2a.protocol.exchange import Stream, Terms
-from opencode_a2a.protocol.handler import Operations
-from opencode_a2a.protocol.openapi import OpenApi
-from opencode_a2a.protocol.rest import RestBinding, Routes
-from opencode_a2a.protocol.rpc import RpcBinding
-from opencode_a2a.protocol.versions import Line
-from opencode_a2a.protocol.views import Views
-from opencode_a2a.services import announced
-from opencode_a2a.store.database import Database, DatabaseError, EarlierDatabaseError
-from opencode_a2a.tasks.admit import Limits
-from opencode_a2a.tasks.board import Board
-from opencode_a2a.tasks.journal import Journal
-from opencode_a2a.tasks.recovery import recover, sweep
-from opencode_a2a.upstream import versions
-from opencode_a2a.upstream.client import Location, OpenCode
-from opencode_a2a.upstream.feed import Feed
-from opencode_a2a.upstream.launch import passed_environment
-from opencode_a2a.upstream.models import Agent, McpServer
-from opencode_a2a.upstream.process import (
+from opencode_a2a.opencode import versions
+from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.feed import Feed
+from opencode_a2a.opencode.launch import passed_environment
+from opencode_a2a.opencode.process import (
     Launch,
     ManagedOpenCode,
     OpenCodeStartError,
 )
+from opencode_a2a.opencode.types import Agent, McpServer
+from opencode_a2a.peers.network import EgressError, Fetch, Fetcher, FetchLimits, FetchResult
+from opencode_a2a.peers.tool import SERVER, PeerTool
+from opencode_a2a.printable import program
+from opencode_a2a.server.card import Cards
+from opencode_a2a.server.contracts import card_facts, contracts, spoken
+from opencode_a2a.server.exchange import Stream, Terms
+from opencode_a2a.server.jsonrpc import RpcBinding
+from opencode_a2a.server.openapi import OpenApi
+from opencode_a2a.server.operations import Operations
+from opencode_a2a.server.rest import RestBinding, Routes
+from opencode_a2a.server.views import Views
+from opencode_a2a.services import announced
+from opencode_a2a.store.database import Database, DatabaseError, EarlierDatabaseError
+from opencode_a2a.tasks.admit import Limits
+from opencode_a2a.tasks.recovery import recover, sweep
+from opencode_a2a.tasks.service import TaskService
+from opencode_a2a.tasks.writer import LogWriter
+from opencode_a2a.turns.errands import Errands
+from opencode_a2a.turns.interrupts import Interrupts, Policy, Rule
+from opencode_a2a.turns.sessions import Sessions
+from opencode_a2a.turns.tools import Tools
+from opencode_a2a.turns.turn import PromptDefaults, TurnLimits, Turns
+from opencode_a2a.turns.workspace import Workspace
 from opencode_a2a.web.auth import Credential, StateError, basic, bearer, generate_token
 from opencode_a2a.web.edge import EdgeRules, RateRules, edge
 from opencode_a2a.web.guards import BodyLimits, BoundaryRules
@@ -117,7 +117,7 @@ class Service:
         self.trouble: str | None = None
         """Why OpenCode cannot be used, with the remedy; as it was at the start."""
         self._opencode: OpenCode | None = None
-        self._board: Board | None = None
+        self._board: TaskService | None = None
         self._errands: Errands | None = None
         self._app: ASGIApp | None = None
         self._lifespan = Starlette(lifespan=lambda _: self.running())
@@ -234,7 +234,7 @@ class Service:
             )
         )
         feed = Feed(opencode.events, silence=FEED_SILENCE_SECONDS)
-        journal = Journal(database)
+        journal = LogWriter(database)
         turns = _turns(settings, database, opencode, feed)
         if self.tool is not None and tool is not None:
             turns.tools = Tools(
@@ -244,7 +244,7 @@ class Service:
                 self.tool.origins,
             )
         limits = settings.limits
-        board = self._board = Board(
+        board = self._board = TaskService(
             database, journal, turns, Limits(limits.max_tasks_per_principal, limits.max_open_tasks)
         )
         await stack.enter_async_context(self._beside(feed.run(), "feed"))
@@ -267,7 +267,7 @@ class Service:
                 await _check_directory(opencode, settings)
         self._app = self._edge(self._protocol(board, methods, fetch), database, opencode)
 
-    async def _close(self, board: Board) -> None:
+    async def _close(self, board: TaskService) -> None:
         """Store what was told; a database that is away is waited for, but not for ever."""
         try:
             async with asyncio.timeout(self.settings.a2a.shutdown_grace_seconds):
@@ -316,12 +316,12 @@ class Service:
             gzip_minimum=settings.a2a.http_gzip_minimum_size or sys.maxsize,
             log_payloads=settings.log.payloads,
             log_body_limit=settings.log.body_limit,
-            default=Line(settings.a2a.protocol_version),
+            default=Version(settings.a2a.protocol_version),
         )
         pages = PageContent(readiness, self._health, settings.a2a.metrics_enabled)
         return edge(protocol, rules, self._credentials(), pages)
 
-    def _protocol(self, board: Board, methods: Dispatcher, fetch: Fetch) -> ASGIApp:
+    def _protocol(self, board: TaskService, methods: Dispatcher, fetch: Fetch) -> ASGIApp:
         settings = self.settings
         published = contracts(settings)
         cards = Cards(card_facts(settings, published), now_ms())
@@ -344,7 +344,7 @@ class Service:
 
         operations = Operations(board, cards, fetch)
         terms = Terms(
-            Line(settings.a2a.protocol_version), write, published.announcements, spoken(settings)
+            Version(settings.a2a.protocol_version), write, published.announcements, spoken(settings)
         )
         return Routes(
             [
@@ -521,7 +521,9 @@ def _workspace(settings: Settings) -> Workspace:
     return Workspace(settings.workspace, allow_override=settings.a2a.allow_directory_override)
 
 
-def _deps(settings: Settings, turns: Turns, board: Board, errands: Errands, fetch: Fetch) -> Deps:
+def _deps(
+    settings: Settings, turns: Turns, board: TaskService, errands: Errands, fetch: Fetch
+) -> Deps:
     return Deps(
         opencode=turns.opencode,
         sessions=turns.sessions,
@@ -554,7 +556,7 @@ def _turns(settings: Settings, database: Database, opencode: OpenCode, feed: Fee
             Rule(rule.permission, rule.pattern, rule.action) for rule in interrupts.permission_rules
         ),
     )
-    watch = Watch(
+    watch = TurnLimits(
         silence_seconds=settings.turn.silence_seconds,
         max_steps=settings.turn.max_steps,
         max_retry_seconds=settings.turn.max_retry_wait_seconds,
@@ -639,7 +641,7 @@ async def _upstream(settings: Settings) -> AsyncGenerator[Upstream]:
     async with AsyncExitStack() as stack:
         config: JsonObject = {}
         if settings.a2a.demo:
-            from opencode_a2a.demo.server import DemoModel, opencode_config  # only for demos
+            from opencode_a2a_demo.server import DemoModel, opencode_config  # only for demos
 
             # An OpenCode that outlived a killed service looks for the model where it was.
             port = record.with_suffix(".port") if record else None

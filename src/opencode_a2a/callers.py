@@ -1,6 +1,6 @@
 """Who makes a request.
 
-``web.auth`` finds it out and puts it into the ASGI scope under ``SCOPE_KEY``; ``protocol`` and
+``web.auth`` finds it out and puts it into the ASGI scope under ``SCOPE_KEY``; ``server`` and
 ``extensions`` read it. Nothing here knows how a credential looks.
 """
 

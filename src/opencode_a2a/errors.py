@@ -17,7 +17,7 @@ ServiceError
 |   HostNotAllowedError, OriginNotAllowedError, BadHttpError   told by the edge alone
 `-- InterruptNotFoundError, InterruptTypeMismatchError, InterruptExpiredError
 
-Every layer raises these; ``protocol.wire`` alone turns them into bodies. Messages are for
+Every layer raises these; ``a2a.errors`` alone turns them into bodies. Messages are for
 people and name the remedy; ``data`` is for programs and holds no path, secret or driver text.
 """
 

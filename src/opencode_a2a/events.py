@@ -1,8 +1,8 @@
 """What a turn can tell its caller.
 
-This is the vocabulary between OpenCode and A2A: ``upstream.reader`` produces most of these
-values, ``execution`` adds what it alone knows and passes them on, ``tasks`` numbers and
-stores them, ``protocol.render`` turns them into A2A events. Nothing here knows either wire
+This is the vocabulary between OpenCode and A2A: ``opencode.reader`` produces most of these
+values, ``turns`` adds what it alone knows and passes them on, ``tasks`` numbers and
+stores them, ``a2a.render`` turns them into A2A events. Nothing here knows either wire
 format. Every field is plain JSON, so that a stored event is its own encoding.
 """
 
@@ -16,10 +16,10 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 JsonObject = dict[str, Json]
 
 
-class Lane(StrEnum):
+class Channel(StrEnum):
     """The two running texts of a turn."""
 
-    __hash__ = str.__hash__  # an enum's own is written in Python, and lanes are looked up a lot
+    __hash__ = str.__hash__  # an enum's own is written in Python, and channels are looked up a lot
 
     TEXT = "text"
     REASONING = "reasoning"
@@ -43,8 +43,8 @@ class Started:
 class TextGrew:
     """New answer text; never a repeat of what an earlier event carried.
 
-    The texts of one lane, joined as they are, are the lane's text: what separates two parts
-    of an answer is already in ``text``. ``opens`` marks the first event of the lane. Nobody
+    The texts of one channel, joined as they are, are the channel's text: what separates two parts
+    of an answer is already in ``text``. ``opens`` marks the first event of the channel. Nobody
     changes one; it is not frozen because that would triple the time to make it.
     """
 
@@ -65,20 +65,20 @@ class ReasoningGrew:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneReplaced:
-    """The whole text of a lane anew: a provider's retry made a part of what was told void."""
+class ChannelReplaced:
+    """The whole text of a channel anew: a provider's retry made a part of what was told void."""
 
-    lane: Lane
+    channel: Channel
     message_id: MessageId
     parts: list[tuple[str, str]]
-    """(part id, text) in order; joined they are the lane's text."""
+    """(part id, text) in order; joined they are the channel's text."""
 
 
 @dataclass(frozen=True, slots=True)
-class LaneClosed:
-    """Nothing more will be told in this lane."""
+class ChannelClosed:
+    """Nothing more will be told in this channel."""
 
-    lane: Lane
+    channel: Channel
     message_id: MessageId
 
 
@@ -131,7 +131,7 @@ class Interrupted:
     """OpenCode asks and waits: a permission, or one or more questions.
 
     The reader fills what OpenCode said; ``asked_at``, ``expires_at`` (milliseconds), ``default``
-    and ``allows_always`` are added by ``execution``, which owns the deadline and the policy.
+    and ``allows_always`` are added by ``turns``, which owns the deadline and the policy.
     """
 
     request_id: RequestId
@@ -266,8 +266,8 @@ TurnEvent = (
     | Started
     | TextGrew
     | ReasoningGrew
-    | LaneReplaced
-    | LaneClosed
+    | ChannelReplaced
+    | ChannelClosed
     | ToolChanged
     | Progressed
     | Interrupted

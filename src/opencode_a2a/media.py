@@ -1,6 +1,6 @@
 """Which files OpenCode survives, and in what form.
 
-Both ways to send one come through here: messages (``protocol.content``) and prompts of the
+Both ways to send one come through here: messages (``server.content``) and prompts of the
 session methods (``extensions.prompting``). A media type that OpenCode does not know would spoil
 the session for good; textual files therefore go as ``text/plain``, and everything that is
 neither text, image nor PDF is refused.
@@ -9,6 +9,7 @@ neither text, image nor PDF is refused.
 import base64
 import binascii
 import codecs
+from collections.abc import Iterable
 from urllib.parse import unquote_to_bytes
 
 from opencode_a2a.messages import PromptPart
@@ -23,6 +24,11 @@ _TEXTUAL = frozenset(
     )
 )
 _UNKNOWN = "application/octet-stream"
+
+
+def accepts(modes: Iterable[str], media_type: str) -> bool:
+    family = media_type.partition("/")[0] + "/*"
+    return any(mode in (media_type, family) for mode in modes)
 
 
 class UnfitError(Exception):

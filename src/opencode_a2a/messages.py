@@ -1,6 +1,6 @@
 """Messages as both protocol lines mean them, free of either line's spelling.
 
-``protocol.content`` reads and writes them, ``tasks`` stores them in the log as the history
+``server.content`` reads and writes them, ``tasks`` stores them in the log as the history
 of a task. Values of data parts and metadata are kept exactly as they came.
 """
 

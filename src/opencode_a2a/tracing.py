@@ -1,6 +1,6 @@
 """The W3C trace that a request belongs to.
 
-``web.context`` begins it, ``upstream`` and ``peers`` hand it on with ``trace_headers``. Nothing
+``web.context`` begins it, ``opencode`` and ``peers`` hand it on with ``trace_headers``. Nothing
 here knows what is traced.
 """
 

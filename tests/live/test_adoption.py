@@ -11,8 +11,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from opencode_a2a.demo.server import DemoModel, opencode_config
 from opencode_a2a.events import JsonObject
+from opencode_a2a_demo.server import DemoModel, opencode_config
 from tests.support.backstage import script
 from tests.support.caller import Caller, Task, fold
 from tests.support.program import Program

@@ -20,8 +20,8 @@ from structlog.testing import capture_logs
 from opencode_a2a.config import load
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import RequestId
-from opencode_a2a.upstream.client import Location, OpenCode
-from opencode_a2a.upstream.launch import USERNAME
+from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.launch import USERNAME
 from tests.live.conftest import Serve
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller, RefusedError, Task, Update

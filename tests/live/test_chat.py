@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from opencode_a2a.upstream.launch import free_port
+from opencode_a2a.opencode.launch import free_port
 from tests.support.backstage import Backstage, script
 from tests.support.service import TOKEN, Running, serving, settings_for
 from tests.support.terminal import Terminal

@@ -16,9 +16,10 @@ from opencode_a2a.errors import (
     UpstreamPayloadError,
 )
 from opencode_a2a.ids import MessageId, RequestId, SessionId, new_message_id
-from opencode_a2a.upstream.client import Location, OpenCode
-from opencode_a2a.upstream.launch import Launch
-from opencode_a2a.upstream.models import (
+from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.launch import Launch
+from opencode_a2a.opencode.process import ManagedOpenCode
+from opencode_a2a.opencode.types import (
     ArchiveTime,
     McpServer,
     PermissionRule,
@@ -33,7 +34,6 @@ from opencode_a2a.upstream.models import (
     ToolPart,
     UserMessage,
 )
-from opencode_a2a.upstream.process import ManagedOpenCode
 from tests.support.heard import listening
 
 pytestmark = [pytest.mark.live, pytest.mark.asyncio(loop_scope="module")]

@@ -19,8 +19,8 @@ from a2a.types import Message, Part, Role, SendMessageRequest, TaskState
 
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import SessionId
-from opencode_a2a.upstream.client import OpenCode
-from opencode_a2a.upstream.models import TextPart
+from opencode_a2a.opencode.client import OpenCode
+from opencode_a2a.opencode.types import TextPart
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller, Following, Task, Update, Wire, fold
 from tests.support.heard import listening

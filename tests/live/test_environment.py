@@ -9,12 +9,12 @@ import httpx2
 import orjson
 import pytest
 
-from opencode_a2a.demo.server import DemoModel, opencode_config
 from opencode_a2a.events import JsonObject
-from opencode_a2a.upstream.client import Location, OpenCode
-from opencode_a2a.upstream.launch import USERNAME, Launch, passed_environment
-from opencode_a2a.upstream.models import Prompt, SessionDraft, ShellCall, TextInput
-from opencode_a2a.upstream.process import ManagedOpenCode
+from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.launch import USERNAME, Launch, passed_environment
+from opencode_a2a.opencode.process import ManagedOpenCode
+from opencode_a2a.opencode.types import Prompt, SessionDraft, ShellCall, TextInput
+from opencode_a2a_demo.server import DemoModel, opencode_config
 from tests.support.backstage import script
 from tests.support.caller import Caller
 from tests.support.program import Program

@@ -15,7 +15,7 @@ from a2a.types import AgentCard
 from google.protobuf.json_format import ParseDict
 from hypothesis import HealthCheck, Phase, given, settings
 
-from opencode_a2a.protocol.contracts import ALL_EXTENSIONS
+from opencode_a2a.server.contracts import ALL_EXTENSIONS
 from tests.support.backstage import Backstage
 from tests.support.methods import Client, client
 from tests.support.service import Running, serving, settings_for

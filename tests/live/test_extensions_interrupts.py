@@ -14,9 +14,9 @@ from structlog.testing import capture_logs
 
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import SessionId
-from opencode_a2a.upstream.client import OpenCode
-from opencode_a2a.upstream.events import PermissionAsked
-from opencode_a2a.upstream.feed import Feed
+from opencode_a2a.opencode.client import OpenCode
+from opencode_a2a.opencode.events import PermissionAsked
+from opencode_a2a.opencode.feed import Feed
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller
 from tests.support.heard import listening

@@ -12,9 +12,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.upstream.client import Location, OpenCode
-from opencode_a2a.upstream.launch import USERNAME
-from opencode_a2a.upstream.models import SessionDraft
+from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.launch import USERNAME
+from opencode_a2a.opencode.types import SessionDraft
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller
 from tests.support.methods import Client, client, session_of

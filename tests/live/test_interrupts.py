@@ -15,8 +15,8 @@ from a2a.types import Message, Part, Role, SendMessageRequest, StreamResponse, T
 from structlog.testing import capture_logs
 
 from opencode_a2a.ids import RequestId, SessionId
-from opencode_a2a.upstream.client import Location, OpenCode
-from opencode_a2a.upstream.launch import USERNAME
+from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.launch import USERNAME
 from tests.live.conftest import Serve
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller, RefusedError, Task, Wire

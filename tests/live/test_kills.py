@@ -20,8 +20,8 @@ import pytest
 
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import SessionId
-from opencode_a2a.upstream.client import OpenCode
-from opencode_a2a.upstream.launch import USERNAME
+from opencode_a2a.opencode.client import OpenCode
+from opencode_a2a.opencode.launch import USERNAME
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller, Task, Update, fold
 from tests.support.program import Program

@@ -16,8 +16,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from opencode_a2a.upstream.launch import free_port
-from opencode_a2a.upstream.process import marked_processes
+from opencode_a2a.opencode.launch import free_port
+from opencode_a2a.opencode.process import marked_processes
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller, Following, RefusedError, Wire, fold
 from tests.support.program import Program, bare, run

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from opencode_a2a.ids import SessionId
-from opencode_a2a.upstream.client import Location, OpenCode
-from opencode_a2a.upstream.models import Prompt, TextInput
+from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.types import Prompt, TextInput
 from tests.conftest import make_repository
 from tests.live.conftest import EVERYTHING_ASKED, Serve
 from tests.support.backstage import Backstage, script

@@ -16,7 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from opencode_a2a.events import JsonObject
-from opencode_a2a.upstream.launch import free_port
+from opencode_a2a.opencode.launch import free_port
 from tests.support.backstage import Backstage, script
 from tests.support.caller import PATIENCE, Caller, Task
 from tests.support.service import TOKEN, Running, serving, settings_for

@@ -11,14 +11,14 @@ import pytest
 
 from opencode_a2a.errors import UpstreamError
 from opencode_a2a.events import JsonObject
-from opencode_a2a.upstream import versions
-from opencode_a2a.upstream.client import Location, OpenCode
-from opencode_a2a.upstream.launch import Launch, OpenCodeStartError
-from opencode_a2a.upstream.models import Session, SessionDraft, ShellCall
-from opencode_a2a.upstream.process import (
+from opencode_a2a.opencode import versions
+from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.launch import Launch, OpenCodeStartError
+from opencode_a2a.opencode.process import (
     ManagedOpenCode,
     marked_processes,
 )
+from opencode_a2a.opencode.types import Session, SessionDraft, ShellCall
 from tests.support.heard import listening
 
 pytestmark = pytest.mark.live

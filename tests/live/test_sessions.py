@@ -8,8 +8,8 @@ import orjson
 import pytest
 
 from opencode_a2a.ids import SessionId
-from opencode_a2a.upstream.client import Location, OpenCode
-from opencode_a2a.upstream.models import SessionDraft
+from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.types import SessionDraft
 from tests.live.conftest import Serve
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller, RefusedError

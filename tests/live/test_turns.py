@@ -32,9 +32,9 @@ def same(told: Task, stored: Task) -> bool:
     """Whether a client that followed the stream has what a client that reads the task gets."""
 
     def shown(task: Task) -> Any:
-        lanes = (task.text, task.reasoning)
+        channels = (task.text, task.reasoning)
         tools = [(t["call_id"], t["status"], t.get("output")) for t in task.tools]
-        return lanes, tools, task.state, task.said, [a["artifactId"] for a in task.artifacts]
+        return channels, tools, task.state, task.said, [a["artifactId"] for a in task.artifacts]
 
     return shown(told) == shown(stored)
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from opencode_a2a.protocol.contracts import declared
-from opencode_a2a.protocol.openapi import example_params
+from opencode_a2a.server.contracts import declared
+from opencode_a2a.server.openapi import example_params
 from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
 from tests.support.program import Program

@@ -9,7 +9,7 @@ from a2a.compat.v0_3 import types as v03
 from a2a.types import AgentCard
 from google.protobuf.json_format import ParseDict
 
-from opencode_a2a.protocol.announced import METADATA_EXTENSIONS
+from opencode_a2a.server.announced import METADATA_EXTENSIONS
 from tests.support.caller import Wire
 from tests.support.exchange import Exchange
 from tests.support.opencode import FakeOpenCode

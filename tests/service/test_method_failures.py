@@ -14,8 +14,8 @@ from starlette.routing import Route
 from opencode_a2a.config import Settings, load
 from opencode_a2a.events import JsonObject
 from opencode_a2a.extensions.registry import Method
-from opencode_a2a.protocol.contracts import declared
-from opencode_a2a.protocol.openapi import example_params
+from opencode_a2a.server.contracts import declared
+from opencode_a2a.server.openapi import example_params
 from tests.support.methods import client
 from tests.support.running import running
 from tests.support.service import TOKEN, Running, serving

@@ -11,11 +11,11 @@ from starlette.types import Receive, Scope, Send
 
 from opencode_a2a.messages import Message, Part
 from opencode_a2a.peers.answer import (
-    Account,
     AnswerGrew,
     Finished,
     Interrupted,
     PeerEvent,
+    PeerTask,
     TaskOpened,
 )
 from opencode_a2a.peers.client import HOPS_HEADER, Options, Peer, Tell
@@ -91,7 +91,7 @@ async def test_a_question_is_answered_on_its_task_and_nothing_is_told_twice(
     binding: str, line: str
 ) -> None:
     async with sdk_agent(binding, line) as agent, peer_at(agent.url) as peer:
-        account = Account()
+        account = PeerTask()
         asked = await heard(lambda tell: peer.ask(words("ask"), tell, account=account))
         same = await heard(
             lambda tell: peer.ask(words("red"), tell, task_id=account.task_id, account=account)
@@ -107,7 +107,7 @@ async def test_a_task_continued_by_a_stranger_to_it_tells_only_news(
     binding: str, line: str
 ) -> None:
     async with sdk_agent(binding, line) as agent, peer_at(agent.url) as peer:
-        account = Account()
+        account = PeerTask()
         await heard(lambda tell: peer.ask(words("ask"), tell, account=account))
         answer = await heard(lambda tell: peer.ask(words("red"), tell, task_id=account.task_id))
 

@@ -17,9 +17,9 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from opencode_a2a.protocol.contracts import ALL_EXTENSIONS
-from opencode_a2a.protocol.handler import METHODS
-from opencode_a2a.protocol.versions import Line
+from opencode_a2a.a2a.versions import Version
+from opencode_a2a.server.contracts import ALL_EXTENSIONS
+from opencode_a2a.server.operations import METHODS
 from tests.support.front import started
 from tests.support.methods import Client, client
 from tests.support.opencode import FakeOpenCode
@@ -194,8 +194,8 @@ async def test_every_method_takes_the_routing_fields_that_it_lists(deployment: D
 
 async def test_only_methods_of_the_versions_spoken_are_named(deployment: Deployment) -> None:
     wire = deployment.said("wire_contract")
-    spoken = {Line(version) for version in wire["supported_protocol_versions"]}
-    for line in Line:
+    spoken = {Version(version) for version in wire["supported_protocol_versions"]}
+    for line in Version:
         names = {name for method in METHODS if (name := method.name(line))}
         documents = (deployment.public, deployment.extended, deployment.openapi)
         named = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from opencode_a2a.upstream.launch import free_port
+from opencode_a2a.opencode.launch import free_port
 from tests.support.caller import Caller, RefusedError, Wire
 from tests.support.opencode import FakeOpenCode
 from tests.support.program import Program, run

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from opencode_a2a.execution import turn
+from opencode_a2a.turns import turn
 from tests.support.caller import Caller
 from tests.support.front import started
 from tests.support.opencode import FakeOpenCode, Hold

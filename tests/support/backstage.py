@@ -12,10 +12,10 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from opencode_a2a.demo.script import enclose
-from opencode_a2a.demo.server import DemoModel, opencode_config
 from opencode_a2a.events import JsonObject
-from opencode_a2a.upstream.process import Launch, ManagedOpenCode
+from opencode_a2a.opencode.process import Launch, ManagedOpenCode
+from opencode_a2a_demo.script import enclose
+from opencode_a2a_demo.server import DemoModel, opencode_config
 
 T = TypeVar("T")
 

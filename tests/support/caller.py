@@ -114,11 +114,11 @@ class Task:
 
     @property
     def text(self) -> str:
-        return self._lane("text")
+        return self._channel("text")
 
     @property
     def reasoning(self) -> str:
-        return self._lane("reasoning")
+        return self._channel("reasoning")
 
     @property
     def tools(self) -> list[Any]:
@@ -133,7 +133,7 @@ class Task:
     def history(self) -> list[str]:
         return [_words(message) for message in self.raw.get("history", [])]
 
-    def _lane(self, name: str) -> str:
+    def _channel(self, name: str) -> str:
         ends = f":stream:{name}"
         found = [a for a in self.artifacts if a["artifactId"].endswith(ends)]
         return "".join(_text(artifact["parts"]) for artifact in found)

@@ -3,15 +3,15 @@
 from hypothesis import strategies as st
 
 from opencode_a2a.events import (
+    Channel,
+    ChannelClosed,
+    ChannelReplaced,
     DiffChanged,
     Failure,
     FileChange,
     Finished,
     Interrupted,
     Json,
-    Lane,
-    LaneClosed,
-    LaneReplaced,
     Outcome,
     Progressed,
     Question,
@@ -28,7 +28,7 @@ from opencode_a2a.events import (
 )
 from opencode_a2a.ids import MessageId, RequestId, SessionId
 from opencode_a2a.messages import Answered, Message, Part
-from opencode_a2a.tasks.lifecycle import Accepted, LogEvent, Recovered
+from opencode_a2a.tasks.state import Accepted, LogEvent, Recovered
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NUMBER = st.integers(0, 2**40)
@@ -83,8 +83,8 @@ UNFINISHED: st.SearchStrategy[TurnEvent] = st.one_of(
     st.builds(SessionBound, st.just(SessionId("ses_1")), MAYBE_TEXT, MAYBE_TEXT),
     st.builds(Started),
     st.builds(
-        LaneReplaced,
-        st.sampled_from(Lane),
+        ChannelReplaced,
+        st.sampled_from(Channel),
         MESSAGE_ID,
         st.lists(st.tuples(PART_ID, TEXT), max_size=3),
     ),
@@ -120,7 +120,7 @@ FINISHED = st.builds(
 ANY_EVENT: st.SearchStrategy[LogEvent] = st.one_of(
     UNFINISHED,
     FINISHED,
-    st.builds(LaneClosed, st.sampled_from(Lane), MESSAGE_ID),
+    st.builds(ChannelClosed, st.sampled_from(Channel), MESSAGE_ID),
     st.builds(Accepted, MESSAGES),
     st.builds(Answered, MESSAGES),
     st.builds(Recovered, TEXT),

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from opencode_a2a.upstream.client import OpenCode
+from opencode_a2a.opencode.client import OpenCode
 
 
 class Heard:

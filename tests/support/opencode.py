@@ -25,8 +25,8 @@ from starlette.routing import Route
 
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import MessageId, RequestId, SessionId
-from opencode_a2a.upstream.events import Event, PartDelta, SessionChanged, decode
-from opencode_a2a.upstream.models import AssistantMessage, MessageWithParts, UserMessage
+from opencode_a2a.opencode.events import Event, PartDelta, SessionChanged, decode
+from opencode_a2a.opencode.types import AssistantMessage, MessageWithParts, UserMessage
 from opencode_a2a.web.sse import Drain
 from tests.support.opencode_state import OpenCodeState, SessionState, frames
 from tests.support.running import running

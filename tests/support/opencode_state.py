@@ -12,9 +12,9 @@ from pathlib import Path
 
 import orjson
 
-from opencode_a2a.events import Lane, Resolution
+from opencode_a2a.events import Channel, Resolution
 from opencode_a2a.ids import MessageId, RequestId, SessionId
-from opencode_a2a.upstream.events import (
+from opencode_a2a.opencode.events import (
     Event,
     MessageRemoved,
     MessageUpdated,
@@ -32,7 +32,8 @@ from opencode_a2a.upstream.events import (
     StatusChanged,
     decode,
 )
-from opencode_a2a.upstream.models import (
+from opencode_a2a.opencode.reader import Snapshot
+from opencode_a2a.opencode.types import (
     AssistantMessage,
     CompactionPart,
     Message,
@@ -46,7 +47,6 @@ from opencode_a2a.upstream.models import (
     ToolPart,
     UserMessage,
 )
-from opencode_a2a.upstream.reader import Stored
 
 TRANSCRIPTS = Path(__file__).parent.parent / "transcripts" / "1.18.33"
 OLDER = ("1.1.65", "1.3.2")
@@ -143,8 +143,8 @@ class OpenCodeState:
         found = {child for child, parent in self.parents.items() if parent == root}
         return found.union(*(self.descendants(child) for child in found))
 
-    def stored(self, root: SessionId) -> Stored:
-        return Stored(
+    def stored(self, root: SessionId) -> Snapshot:
+        return Snapshot(
             messages=self.sessions.get(root, SessionState()).messages(),
             children={
                 child: self.sessions.get(child, SessionState()).messages()
@@ -166,7 +166,7 @@ class Recording:
     root: SessionId
     prompt: MessageId
     events: Sequence[Event]
-    states: Sequence[Stored]
+    states: Sequence[Snapshot]
     """What was stored before the first event, after it, and so on."""
 
     @property
@@ -198,13 +198,13 @@ class Recording:
                     pass
         return answers
 
-    def text(self, lane: Lane) -> str:
-        """Return the stored text of a lane in the end."""
+    def text(self, channel: Channel) -> str:
+        """Return the stored text of a channel in the end."""
         texts = [
             part.text
             for message in self.run()
             for part in message.parts
-            if isinstance(part, TextPart | ReasoningPart) and part.type == lane
+            if isinstance(part, TextPart | ReasoningPart) and part.type == channel
         ]
         return "\n\n".join(filter(None, texts))
 

@@ -88,7 +88,7 @@ class Scripted(AgentExecutor):
                 await self._say(told)
                 await told.complete()
             case ["lanes"]:
-                await self._lanes(told)
+                await self._channels(told)
                 await told.complete()
             case ["status"]:
                 await told.complete(_message("told at the end"))
@@ -123,16 +123,16 @@ class Scripted(AgentExecutor):
                 await self._agent.gate.wait()
             await _artifact(told, "a", chunk, append=number > 0)
 
-    async def _lanes(self, told: TaskUpdater) -> None:
-        def lane(name: str) -> dict[str, object]:
+    async def _channels(self, told: TaskUpdater) -> None:
+        def channel(name: str) -> dict[str, object]:
             return {"shared": {"stream": {"block_type": name}}}
 
         tool = {"call_id": "c1", "tool": "bash", "status": "running", "title": "list files"}
         await told.add_artifact(
-            [new_text_part("let me think")], "r", metadata=lane("reasoning"), append=False
+            [new_text_part("let me think")], "r", metadata=channel("reasoning"), append=False
         )
-        await told.add_artifact([new_data_part(tool)], "t", metadata=lane("tool_call"))
-        await told.add_artifact([new_text_part("the answer")], "x", metadata=lane("text"))
+        await told.add_artifact([new_data_part(tool)], "t", metadata=channel("tool_call"))
+        await told.add_artifact([new_text_part("the answer")], "x", metadata=channel("text"))
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
         await TaskUpdater(event_queue, context.task_id or "", context.context_id or "").cancel()

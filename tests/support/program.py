@@ -17,8 +17,8 @@ import httpx2
 import orjson
 
 from opencode_a2a.events import JsonObject
-from opencode_a2a.upstream.launch import free_port
-from opencode_a2a.upstream.process import marked_processes
+from opencode_a2a.opencode.launch import free_port
+from opencode_a2a.opencode.process import marked_processes
 from tests.support.service import TOKEN
 
 PATIENCE = 60.0

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencode_a2a.events import Interrupted, Json, Question, QuestionOption
-from opencode_a2a.execution.answers import (
+from opencode_a2a.ids import RequestId, SessionId
+from opencode_a2a.messages import Message, Part
+from opencode_a2a.turns.answers import (
     NotUnderstoodError,
     PermissionReply,
     QuestionRejection,
@@ -16,8 +18,6 @@ from opencode_a2a.execution.answers import (
     accepted,
     understand,
 )
-from opencode_a2a.ids import RequestId, SessionId
-from opencode_a2a.messages import Message, Part
 
 OPTIONS = [QuestionOption("Red", "warm"), QuestionOption("Dark blue"), QuestionOption("7")]
 COLOR = Question("Which colour?", "Colour", OPTIONS, custom=False)

@@ -9,19 +9,19 @@ import pytest
 from starlette.responses import StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from opencode_a2a.a2a.versions import Version
 from opencode_a2a.callers import SCOPE_KEY, Caller
 from opencode_a2a.errors import SessionNotFoundError
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import Principal
 from opencode_a2a.peers.network import FetchResult
-from opencode_a2a.protocol.announced import METADATA_EXTENSIONS
-from opencode_a2a.protocol.card import CardFacts, Cards
-from opencode_a2a.protocol.exchange import Stream, Terms
-from opencode_a2a.protocol.handler import METHODS, Operations
-from opencode_a2a.protocol.rest import RestBinding, Routes
-from opencode_a2a.protocol.rpc import RpcBinding
-from opencode_a2a.protocol.versions import Line
-from opencode_a2a.tasks.board import Board
+from opencode_a2a.server.announced import METADATA_EXTENSIONS
+from opencode_a2a.server.card import CardFacts, Cards
+from opencode_a2a.server.exchange import Stream, Terms
+from opencode_a2a.server.jsonrpc import RpcBinding
+from opencode_a2a.server.operations import METHODS, Operations
+from opencode_a2a.server.rest import RestBinding, Routes
+from opencode_a2a.tasks.service import TaskService
 
 ONE = {"A2A-Version": "1.0"}
 
@@ -35,7 +35,7 @@ class Echo:
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    async def call(self, caller: Caller, method: str, params: JsonObject, line: Line) -> Json:
+    async def call(self, caller: Caller, method: str, params: JsonObject, line: Version) -> Json:
         self.calls.append(method)
         if method == "opencode.fail":
             raise SessionNotFoundError(session_id="ses_1")
@@ -61,8 +61,8 @@ def echo() -> Echo:
 async def agent(echo: Echo) -> AsyncIterator[httpx.AsyncClient]:
     """The bindings around a board that must not be reached."""
     cards = Cards(CardFacts("A", "B.", "1", "http://agent"), 0)
-    operations = Operations(Board.__new__(Board), cards, fetch)
-    terms = Terms(Line.V03, serve, METADATA_EXTENSIONS)
+    operations = Operations(TaskService.__new__(TaskService), cards, fetch)
+    terms = Terms(Version.V03, serve, METADATA_EXTENSIONS)
     routes = [
         RpcBinding(operations, terms, [echo]).route(),
         *RestBinding(operations, cards, terms).routes(),
@@ -178,9 +178,9 @@ async def test_the_version_may_come_as_a_query_parameter(agent: httpx.AsyncClien
     assert answer.headers["a2a-version"] == "1.0"
 
 
-@pytest.mark.parametrize("line", Line)
+@pytest.mark.parametrize("line", Version)
 async def test_push_configuration_is_unsupported_on_both_lines(
-    agent: httpx.AsyncClient, line: Line
+    agent: httpx.AsyncClient, line: Version
 ) -> None:
     for method in METHODS:
         name = method.name(line)

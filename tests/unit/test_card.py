@@ -14,11 +14,11 @@ from a2a.types import AgentCard
 from google.protobuf.json_format import ParseDict
 from starlette.applications import Starlette
 
+from opencode_a2a.a2a.versions import Dialect
 from opencode_a2a.events import JsonObject
-from opencode_a2a.protocol.announced import METADATA_EXTENSIONS as EXTENSIONS
-from opencode_a2a.protocol.announced import SESSION_BINDING, activated
-from opencode_a2a.protocol.card import CardFacts, Cards
-from opencode_a2a.protocol.versions import Dialect
+from opencode_a2a.server.announced import METADATA_EXTENSIONS as EXTENSIONS
+from opencode_a2a.server.announced import SESSION_BINDING, activated
+from opencode_a2a.server.card import CardFacts, Cards
 
 FACTS = CardFacts(
     name="OpenCode A2A",

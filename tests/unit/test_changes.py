@@ -2,9 +2,9 @@
 
 import pytest
 
-from opencode_a2a.execution.changes import Changes
-from opencode_a2a.upstream.events import MessageUpdated, PartUpdated
-from opencode_a2a.upstream.models import PatchPart, UserMessage
+from opencode_a2a.opencode.events import MessageUpdated, PartUpdated
+from opencode_a2a.opencode.types import PatchPart, UserMessage
+from opencode_a2a.turns.changes import Changes
 from tests.support.opencode_state import recording
 
 

@@ -26,8 +26,9 @@ from opencode_a2a.errors import (
     UpstreamUnreachableError,
 )
 from opencode_a2a.ids import MessageId, RequestId, SessionId
-from opencode_a2a.upstream.client import Location, OpenCode, well_formed
-from opencode_a2a.upstream.models import (
+from opencode_a2a.opencode.client import Location, OpenCode, well_formed
+from opencode_a2a.opencode.refusals import mask_paths
+from opencode_a2a.opencode.types import (
     CommandCall,
     ModelRef,
     OutputFormat,
@@ -40,7 +41,6 @@ from opencode_a2a.upstream.models import (
     TextPart,
     UnknownPart,
 )
-from opencode_a2a.upstream.refusals import mask_paths
 
 SES = SessionId("ses_1aB")
 MSG = MessageId("msg_2cD")

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from opencode_a2a.demo.answers import demo_script, errand, filled
-from opencode_a2a.demo.chat import CallId, ChatMessage, ToolCall
-from opencode_a2a.demo.script import (
+from opencode_a2a_demo.answers import demo_script, errand, filled
+from opencode_a2a_demo.chat import CallId, ChatMessage, ToolCall
+from opencode_a2a_demo.script import (
     Call,
     Drop,
     Fail,
@@ -28,7 +28,7 @@ from opencode_a2a.demo.script import (
     parse_replies,
     place_after,
 )
-from opencode_a2a.demo.server import DemoModel, opencode_config
+from opencode_a2a_demo.server import DemoModel, opencode_config
 
 TEXT = st.text(max_size=30)
 AROUND = TEXT.filter(lambda text: "@" not in text)
@@ -534,7 +534,7 @@ def test_opencode_is_given_the_demo_model_and_no_other() -> None:
 
 async def test_it_runs_by_itself() -> None:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "opencode_a2a.demo", "--port", "0", stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "opencode_a2a_demo", "--port", "0", stdout=asyncio.subprocess.PIPE
     )
     try:
         assert process.stdout is not None

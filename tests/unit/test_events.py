@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from opencode_a2a.ids import MessageId, SessionId
-from opencode_a2a.upstream.events import (
+from opencode_a2a.opencode.events import (
     EVENTS,
     FOLLOWED,
     MalformedEventError,
@@ -16,7 +16,7 @@ from opencode_a2a.upstream.events import (
     session_of,
     type_of,
 )
-from opencode_a2a.upstream.models import StatusRetry, UnknownPart
+from opencode_a2a.opencode.types import StatusRetry, UnknownPart
 from tests.support.opencode_state import NAMES, frames
 
 DELTA = {

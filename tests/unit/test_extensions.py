@@ -6,6 +6,8 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
+from opencode_a2a.a2a import render
+from opencode_a2a.a2a.versions import Dialect
 from opencode_a2a.cli import main
 from opencode_a2a.config import Settings, load
 from opencode_a2a.errors import (
@@ -40,10 +42,8 @@ from opencode_a2a.extensions.registry import Access
 from opencode_a2a.extensions.sessions import ListParams
 from opencode_a2a.ids import ContextId, MessageId, Principal, RequestId, SessionId, TaskId
 from opencode_a2a.messages import Message, Part
-from opencode_a2a.protocol import render
-from opencode_a2a.protocol.contracts import ALL_EXTENSIONS, contracts, declared, wire_contract
-from opencode_a2a.protocol.versions import Dialect
-from opencode_a2a.tasks.lifecycle import Accepted, TaskRef, TaskState
+from opencode_a2a.server.contracts import ALL_EXTENSIONS, contracts, declared, wire_contract
+from opencode_a2a.tasks.state import Accepted, TaskRef, TaskState
 
 METHODS = [method for _, method in declared()]
 ON = load({}, {"A2A_ENABLE_SESSION_SHELL": "true", "A2A_ENABLE_WORKSPACE_MUTATIONS": "true"})

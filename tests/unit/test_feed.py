@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from opencode_a2a.errors import UpstreamUnreachableError
 from opencode_a2a.ids import SessionId
-from opencode_a2a.upstream import feed as feed_module
-from opencode_a2a.upstream.events import PartDelta
-from opencode_a2a.upstream.feed import (
+from opencode_a2a.opencode import feed as feed_module
+from opencode_a2a.opencode.events import PartDelta
+from opencode_a2a.opencode.feed import (
     MAX_FRAME,
     Feed,
     FeedItem,

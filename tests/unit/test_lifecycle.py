@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencode_a2a.events import (
+    Channel,
     Finished,
     Interrupted,
-    Lane,
     Outcome,
     Resumed,
     Started,
@@ -27,7 +27,8 @@ from opencode_a2a.tasks.codec import (
     load_task,
 )
 from opencode_a2a.tasks.commands import Cursor
-from opencode_a2a.tasks.lifecycle import (
+from opencode_a2a.tasks.log import resumable
+from opencode_a2a.tasks.state import (
     Entry,
     LogEvent,
     Recovered,
@@ -36,7 +37,6 @@ from opencode_a2a.tasks.lifecycle import (
     TaskState,
     TerminalError,
 )
-from opencode_a2a.tasks.live import resumable
 from tests.support.events import ANY_EVENT, FINISHED, UNFINISHED
 
 REF = TaskRef(TaskId("t"), ContextId("c"), Principal("p"), created_at=1)
@@ -104,12 +104,12 @@ def test_numbers_have_no_gap_and_every_change_of_state_has_its_time(
             before = entry.status.state
 
 
-def test_a_lane_that_opens_again_begins_anew() -> None:
+def test_a_channel_that_opens_again_begins_anew() -> None:
     state = TaskState(REF)
     for text, opens in (("first", True), (" more", False), ("second", True)):
         state.apply(TextGrew(MessageId("m"), "p", text, opens), 1)
 
-    assert state.lanes[Lane.TEXT].text == "second"
+    assert state.channels[Channel.TEXT].text == "second"
 
 
 @given(st.lists(ANY_EVENT, min_size=1, max_size=5))
@@ -130,8 +130,8 @@ def test_an_archived_task_is_the_task(events: list[TurnEvent], end: Finished) ->
     loaded = load_task(row)
 
     assert load_status(status) == state.status == loaded.status
-    assert {k: v.text for k, v in loaded.lanes.items()} == {
-        k: v.text for k, v in state.lanes.items()
+    assert {k: v.text for k, v in loaded.channels.items()} == {
+        k: v.text for k, v in state.channels.items()
     }
     assert (loaded.tools, loaded.diff, loaded.settled) == (state.tools, state.diff, state.settled)
     assert list(loaded.artifacts) == list(state.artifacts)

@@ -17,17 +17,17 @@ from opencode_a2a.ids import MessageId, Principal
 from opencode_a2a.messages import Answered, Message, Part, PromptPart
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import TaskRow
-from opencode_a2a.tasks import live
+from opencode_a2a.tasks import log as live
 from opencode_a2a.tasks.admit import Admission, Admitted, Limits
-from opencode_a2a.tasks.commands import Cursor, Order
-from opencode_a2a.tasks.journal import Journal
-from opencode_a2a.tasks.lifecycle import Entry, State
-from opencode_a2a.tasks.live import Replay, Tap, TaskLog
+from opencode_a2a.tasks.commands import Cursor, SendCommand
+from opencode_a2a.tasks.log import LogReader, Replay, TaskLog
+from opencode_a2a.tasks.state import Entry, State
+from opencode_a2a.tasks.writer import LogWriter
 
 
-def order(message_id: str, text: str = "hello", principal: str = "alice") -> Order:
+def order(message_id: str, text: str = "hello", principal: str = "alice") -> SendCommand:
     message = Message(message_id, "user", [Part("text", text=text)])
-    return Order(Principal(principal), message, (PromptPart(text=text),))
+    return SendCommand(Principal(principal), message, (PromptPart(text=text),))
 
 
 class Office:
@@ -35,7 +35,7 @@ class Office:
 
     def __init__(self, database: Database, limits: Limits) -> None:
         self.database = database
-        self.journal = Journal(database)
+        self.journal = LogWriter(database)
         self.admission = Admission(database, limits)
 
     async def task(self, message_id: str = "m1") -> TaskLog:
@@ -66,7 +66,7 @@ def grew(text: str, *, opens: bool = False) -> TextGrew:
     return TextGrew(MessageId("msg_1"), "prt_1", text, opens)
 
 
-async def read_all(tap: Tap) -> list[Entry]:
+async def read_all(tap: LogReader) -> list[Entry]:
     entries: list[Entry] = []
     while batch := await tap.batch():
         entries += batch

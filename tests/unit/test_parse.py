@@ -13,12 +13,12 @@ from google.protobuf.json_format import MessageToDict
 from hypothesis import given
 from hypothesis import strategies as st
 
+from opencode_a2a.a2a.schema import read_get, read_list, read_send, rest_dialect
+from opencode_a2a.a2a.versions import Dialect
 from opencode_a2a.errors import InvalidParamsError
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.messages import Message, Part
-from opencode_a2a.protocol.schema import read_get, read_list, read_send, rest_dialect
-from opencode_a2a.protocol.versions import Dialect
-from opencode_a2a.tasks.lifecycle import State
+from opencode_a2a.tasks.state import State
 
 BIG = 2**53 + 1
 JSON = st.recursive(

@@ -10,13 +10,13 @@ from opencode_a2a.events import Json, JsonObject, Question, QuestionOption
 from opencode_a2a.messages import Message, Part
 from opencode_a2a.peers import wire
 from opencode_a2a.peers.answer import (
-    Account,
     AnswerGrew,
     AnswerReplaced,
     FileGiven,
     Finished,
     Interrupted,
     PeerEvent,
+    PeerTask,
     ReasoningGrew,
     StatusChanged,
     TaskOpened,
@@ -32,19 +32,19 @@ from opencode_a2a.peers.wire import (
     Binding,
     Card,
     Interface,
-    Line,
     Operation,
     State,
     Status,
     Task,
     Update,
+    Version,
 )
 
 OPEN = Egress(allow_private=True)
 CHUNKS = st.lists(st.tuples(st.text(max_size=5), st.sampled_from(["delta", "whole", "task"])))
 
 
-def lane(name: str) -> JsonObject:
+def channel(name: str) -> JsonObject:
     return {"shared": {"stream": {"block_type": name}}}
 
 
@@ -69,7 +69,7 @@ def update(state: State, text: str | None = None, metadata: JsonObject | None = 
     return Update("t", "c", status(state, text), metadata=metadata or {})
 
 
-def told(account: Account, *events: wire.Event) -> list[PeerEvent]:
+def told(account: PeerTask, *events: wire.Event) -> list[PeerEvent]:
     """What an account tells of events, without the opening of the task."""
     news = [new for event in events for new in account.take(event)]
     return [new for new in news if not isinstance(new, TaskOpened)]
@@ -82,7 +82,7 @@ def answer_of(news: Iterator[PeerEvent]) -> str:
 @given(CHUNKS)
 @example([("a", "delta"), ("a", "whole"), ("", "task")])
 def test_answer_text_is_told_once_however_it_arrives(chunks: list[tuple[str, str]]) -> None:
-    account, whole, heard = Account(), "", ""
+    account, whole, heard = PeerTask(), "", ""
     for chunk, way in chunks:
         whole += chunk
         match way:
@@ -98,7 +98,7 @@ def test_answer_text_is_told_once_however_it_arrives(chunks: list[tuple[str, str
 
 
 def test_text_taken_back_by_the_peer_is_told_as_a_replacement() -> None:
-    account = Account()
+    account = PeerTask()
     told(account, grew("first try"))
 
     assert told(account, given_whole(artifact("second"))) == [AnswerReplaced("a", "second")]
@@ -106,17 +106,17 @@ def test_text_taken_back_by_the_peer_is_told_as_a_replacement() -> None:
 
 
 def test_reasoning_tools_and_files_stay_out_of_the_answer() -> None:
-    account = Account()
+    account = PeerTask()
     call: JsonObject = {"call_id": "c1", "tool": "bash", "status": "running", "title": "ls"}
-    tool = Artifact("t1", [Part("data", data=call)], None, lane("tool_call"))
+    tool = Artifact("t1", [Part("data", data=call)], None, channel("tool_call"))
     diff = Part("text", text="+x", media_type="text/x-diff", filename="changes.diff")
 
     news = told(
         account,
-        grew("hm", "r", lane("reasoning")),
+        grew("hm", "r", channel("reasoning")),
         given_whole(tool),
         given_whole(tool),
-        grew("yes", "a", lane("text")),
+        grew("yes", "a", channel("text")),
         given_whole(Artifact("d", [diff], "diff")),
         Task("t", "c", status(State.UNKNOWN), [Artifact("d", [diff], "diff")]),
     )
@@ -126,7 +126,7 @@ def test_reasoning_tools_and_files_stay_out_of_the_answer() -> None:
 
 
 def test_an_answer_that_is_only_the_last_status_is_still_an_answer() -> None:
-    account = Account()
+    account = PeerTask()
 
     news = told(account, update(State.WORKING, "busy"), update(State.COMPLETED, "done it"))
 
@@ -159,7 +159,7 @@ TODOS: list[Json] = [
 def test_progress_is_told_each_time_it_changes_and_when_it_is_over(
     progress: JsonObject, text: str
 ) -> None:
-    account = Account()
+    account = PeerTask()
     ordinary: JsonObject = {"type": "step-start", "status": "running"}
     told = [
         event
@@ -174,13 +174,13 @@ def test_progress_is_told_each_time_it_changes_and_when_it_is_over(
 
 
 def test_a_last_status_beside_an_answer_is_not_the_answer() -> None:
-    account = Account()
+    account = PeerTask()
     told(account, grew("the answer"), update(State.COMPLETED, "Completed."))
     assert account.answer == "the answer"
 
 
 def test_a_primed_task_tells_only_news_and_its_old_prompt_ends_nothing() -> None:
-    account = Account()
+    account = PeerTask()
     before = Task("t", "c", status(State.INPUT_REQUIRED, "which?"), [artifact("so far ")])
     account.prime(before)
 
@@ -209,7 +209,9 @@ def test_a_prompt_of_opencode_is_read_with_its_questions() -> None:
         },
     }
 
-    news = told(Account(), update(State.INPUT_REQUIRED, "Which?", {"shared": {"interrupt": asked}}))
+    news = told(
+        PeerTask(), update(State.INPUT_REQUIRED, "Which?", {"shared": {"interrupt": asked}})
+    )
 
     question = Question("Which?", "Colour", [QuestionOption("red", "warm")], True, False)
     prompt = Prompt("que_1", "question", questions=[question])
@@ -219,14 +221,14 @@ def test_a_prompt_of_opencode_is_read_with_its_questions() -> None:
 @pytest.mark.parametrize(
     ("binding", "line", "expected"),
     [
-        (Binding.JSONRPC, Line.V1, {"text": "hi"}),
-        (Binding.JSONRPC, Line.V03, {"kind": "text", "text": "hi"}),
-        (Binding.HTTP_JSON, Line.V1, {"text": "hi"}),
-        (Binding.HTTP_JSON, Line.V03, {"text": "hi"}),
+        (Binding.JSONRPC, Version.V1, {"text": "hi"}),
+        (Binding.JSONRPC, Version.V03, {"kind": "text", "text": "hi"}),
+        (Binding.HTTP_JSON, Version.V1, {"text": "hi"}),
+        (Binding.HTTP_JSON, Version.V03, {"text": "hi"}),
     ],
 )
 def test_a_message_is_spelt_as_its_line_and_binding_want(
-    binding: Binding, line: Line, expected: JsonObject
+    binding: Binding, line: Version, expected: JsonObject
 ) -> None:
     at = Interface("http://x", binding, line)
     said = Message("m", "user", [Part("text", text="hi")])
@@ -241,7 +243,7 @@ def test_a_message_is_spelt_as_its_line_and_binding_want(
 
 
 def test_an_id_from_outside_cannot_leave_its_place_in_the_path() -> None:
-    at = Interface("http://x/", Binding.HTTP_JSON, Line.V1, "te/nant")
+    at = Interface("http://x/", Binding.HTTP_JSON, Version.V1, "te/nant")
 
     request = wire.request(at, Operation.GET, {"id": "../a?b#c", "historyLength": 0})
 
@@ -298,14 +300,14 @@ HYBRID: JsonObject = {
 @pytest.mark.parametrize(
     ("preference", "expected"),
     [
-        (Preference(), ("http://x/r", Line.V1)),
-        (Preference(own=True), ("http://x/j", Line.V1)),
-        (Preference((Binding.JSONRPC,)), ("http://x/j", Line.V1)),
-        (Preference(line=Line.V03), ("http://x/j", Line.V03)),
+        (Preference(), ("http://x/r", Version.V1)),
+        (Preference(own=True), ("http://x/j", Version.V1)),
+        (Preference((Binding.JSONRPC,)), ("http://x/j", Version.V1)),
+        (Preference(line=Version.V03), ("http://x/j", Version.V03)),
     ],
 )
 def test_the_interface_follows_the_peers_order_unless_ours_is_to_win(
-    preference: Preference, expected: tuple[str, Line]
+    preference: Preference, expected: tuple[str, Version]
 ) -> None:
     chosen = choose(wire.read_card(HYBRID), preference, OPEN)
     assert (chosen.url, chosen.line) == expected
@@ -321,8 +323,8 @@ def test_a_card_of_0_3_gives_its_main_and_its_further_interfaces() -> None:
         }
     )
     assert card.interfaces == (
-        Interface("http://x/j", Binding.JSONRPC, Line.V03),
-        Interface("http://x/r", Binding.HTTP_JSON, Line.V03),
+        Interface("http://x/j", Binding.JSONRPC, Version.V03),
+        Interface("http://x/r", Binding.HTTP_JSON, Version.V03),
     )
 
 

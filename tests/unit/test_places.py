@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from opencode_a2a.execution.places import is_worktree, unsaved
+from opencode_a2a.turns.places import is_worktree, unsaved
 from tests.conftest import make_repository
 
 

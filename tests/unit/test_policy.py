@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencode_a2a.events import Interrupted, Question
-from opencode_a2a.execution.answers import PermissionReply, QuestionReply
-from opencode_a2a.execution.interrupts import Action, DefaultAction, Policy, Rule
 from opencode_a2a.ids import RequestId, SessionId
+from opencode_a2a.turns.answers import PermissionReply, QuestionReply
+from opencode_a2a.turns.interrupts import Action, DefaultAction, Policy, Rule
 
 QUESTION = Interrupted(
     RequestId("que_1"), "question", SessionId("ses_1"), questions=[Question("?", "?")] * 2

@@ -18,16 +18,16 @@ from hypothesis import strategies as st
 from opencode_a2a.app import managed_record
 from opencode_a2a.config import VARIABLES, Settings, Tasks
 from opencode_a2a.events import JsonObject
-from opencode_a2a.upstream import versions
-from opencode_a2a.upstream.launch import (
+from opencode_a2a.opencode import versions
+from opencode_a2a.opencode.launch import (
     Launch,
     OpenCodeStartError,
     find_command,
     free_port,
     passed_environment,
 )
-from opencode_a2a.upstream.process import ManagedOpenCode, listening_url, marked_processes
-from opencode_a2a.upstream.survivor import Claim, Record, birth
+from opencode_a2a.opencode.process import ManagedOpenCode, listening_url, marked_processes
+from opencode_a2a.opencode.survivor import Claim, Record, birth
 
 
 @pytest.mark.parametrize(

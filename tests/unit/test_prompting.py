@@ -12,11 +12,11 @@ from starlette.routing import Route
 
 from opencode_a2a.errors import InvalidFieldError
 from opencode_a2a.events import JsonObject
-from opencode_a2a.execution.turn import PromptDefaults
 from opencode_a2a.extensions.prompting import PromptRequest
 from opencode_a2a.ids import SessionId
+from opencode_a2a.opencode.types import Prompt
 from opencode_a2a.peers.network import Egress, Fetcher, FetchLimits
-from opencode_a2a.upstream.models import Prompt
+from opencode_a2a.turns.turn import PromptDefaults
 from tests.support.running import running
 
 LIMITS = FetchLimits(files=2, file_bytes=1000, total_bytes=1500, seconds=5)

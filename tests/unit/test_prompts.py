@@ -1,9 +1,9 @@
 """What a person reads when a task waits."""
 
+from opencode_a2a.a2a.texts import moment, prompt_text
 from opencode_a2a.events import Interrupted, Question, QuestionOption
-from opencode_a2a.execution.answers import accepted
 from opencode_a2a.ids import RequestId, SessionId
-from opencode_a2a.protocol.prompts import moment, prompt_text
+from opencode_a2a.turns.answers import accepted
 
 AT = 1_794_733_200_123
 BASH = Interrupted(

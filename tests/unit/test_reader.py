@@ -9,12 +9,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from opencode_a2a.events import (
+    Channel,
+    ChannelClosed,
+    ChannelReplaced,
     Failure,
     Finished,
     Interrupted,
-    Lane,
-    LaneClosed,
-    LaneReplaced,
     Outcome,
     Progressed,
     ReasoningGrew,
@@ -24,10 +24,10 @@ from opencode_a2a.events import (
     TurnEvent,
     UsageCounted,
 )
-from opencode_a2a.upstream.events import PartDelta, PermissionAsked, StatusChanged
-from opencode_a2a.upstream.models import ToolCompleted, ToolFailed, ToolPart
-from opencode_a2a.upstream.reader import Reader
-from opencode_a2a.upstream.told import Told
+from opencode_a2a.opencode.events import PartDelta, PermissionAsked, StatusChanged
+from opencode_a2a.opencode.reader import Reader
+from opencode_a2a.opencode.told import Told
+from opencode_a2a.opencode.types import ToolCompleted, ToolFailed, ToolPart
 from tests.support.opencode_state import NAMES, OLDER, Recording, recording, recordings
 
 # By name and number, since a failing example is printed.
@@ -96,16 +96,16 @@ class Play:
         return self.told
 
 
-def text(told: Sequence[TurnEvent], lane: Lane) -> str:
-    """Join what was told in a lane."""
+def text(told: Sequence[TurnEvent], channel: Channel) -> str:
+    """Join what was told in a channel."""
     whole = ""
     for event in told:
         match event:
-            case TextGrew() if lane is Lane.TEXT:
+            case TextGrew() if channel is Channel.TEXT:
                 whole += event.text
-            case ReasoningGrew() if lane is Lane.REASONING:
+            case ReasoningGrew() if channel is Channel.REASONING:
                 whole += event.text
-            case LaneReplaced() if event.lane is lane:
+            case ChannelReplaced() if event.channel is channel:
                 whole = "".join(text for _, text in event.parts)
             case _:
                 pass
@@ -118,21 +118,23 @@ def assert_law(play: Play) -> None:
     assert play.reader.feed_all(stored.events) == []
     if stored.deleted:
         return
-    for lane in Lane:
-        assert text(told, lane) == stored.text(lane)
-        assert_lane_opens_once_and_closes(told, lane)
+    for channel in Channel:
+        assert text(told, channel) == stored.text(channel)
+        assert_channel_opens_once_and_closes(told, channel)
     # Older versions cut the spaces at the end of a text off when it is complete.
     if not stored.dead_parts() and not stored.name.startswith(OLDER):
-        assert not [event for event in told if isinstance(event, LaneReplaced)]
+        assert not [event for event in told if isinstance(event, ChannelReplaced)]
     assert_tools(told, stored)
     assert_interrupts(play)
 
 
-def assert_lane_opens_once_and_closes(told: Sequence[TurnEvent], lane: Lane) -> None:
-    kind = TextGrew if lane is Lane.TEXT else ReasoningGrew
+def assert_channel_opens_once_and_closes(told: Sequence[TurnEvent], channel: Channel) -> None:
+    kind = TextGrew if channel is Channel.TEXT else ReasoningGrew
     opens = [event.opens for event in told if isinstance(event, kind)]
     assert opens == [place == 0 for place in range(len(opens))]
-    closed = [event for event in told if isinstance(event, LaneClosed) and event.lane is lane]
+    closed = [
+        event for event in told if isinstance(event, ChannelClosed) and event.channel is channel
+    ]
     assert len(closed) == bool(opens)
 
 
@@ -216,13 +218,13 @@ def test_an_answer_never_shrinks_when_opencode_dies(turn: str) -> None:
     for at in range(len(recording.events) + 1):
         play = Play(recording)
         play.move(("play", at))
-        before = {lane: text(play.told, lane) for lane in Lane}
+        before = {channel: text(play.told, channel) for channel in Channel}
 
         play.reader.gap()
         play.told += play.reader.finish(recording.states[at])
 
-        for lane in Lane:
-            assert text(play.told, lane).startswith(before[lane])
+        for channel in Channel:
+            assert text(play.told, channel).startswith(before[channel])
 
 
 @pytest.mark.parametrize("turn", TURNS)
@@ -235,7 +237,9 @@ def test_an_unbroken_stream_tells_everything_before_the_end(turn: str) -> None:
 
     assert play.reader.needs_reconcile == stored.deleted
     if not stored.deleted and not stored.dead_parts():
-        assert [text(play.told, lane) for lane in Lane] == [stored.text(lane) for lane in Lane]
+        assert [text(play.told, channel) for channel in Channel] == [
+            stored.text(channel) for channel in Channel
+        ]
 
 
 ENDINGS = {
@@ -296,7 +300,7 @@ def test_a_canceled_turn_keeps_its_partial_text() -> None:
 
     told = play.told + play.reader.finish(play.recording.states[-1], aborted=True)
 
-    assert text(told, Lane.TEXT) == "slow " * 6
+    assert text(told, Channel.TEXT) == "slow " * 6
     assert isinstance(told[-1], Finished)
     assert told[-1].outcome is Outcome.CANCELED
 
@@ -325,10 +329,10 @@ def test_text_that_a_retry_made_void_is_replaced_when_the_retry_is_told() -> Non
 
     play.end()
 
-    story = [e for e in play.told if isinstance(e, TextGrew | LaneReplaced)]
-    replaced = [place for place, event in enumerate(story) if isinstance(event, LaneReplaced)]
+    story = [e for e in play.told if isinstance(e, TextGrew | ChannelReplaced)]
+    replaced = [place for place, event in enumerate(story) if isinstance(event, ChannelReplaced)]
     assert replaced == [1]
-    assert [e.parts for e in story if isinstance(e, LaneReplaced)] == [[]]
+    assert [e.parts for e in story if isinstance(e, ChannelReplaced)] == [[]]
     assert [e.text for e in story if isinstance(e, TextGrew)] == [
         "partial words here ",
         "partial words here and the rest",
@@ -343,7 +347,7 @@ def test_text_of_a_part_that_was_open_in_a_gap_waits_for_its_end() -> None:
     play.move(("snapshot", 0))
 
     play.move(("play", 1))
-    before = text(play.told, Lane.TEXT)
+    before = text(play.told, Channel.TEXT)
     play.move(("play", 2))
 
     assert before == "one "
@@ -359,7 +363,7 @@ def test_a_part_that_begins_after_a_gap_is_told_as_it_grows() -> None:
 
     play.move(("play", 3))
 
-    assert text(play.told, Lane.TEXT) == "one "
+    assert text(play.told, Channel.TEXT) == "one "
 
 
 def test_a_part_that_begins_before_an_older_snapshot_comes_is_told_as_it_grows() -> None:
@@ -372,7 +376,7 @@ def test_a_part_that_begins_before_an_older_snapshot_comes_is_told_as_it_grows()
     play.move(("snapshot", -3))
     play.move(("play", 1))
 
-    assert text(play.told, Lane.TEXT) == "one two "
+    assert text(play.told, Channel.TEXT) == "one two "
 
 
 def test_a_part_that_was_missed_is_told_before_the_next_one() -> None:
@@ -384,7 +388,7 @@ def test_a_part_that_was_missed_is_told_before_the_next_one() -> None:
 
     play.move(("snapshot", 0))
 
-    assert text(play.told, Lane.TEXT) == "going \n\ndone"
+    assert text(play.told, Channel.TEXT) == "going \n\ndone"
 
 
 def test_a_retry_that_was_missed_is_found_in_the_store() -> None:
@@ -398,11 +402,11 @@ def test_a_retry_that_was_missed_is_found_in_the_store() -> None:
     play.move(("lose", 3))
 
     play.move(("snapshot", 0))
-    replaced = [event for event in play.told if isinstance(event, LaneReplaced)]
+    replaced = [event for event in play.told if isinstance(event, ChannelReplaced)]
     play.move(("play", 2))
 
     assert [event.parts for event in replaced] == [[]]
-    assert text(play.told, Lane.TEXT) == "partial "
+    assert text(play.told, Channel.TEXT) == "partial "
 
 
 @pytest.mark.parametrize("back", range(1, 8))
@@ -419,7 +423,7 @@ def test_an_older_snapshot_does_not_undo_the_end(back: int) -> None:
 
 def test_two_prompts_in_one_session_get_their_own_answers() -> None:
     told = [
-        text(Play(stored).end(), Lane.TEXT)
+        text(Play(stored).end(), Channel.TEXT)
         for stored in recordings()
         if stored.name == "concurrent-two-prompts"
     ]
@@ -432,7 +436,7 @@ def test_a_compaction_is_progress_and_its_summary_no_answer() -> None:
 
     compactions = [e.status for e in told if isinstance(e, Progressed) and e.type == "compaction"]
     assert compactions == ["running", "completed"]
-    assert "Objective" not in text(told, Lane.TEXT)
+    assert "Objective" not in text(told, Channel.TEXT)
 
 
 def test_a_sub_agents_interrupt_belongs_to_the_turn() -> None:

@@ -12,7 +12,12 @@ from google.protobuf.message import Message as ProtoMessage
 from hypothesis import given
 from hypothesis import strategies as st
 
+from opencode_a2a.a2a import render
+from opencode_a2a.a2a.versions import Dialect
 from opencode_a2a.events import (
+    Channel,
+    ChannelClosed,
+    ChannelReplaced,
     DiffChanged,
     Failure,
     FileChange,
@@ -20,9 +25,6 @@ from opencode_a2a.events import (
     Interrupted,
     Json,
     JsonObject,
-    Lane,
-    LaneClosed,
-    LaneReplaced,
     Outcome,
     Progressed,
     Question,
@@ -38,9 +40,7 @@ from opencode_a2a.events import (
 )
 from opencode_a2a.ids import ContextId, MessageId, Principal, RequestId, SessionId, TaskId
 from opencode_a2a.messages import Answered, Message, Part
-from opencode_a2a.protocol import render
-from opencode_a2a.protocol.versions import Dialect
-from opencode_a2a.tasks.lifecycle import (
+from opencode_a2a.tasks.state import (
     Accepted,
     Entry,
     LogEvent,
@@ -97,7 +97,7 @@ TURN: tuple[LogEvent, ...] = (
     SessionBound(SessionId("ses_1"), title="Fix"),
     Started(),
     ReasoningGrew(MSG, "prt_0", "hm", opens=True),
-    LaneClosed(Lane.REASONING, MSG),
+    ChannelClosed(Channel.REASONING, MSG),
     TextGrew(MSG, "prt_1", 'I "will"\n', opens=True),
     ToolChanged(MSG, "prt_2", "call_1", "bash", "running", input={"command": "rm"}),
     Progressed("step", "running", part_id="prt_9", todos=[{"content": "x"}]),
@@ -109,8 +109,8 @@ TURN: tuple[LogEvent, ...] = (
     Recovered("restart"),
     TOOL,
     TextGrew(MSG, "prt_3", "Done."),
-    LaneReplaced(Lane.TEXT, MSG, [("prt_1", "I will.\n"), ("prt_3", "Done.")]),
-    LaneClosed(Lane.TEXT, MSG),
+    ChannelReplaced(Channel.TEXT, MSG, [("prt_1", "I will.\n"), ("prt_3", "Done.")]),
+    ChannelClosed(Channel.TEXT, MSG),
     DIFF,
     USAGE,
     Finished(Outcome.COMPLETED, MSG, "stop"),
@@ -259,9 +259,9 @@ def test_append_and_last_chunk_are_true_to_what_happens() -> None:
 
     assert flags(last(text)) == (False, False)
     assert flags(last(text, more)) == (True, False)
-    assert flags(last(text, LaneReplaced(Lane.TEXT, MSG, [("p", "z")]))) == (False, False)
-    assert flags(last(text, LaneClosed(Lane.TEXT, MSG))) == (True, True)
-    assert artifact(last(text, LaneClosed(Lane.TEXT, MSG)))["parts"] == [{"text": ""}]
+    assert flags(last(text, ChannelReplaced(Channel.TEXT, MSG, [("p", "z")]))) == (False, False)
+    assert flags(last(text, ChannelClosed(Channel.TEXT, MSG))) == (True, True)
+    assert artifact(last(text, ChannelClosed(Channel.TEXT, MSG)))["parts"] == [{"text": ""}]
     assert flags(last(running)) == (False, False)
     assert flags(last(running, TOOL)) == (False, True)
     assert flags(last(running, failed)) == (False, True)
@@ -282,8 +282,8 @@ def test_a_reader_of_the_stream_ends_with_the_text_of_the_stored_task(
         if kind == "grow":
             events.append(TextGrew(MSG, "prt_1", text, opens=not events))
         else:
-            events.append(LaneReplaced(Lane.TEXT, MSG, [("prt_1", text)]))
-    state, entries = run(*events, LaneClosed(Lane.TEXT, MSG))
+            events.append(ChannelReplaced(Channel.TEXT, MSG, [("prt_1", text)]))
+    state, entries = run(*events, ChannelClosed(Channel.TEXT, MSG))
 
     seen = ""
     for entry in entries:

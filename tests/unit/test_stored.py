@@ -2,8 +2,8 @@
 
 import asyncio
 
-from opencode_a2a.execution.stored import Shared
-from opencode_a2a.upstream.client import HERE, Location
+from opencode_a2a.opencode.client import HERE, Location
+from opencode_a2a.turns.stored import Shared
 
 
 async def test_an_answer_is_shared_by_those_it_is_new_enough_for() -> None:

@@ -14,10 +14,10 @@ from google.protobuf.json_format import ParseDict
 from google.rpc import error_details_pb2  # pyright: ignore[reportMissingTypeStubs]  # it has none
 
 from opencode_a2a import errors
+from opencode_a2a.a2a.errors import rest_error, rest_error_frame, rpc_error, rpc_error_frame
+from opencode_a2a.a2a.versions import Version
 from opencode_a2a.errors import InvalidParamsError, ServiceError, TaskNotFoundError, Violation
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.protocol.versions import Line
-from opencode_a2a.protocol.wire import rest_error, rest_error_frame, rpc_error, rpc_error_frame
 
 ALL = [
     kind
@@ -36,10 +36,10 @@ BAD = InvalidParamsError(
 def test_every_error_has_all_four_shapes(kind: type[ServiceError]) -> None:
     error = kind()
 
-    modern = cast(JsonObject, rpc_error(error, 7, Line.V1)["error"])
-    rest = cast(JsonObject, rest_error(error, Line.V1)["error"])
-    old = cast(JsonObject, rpc_error(error, 7, Line.V03)["error"])
-    flat = rest_error(error, Line.V03)
+    modern = cast(JsonObject, rpc_error(error, 7, Version.V1)["error"])
+    rest = cast(JsonObject, rest_error(error, Version.V1)["error"])
+    old = cast(JsonObject, rpc_error(error, 7, Version.V03)["error"])
+    flat = rest_error(error, Version.V03)
 
     details = cast(list[JsonObject], modern["data"])
     assert details == rest["details"]
@@ -68,7 +68,7 @@ def test_numbers_and_statuses_are_those_of_the_specification() -> None:
 
 def test_the_rest_client_of_the_sdk_knows_our_errors() -> None:
     for kind in (TaskNotFoundError, errors.PushNotSupportedError, errors.VersionNotSupportedError):
-        parsed = _parse_rest_error(rest_error(kind("no"), Line.V1), "")
+        parsed = _parse_rest_error(rest_error(kind("no"), Version.V1), "")
 
         assert parsed is not None
         assert JSON_RPC_ERROR_CODE_MAP[type(parsed)] == kind.code  # type: ignore[index]  # pyright: ignore[reportArgumentType]  # it is one of them
@@ -78,7 +78,7 @@ def test_the_rest_client_of_0_3_finds_the_names_it_knows() -> None:
     names = {kind.__name__ for kind in JSON_RPC_ERROR_CODE_MAP}
 
     for kind in (TaskNotFoundError, errors.PushNotSupportedError, errors.ParseError):
-        assert rest_error(kind(), Line.V03)["type"] in names
+        assert rest_error(kind(), Version.V03)["type"] in names
 
 
 @pytest.mark.requirement("A2A-3.3.2")
@@ -88,7 +88,7 @@ def test_wrong_fields_are_listed_in_every_shape() -> None:
         {"field": "a.x", "description": "must be a string"},
     ]
 
-    assert cast(JsonObject, rpc_error(BAD, "r", Line.V1)["error"])["data"] == [
+    assert cast(JsonObject, rpc_error(BAD, "r", Version.V1)["error"])["data"] == [
         {
             "@type": "type.googleapis.com/google.rpc.ErrorInfo",
             "reason": "INVALID_PARAMS",
@@ -97,7 +97,7 @@ def test_wrong_fields_are_listed_in_every_shape() -> None:
         },
         {"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": listed},
     ]
-    assert rest_error(BAD, Line.V03) == {
+    assert rest_error(BAD, Version.V03) == {
         "code": -32602,
         "type": "InvalidParamsError",
         "message": "Two fields are wrong",
@@ -115,8 +115,8 @@ def test_wrong_fields_are_listed_in_every_shape() -> None:
 def test_an_error_that_0_3_lacks_gets_a_number_that_it_has() -> None:
     error = errors.ExtensionSupportRequiredError()
 
-    assert cast(JsonObject, rpc_error(error, 1, Line.V03)["error"])["code"] == -32004
-    assert cast(JsonObject, rpc_error(error, 1, Line.V1)["error"])["code"] == -32008
+    assert cast(JsonObject, rpc_error(error, 1, Version.V03)["error"])["code"] == -32004
+    assert cast(JsonObject, rpc_error(error, 1, Version.V1)["error"])["code"] == -32008
 
 
 def test_a_store_failure_is_stable_and_says_what_was_being_done() -> None:
@@ -124,7 +124,7 @@ def test_a_store_failure_is_stable_and_says_what_was_being_done() -> None:
         "Task store unavailable while loading task state", operation="loading"
     )
 
-    body = cast(JsonObject, rpc_error(error, 1, Line.V03)["error"])
+    body = cast(JsonObject, rpc_error(error, 1, Version.V03)["error"])
 
     assert body["data"] == {"type": "TASK_STORE_UNAVAILABLE", "operation": "loading"}
     assert (body["code"], error.http) == (-32603, 503)
@@ -132,8 +132,8 @@ def test_a_store_failure_is_stable_and_says_what_was_being_done() -> None:
 
 def test_an_error_in_a_stream_is_an_event_of_its_own() -> None:
     for frame, body in (
-        (rpc_error_frame(BAD, 1, Line.V1), rpc_error(BAD, 1, Line.V1)),
-        (rest_error_frame(BAD, Line.V03), rest_error(BAD, Line.V03)),
+        (rpc_error_frame(BAD, 1, Version.V1), rpc_error(BAD, 1, Version.V1)),
+        (rest_error_frame(BAD, Version.V03), rest_error(BAD, Version.V03)),
     ):
         event, data, *rest = frame.split(b"\n")
         assert event == b"event: error"

@@ -63,10 +63,10 @@ def call(
 
     from opencode_a2a.cli.screen import printed
     from opencode_a2a.cli.talk import Turn, exit_status, talk_to
-    from opencode_a2a.peers.answer import Account
+    from opencode_a2a.peers.answer import PeerTask
 
     parts = _parts(_input() if text == "-" else text, files)
-    account = Account()
+    account = PeerTask()
     turn = Turn(parts, account, task, context, not no_stream, timeout)
     with talk_to(url) as talk, printed(talk.url, account, as_json) as shown:
         talk.take(turn, shown)

@@ -23,7 +23,7 @@ from opencode_a2a.cli.talk import (
 )
 from opencode_a2a.events import Json, Question
 from opencode_a2a.messages import Part
-from opencode_a2a.peers.answer import Account, Interrupted, PeerEvent
+from opencode_a2a.peers.answer import Interrupted, PeerEvent, PeerTask
 from opencode_a2a.peers.hints import Prompt
 from opencode_a2a.printable import command, indented, one_line
 
@@ -52,7 +52,7 @@ class Conversation:
     def __init__(self, talk: Talk, context_id: str | None) -> None:
         self.context_id = context_id
         self._talk = talk
-        self._waiting: Account | None = None
+        self._waiting: PeerTask | None = None
         """The task that waits for an answer; every line goes to it until that is settled."""
         self._prompt: Prompt | None = None
 
@@ -87,7 +87,7 @@ class Conversation:
         return self._leave(status)
 
     def _turn(self, parts: list[Part]) -> int:
-        account = self._waiting or Account()
+        account = self._waiting or PeerTask()
         task_id = account.task_id if self._waiting else None
         screen = _Watched()
         try:
@@ -110,7 +110,7 @@ class Conversation:
             report_end(self._talk.url, account)
         return exit_status(account.status.state)
 
-    def _settled(self, account: Account) -> bool:
+    def _settled(self, account: PeerTask) -> bool:
         """Find out whether the agent still waits after an answer that it did not take."""
         try:
             found = self._talk.run(self._talk.peer.task(account.task_id or ""))

@@ -19,8 +19,8 @@ from pydantic import BaseModel
 
 from opencode_a2a.cli.serve import config_option
 from opencode_a2a.config import Settings, SettingsError, database_file, import_hint, load
+from opencode_a2a.opencode import versions
 from opencode_a2a.printable import one_line
-from opencode_a2a.upstream import versions
 
 
 @dataclass(frozen=True, slots=True)

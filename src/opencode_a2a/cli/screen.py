@@ -18,13 +18,13 @@ import click
 import orjson
 
 from opencode_a2a.peers.answer import (
-    Account,
     AnswerGrew,
     AnswerReplaced,
     FileGiven,
     Finished,
     Interrupted,
     PeerEvent,
+    PeerTask,
     ReasoningGrew,
     StatusChanged,
     TaskOpened,
@@ -221,7 +221,7 @@ class Screen:
 class JsonLines:
     """Prints every event as one JSON object; the last one has the whole answer."""
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: PeerTask) -> None:
         self._account = account
 
     def begin(self) -> None:
@@ -246,7 +246,7 @@ def print_json(value: object) -> None:
 
 
 @contextmanager
-def printed(url: str, account: Account, as_json: bool) -> Generator[Shown]:
+def printed(url: str, account: PeerTask, as_json: bool) -> Generator[Shown]:
     """Print what is shown in here, for a person or for a program, and how it ended."""
     if as_json:
         yield JsonLines(account)
@@ -255,7 +255,7 @@ def printed(url: str, account: Account, as_json: bool) -> Generator[Shown]:
     report_end(url, account)
 
 
-def report_end(url: str, account: Account) -> None:
+def report_end(url: str, account: PeerTask) -> None:
     """Say on stderr what a person has to know about a turn that did not complete."""
     status = account.status
     if status.state.waits:

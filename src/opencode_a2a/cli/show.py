@@ -33,8 +33,8 @@ def settings(config: Path | None) -> None:
 def card(config: Path | None, extended: bool) -> None:
     """Print the agent card that these settings give."""
     from opencode_a2a.clock import now_ms  # what follows takes most of a second to import
-    from opencode_a2a.protocol.card import Cards
-    from opencode_a2a.protocol.contracts import card_facts, contracts
+    from opencode_a2a.server.card import Cards
+    from opencode_a2a.server.contracts import card_facts, contracts
 
     effective = load_settings({}, config)
     cards = Cards(card_facts(effective, contracts(effective)), now_ms())
@@ -45,7 +45,7 @@ def card(config: Path | None, extended: bool) -> None:
 @config_option
 def methods(config: Path | None) -> None:
     """List the methods beyond A2A: name, access, and the setting that switches them off."""
-    from opencode_a2a.protocol.contracts import declared  # takes most of a second to import
+    from opencode_a2a.server.contracts import declared  # takes most of a second to import
 
     effective = load_settings({}, config)
     for _, method in declared():

@@ -20,7 +20,7 @@ import click
 
 from opencode_a2a.cli.screen import Shown
 from opencode_a2a.messages import Message, Part
-from opencode_a2a.peers.answer import Account
+from opencode_a2a.peers.answer import PeerTask
 from opencode_a2a.peers.client import Options, Peer
 from opencode_a2a.peers.credential import Credential, origin
 from opencode_a2a.peers.errors import ErrorCode, LostError, PeerError
@@ -40,7 +40,7 @@ class Turn:
     """One message to the agent, and the account that the answer goes into."""
 
     parts: list[Part]
-    account: Account
+    account: PeerTask
     task_id: str | None = None
     context_id: str | None = None
     stream: bool = True
@@ -113,18 +113,18 @@ class Talk:
         finally:
             shown.end()
 
-    def follow(self, task_id: str, account: Account, shown: Shown) -> None:
+    def follow(self, task_id: str, account: PeerTask, shown: Shown) -> None:
         """Show what a task tells until it ends or waits."""
         self.run(self._follow(task_id, account, shown))
 
-    async def _follow(self, task_id: str, account: Account, shown: Shown) -> None:
+    async def _follow(self, task_id: str, account: PeerTask, shown: Shown) -> None:
         shown.begin()
         try:
             await self.peer.follow(task_id, shown.show, account)
         finally:
             shown.end()
 
-    def cancel(self, account: Account) -> str:
+    def cancel(self, account: PeerTask) -> str:
         """Cancel a task that has not ended, and say what became of it."""
         if account.task_id is None or account.status.state.ended:
             return "stopped"

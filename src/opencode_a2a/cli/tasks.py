@@ -46,7 +46,7 @@ def task(url: str, task_id: str, follow: bool, as_json: bool) -> None:
 
     from opencode_a2a.cli.screen import Screen, print_json
     from opencode_a2a.cli.talk import talk_to
-    from opencode_a2a.peers.answer import Account
+    from opencode_a2a.peers.answer import PeerTask
     from opencode_a2a.printable import indented, one_line
 
     with talk_to(url) as talk:
@@ -57,7 +57,7 @@ def task(url: str, task_id: str, follow: bool, as_json: bool) -> None:
     context = f"  context {found.context_id}" if found.context_id else ""
     click.echo(one_line(f"{found.task_id}  {found.status.state}{context}", 300), err=True)
     screen = Screen()
-    for event in Account().take(found):
+    for event in PeerTask().take(found):
         screen.show(event)
     screen.close()
     if found.status.text:
@@ -67,9 +67,9 @@ def task(url: str, task_id: str, follow: bool, as_json: bool) -> None:
 def _follow(url: str, task_id: str, as_json: bool) -> NoReturn:
     from opencode_a2a.cli.screen import printed
     from opencode_a2a.cli.talk import exit_status, talk_to
-    from opencode_a2a.peers.answer import Account
+    from opencode_a2a.peers.answer import PeerTask
 
-    account = Account()
+    account = PeerTask()
     with talk_to(url) as talk:
         try:
             with printed(talk.url, account, as_json) as shown:

@@ -6,7 +6,7 @@ groups on, ``tools/docs.py`` prints them. Nothing here starts anything or connec
 """
 
 from opencode_a2a.config.groups import Access, Client, Environment, OpenCode, Service, Tasks
-from opencode_a2a.config.loading import load, provider_configured
+from opencode_a2a.config.load import load, provider_configured
 from opencode_a2a.config.settings import (
     CONFIG_VARIABLE,
     GROUPS,

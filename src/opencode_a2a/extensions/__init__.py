@@ -22,7 +22,7 @@ EXTENSIONS: tuple[Extension, ...] = (
     RECOVERY,
     WORKSPACES,
 )
-"""All that have metadata or methods; the contracts about them are ``protocol.contracts``."""
+"""All that have metadata or methods; the contracts about them are ``server.contracts``."""
 
 
 def dispatcher(deps: Deps, settings: Settings) -> Dispatcher:

@@ -14,20 +14,20 @@ from typing import Protocol
 from opencode_a2a.callers import Caller
 from opencode_a2a.errors import SessionBusyError
 from opencode_a2a.events import Interrupted, JsonObject
-from opencode_a2a.execution.errands import Errands
-from opencode_a2a.execution.interrupts import Interrupts
-from opencode_a2a.execution.places import Places
-from opencode_a2a.execution.sessions import DERIVED_CONTEXT, WORKSPACE_FIELD, Sessions
-from opencode_a2a.execution.turn import PromptDefaults
-from opencode_a2a.execution.workspace import Workspace
 from opencode_a2a.extensions.payloads import Routed, invalid
 from opencode_a2a.extensions.transcript import read_message
 from opencode_a2a.ids import Principal, SessionId
 from opencode_a2a.messages import Message
+from opencode_a2a.opencode.client import Location, OpenCode, well_formed
+from opencode_a2a.opencode.types import MessageWithParts, ProviderCatalogue, Session
 from opencode_a2a.peers.network import Fetch
-from opencode_a2a.tasks.board import Board
-from opencode_a2a.upstream.client import Location, OpenCode, well_formed
-from opencode_a2a.upstream.models import MessageWithParts, ProviderCatalogue, Session
+from opencode_a2a.tasks.service import TaskService
+from opencode_a2a.turns.errands import Errands
+from opencode_a2a.turns.interrupts import Interrupts
+from opencode_a2a.turns.places import Places
+from opencode_a2a.turns.sessions import DERIVED_CONTEXT, WORKSPACE_FIELD, Sessions
+from opencode_a2a.turns.turn import PromptDefaults
+from opencode_a2a.turns.workspace import Workspace
 
 CATALOGUE_SECONDS = 60.0
 
@@ -74,7 +74,7 @@ class Deps:
     sessions: Sessions
     workspace: Workspace
     interrupts: Interrupts
-    board: Board
+    board: TaskService
     errands: Errands
     spelling: Spelling
     defaults: PromptDefaults

@@ -1,6 +1,6 @@
 """From a name and params to a declared method, and its result or error.
 
-``protocol.rpc`` asks here for every method that is not A2A's own.
+``server.jsonrpc`` asks here for every method that is not A2A's own.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ from opencode_a2a.callers import Caller
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import InvalidFieldError, InvalidParamsError, ServiceError, UpstreamError
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.execution.sessions import DERIVED_CONTEXT
 from opencode_a2a.extensions.calls import Call, Catalogue, Deps
 from opencode_a2a.extensions.contracts import nearest
 from opencode_a2a.extensions.payloads import read, write
 from opencode_a2a.extensions.registry import Extension, Method
 from opencode_a2a.telemetry import AUDIT
+from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 
 log: FilteringBoundLogger = structlog.get_logger(__name__)
 

@@ -25,23 +25,23 @@ from opencode_a2a.errors import (
     UpstreamNotFoundError,
 )
 from opencode_a2a.events import Interrupted, Json, JsonObject, Resumed
-from opencode_a2a.execution.answers import (
+from opencode_a2a.extensions.calls import Call
+from opencode_a2a.extensions.payloads import FREE_OBJECT, Done, Id, Payload, Routed, Text, invalid
+from opencode_a2a.extensions.registry import Access, Extension, aliases
+from opencode_a2a.ids import ContextId
+from opencode_a2a.opencode.client import Location, well_formed
+from opencode_a2a.opencode.translate import interrupted
+from opencode_a2a.opencode.types import PermissionRequest, QuestionRequest
+from opencode_a2a.store.interrupts import InterruptRow
+from opencode_a2a.turns.answers import (
     Answer,
     PermissionReply,
     QuestionRejection,
     QuestionReply,
     Reply,
 )
-from opencode_a2a.execution.interrupts import Owner
-from opencode_a2a.execution.sessions import DERIVED_CONTEXT
-from opencode_a2a.extensions.calls import Call
-from opencode_a2a.extensions.payloads import FREE_OBJECT, Done, Id, Payload, Routed, Text, invalid
-from opencode_a2a.extensions.registry import Access, Extension, aliases
-from opencode_a2a.ids import ContextId
-from opencode_a2a.store.interrupts import InterruptRow
-from opencode_a2a.upstream.client import Location, well_formed
-from opencode_a2a.upstream.models import PermissionRequest, QuestionRequest
-from opencode_a2a.upstream.translate import interrupted
+from opencode_a2a.turns.interrupts import Owner
+from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 
 Kind = Literal["permission", "question"]
 

@@ -1,6 +1,6 @@
 """The shared metadata as extensions: session binding, model selection, stream hints.
 
-They have no methods: ``protocol.content`` reads the metadata of requests, ``protocol.render``
+They have no methods: ``server.content`` reads the metadata of requests, ``a2a.render``
 writes those of answers, and a test compares what is declared here with what is written there.
 """
 

@@ -32,8 +32,8 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import MessageId
-from opencode_a2a.upstream.client import well_formed
-from opencode_a2a.upstream.models import wire_name
+from opencode_a2a.opencode.client import well_formed
+from opencode_a2a.opencode.types import wire_name
 
 P = TypeVar("P", bound="Payload")
 E = TypeVar("E", bound=InvalidParamsError)

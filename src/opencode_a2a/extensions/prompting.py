@@ -12,7 +12,6 @@ from pydantic import Field, model_validator
 
 from opencode_a2a.errors import MAX_VIOLATIONS, InvalidFieldError, Violation
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.execution.turn import PromptDefaults
 from opencode_a2a.extensions.payloads import (
     FREE_OBJECT,
     Body,
@@ -28,8 +27,9 @@ from opencode_a2a.extensions.payloads import (
 )
 from opencode_a2a.ids import SessionId, scoped_id
 from opencode_a2a.media import UnfitError, fit_file, read_data_url
+from opencode_a2a.opencode import types as upstream
 from opencode_a2a.peers.network import Fetch, Fetched, FetchResult, TooManyFilesError
-from opencode_a2a.upstream import models as upstream
+from opencode_a2a.turns.turn import PromptDefaults
 
 MAX_PARTS = 256
 

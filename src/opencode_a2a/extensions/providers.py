@@ -3,7 +3,7 @@
 from opencode_a2a.extensions.calls import Call
 from opencode_a2a.extensions.payloads import Flag, Payload, Placed, Routed, Text
 from opencode_a2a.extensions.registry import Access, Extension, aliases
-from opencode_a2a.upstream.models import Provider, ProviderCatalogue
+from opencode_a2a.opencode.types import Provider, ProviderCatalogue
 
 PROVIDERS = Extension(
     key="provider_discovery",

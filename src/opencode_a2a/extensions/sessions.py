@@ -14,7 +14,6 @@ from opencode_a2a.errors import (
     UpstreamNotFoundError,
 )
 from opencode_a2a.events import Json
-from opencode_a2a.execution.sessions import DERIVED_CONTEXT
 from opencode_a2a.extensions.calls import Call
 from opencode_a2a.extensions.payloads import (
     DEFAULT_LIMIT,
@@ -39,7 +38,8 @@ from opencode_a2a.extensions.prompting import CommandRequest, Model, PromptReque
 from opencode_a2a.extensions.registry import Access, Condition, Extension, Rules, aliases
 from opencode_a2a.ids import MessageId, SessionId, scoped_id
 from opencode_a2a.messages import ModelChoice
-from opencode_a2a.upstream import models as upstream
+from opencode_a2a.opencode import types as upstream
+from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 
 SCAN_LIMIT = 3200
 """How many sessions are looked through for one page of a caller's own."""

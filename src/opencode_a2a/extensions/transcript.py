@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.media import UnfitError, read_data_url
 from opencode_a2a.messages import Message, Part
-from opencode_a2a.upstream.models import (
+from opencode_a2a.opencode.types import (
     AgentPart,
     AssistantMessage,
     FilePart,

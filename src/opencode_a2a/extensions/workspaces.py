@@ -13,7 +13,6 @@ from pydantic import Field
 
 from opencode_a2a.errors import InvalidFieldError, UpstreamHttpError, UpstreamNotFoundError
 from opencode_a2a.events import Json
-from opencode_a2a.execution.places import is_worktree, unsaved
 from opencode_a2a.extensions.calls import Call
 from opencode_a2a.extensions.payloads import (
     DEFAULT_LIMIT,
@@ -31,8 +30,9 @@ from opencode_a2a.extensions.payloads import (
 )
 from opencode_a2a.extensions.registry import Access, Condition, Extension, Rules, aliases
 from opencode_a2a.extensions.sessions import DiffItem
-from opencode_a2a.upstream import models as upstream
-from opencode_a2a.upstream.client import well_formed
+from opencode_a2a.opencode import types as upstream
+from opencode_a2a.opencode.client import well_formed
+from opencode_a2a.turns.places import is_worktree, unsaved
 
 MAX_CONTENT = 1024 * 1024
 """Characters of a file that are told."""

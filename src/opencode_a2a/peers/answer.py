@@ -1,6 +1,6 @@
 """What a peer's task tells, each thing once, whichever way it came.
 
-``peers.client`` feeds the events of streams and the snapshots of polls into an ``Account``; out
+``peers.client`` feeds the events of streams and the snapshots of polls into an ``PeerTask``; out
 come normalised events for commands and for the tool: the answer apart from reasoning and tool
 activity, and no text twice, however often the peer repeats it. Pure: knows no HTTP.
 """
@@ -110,7 +110,7 @@ class _Told:
     others: list[Part] = field(default_factory=list[Part])
 
 
-class Account:
+class PeerTask:
     """One task of a peer as far as it was told; keep it while the task is continued."""
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class Account:
     @property
     def answer(self) -> str:
         """The whole answer so far, its artifacts on lines of their own."""
-        texts = ["".join(t.text) for (_, lane), t in self._told.items() if lane == "text"]
+        texts = ["".join(t.text) for (_, channel), t in self._told.items() if channel == "text"]
         return "\n".join(text for text in texts if text)
 
     def begin(self) -> None:
@@ -161,18 +161,18 @@ class Account:
                     yield from self._status(event.status, event.metadata)
 
     def _artifact(self, artifact: Artifact, *, append: bool) -> Iterator[PeerEvent]:
-        lane = hints.read_lane(artifact.metadata)
-        if lane == "tool_call":
+        channel = hints.read_channel(artifact.metadata)
+        if channel == "tool_call":
             yield from self._tool(artifact)
             return
-        told = self._told.setdefault((artifact.artifact_id, lane), _Told())
+        told = self._told.setdefault((artifact.artifact_id, channel), _Told())
         words = [part.text or "" for part in artifact.parts if _is_words(part)]
         if words:
-            yield from self._words(artifact.artifact_id, lane, told, "".join(words), append)
+            yield from self._words(artifact.artifact_id, channel, told, "".join(words), append)
         yield from _files(artifact, told, append)
 
     def _words(
-        self, artifact_id: str, lane: str, told: _Told, text: str, append: bool
+        self, artifact_id: str, channel: str, told: _Told, text: str, append: bool
     ) -> Iterator[PeerEvent]:
         before = "" if append else "".join(told.text)
         replaced = not text.startswith(before)
@@ -180,10 +180,10 @@ class Account:
         if replaced:
             told.text.clear()
         told.text.append(news)
-        if lane == "text" and (news or replaced):
+        if channel == "text" and (news or replaced):
             self._answered = True
             yield (AnswerReplaced if replaced else AnswerGrew)(artifact_id, news)
-        elif lane == "reasoning" and news and not replaced:
+        elif channel == "reasoning" and news and not replaced:
             yield ReasoningGrew(news)
 
     def _tool(self, artifact: Artifact) -> Iterator[PeerEvent]:

@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 from opencode_a2a.events import JsonObject
 from opencode_a2a.messages import Message
 from opencode_a2a.peers import wire
-from opencode_a2a.peers.answer import Account, PeerEvent
+from opencode_a2a.peers.answer import PeerEvent, PeerTask
 from opencode_a2a.peers.credential import Credential
 from opencode_a2a.peers.discovery import Preference, choose, find_card
 from opencode_a2a.peers.errors import ErrorCode, LostError, PeerError
 from opencode_a2a.peers.exchange import DroppedError, Exchange
 from opencode_a2a.peers.network import Egress
-from opencode_a2a.peers.wire import Card, Interface, Line, Operation, Task
+from opencode_a2a.peers.wire import Card, Interface, Operation, Task, Version
 
 HOPS_HEADER = "A2A-Hops"
 """How many agents a message went through; an agent that asks on sends one more."""
@@ -89,7 +89,7 @@ class Peer:
         *,
         task_id: str | None = None,
         context_id: str | None = None,
-        account: Account | None = None,
+        account: PeerTask | None = None,
         stream: bool = True,
         hops: int = 0,
     ) -> None:
@@ -105,7 +105,7 @@ class Peer:
                 f"not asked: the request went through {hops} agents already, they seem to call "
                 "each other in a circle",
             )
-        account = account or Account()
+        account = account or PeerTask()
         if task_id and task_id != account.task_id:
             account.prime(await self.task(task_id))
         account.begin()
@@ -120,18 +120,18 @@ class Peer:
         seconds = self._options.poll_timeout if self._options.polling else 0.0
         await self._hear_out(hearing, seconds)
 
-    async def follow(self, task_id: str, tell: Tell, account: Account | None = None) -> None:
+    async def follow(self, task_id: str, tell: Tell, account: PeerTask | None = None) -> None:
         """Tell what a task has told so far and then what it tells, until it ends or waits.
 
         A peer that does not stream is polled for as long as it takes: that is what was asked for.
         """
-        hearing = _Hearing(account or Account(), tell, heard=True)
+        hearing = _Hearing(account or PeerTask(), tell, heard=True)
         hearing.take(await self.task(task_id))
         await self._hear_out(hearing, math.inf)
 
     async def task(self, task_id: str, history: int = 0) -> Task:
         # For 0.3 servers zero means everything.
-        shown = history if self.interface.line is Line.V1 else max(history, 1)
+        shown = history if self.interface.line is Version.V1 else max(history, 1)
         value = await self._call(Operation.GET, {"id": task_id, "historyLength": shown})
         return wire.read_task(value)
 
@@ -247,7 +247,7 @@ def _unfinished(seconds: float) -> str:
 class _Hearing:
     """Who is told of a task, and how far its stream was heard."""
 
-    account: Account
+    account: PeerTask
     tell: Tell
     heard: bool = False
     last_id: str | None = None

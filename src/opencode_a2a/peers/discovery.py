@@ -12,7 +12,7 @@ from opencode_a2a.peers import wire
 from opencode_a2a.peers.errors import ErrorCode, PeerError
 from opencode_a2a.peers.exchange import Exchange
 from opencode_a2a.peers.network import Egress, EgressError, check
-from opencode_a2a.peers.wire import Binding, Card, Interface, Line
+from opencode_a2a.peers.wire import Binding, Card, Interface, Version
 
 _WELL_KNOWN = "/.well-known/agent-card.json"
 _WELL_KNOWN_EARLIER = "/.well-known/agent.json"
@@ -26,7 +26,7 @@ class Preference:
     bindings: tuple[Binding, ...] = (Binding.JSONRPC, Binding.HTTP_JSON)
     own: bool = False
     """Our order of bindings wins over the peer's."""
-    line: Line | None = None
+    line: Version | None = None
 
 
 async def find_card(exchange: Exchange, url: str, patience: float) -> Card:

@@ -1,6 +1,6 @@
 """What OpenCode services say in metadata, read into types.
 
-``peers.answer`` asks here which lane a chunk belongs to, what a tool does and what a prompt
+``peers.answer`` asks here which channel a chunk belongs to, what a tool does and what a prompt
 asks. Agents of another make say nothing of it: then everything is answer text, and a prompt is
 the words of its status message. Also holds the small readers of untyped JSON for ``peers``.
 """
@@ -31,7 +31,7 @@ class ToolCall:
     payload: JsonObject
 
 
-def read_lane(metadata: JsonObject) -> str:
+def read_channel(metadata: JsonObject) -> str:
     """Return text, reasoning or tool_call; text when nothing is said."""
     return text_in(_shared(metadata, "stream"), "block_type") or "text"
 

@@ -3,12 +3,12 @@
 from opencode_a2a.config import Client
 from opencode_a2a.peers.client import Options
 from opencode_a2a.peers.discovery import Preference
-from opencode_a2a.peers.wire import Line, read_binding
+from opencode_a2a.peers.wire import Version, read_binding
 
 
 def options(client: Client) -> Options:
     bindings = (read_binding(name) for name in client.supported_transports)
-    line = Line(client.protocol_version) if client.protocol_version else None
+    line = Version(client.protocol_version) if client.protocol_version else None
     return Options(
         timeout=client.timeout_seconds,
         card_timeout=client.card_fetch_timeout_seconds,

@@ -19,11 +19,11 @@ from opencode_a2a.config import Client, Settings
 from opencode_a2a.events import JsonObject, Progressed
 from opencode_a2a.messages import Message, Part
 from opencode_a2a.peers.answer import (
-    Account,
     FileGiven,
     Finished,
     Interrupted,
     PeerEvent,
+    PeerTask,
     StatusChanged,
     TaskOpened,
     ToolChanged,
@@ -34,10 +34,10 @@ from opencode_a2a.peers.errors import ErrorCode, PeerError
 from opencode_a2a.peers.mcp import McpServer, Result, Tool
 from opencode_a2a.peers.network import Egress, EgressError, check
 from opencode_a2a.peers.options import options
-from opencode_a2a.peers.origins import Origin, Origins
 from opencode_a2a.peers.pool import Pool
 from opencode_a2a.peers.wire import State
 from opencode_a2a.printable import clean, one_line
+from opencode_a2a.turns.calling import CallingTurn, CallingTurns
 
 log = structlog.get_logger(__name__)
 
@@ -103,7 +103,7 @@ class PeerTool:
 
     def __init__(self, settings: Settings) -> None:
         a2a, client = settings.a2a, settings.client
-        self.origins = Origins()
+        self.origins = CallingTurns()
         self._agents = {
             peer.name: _Agent(peer.name, peer.url, _credential(peer.url, peer.token, client))
             for peer in a2a.peers
@@ -244,10 +244,10 @@ class PeerTool:
 class _Talk:
     """One task at one agent, told to the turn that asked and at last to its model."""
 
-    def __init__(self, agent: _Agent, origin: Origin) -> None:
+    def __init__(self, agent: _Agent, origin: CallingTurn) -> None:
         self.agent = agent
         self.origin = origin
-        self.account = Account()
+        self.account = PeerTask()
         self.heard = asyncio.Event()
         """Something was told, or nothing ever will be."""
         self._files: list[str] = []

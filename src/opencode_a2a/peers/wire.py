@@ -25,7 +25,7 @@ class Binding(StrEnum):
     HTTP_JSON = "HTTP+JSON"
 
 
-class Line(StrEnum):
+class Version(StrEnum):
     V1 = "1.0"
     V03 = "0.3"
 
@@ -62,13 +62,13 @@ class Interface:
 
     url: str
     binding: Binding
-    line: Line
+    line: Version
     tenant: str | None = None
 
     @property
     def proto03(self) -> bool:
         """The 0.3 servers that exist read protobuf's JSON on HTTP, and the text's JSON on RPC."""
-        return self.line is Line.V03 and self.binding is Binding.HTTP_JSON
+        return self.line is Version.V03 and self.binding is Binding.HTTP_JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def request(at: Interface, operation: Operation, params: JsonObject) -> Request:
         body: JsonObject = {
             "jsonrpc": "2.0",
             "id": 1,
-            "method": v1_method if at.line is Line.V1 else v03_method,
+            "method": v1_method if at.line is Version.V1 else v03_method,
             "params": tenant | params,
         }
         return Request("POST", at.url, orjson.dumps(body))
@@ -171,7 +171,7 @@ def request(at: Interface, operation: Operation, params: JsonObject) -> Request:
 
 def _rest_base(at: Interface) -> str:
     base = at.url.rstrip("/")
-    if at.line is Line.V03:
+    if at.line is Version.V03:
         return base if base.endswith("/v1") else f"{base}/v1"
     return f"{base}/{quote(at.tenant, safe='')}" if at.tenant else base
 
@@ -180,7 +180,7 @@ def send_params(
     at: Interface, message: Message, task_id: str | None, context_id: str | None, *, waits: bool
 ) -> JsonObject:
     """Return the params of a send, which may have its answer wait for the end of the task."""
-    text03 = at.line is Line.V03 and not at.proto03
+    text03 = at.line is Version.V03 and not at.proto03
     body: JsonObject = {
         "messageId": message.message_id,
         "role": "user" if text03 else "ROLE_USER",
@@ -191,7 +191,7 @@ def send_params(
         "metadata": message.metadata,
     }
     waiting: JsonObject = (
-        {"blocking": waits} if at.line is Line.V03 else {"returnImmediately": not waits}
+        {"blocking": waits} if at.line is Version.V03 else {"returnImmediately": not waits}
     )
     return {"message": _given(body), "configuration": waiting}
 
@@ -201,7 +201,7 @@ def _part(at: Interface, part: Part) -> JsonObject:
     extra = _given({"metadata": part.metadata})
     values: JsonObject = {"text": part.text, "raw": part.raw, "url": part.url, "data": part.data}
     content = values[part.kind]
-    if at.line is Line.V1:
+    if at.line is Version.V1:
         named: JsonObject = {"mediaType": part.media_type, "filename": part.filename}
         return {part.kind: content} | _given(named) | extra
     kind = "file" if part.kind in _FILE_KEYS else part.kind
@@ -261,7 +261,13 @@ def _interface(item: JsonObject, card_version: str | None) -> Interface | None:
     url = text_in(item, "url")
     binding = text_in(item, "protocolBinding", "transport") or "JSONRPC"
     version = text_in(item, "protocolVersion") or card_version or "0.3"
-    line = Line.V1 if version.startswith("1.") else Line.V03 if version.startswith("0.") else None
+    line = (
+        Version.V1
+        if version.startswith("1.")
+        else Version.V03
+        if version.startswith("0.")
+        else None
+    )
     known = read_binding(binding)
     if not url or not line or not known:
         return None

@@ -18,8 +18,8 @@ from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import Segment, TaskRow
 from opencode_a2a.tasks.codec import Request, dump_entries, dump_request, dump_status
-from opencode_a2a.tasks.commands import Order
-from opencode_a2a.tasks.lifecycle import Accepted, TaskRef, TaskState
+from opencode_a2a.tasks.commands import SendCommand
+from opencode_a2a.tasks.state import Accepted, TaskRef, TaskState
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Admitted:
     new_context: bool
 
 
-def digest(order: Order) -> bytes:
+def digest(order: SendCommand) -> bytes:
     """Return what identifies a message's content: a repeat has the same id and digest.
 
     A message on a task is an answer. It stays the same answer whatever else the request says: a
@@ -67,7 +67,7 @@ class Admission:
         if self._open[principal] <= 0:
             del self._open[principal]
 
-    async def repeated(self, order: Order) -> TaskRow | None:
+    async def repeated(self, order: SendCommand) -> TaskRow | None:
         """Return the task that this very message led to before."""
         known = digest(order)
 
@@ -76,7 +76,7 @@ class Admission:
 
         return await self._database.read(read)
 
-    async def admit(self, order: Order) -> Admitted | TaskRow:
+    async def admit(self, order: SendCommand) -> Admitted | TaskRow:
         """Store a new task; return the earlier one if the message was here before."""
         ref = TaskRef(
             TaskId(new_uuid()),
@@ -132,6 +132,6 @@ class Admission:
         )
 
 
-def _earlier(connection: Connection, order: Order, known: bytes) -> TaskRow | None:
+def _earlier(connection: Connection, order: SendCommand, known: bytes) -> TaskRow | None:
     task_no = rows.find_message(connection, order.principal, order.message.message_id, known)
     return None if task_no is None else rows.load_number(connection, task_no)

@@ -10,14 +10,14 @@ from typing import Any
 import orjson
 
 from opencode_a2a.events import (
+    Channel,
+    ChannelClosed,
+    ChannelReplaced,
     DiffChanged,
     Failure,
     FileChange,
     Finished,
     Interrupted,
-    Lane,
-    LaneClosed,
-    LaneReplaced,
     Outcome,
     Progressed,
     ReasoningGrew,
@@ -32,12 +32,12 @@ from opencode_a2a.events import (
 from opencode_a2a.ids import ContextId, MessageId, Principal, SessionId, TaskId
 from opencode_a2a.messages import Answered, Message, ModelChoice, PromptPart, Routing
 from opencode_a2a.store.tasks import TaskRow
-from opencode_a2a.tasks.lifecycle import (
+from opencode_a2a.tasks.state import (
     Accepted,
     Entry,
-    LaneText,
     LogEvent,
     Recovered,
+    RunningText,
     State,
     Status,
     TaskRef,
@@ -59,9 +59,9 @@ def _finished(fields: _Fields) -> Finished:
     return Finished(outcome, failure=Failure(**failure) if failure else None, **fields)
 
 
-def _replaced(fields: _Fields) -> LaneReplaced:
+def _replaced(fields: _Fields) -> ChannelReplaced:
     parts = [(part_id, text) for part_id, text in fields["parts"]]
-    return LaneReplaced(Lane(fields["lane"]), fields["message_id"], parts)
+    return ChannelReplaced(Channel(fields["channel"]), fields["message_id"], parts)
 
 
 def _diff(fields: _Fields) -> DiffChanged:
@@ -72,8 +72,8 @@ def _diff(fields: _Fields) -> DiffChanged:
 _READERS: dict[type[LogEvent], Callable[[_Fields], LogEvent]] = {
     TextGrew: lambda fields: TextGrew(**fields),
     ReasoningGrew: lambda fields: ReasoningGrew(**fields),
-    LaneReplaced: _replaced,
-    LaneClosed: lambda fields: LaneClosed(Lane(fields["lane"]), fields["message_id"]),
+    ChannelReplaced: _replaced,
+    ChannelClosed: lambda fields: ChannelClosed(Channel(fields["channel"]), fields["message_id"]),
     ToolChanged: lambda fields: ToolChanged(**fields),
     Progressed: lambda fields: Progressed(**fields),
     SessionBound: lambda fields: SessionBound(**fields),
@@ -88,7 +88,12 @@ _READERS: dict[type[LogEvent], Callable[[_Fields], LogEvent]] = {
     Recovered: lambda fields: Recovered(**fields),
 }
 _NAMES = {event: event.__name__ for event in _READERS}
-_BY_NAME = {event.__name__: reader for event, reader in _READERS.items()}
+_BY_NAME: dict[str, Callable[[_Fields], LogEvent]] = {
+    **{event.__name__: reader for event, reader in _READERS.items()},
+    # What 2.0.0 called a channel, in the logs that it wrote.
+    "LaneReplaced": lambda fields: _replaced({**fields, "channel": fields["lane"]}),
+    "LaneClosed": lambda fields: ChannelClosed(Channel(fields["lane"]), fields["message_id"]),
+}
 
 
 def dump_entries(entries: Iterable[Entry]) -> bytes:
@@ -124,12 +129,12 @@ def dump_archive(state: TaskState) -> bytes:
             "epochs": state.epochs,
             "history": state.history,
             "lanes": {
-                lane.value: [
+                channel.value: [
                     text.message_id,
                     text.closed,
                     [(part_id, "".join(pieces)) for part_id, pieces in text.parts],
                 ]
-                for lane, text in state.lanes.items()
+                for channel, text in state.channels.items()
             },
             "tools": list(state.tools.values()),
             "diff": state.diff,
@@ -153,8 +158,8 @@ def _unpack(state: TaskState, fields: _Fields) -> None:
     state.epochs = fields["epochs"]
     state.history = [Message.load(message) for message in fields["history"]]
     for name, (message_id, closed, parts) in fields["lanes"].items():
-        lane = state.lanes[Lane(name)] = LaneText(message_id, closed=closed)
-        lane.parts = [(part_id, [text]) for part_id, text in parts]
+        channel = state.channels[Channel(name)] = RunningText(message_id, closed=closed)
+        channel.parts = [(part_id, [text]) for part_id, text in parts]
     state.tools = {tool["part_id"]: ToolChanged(**tool) for tool in fields["tools"]}
     state.diff = _diff(fields["diff"]) if fields["diff"] else None
     state.artifacts = dict.fromkeys(fields["artifacts"])

@@ -1,14 +1,14 @@
-"""What may be asked of the tasks: values that ``protocol`` makes and ``Board`` takes."""
+"""What may be asked of the tasks: values that ``server`` makes and ``TaskService`` takes."""
 
 from dataclasses import dataclass
 
 from opencode_a2a.ids import Principal
 from opencode_a2a.messages import ANYWHERE, Message, PromptPart, Routing
-from opencode_a2a.tasks.lifecycle import State, TaskState
+from opencode_a2a.tasks.state import State, TaskState
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SendCommand:
     """A message that starts a task, or goes on with the one it names."""
 
     principal: Principal

@@ -28,12 +28,12 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from opencode_a2a.clock import now_ms
 from opencode_a2a.events import (
+    Channel,
+    ChannelClosed,
     Failure,
     Finished,
     Json,
     JsonObject,
-    Lane,
-    LaneClosed,
     Outcome,
     ReasoningGrew,
     SessionBound,
@@ -48,7 +48,7 @@ from opencode_a2a.store import links as session_links
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.tasks.codec import dump_archive, dump_status
-from opencode_a2a.tasks.lifecycle import (
+from opencode_a2a.tasks.state import (
     Accepted,
     Answered,
     LogEvent,
@@ -325,20 +325,20 @@ def _events(record: _Record, session_id: str | None) -> Iterator[LogEvent]:
         yield SessionBound(SessionId(session_id))
     yield Started()
     message_id = MessageId(last.messageId if last else record.id)
-    opened: set[Lane] = set()
+    opened: set[Channel] = set()
     for artifact in record.artifacts:
         thought = artifact.artifactId.endswith(":reasoning")
-        lane, grew = (Lane.REASONING, ReasoningGrew) if thought else (Lane.TEXT, TextGrew)
+        channel, grew = (Channel.REASONING, ReasoningGrew) if thought else (Channel.TEXT, TextGrew)
         for part in artifact.parts:
             if part.text:
-                yield grew(message_id, artifact.artifactId, part.text, opens=lane not in opened)
-                opened.add(lane)
+                yield grew(message_id, artifact.artifactId, part.text, opens=channel not in opened)
+                opened.add(channel)
             elif part.data is not None:
                 with suppress(ValidationError):
                     call = _TOOL_CALL.validate_python(part.data)
                     yield ToolChanged(message_id, call.call_id, **call.model_dump())
-    for lane in opened:
-        yield LaneClosed(lane, message_id)
+    for channel in opened:
+        yield ChannelClosed(channel, message_id)
     outcome = _OUTCOMES[record.status.state]
     yield Finished(outcome, message_id, failure=_failure(record, outcome))
 

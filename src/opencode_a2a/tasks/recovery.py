@@ -8,16 +8,16 @@ from sqlalchemy.engine import Connection
 from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.events import Failure, Finished, Outcome
-from opencode_a2a.execution.turn import Told
 from opencode_a2a.messages import Answered
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import TaskRow
-from opencode_a2a.tasks.board import Board
 from opencode_a2a.tasks.codec import load_request, ref_of
-from opencode_a2a.tasks.journal import Journal
-from opencode_a2a.tasks.lifecycle import OPEN, TERMINAL, Accepted, Recovered, State
-from opencode_a2a.tasks.live import Replay, TaskLog
+from opencode_a2a.tasks.log import Replay, TaskLog
+from opencode_a2a.tasks.service import TaskService
+from opencode_a2a.tasks.state import OPEN, TERMINAL, Accepted, Recovered, State
+from opencode_a2a.tasks.writer import LogWriter
+from opencode_a2a.turns.turn import Told
 
 log = structlog.get_logger(__name__)
 
@@ -32,7 +32,7 @@ LOST = Failure(
 )
 
 
-async def recover(database: Database, journal: Journal, board: Board) -> int:
+async def recover(database: Database, journal: LogWriter, board: TaskService) -> int:
     """Take up every open task; return how many there were."""
 
     def read(connection: Connection) -> list[TaskRow]:
@@ -44,7 +44,9 @@ async def recover(database: Database, journal: Journal, board: Board) -> int:
     return len(found)
 
 
-async def _take_up(row: TaskRow, database: Database, journal: Journal, board: Board) -> None:
+async def _take_up(
+    row: TaskRow, database: Database, journal: LogWriter, board: TaskService
+) -> None:
     replay = Replay(database, row.no, ref_of(row))
     told = Told()
     while entries := await replay.next(replay.state.seq):

@@ -8,10 +8,10 @@ import structlog
 from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import ServiceError
 from opencode_a2a.events import Failure, Finished, Outcome
-from opencode_a2a.execution.turn import Told, Turn, Turns, TurnSpec
 from opencode_a2a.tasks.codec import Request
-from opencode_a2a.tasks.lifecycle import State
-from opencode_a2a.tasks.live import TaskLog
+from opencode_a2a.tasks.log import TaskLog
+from opencode_a2a.tasks.state import State
+from opencode_a2a.turns.turn import Told, Turn, Turns, TurnSpec
 
 log = structlog.get_logger(__name__)
 
@@ -23,7 +23,7 @@ INTERNAL = Failure(
 )
 
 
-class Job:
+class OpenTask:
     """An open task, with the turn that runs for it."""
 
     def __init__(self, log: TaskLog) -> None:
@@ -32,14 +32,14 @@ class Job:
 
 
 class Runner:
-    def __init__(self, turns: Turns, closed: Callable[[Job], None]) -> None:
+    def __init__(self, turns: Turns, closed: Callable[[OpenTask], None]) -> None:
         self._turns = turns
         self._closed = closed
         self._running: set[asyncio.Task[None]] = set()
 
     def start(
         self,
-        job: Job,
+        job: OpenTask,
         request: Request,
         told: Told | None = None,
         *,
@@ -64,7 +64,7 @@ class Runner:
         job.turn = self._turns.turn(spec)
         self._keep(self._run(job, job.turn), f"turn {ref.id}")
 
-    def await_sign_in(self, job: Job) -> None:
+    def await_sign_in(self, job: OpenTask) -> None:
         """End a task that waits for a sign-in, unless there is another try in time."""
         self._keep(self._give_up(job, job.log.state.seq), f"sign-in {job.log.ref.id}")
 
@@ -79,7 +79,7 @@ class Runner:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
-    async def _run(self, job: Job, turn: Turn) -> None:
+    async def _run(self, job: OpenTask, turn: Turn) -> None:
         with structlog.contextvars.bound_contextvars(task_id=job.log.ref.id):
             try:
                 await turn.run(job.log)
@@ -99,7 +99,7 @@ class Runner:
             await job.log.tell([Finished(Outcome.FAILED, failure=INTERNAL)])
             self._closed(job)
 
-    async def _give_up(self, job: Job, seq: int) -> None:
+    async def _give_up(self, job: OpenTask, seq: int) -> None:
         seconds = self._turns.interrupts.policy.seconds
         waited = (now_ms() - job.log.state.status.at) / 1000
         await asyncio.sleep(max(0.0, seconds - waited))

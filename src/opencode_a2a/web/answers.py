@@ -1,7 +1,7 @@
 """Small answers of the edge: refusals and pages.
 
 Every guard refuses through ``refuse``, which answers in the form of the version and binding that
-was called; ``protocol`` knows those.
+was called; ``server`` knows those.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from http import HTTPStatus
 from starlette.types import Scope, Send
 
 from opencode_a2a.errors import ServiceError
-from opencode_a2a.protocol.rest import refused
+from opencode_a2a.server.rest import refused
 
 Header = tuple[bytes, bytes]
 

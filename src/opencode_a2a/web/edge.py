@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from opencode_a2a.protocol.versions import DEFAULT_LINE, Line
+from opencode_a2a.a2a.versions import DEFAULT_LINE, Version
 from opencode_a2a.web.auth import Authentication, Credential
 from opencode_a2a.web.compression import Compression
 from opencode_a2a.web.context import Tracing
@@ -36,7 +36,7 @@ class EdgeRules:
     gzip_minimum: int = 8192
     log_payloads: bool = False
     log_body_limit: int = 0
-    default: Line = Line.V03
+    default: Version = Version.V03
     """The version of a request that names none."""
 
 
@@ -59,7 +59,7 @@ def edge(
 class _Default:
     """Say in which version those are answered who name none."""
 
-    def __init__(self, app: ASGIApp, line: Line) -> None:
+    def __init__(self, app: ASGIApp, line: Version) -> None:
         self._app = app
         self._line = line
 

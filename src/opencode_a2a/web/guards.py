@@ -29,7 +29,7 @@ from opencode_a2a.errors import (
     RequestTimeoutError,
     RequestTooLargeError,
 )
-from opencode_a2a.protocol.card import DISCOVERY
+from opencode_a2a.server.card import DISCOVERY
 from opencode_a2a.web.answers import Header, Refusal, closing, header, headers_of, refuse
 from opencode_a2a.web.auth import OPEN_PATHS, peer_address
 

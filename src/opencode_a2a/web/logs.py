@@ -23,7 +23,7 @@ from structlog.typing import FilteringBoundLogger
 from opencode_a2a import metrics
 from opencode_a2a.callers import Caller
 from opencode_a2a.events import Json
-from opencode_a2a.protocol.exchange import OPERATION
+from opencode_a2a.server.exchange import OPERATION
 from opencode_a2a.telemetry import PAYLOADS, redact
 from opencode_a2a.web.answers import header
 from opencode_a2a.web.auth import peer_address

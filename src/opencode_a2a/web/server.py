@@ -17,14 +17,14 @@ from starlette.types import ASGIApp
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from opencode_a2a.a2a.errors import rest_error
+from opencode_a2a.a2a.versions import Version
 from opencode_a2a.errors import (
     BadHttpError,
     HeadersTooLargeError,
     RequestTimeoutError,
     ServiceError,
 )
-from opencode_a2a.protocol.versions import Line
-from opencode_a2a.protocol.wire import rest_error
 from opencode_a2a.web.answers import WRITE_NOW
 from opencode_a2a.web.sse import Drain
 
@@ -111,7 +111,7 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, error: ServiceError) -> None:
         """Answer below ASGI, where there is no request yet, and hang up."""
         if not (self._answering and self.cycle.response_started):
-            body = orjson.dumps(rest_error(error, Line.V1))
+            body = orjson.dumps(rest_error(error, Version.V1))
             head = (
                 b"content-type: application/json\r\ncache-control: no-store\r\n"
                 b"connection: close\r\ncontent-length: %d\r\n\r\n"

@@ -1,6 +1,6 @@
 """Write a stream of server-sent events.
 
-``protocol`` gives an iterator of encoded frames; this module sees to it that the reader can
+``server`` gives an iterator of encoded frames; this module sees to it that the reader can
 tell a quiet stream from a dead one, that a reader who is gone or does not read is let go, and
 that a stream never ends without saying so. It does not look into the frames.
 
@@ -21,7 +21,7 @@ from structlog.typing import FilteringBoundLogger
 
 from opencode_a2a import metrics
 from opencode_a2a.errors import StreamEndedError
-from opencode_a2a.protocol.exchange import EVENT_STREAM, Frames
+from opencode_a2a.server.exchange import EVENT_STREAM, Frames
 from opencode_a2a.web.answers import DIRECT_SEND, WRITE_NOW, Header
 
 log: FilteringBoundLogger = structlog.get_logger()

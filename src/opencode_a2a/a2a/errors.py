@@ -1,0 +1,126 @@
+"""Errors as bodies: four shapes, for each line and binding.
+
+``rpc`` and ``rest`` answer with these; nothing else in the program knows how an error looks on
+the wire. Only what a ServiceError carries is told, never the text of another exception.
+"""
+
+import orjson
+from pydantic.alias_generators import to_camel
+
+from opencode_a2a.a2a.versions import Version
+from opencode_a2a.errors import (
+    ExtensionSupportRequiredError,
+    ParseError,
+    PushNotSupportedError,
+    ServiceError,
+    UnsupportedOperationError,
+)
+from opencode_a2a.events import Json, JsonObject
+
+RpcId = str | int | None
+
+_A2A_REASONS = frozenset(
+    {
+        *("TASK_NOT_FOUND", "TASK_NOT_CANCELABLE", "PUSH_NOTIFICATION_NOT_SUPPORTED"),
+        *("UNSUPPORTED_OPERATION", "CONTENT_TYPE_NOT_SUPPORTED", "INVALID_AGENT_RESPONSE"),
+        *("EXTENDED_AGENT_CARD_NOT_CONFIGURED", "EXTENSION_SUPPORT_REQUIRED"),
+        *("VERSION_NOT_SUPPORTED", "INVALID_PARAMS", "INVALID_REQUEST", "INTERNAL_ERROR"),
+    }
+)
+_TYPE = "type.googleapis.com/google.rpc."
+# Names by which clients of the 0.3 REST binding tell errors apart, where ours differ.
+_NAMES: dict[type[ServiceError], str] = {
+    ParseError: "JSONParseError",
+    PushNotSupportedError: "PushNotificationNotSupportedError",
+}
+# What 0.3 has no number for, by the nearest that it has.
+_CODES03: dict[type[ServiceError], int] = {
+    ExtensionSupportRequiredError: UnsupportedOperationError.code
+}
+
+
+def rpc_error(error: ServiceError, request_id: RpcId, line: Version) -> JsonObject:
+    """Return a JSON-RPC response that carries an error."""
+    if line is Version.V1:
+        body: JsonObject = {"code": error.code, "message": error.message, "data": _details(error)}
+    else:
+        body = {"code": _code03(error), "message": error.message, "data": _flat(error)}
+    return {"jsonrpc": "2.0", "id": request_id, "error": body}
+
+
+def rest_error(error: ServiceError, line: Version, http: int | None = None) -> JsonObject:
+    """Return the body of an HTTP+JSON answer with an error; its status is ``error.http``."""
+    if line is Version.V1:
+        return {
+            "error": {
+                "code": http or error.http,
+                "status": error.status,
+                "message": error.message,
+                "details": _details(error),
+            }
+        }
+    return {
+        "code": _code03(error),
+        "type": _NAMES.get(type(error), type(error).__name__),
+        "message": error.message,
+        "data": _flat(error),
+    }
+
+
+def rpc_error_frame(error: ServiceError, request_id: RpcId, line: Version) -> bytes:
+    """Return the last event of a JSON-RPC stream that breaks.
+
+    In 0.3 it has no name: clients of 0.3 read the code from the data of a plain event only.
+    """
+    return _frame(rpc_error(error, request_id, line), named=line is Version.V1)
+
+
+def rest_error_frame(error: ServiceError, line: Version) -> bytes:
+    """Return the last event of an HTTP+JSON stream that breaks."""
+    return _frame(rest_error(error, line))
+
+
+def _frame(body: JsonObject, *, named: bool = True) -> bytes:
+    name = b"event: error\n" if named else b""
+    return name + b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+def _code03(error: ServiceError) -> int:
+    return _CODES03.get(type(error), error.code)
+
+
+def _details(error: ServiceError) -> list[Json]:
+    info: JsonObject = {
+        "@type": f"{_TYPE}ErrorInfo",
+        "reason": error.reason,
+        "domain": "a2a-protocol.org" if error.reason in _A2A_REASONS else "opencode-a2a",
+        "metadata": {to_camel(name): _as_text(value) for name, value in error.data.items()},
+    }
+    if not error.violations:
+        return [info]
+    return [info, {"@type": f"{_TYPE}BadRequest", "fieldViolations": _violations(error)}]
+
+
+def _as_text(value: Json) -> str:
+    """Spell a value for ErrorInfo, whose metadata are strings only."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return ", ".join(_as_text(item) for item in value)
+    return orjson.dumps(value).decode()
+
+
+def _flat(error: ServiceError) -> JsonObject:
+    data: JsonObject = {"type": error.reason, **error.data}
+    if error.violations:
+        fields: list[Json] = [*sorted({violation.field for violation in error.violations})]
+        data |= {"field": error.violations[0].field, "fields": fields}
+        data["violations"] = _violations(error)
+    return data
+
+
+def _violations(error: ServiceError) -> list[Json]:
+    return [
+        {"field": violation.field, "description": violation.description}
+        for violation in error.violations
+    ]

@@ -1,0 +1,96 @@
+"""What a person reads when a task waits for an answer.
+
+``render`` puts this text into the status message of an input-required task, so that a client
+that knows nothing of our metadata can show it and send the answer back as a plain message.
+"""
+
+from datetime import UTC, datetime
+
+import orjson
+
+from opencode_a2a.events import Interrupted, Json, Question
+from opencode_a2a.turns.answers import accepted
+
+_LONGEST = 4000
+_TITLES = {
+    "bash": "run a command",
+    "edit": "change a file",
+    "write": "write a file",
+    "read": "read a file",
+    "external_directory": "use files outside of its directory",
+    "webfetch": "fetch a web page",
+    "task": "start a sub-agent",
+    "doom_loop": "repeat the same tool call once more",
+}
+_SHOWN = {"command": "Command", "url": "URL", "diff": "Change", "description": "Purpose"}
+
+
+def moment(at: int) -> str:
+    """Spell milliseconds since the epoch as A2A does."""
+    seconds, milliseconds = divmod(at, 1000)
+    return f"{datetime.fromtimestamp(seconds, UTC).isoformat()[:19]}.{milliseconds:03d}Z"
+
+
+def prompt_text(pending: tuple[Interrupted, ...]) -> str:
+    """Describe everything that waits for an answer, and how to give it."""
+    if len(pending) == 1:
+        return _describe(pending[0])
+    head = (
+        f"{len(pending)} requests wait for an answer; "
+        "begin your message with the id of the one that you answer."
+    )
+    return "\n\n".join([head, *(f"{one.request_id}:\n{_describe(one)}" for one in pending)])
+
+
+def _describe(asked: Interrupted) -> str:
+    lines = _permission(asked) if asked.type == "permission" else _questions(asked)
+    return "\n".join([*lines, "", accepted(asked), *_deadline(asked)])
+
+
+def _permission(asked: Interrupted) -> list[str]:
+    name = asked.permission or asked.tool or "something"
+    lines = [f"OpenCode asks for permission to {_TITLES.get(name, f'use {name}')} ({name})."]
+    shown = [(label, asked.metadata.get(key)) for key, label in _SHOWN.items()]
+    lines += [_block(label, value) for label, value in shown if value]
+    if asked.patterns and asked.patterns != ["*"]:
+        lines.append("For: " + _short(", ".join(asked.patterns)))
+    if asked.tool_input and not any(value for _, value in shown):
+        lines.append(_block(f"Input of {asked.tool or name}", asked.tool_input))
+    if asked.always and asked.allows_always:
+        lines.append("Always would mean: " + _short(", ".join(asked.always)))
+    return lines
+
+
+def _questions(asked: Interrupted) -> list[str]:
+    many = len(asked.questions) > 1
+    lines = [f"OpenCode asks {len(asked.questions)} questions." if many else "OpenCode asks:"]
+    for number, question in enumerate(asked.questions, 1):
+        lines += _question(question, f"Question {number}: " if many else "")
+    return lines
+
+
+def _question(question: Question, label: str) -> list[str]:
+    lines = [f"{label}{question.question or question.header}"]
+    for number, option in enumerate(question.options, 1):
+        detail = f" - {option.description}" if option.description else ""
+        lines.append(f"  {number}. {option.label}{detail}")
+    return lines
+
+
+def _deadline(asked: Interrupted) -> list[str]:
+    if asked.expires_at is None:
+        return []
+    then = asked.default or "the request is rejected"
+    return [f"If nobody answers by {moment(asked.expires_at)}, {then}."]
+
+
+def _block(label: str, value: Json) -> str:
+    text = value if isinstance(value, str) else orjson.dumps(value).decode()
+    indented = "\n".join(f"    {line}" for line in _short(text).splitlines())
+    return f"{label}:\n{indented}"
+
+
+def _short(text: str) -> str:
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:_LONGEST]}\n[{len(text) - _LONGEST} characters more, see the metadata]"

@@ -1,0 +1,147 @@
+"""What OpenCode's errors mean for a turn: an outcome, a stable type, and a remedy in words.
+
+``opencode.reader`` asks here when a turn ends. A provider's own words are repeated only in
+one short line without URLs, paths and anything that looks like a secret.
+"""
+
+import re
+from dataclasses import dataclass
+
+from opencode_a2a.events import Failure, Outcome, ToolChanged
+from opencode_a2a.opencode.refusals import mask_paths
+from opencode_a2a.opencode.types import AssistantMessage, TurnError
+
+MAX_WORDS = 300
+
+INTERRUPTED = Failure(
+    "UPSTREAM_INTERRUPTED",
+    "OpenCode was interrupted before the answer was complete. Send the message again.",
+)
+UNANSWERED = Failure(
+    "UPSTREAM_INTERRUPTED",
+    "OpenCode gave no answer: it was interrupted, or another prompt in the same session took "
+    "its place. Send the message again.",
+)
+ABORTED = Failure(
+    "UPSTREAM_ABORTED",
+    "The turn was stopped inside OpenCode. Send the message again to go on.",
+)
+REFUSED = Failure(
+    "UPSTREAM_REQUEST_REJECTED",
+    "You refused what OpenCode asked for, so it stopped. "
+    "Send another message to go on differently.",
+)
+
+_URL = re.compile(r"\b[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
+_SECRET = re.compile(r"\b(?:sk|pk|key|tok|ghp|xox\w)[-_][\w*.…-]{4,}|\b(?=\w*\d)[\w*-]{28,}")
+
+_STATUS = {
+    400: ("UPSTREAM_BAD_REQUEST", "The model provider refused the request"),
+    401: (
+        "UPSTREAM_UNAUTHORIZED",
+        "The model provider refused its credentials; sign in to it in OpenCode and try again",
+    ),
+    403: (
+        "UPSTREAM_PERMISSION_DENIED",
+        "The model provider denies access; check what its account may use",
+    ),
+    404: (
+        "UPSTREAM_RESOURCE_NOT_FOUND",
+        "The model provider does not know the model; choose another",
+    ),
+    429: (
+        "UPSTREAM_QUOTA_EXCEEDED",
+        "The model provider's limit is reached; wait, or raise the quota",
+    ),
+}
+_NAMED = {
+    "ContextOverflowError": (
+        "UPSTREAM_CONTEXT_OVERFLOW",
+        "The conversation no longer fits the model; start a new context or shorten the message",
+    ),
+    "ContentFilterError": (
+        "UPSTREAM_CONTENT_FILTERED",
+        "The model provider's content filter blocked the answer; rephrase the message",
+    ),
+    "MessageOutputLengthError": (
+        "UPSTREAM_OUTPUT_LENGTH",
+        "The answer was longer than the model may write; ask for less at once",
+    ),
+    "StructuredOutputError": (
+        "UPSTREAM_STRUCTURED_OUTPUT",
+        "The model did not answer in the form that was asked for; simplify the schema or try again",
+    ),
+}
+_REFUSALS = ("The user rejected permission", "The user dismissed this question")
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What is known of a run when it is over."""
+
+    last: AssistantMessage | None
+    error: TurnError | None = None
+    """Of a ``session.error`` that no message carries."""
+    refused: bool = False
+    """A person refused what the last message asked for."""
+    retrying: bool = False
+    """OpenCode was waiting for a provider when it stopped."""
+    overtaken: bool = False
+    """Another prompt came into the session."""
+
+
+def refused(tool: ToolChanged) -> bool:
+    """Whether a tool failed because a person said no."""
+    return (tool.error or "").startswith(_REFUSALS)
+
+
+def judge(ending: Ending) -> tuple[Outcome, Failure | None]:
+    """Return how a run ended that nobody here stopped."""
+    last = ending.last
+    if last is None or last.time.completed is None:
+        error = (last and last.error) or ending.error
+        if error is not None:
+            return explain(error)
+        return Outcome.FAILED, INTERRUPTED if last else UNANSWERED
+    if last.error is not None:
+        return explain(last.error)
+    if last.finish is None and ending.retrying:
+        return Outcome.FAILED, ABORTED
+    if last.finish not in ("tool-calls", "unknown") or last.structured is not None:
+        return Outcome.COMPLETED, None
+    if ending.refused:
+        return Outcome.REJECTED, REFUSED
+    return (Outcome.COMPLETED, None) if ending.overtaken else (Outcome.FAILED, INTERRUPTED)
+
+
+def redact(text: str) -> str:
+    """Return the first line of an upstream text without URLs, paths and secrets."""
+    line = text.strip().partition("\n")[0]
+    line = _SECRET.sub("…", mask_paths(_URL.sub("<url>", line)))
+    return line if len(line) <= MAX_WORDS else line[:MAX_WORDS] + "…"
+
+
+def explain(error: TurnError) -> tuple[Outcome, Failure]:
+    """Return how a turn with this error ended, and why."""
+    status = error.data.status_code
+    if error.name == "MessageAbortedError":
+        return Outcome.FAILED, ABORTED
+    unsigned = error.name == "ProviderAuthError" or status == 401
+    kind, remedy = _STATUS[401] if unsigned else _NAMED.get(error.name) or _by_status(status)
+    said = redact(error.data.message or "")
+    # The database's own words are no use to a caller: they come when the session was deleted.
+    words = f": {said}" if said and not said.startswith("Failed query") else "."
+    outcome = Outcome.AUTH_REQUIRED if unsigned else Outcome.FAILED
+    return outcome, Failure(kind, remedy + words, status)
+
+
+def _by_status(status: int | None) -> tuple[str, str]:
+    if status is None:
+        return "UPSTREAM_EXECUTION_ERROR", "OpenCode could not run the turn"
+    if status in _STATUS:
+        return _STATUS[status]
+    if 400 <= status < 500:
+        return "UPSTREAM_CLIENT_ERROR", f"The model provider refused the request ({status})"
+    if status >= 500:
+        return "UPSTREAM_SERVER_ERROR", f"The model provider failed ({status}); try again later"
+    return "UPSTREAM_HTTP_ERROR", f"The model provider answered unexpectedly ({status})"

@@ -1,0 +1,727 @@
+"""What OpenCode 1.18 sends, as types.
+
+``opencode.client`` returns these values, ``opencode.events`` and ``opencode.reader`` build on
+the messages and parts. Python names inside, OpenCode's names on the wire. Fields that nobody
+here needs are left out, and with them everything secret: no provider key, option or header
+has a field that could hold it. Nothing here knows A2A.
+"""
+
+from fnmatch import fnmatchcase
+from typing import Annotated, Literal, cast
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetPydanticSchema,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+from pydantic_core import PydanticOmit, core_schema
+
+from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.ids import MessageId, RequestId, SessionId
+
+
+def wire_name(name: str) -> str:
+    """Return OpenCode's spelling of a field: ``session_id`` is ``sessionID``."""
+    first, *rest = name.split("_")
+    return first + "".join("ID" if word == "id" else word.capitalize() for word in rest)
+
+
+class Wire(BaseModel):
+    """Base of every OpenCode payload: immutable, and indifferent to fields it does not know."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="ignore",
+        populate_by_name=True,
+        alias_generator=wire_name,
+        defer_build=True,
+    )
+
+
+# Free-form JSON is taken as it is: walking through it would cost more than the message it is in.
+AnyJson = Annotated[Json, GetPydanticSchema(lambda _type, _next: core_schema.any_schema())]
+AnyObject = Annotated[JsonObject, GetPydanticSchema(lambda _type, _next: core_schema.dict_schema())]
+
+
+def _omit_malformed(value: object, validate: ValidatorFunctionWrapHandler) -> object:
+    try:
+        return validate(value)
+    except ValidationError:
+        raise PydanticOmit from None
+
+
+Lenient = WrapValidator(_omit_malformed)
+"""In a list or a map: an entry that cannot be read is left out, and the others stay."""
+
+
+class CacheTokens(Wire):
+    read: int = 0
+    write: int = 0
+
+
+class Tokens(Wire):
+    """``input`` excludes what came from the cache, ``output`` excludes the reasoning."""
+
+    input: int = 0
+    output: int = 0
+    reasoning: int = 0
+    cache: CacheTokens = CacheTokens()
+
+
+class ModelRef(Wire):
+    """A model as prompts and messages name it."""
+
+    provider_id: str
+    model_id: str
+
+
+class SessionModel(Wire):
+    """A model as sessions name it: the same thing, with ``id`` where prompts say ``modelID``."""
+
+    id: str
+    provider_id: str
+
+
+class FileDiff(Wire):
+    """One file of a session's, a message's or the working tree's changes."""
+
+    file: str = ""
+    patch: str = ""
+    additions: int = 0
+    deletions: int = 0
+    status: str | None = None
+
+
+class PermissionRule(Wire):
+    permission: str
+    pattern: str
+    action: Literal["allow", "ask", "deny"]
+
+
+# Sessions
+
+
+class SessionTime(Wire):
+    created: int
+    updated: int
+    archived: float | None = None
+
+
+class Share(Wire):
+    url: str
+
+
+class Revert(Wire):
+    message_id: MessageId
+    part_id: str | None = None
+    snapshot: str | None = None
+    diff: str | None = None
+
+
+class Session(Wire):
+    id: SessionId
+    title: str
+    directory: str
+    project_id: str
+    version: str
+    time: SessionTime
+    parent_id: SessionId | None = None
+    workspace_id: str | None = None
+    model: SessionModel | None = None
+    metadata: AnyObject | None = None
+    share: Share | None = None
+    revert: Revert | None = None
+
+
+class StatusIdle(Wire):
+    type: Literal["idle"] = "idle"
+
+
+class StatusBusy(Wire):
+    type: Literal["busy"] = "busy"
+
+
+class StatusRetry(Wire):
+    """The provider failed and OpenCode waits until ``next`` (milliseconds), be it a day."""
+
+    type: Literal["retry"] = "retry"
+    attempt: int
+    message: str
+    next: int
+
+
+SessionStatus = Annotated[StatusIdle | StatusBusy | StatusRetry, Field(discriminator="type")]
+
+
+class Todo(Wire):
+    content: str
+    status: str
+    priority: str
+    id: str | None = None
+
+
+# Messages
+
+
+class TurnErrorData(Wire):
+    """Of a model error only what may be told: bodies, headers and URLs have no field here."""
+
+    message: str | None = None
+    status_code: int | None = None
+
+
+class TurnError(Wire):
+    """What ended a message, or what a ``session.error`` event carries."""
+
+    name: str
+    data: TurnErrorData = TurnErrorData()
+
+
+class MessageTime(Wire):
+    created: int
+    completed: int | None = None
+
+
+class UserSummary(Wire):
+    diffs: list[FileDiff] = []
+
+
+class UserMessage(Wire):
+    role: Literal["user"] = "user"
+    id: MessageId
+    session_id: SessionId
+    time: MessageTime
+    agent: str | None = None
+    model: ModelRef | None = None
+    summary: UserSummary | None = None
+
+
+class AssistantMessage(Wire):
+    """One model step. ``summary`` marks a compaction's own text, which is no answer."""
+
+    role: Literal["assistant"] = "assistant"
+    id: MessageId
+    session_id: SessionId
+    parent_id: MessageId
+    time: MessageTime
+    provider_id: str | None = None
+    model_id: str | None = None
+    agent: str | None = None
+    summary: bool = False
+    cost: float = 0.0
+    tokens: Tokens = Tokens()
+    finish: str | None = None
+    error: TurnError | None = None
+    structured: AnyJson = None
+
+
+Message = Annotated[UserMessage | AssistantMessage, Field(discriminator="role")]
+
+
+# Parts
+
+
+class PartBase(Wire):
+    id: str
+    session_id: SessionId
+    message_id: MessageId
+
+
+class PartTime(Wire):
+    end: int | None = None
+
+
+class TextPart(PartBase):
+    """Without ``time.end`` its text is still growing, or it is dead."""
+
+    type: Literal["text"] = "text"
+    text: str
+    synthetic: bool = False
+    ignored: bool = False
+    time: PartTime | None = None
+    metadata: AnyObject | None = None
+
+
+class ReasoningPart(PartBase):
+    type: Literal["reasoning"] = "reasoning"
+    text: str
+    time: PartTime | None = None
+
+
+class FilePart(PartBase):
+    type: Literal["file"] = "file"
+    mime: str
+    url: str
+    filename: str | None = None
+
+
+class AgentPart(PartBase):
+    """A sub-agent that the user mentioned."""
+
+    type: Literal["agent"] = "agent"
+    name: str
+
+
+class SubtaskPart(PartBase):
+    """Work that the user gave to a sub-agent."""
+
+    type: Literal["subtask"] = "subtask"
+    prompt: str
+    description: str
+    agent: str
+    model: ModelRef | None = None
+    command: str | None = None
+
+
+class ToolStateBase(Wire):
+    input: AnyObject = {}
+    metadata: AnyObject | None = None
+
+
+class ToolPending(ToolStateBase):
+    status: Literal["pending"] = "pending"
+
+
+class ToolRunning(ToolStateBase):
+    status: Literal["running"] = "running"
+    title: str | None = None
+
+
+class ToolCompleted(ToolStateBase):
+    status: Literal["completed"] = "completed"
+    output: str
+    title: str | None = None
+    attachments: list[FilePart] = []
+
+
+class ToolFailed(ToolStateBase):
+    status: Literal["error"] = "error"
+    error: str
+
+
+ToolState = Annotated[
+    ToolPending | ToolRunning | ToolCompleted | ToolFailed, Field(discriminator="status")
+]
+
+
+class ToolPart(PartBase):
+    type: Literal["tool"] = "tool"
+    call_id: str
+    tool: str
+    state: ToolState
+
+
+class StepStartPart(PartBase):
+    type: Literal["step-start"] = "step-start"
+
+
+class StepFinishPart(PartBase):
+    type: Literal["step-finish"] = "step-finish"
+    reason: str
+
+
+class PatchPart(PartBase):
+    """Files that a step changed, by absolute path; ``hash`` is the state before."""
+
+    type: Literal["patch"] = "patch"
+    files: list[str]
+
+
+class CompactionPart(PartBase):
+    type: Literal["compaction"] = "compaction"
+
+
+KnownPart = Annotated[
+    TextPart
+    | ReasoningPart
+    | ToolPart
+    | StepStartPart
+    | StepFinishPart
+    | PatchPart
+    | CompactionPart
+    | FilePart
+    | AgentPart
+    | SubtaskPart,
+    Field(discriminator="type"),
+]
+_KNOWN = frozenset(
+    {
+        *("text", "reasoning", "tool", "step-start", "step-finish", "patch", "compaction"),
+        *("file", "agent", "subtask"),
+    }
+)
+
+
+def _unknown(kind: str) -> str:
+    if kind in _KNOWN:
+        raise ValueError(f"malformed part of type {kind}")
+    return kind
+
+
+class UnknownPart(PartBase):
+    """A part of a kind that no turn depends on; a known kind that is malformed is an error."""
+
+    type: Annotated[str, AfterValidator(_unknown)]
+
+
+Part = Annotated[KnownPart | UnknownPart, Field(union_mode="left_to_right")]
+
+
+class MessageWithParts(Wire):
+    info: Message
+    parts: list[Part]
+
+
+# Interrupts
+
+
+class ToolRef(Wire):
+    message_id: MessageId
+    call_id: str
+
+
+class PermissionRequest(Wire):
+    id: RequestId
+    session_id: SessionId
+    permission: str
+    patterns: list[str] = []
+    always: list[str] = []
+    metadata: AnyObject = {}
+    tool: ToolRef | None = None
+
+
+class QuestionOption(Wire):
+    label: str
+    description: str = ""
+
+
+class QuestionInfo(Wire):
+    question: str
+    header: str = ""
+    options: list[QuestionOption] = []
+    multiple: bool = False
+    custom: bool = True
+
+
+class QuestionRequest(Wire):
+    id: RequestId
+    session_id: SessionId
+    questions: list[QuestionInfo]
+    tool: ToolRef | None = None
+
+
+# Catalogues
+
+
+class Capabilities(Wire):
+    reasoning: bool | None = None
+    attachment: bool | None = None
+    toolcall: bool | None = None
+
+
+class ModelLimit(Wire):
+    context: int | None = None
+    output: int | None = None
+
+
+class Model(Wire):
+    id: str
+    name: str
+    provider_id: str
+    status: str | None = None
+    capabilities: Capabilities = Capabilities()
+    limit: ModelLimit = ModelLimit()
+
+
+class Provider(Wire):
+    """A provider without its keys and options, which OpenCode sends in clear."""
+
+    id: str
+    name: str
+    source: str | None = None
+    models: dict[str, Annotated[Model, Lenient]] = {}
+
+
+class ConnectedProviders(Wire):
+    """``GET /config/providers``: those that can be used now. Small."""
+
+    providers: list[Annotated[Provider, Lenient]]
+    default: dict[str, str]
+
+
+class ProviderCatalogue(Wire):
+    """``GET /provider``: every provider that OpenCode knows. Seven megabytes on the wire."""
+
+    all: list[Annotated[Provider, Lenient]]
+    default: dict[str, str]
+    connected: list[str]
+
+
+def _rules(value: object) -> object:
+    """Leave out what old versions of OpenCode have instead of a list."""
+    return cast("object", value) if isinstance(value, list) else ()
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """Whether a rule is about a permission: OpenCode knows `*` and `?`, and an open end ` *`."""
+    pattern = pattern.removesuffix(" *").replace("[", "[[]")
+    return fnmatchcase(name, pattern)
+
+
+class AgentRule(Wire):
+    permission: str
+    pattern: str
+    action: str
+
+
+class Agent(Wire):
+    name: str
+    mode: Literal["primary", "subagent", "all"]
+    description: str | None = None
+    native: Annotated[bool, BeforeValidator(bool)] = False
+    hidden: Annotated[bool, BeforeValidator(bool)] = False
+    """Null for an agent that the user's configuration touches."""
+    model: ModelRef | None = None
+    permission: Annotated[list[Annotated[AgentRule, Lenient]], BeforeValidator(_rules)] = []
+    """The last rule that fits decides."""
+
+    def actions(self, permission: str) -> set[str]:
+        """Return what may become of a permission: `allow`, `ask`, `deny`; empty if not known."""
+        actions: set[str] = set()
+        for rule in self.permission:
+            if _matches(rule.permission, permission):
+                actions = {rule.action} if rule.pattern == "*" else actions | {rule.action}
+        return actions
+
+    @property
+    def selectable(self) -> bool:
+        """Whether a person may name it for a prompt."""
+        return self.mode != "subagent" and not self.hidden
+
+
+class Command(Wire):
+    name: str
+    description: str | None = None
+    agent: str | None = None
+    model: str | None = None
+    source: str | None = None
+    subtask: bool = False
+    hints: list[str] = []
+
+
+class Paths(Wire):
+    """Where OpenCode works."""
+
+    directory: str
+
+
+class Project(Wire):
+    id: str
+    worktree: str
+    vcs: str | None = None
+    name: str | None = None
+
+
+class Worktree(Wire):
+    name: str
+    directory: str
+    branch: str | None = None
+
+
+class Workspace(Wire):
+    id: str
+    type: str
+    name: str
+    branch: str | None = None
+    directory: str | None = None
+
+
+class FileNode(Wire):
+    name: str
+    path: str
+    type: Literal["file", "directory"]
+    ignored: bool = False
+
+
+class FileContent(Wire):
+    """A file's text, or base64 when ``encoding`` says so. A missing file is an empty text."""
+
+    type: Literal["text", "binary"]
+    content: str
+    encoding: str | None = None
+    mime_type: str | None = None
+
+
+class FoundText(Wire):
+    text: str = ""
+
+
+class TextMatch(Wire):
+    """One line that a text search found."""
+
+    path: FoundText
+    lines: FoundText
+    line_number: int = Field(alias="line_number")
+
+
+class Vcs(Wire):
+    branch: str | None = None
+    default_branch: str | None = Field(default=None, alias="default_branch")
+
+
+class McpStatus(Wire):
+    status: str
+    error: str | None = None
+
+
+class Health(Wire):
+    healthy: bool
+    version: str
+
+
+class Config(Wire):
+    """The part of OpenCode's merged configuration that is no secret."""
+
+    model: str | None = None
+    default_agent: str | None = Field(default=None, validation_alias="default_agent")
+    share: str | None = None
+
+
+# What is sent
+
+
+class InputBase(Wire):
+    id: str | None = None
+    """Has to be one that no other session has: OpenCode stores a part over one with its id."""
+
+
+class TextInput(InputBase):
+    type: Literal["text"] = "text"
+    text: str
+    synthetic: bool | None = None
+    ignored: bool | None = None
+    time: AnyObject | None = None
+    metadata: AnyObject | None = None
+
+
+class FileInput(InputBase):
+    """``url`` has to be a ``data:`` URL: OpenCode reads any other from its own machine.
+
+    ``source`` must not name a resource, which OpenCode would read instead, without permission.
+    """
+
+    type: Literal["file"] = "file"
+    mime: str
+    url: str
+    filename: str | None = None
+    source: AnyObject | None = None
+
+
+class AgentInput(InputBase):
+    type: Literal["agent"] = "agent"
+    name: str
+    source: AnyObject | None = None
+
+
+class SubtaskInput(InputBase):
+    type: Literal["subtask"] = "subtask"
+    prompt: str
+    description: str
+    agent: str
+    model: ModelRef | None = None
+    command: str | None = None
+
+
+InputPart = Annotated[
+    TextInput | FileInput | AgentInput | SubtaskInput, Field(discriminator="type")
+]
+
+
+class OutputFormat(Wire):
+    type: Literal["text", "json_schema"] = "json_schema"
+    json_schema: AnyObject | None = Field(
+        default=None, validation_alias="schema", serialization_alias="schema"
+    )
+    retry_count: int | None = None
+
+
+class Prompt(Wire):
+    """The body of a prompt. ``agent`` is not remembered by the session: send it every time."""
+
+    parts: list[InputPart]
+    message_id: MessageId | None = None
+    model: ModelRef | None = None
+    agent: str | None = None
+    variant: str | None = None
+    system: str | None = None
+    format: OutputFormat | None = None
+    no_reply: bool | None = None
+    tools: dict[str, bool] | None = None
+    """Replaces the session's permission rules for good; only for callers who ask for that."""
+
+
+class CommandCall(Wire):
+    """A command of OpenCode's with its arguments; ``model`` is ``provider/model`` here."""
+
+    command: str
+    arguments: str = ""
+    message_id: MessageId | None = None
+    agent: str | None = None
+    model: str | None = None
+    variant: str | None = None
+    parts: list[FileInput] | None = None
+
+
+class ShellCall(Wire):
+    """A shell command; OpenCode runs it without asking for permission."""
+
+    command: str
+    agent: str
+    model: ModelRef | None = None
+
+
+class SessionDraft(Wire):
+    """A new session. With a title OpenCode does not ask a model for one."""
+
+    title: str | None = None
+    parent_id: SessionId | None = None
+    agent: str | None = None
+    model: SessionModel | None = None
+    metadata: AnyObject | None = None
+    permission: list[PermissionRule] | None = None
+
+
+class ArchiveTime(Wire):
+    archived: int
+
+
+class SessionChanges(Wire):
+    """``metadata`` replaces what was there."""
+
+    title: str | None = None
+    metadata: AnyObject | None = None
+    time: ArchiveTime | None = None
+
+
+class WorkspaceDraft(Wire):
+    type: str
+    id: str | None = None
+    branch: str | None = None
+    extra: AnyJson = None
+
+
+class McpServer(Wire):
+    """An MCP server over HTTP, as OpenCode is told of it; ``timeout`` in milliseconds."""
+
+    type: Literal["remote"] = "remote"
+    url: str
+    headers: dict[str, str] | None = None
+    oauth: Literal[False] = False
+    timeout: int | None = None
+    enabled: bool = True

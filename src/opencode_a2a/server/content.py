@@ -1,0 +1,204 @@
+"""What comes in with a message: its parts as prompt parts, its metadata as routing.
+
+``handler`` uses it before anything is asked of the tasks, so that a message that OpenCode would
+choke on is refused while nothing has happened yet. Which files it survives is known to ``media``.
+"""
+
+import base64
+from collections.abc import Iterable, Iterator
+from urllib.parse import urlsplit
+
+import orjson
+
+from opencode_a2a.errors import (
+    ContentTypeNotSupportedError,
+    InvalidParamsError,
+    ServiceError,
+    UnsupportedOperationError,
+    Violation,
+)
+from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.media import IMAGE_TYPES, UnfitError, accepts, fit_file, is_json, is_textual
+from opencode_a2a.messages import Message, ModelChoice, Part, PromptPart, Routing
+from opencode_a2a.peers.network import Fetch, Fetched, FetchResult, TooManyFilesError
+
+INPUT_MODES = ("text/plain", "application/json", "application/pdf", *IMAGE_TYPES)
+"""Media types that the card names; other textual ones are taken too."""
+OUTPUT_MODES = ("text/plain", "application/json", "text/x-diff")
+
+
+class _UnreadableError(UnfitError):
+    """The part is of a kind that could be taken, but it cannot be had."""
+
+
+async def read_prompt(message: Message, fetch: Fetch) -> tuple[PromptPart, ...]:
+    """Return the prompt that a message means; list all parts that cannot be taken."""
+    links = iter(await _fetched(message, fetch))
+    parts: list[PromptPart] = []
+    refused: list[tuple[str, UnfitError]] = []
+    for index, part in enumerate(message.parts):
+        try:
+            parts.append(_prompt_part(part, links))
+        except UnfitError as error:
+            refused.append((f"message.parts[{index}]", error))
+    if refused:
+        raise _refusal(refused)
+    if not any(part.data or (part.text or "").strip() for part in parts):
+        nothing = Violation("message.parts", "must hold something other than blank text")
+        raise InvalidParamsError("The message is blank", violations=(nothing,))
+    return tuple(parts)
+
+
+def _refusal(refused: list[tuple[str, UnfitError]]) -> ServiceError:
+    violations = tuple(Violation(field, str(error)) for field, error in refused)
+    text = "; ".join(f"{v.field} {v.description}" for v in violations[:3])
+    if all(isinstance(error, _UnreadableError) for _, error in refused):
+        return InvalidParamsError(text, violations=violations)
+    return ContentTypeNotSupportedError(
+        text, violations=violations, supported_media_types=[*INPUT_MODES, "text/*"]
+    )
+
+
+async def _fetched(message: Message, fetch: Fetch) -> list[FetchResult]:
+    """Return what is behind the URLs of a message."""
+    urls = [part.url or "" for part in message.parts if _is_link(part)]
+    if not urls:
+        return []
+    try:
+        return await fetch(urls)
+    except TooManyFilesError as error:
+        wrong = Violation("message.parts", str(error))
+        raise InvalidParamsError(f"message.parts {error}", violations=(wrong,)) from None
+
+
+def _is_link(part: Part) -> bool:
+    """Whether a part is a file to be fetched."""
+    return part.kind == "url" and _no_link(part.url or "") is None
+
+
+def _no_link(url: str) -> UnfitError | None:
+    """Return why a URL is not even tried."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return _UnreadableError("has a malformed URL")
+    if parts.scheme.lower() in ("http", "https") and parts.hostname:
+        return None
+    return UnfitError("has a URL that is not http or https; send the file itself as bytes")
+
+
+def _prompt_part(part: Part, links: Iterator[FetchResult]) -> PromptPart:
+    said = (part.media_type or "").partition(";")[0].strip().lower()
+    match part.kind:
+        case "text":
+            if said and not is_textual(said):
+                raise UnfitError(f"is text, but has the media type {said[:64]}; name a textual one")
+            return PromptPart(text=part.text)
+        case "data":
+            if said and not is_json(said):
+                raise UnfitError(
+                    f"is data, but has the media type {said[:64]}; use application/json"
+                )
+            return PromptPart(text=_labelled(part))
+        case "raw":
+            return fit_file(base64.b64decode(part.raw or ""), part.media_type, part.filename)
+        case "url":
+            wrong = _no_link(part.url or "")
+            if wrong is not None:
+                raise wrong
+            return _linked(part, next(links))
+
+
+def _labelled(part: Part) -> str:
+    name = f" {part.filename}" if part.filename else ""
+    text = orjson.dumps(part.data, option=orjson.OPT_INDENT_2).decode()
+    return f"Structured data{name} (JSON):\n{text}"
+
+
+def _linked(part: Part, fetched: FetchResult) -> PromptPart:
+    if not isinstance(fetched, Fetched):
+        raise _UnreadableError(f"has a URL that cannot be used: {fetched}")
+    name = part.filename or urlsplit(part.url or "").path.rpartition("/")[2] or None
+    return fit_file(fetched.data, part.media_type or fetched.media_type, name)
+
+
+# --- metadata ---------------------------------------------------------------------------------
+
+
+def read_routing(params: JsonObject | None, message: JsonObject | None) -> Routing:
+    """Return where the caller wants the turn to run; the params' metadata come first."""
+    sources = _Sources(("metadata", params), ("message.metadata", message))
+    routing = Routing(
+        session_id=sources.text("shared", "session", "id"),
+        directory=sources.text("opencode", "directory"),
+        workspace_id=sources.text("opencode", "workspace", "id"),
+        model=sources.model(),
+    )
+    if sources.wrong:
+        text = "; ".join(f"{v.field} {v.description}" for v in sources.wrong)
+        raise InvalidParamsError(f"Invalid metadata: {text}", violations=tuple(sources.wrong))
+    return routing
+
+
+class _Sources:
+    """The two places where metadata may stand, in order, and what was wrong in them."""
+
+    def __init__(self, *places: tuple[str, JsonObject | None]) -> None:
+        self._places = [(name, value) for name, value in places if value]
+        self.wrong: list[Violation] = []
+
+    def text(self, *path: str) -> str | None:
+        found = (self._text_at(name, value, *path) for name, value in self._places)
+        return next(filter(None, found), None)
+
+    def model(self) -> ModelChoice | None:
+        for name, value in self._places:
+            provider = self._text_at(name, value, "shared", "model", "providerID")
+            model = self._text_at(name, value, "shared", "model", "modelID")
+            if provider and model:
+                return ModelChoice(provider, model)
+            if provider or model:
+                missing = "modelID" if provider else "providerID"
+                self._report(f"{name}.shared.model.{missing}", "is required: a model is a pair")
+                return None
+        return None
+
+    def _text_at(self, name: str, value: Json, *path: str) -> str | None:
+        for step in path:
+            if not isinstance(value, dict):
+                return self._report(name, "must be an object")
+            name, value = f"{name}.{step}", value.get(step)
+            if value is None:
+                return None
+        if not isinstance(value, str):
+            return self._report(name, "must be a string")
+        return value.strip() or None
+
+    def _report(self, field: str, description: str) -> None:
+        violation = Violation(field, description)
+        if violation not in self.wrong:
+            self.wrong.append(violation)
+
+
+# --- output modes -----------------------------------------------------------------------------
+
+
+def read_output_modes(accepted: Iterable[str]) -> tuple[str, ...] | None:
+    """Return the media types that the caller accepts, sorted; None when anything will do."""
+    modes = sorted({_normal(mode) for mode in accepted} - {""})
+    if not modes or "*/*" in modes:
+        return None
+    if not accepts(modes, "text/plain"):
+        raise UnsupportedOperationError(
+            "The agent answers in text: acceptedOutputModes must hold text/plain",
+            accepted_output_modes=list(modes),
+            required_output_modes=["text/plain"],
+            supported_output_modes=list(OUTPUT_MODES),
+        )
+    return tuple(modes)
+
+
+def _normal(mode: str) -> str:
+    plain = mode.partition(";")[0].strip().lower()
+    # older clients name the kinds of parts instead of media types
+    return {"*": "*/*", "text": "text/plain", "data": "application/json"}.get(plain, plain)

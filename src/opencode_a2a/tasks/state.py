@@ -1,0 +1,260 @@
+"""What state a task is in, as the fold of its log. Pure.
+
+``journal`` stores the entries, ``live`` applies them, ``a2a.render`` reads the result.
+The first terminal state wins: nothing can be appended after it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from opencode_a2a.events import (
+    Channel,
+    ChannelClosed,
+    ChannelReplaced,
+    DiffChanged,
+    Failure,
+    Finished,
+    Interrupted,
+    Json,
+    Progressed,
+    ReasoningGrew,
+    Resumed,
+    SessionBound,
+    Started,
+    TextGrew,
+    ToolChanged,
+    TurnEvent,
+    UsageCounted,
+)
+from opencode_a2a.ids import ContextId, Principal, SessionId, TaskId
+from opencode_a2a.messages import Answered, Message
+
+
+class State(StrEnum):
+    __hash__ = str.__hash__  # see Channel
+
+    SUBMITTED = "submitted"
+    WORKING = "working"
+    INPUT_REQUIRED = "input_required"
+    AUTH_REQUIRED = "auth_required"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELED = "canceled"
+    REJECTED = "rejected"
+
+    @property
+    def terminal(self) -> bool:
+        return self in TERMINAL
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the task waits for a person."""
+        return self in (State.INPUT_REQUIRED, State.AUTH_REQUIRED)
+
+
+TERMINAL = frozenset({State.COMPLETED, State.FAILED, State.CANCELED, State.REJECTED})
+OPEN = frozenset(State) - TERMINAL
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The first entry of every log: the message that asks for the work."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """The service was restarted; what was told after the entry before this one may be lost.
+
+    A reader whose cursor is from before the restart and not below this entry has seen entries
+    that no longer exist, and is given the task anew.
+    """
+
+    reason: str
+
+
+LogEvent = TurnEvent | Accepted | Answered | Recovered
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRef:
+    """What never changes about a task."""
+
+    id: TaskId
+    context_id: ContextId
+    principal: Principal
+    output_modes: tuple[str, ...] | None = None
+    """Media types the caller accepts; None when anything will do."""
+    created_at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The state of a task and everything a status update says beside it; small and frozen."""
+
+    state: State
+    at: int
+    """Milliseconds since the epoch of the last change of state."""
+    session_id: SessionId | None = None
+    title: str | None = None
+    pending: tuple[Interrupted, ...] = ()
+    failure: Failure | None = None
+    finish: str | None = None
+    structured: Json = None
+    usage: UsageCounted | None = None
+
+
+@dataclass(slots=True)
+class Entry:
+    """One numbered event of a log, with the status it led to when it touched the status."""
+
+    seq: int
+    at: int
+    event: LogEvent
+    status: Status | None = None
+
+
+@dataclass(slots=True)
+class RunningText:
+    """The text of a channel by part, as a list of pieces that is joined only when asked."""
+
+    message_id: str
+    parts: list[tuple[str, list[str]]] = field(default_factory=list[tuple[str, list[str]]])
+    closed: bool = False
+
+    def grow(self, part_id: str, text: str) -> None:
+        if not self.parts or self.parts[-1][0] != part_id:
+            self.parts.append((part_id, []))
+        self.parts[-1][1].append(text)
+
+    @property
+    def text(self) -> str:
+        return "".join(piece for _, pieces in self.parts for piece in pieces)
+
+
+class TerminalError(Exception):
+    """An entry was to follow a terminal state."""
+
+
+class TaskState:
+    """A task as its log tells it so far."""
+
+    def __init__(self, ref: TaskRef) -> None:
+        self.ref = ref
+        self.seq = 0
+        self.status = Status(State.SUBMITTED, ref.created_at)
+        self.history: list[Message] = []
+        self.channels: dict[Channel, RunningText] = {}
+        self.tools: dict[str, ToolChanged] = {}
+        self.diff: DiffChanged | None = None
+        self.artifacts: dict[str, None] = {}
+        """Artifacts in the order they were opened: a channel, ``tool:<part>``, ``diff``."""
+        self.settled: dict[str, Resumed] = {}
+        """Interrupts that were told and are over, by request id."""
+        self.epochs: list[int] = []
+        """The sequence number of every recovery, in order."""
+
+    @property
+    def epoch(self) -> int:
+        """How often the task was recovered."""
+        return len(self.epochs)
+
+    def apply(self, event: LogEvent, at: int) -> Entry:
+        """Append one event; raise TerminalError when the log is closed."""
+        if self.status.state in TERMINAL:
+            raise TerminalError(self.ref.id)
+        self.seq += 1
+        if isinstance(event, TextGrew | ReasoningGrew):
+            self._grow(event)
+            return Entry(self.seq, at, event)
+        before = self.status
+        touches = self._take(event, at)
+        if touches or self.status is not before:
+            return Entry(self.seq, at, event, self.status)
+        return Entry(self.seq, at, event)
+
+    def _take(self, event: LogEvent, at: int) -> bool:
+        """Apply an event that is not text; tell whether it is a status update in any case."""
+        match event:
+            case ChannelReplaced():
+                channel = RunningText(event.message_id)
+                channel.parts = [(part_id, [text]) for part_id, text in event.parts]
+                self.channels[event.channel] = channel
+                self.artifacts.setdefault(event.channel)
+            case ChannelClosed():
+                self.channels[event.channel].closed = True
+            case ToolChanged():
+                self.tools[event.part_id] = event
+                self.artifacts.setdefault(f"tool:{event.part_id}")
+            case DiffChanged():
+                self.diff = event
+                self.artifacts.setdefault("diff")
+            case Progressed():
+                return True
+            case Accepted() | Answered():
+                self.history.append(event.message)
+            case _:
+                self._change(event, at)
+        return False
+
+    def _change(self, event: LogEvent, at: int) -> None:
+        """Apply an event that changes the status."""
+        match event:
+            case SessionBound():
+                self.status = replace(
+                    self.status,
+                    session_id=event.session_id,
+                    title=event.title or self.status.title,
+                )
+            case Started():
+                self._move(State.WORKING, at)
+            case Recovered():
+                self.epochs.append(self.seq)
+                self.status = replace(self.status)
+            case Interrupted():
+                self._move(State.INPUT_REQUIRED, at, pending=(*self.status.pending, event))
+            case Resumed():
+                self.settled[event.request_id] = event
+                left = tuple(p for p in self.status.pending if p.request_id != event.request_id)
+                self._move(State.INPUT_REQUIRED if left else State.WORKING, at, pending=left)
+            case UsageCounted():
+                self.status = replace(self.status, usage=event)
+            case Finished():
+                self._finish(event, at)
+            case _:
+                raise AssertionError(f"no rule for {type(event).__name__}")
+
+    def _grow(self, event: TextGrew | ReasoningGrew) -> None:
+        name = Channel.TEXT if isinstance(event, TextGrew) else Channel.REASONING
+        channel = self.channels.get(name)
+        if channel is None or event.opens:
+            channel = self.channels[name] = RunningText(event.message_id)
+            self.artifacts.setdefault(name)
+        channel.message_id = event.message_id
+        channel.grow(event.part_id, event.text)
+
+    def _finish(self, event: Finished, at: int) -> None:
+        state = State(event.outcome.value)
+        self.status = replace(
+            self.status,
+            state=state,
+            at=at,
+            pending=(),
+            failure=event.failure,
+            finish=event.finish,
+            structured=event.structured,
+        )
+
+    def _move(self, state: State, at: int, pending: tuple[Interrupted, ...] = ()) -> None:
+        self.status = replace(
+            self.status, state=state, at=at, pending=pending, failure=None, finish=None
+        )
+
+
+def fold(ref: TaskRef, events: Iterable[tuple[int, LogEvent]]) -> tuple[TaskState, list[Entry]]:
+    """Build a task's state, and its entries, from the stored log."""
+    state = TaskState(ref)
+    entries = [state.apply(event, at) for at, event in events]
+    return state, entries

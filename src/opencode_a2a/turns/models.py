@@ -1,0 +1,38 @@
+"""Which model a prompt goes to.
+
+A model that a request names is meant for that request, but OpenCode goes on with it in the same
+session; the prompt after it therefore names the model from before. ``turn`` asks for each prompt.
+"""
+
+from collections import OrderedDict
+
+from opencode_a2a.ids import SessionId
+from opencode_a2a.messages import ModelChoice
+from opencode_a2a.opencode.client import OpenCode
+from opencode_a2a.turns.sessions import KNOWN_SESSIONS, BoundSession
+
+
+class Models:
+    def __init__(self, opencode: OpenCode, default: ModelChoice | None) -> None:
+        self._opencode = opencode
+        self._default = default
+        self._before: OrderedDict[SessionId, ModelChoice | None] = OrderedDict()
+        """The model of each session whose last prompt named another."""
+
+    async def choose(self, seat: BoundSession, named: ModelChoice | None) -> ModelChoice | None:
+        """Return the model to send; None leaves it to OpenCode."""
+        if named is None:
+            return self._default or self._before.pop(seat.session_id, None)
+        if self._default is None and seat.session_id not in self._before:
+            self._before[seat.session_id] = await self._current(seat)
+            if len(self._before) > KNOWN_SESSIONS:
+                self._before.popitem(last=False)
+        return named
+
+    async def _current(self, seat: BoundSession) -> ModelChoice | None:
+        model = (await self._opencode.session(seat.session_id)).model
+        if model is not None:
+            return ModelChoice(model.provider_id, model.id)
+        configured = (await self._opencode.config(at=seat.location)).model
+        provider, _, name = (configured or "").partition("/")
+        return ModelChoice(provider, name) if name else None

@@ -1,0 +1,154 @@
+"""Reads from OpenCode what it has stored about a turn."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Generic, TypeVar
+
+import structlog
+
+from opencode_a2a.errors import SessionNotFoundError, UpstreamHttpError
+from opencode_a2a.ids import MessageId, SessionId
+from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.reader import Snapshot
+from opencode_a2a.opencode.types import (
+    FileDiff,
+    MessageWithParts,
+    PatchPart,
+    PermissionRequest,
+    QuestionRequest,
+    ToolPart,
+)
+
+log = structlog.get_logger(__name__)
+T = TypeVar("T")
+R = TypeVar("R", PermissionRequest, QuestionRequest)
+
+PAGE = 40
+INPUT_TRIES, INPUT_SECONDS = 10, 0.05
+"""How often, and how long apart, the input of a call that asks is looked for."""
+SHARED_SECONDS = 1.0
+"""Turns of one directory share an answer for this long."""
+
+
+class Shared(Generic[T]):
+    """What OpenCode says about a directory, asked once for all turns that can use the answer.
+
+    It says it of all sessions there: if each of a thousand turns asked for itself, a thousand
+    times a thousand entries would have to be read.
+    """
+
+    def __init__(self, ask: Callable[[Location], Coroutine[None, None, T]]) -> None:
+        self._ask = ask
+        self._asked: dict[Location, tuple[float, asyncio.Task[T]]] = {}
+
+    async def of(self, location: Location, since: float) -> T:
+        """Return what OpenCode answered to a question of the last moment, put after ``since``."""
+        now = asyncio.get_running_loop().time()
+        asked = self._asked.get(location)
+        if asked is None or asked[0] < max(since, now - SHARED_SECONDS):
+            self._asked = {k: v for k, v in self._asked.items() if v[0] >= now - SHARED_SECONDS}
+            asked = self._asked[location] = now, asyncio.create_task(self._ask(location))
+        return await asyncio.shield(asked[1])
+
+
+class Snapshots:
+    """What OpenCode has stored, as turns need it."""
+
+    def __init__(self, opencode: OpenCode) -> None:
+        self._opencode = opencode
+        self._pending = Shared(lambda location: pending(opencode, location))
+        self.statuses = Shared(lambda location: opencode.session_status(at=location))
+        """Who is busy."""
+
+    async def read(
+        self, session_id: SessionId, message_id: MessageId, location: Location, since: float
+    ) -> Snapshot:
+        """Return all that is needed to go on after a gap, as it was after ``since`` or later."""
+        messages, statuses, (permissions, questions) = await asyncio.gather(
+            messages_since(self._opencode, session_id, message_id),
+            self.statuses.of(location, since),
+            self._pending.of(location, since),
+        )
+        return Snapshot(
+            messages=messages,
+            statuses=statuses,
+            permissions=permissions,
+            questions=questions,
+            directory=location.directory,
+        )
+
+    async def read_end(
+        self, session_id: SessionId, message_id: MessageId, children: Iterable[SessionId]
+    ) -> Snapshot:
+        """Return all that is needed to end a turn whose sessions are idle."""
+        messages = await messages_since(self._opencode, session_id, message_id)
+        changed = any(isinstance(part, PatchPart) for m in messages for part in m.parts)
+        diffs: list[FileDiff] = []
+        if changed:
+            diffs = await self._opencode.session_diff(session_id, message_id)
+        return Snapshot(
+            messages=messages,
+            children={child: await _child(self._opencode, child) for child in children},
+            diffs=diffs,
+        )
+
+
+async def messages_since(
+    opencode: OpenCode, session_id: SessionId, message_id: MessageId
+) -> list[MessageWithParts]:
+    """Return a session's messages from one on, which is looked for from the end; else all."""
+    found: list[MessageWithParts] = []
+    cursor: str | None = None
+    while True:
+        page = await opencode.messages(session_id, limit=PAGE, before=cursor)
+        found[:0] = page.items
+        cursor = page.next_cursor
+        ids = [message.info.id for message in page.items]
+        if message_id in ids:
+            return found[ids.index(message_id) :]
+        if cursor is None:
+            break
+    if len(page.items) == PAGE:
+        # Older versions give the newest messages and no way to those before.
+        found = (await opencode.messages(session_id)).items
+    ids = [message.info.id for message in found]
+    return found[ids.index(message_id) :] if message_id in ids else found
+
+
+async def pending(
+    opencode: OpenCode, location: Location
+) -> tuple[list[PermissionRequest] | None, list[QuestionRequest] | None]:
+    """Return the prompts of a directory; None for a list that OpenCode cannot write.
+
+    One request that it cannot encode, such as a ``webfetch`` without a timeout, spoils the
+    whole list for as long as it is pending.
+    """
+    return await asyncio.gather(
+        _listed(opencode.permissions(at=location)), _listed(opencode.questions(at=location))
+    )
+
+
+async def _listed(asked: Coroutine[None, None, list[R]]) -> list[R] | None:
+    try:
+        return await asked
+    except UpstreamHttpError as error:
+        log.warning("prompts not listed", error=error.message)
+        return None
+
+
+async def tool_call(opencode: OpenCode, session_id: SessionId, call_id: str) -> ToolPart | None:
+    """Return a call of a session's latest messages, which older versions store a moment late."""
+    for _ in range(INPUT_TRIES):
+        for message in (await opencode.messages(session_id, limit=2)).items:
+            for part in message.parts:
+                if isinstance(part, ToolPart) and part.call_id == call_id and part.state.input:
+                    return part
+        await asyncio.sleep(INPUT_SECONDS)
+    return None
+
+
+async def _child(opencode: OpenCode, session_id: SessionId) -> list[MessageWithParts]:
+    try:
+        return (await opencode.messages(session_id)).items
+    except SessionNotFoundError:
+        return []
