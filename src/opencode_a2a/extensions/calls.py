@@ -21,10 +21,10 @@ from opencode_a2a.messages import Message
 from opencode_a2a.opencode.client import Location, OpenCode, well_formed
 from opencode_a2a.opencode.types import MessageWithParts, ProviderCatalogue, Session
 from opencode_a2a.peers.network import Fetch
+from opencode_a2a.store.places import Places
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.interrupts import Interrupts
-from opencode_a2a.turns.places import Places
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT, WORKSPACE_FIELD, Sessions
 from opencode_a2a.turns.turn import PromptDefaults
 from opencode_a2a.turns.workspace import Workspace

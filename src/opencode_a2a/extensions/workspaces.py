@@ -32,7 +32,7 @@ from opencode_a2a.extensions.registry import Access, Condition, Extension, Rules
 from opencode_a2a.extensions.sessions import DiffItem
 from opencode_a2a.opencode import types as upstream
 from opencode_a2a.opencode.client import well_formed
-from opencode_a2a.turns.places import is_worktree, unsaved
+from opencode_a2a.turns.workspace import is_worktree, unsaved
 
 MAX_CONTENT = 1024 * 1024
 """Characters of a file that are told."""

@@ -37,7 +37,7 @@ from opencode_a2a.peers.options import options
 from opencode_a2a.peers.pool import Pool
 from opencode_a2a.peers.wire import State
 from opencode_a2a.printable import clean, one_line
-from opencode_a2a.turns.calling import CallingTurn, CallingTurns
+from opencode_a2a.turns.tools import CallingTurn, CallingTurns
 
 log = structlog.get_logger(__name__)
 

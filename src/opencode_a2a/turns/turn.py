@@ -373,7 +373,7 @@ class Run:
         self._notes: list[TurnEvent] = []
         """What is to be told beside what is heard."""
         tools = turns.tools
-        self._origin = tools and tools.origins.enter(spec.routing.hops, self._note)
+        self._origin = tools and tools.callers.enter(spec.routing.hops, self._note)
         self._ended: float | None = None
         """When the end of the turn was first known."""
         self._doubted = self._began
@@ -404,7 +404,7 @@ class Run:
         self.desk.close()
         self._turns.interrupts.turns.discard(self._seat.session_id)
         if self._turns.tools is not None and self._origin is not None:
-            self._turns.tools.origins.leave(self._origin, canceled=self._canceled)
+            self._turns.tools.callers.leave(self._origin, canceled=self._canceled)
         for timer in (self._timer, self._starting):
             if timer is not None:
                 timer.cancel()

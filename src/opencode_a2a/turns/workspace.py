@@ -1,17 +1,26 @@
-"""Which directories a caller may name: the workspace root and what is below it.
+"""The part of the file system that turns may run in, and the git worktrees in it.
 
-Symbolic links are followed before the comparison, so that none leads out. Nothing here tells
-a caller where the root is.
+A caller may name the workspace root and the directories below it. Symbolic links are followed
+before the comparison, so that none leads out, and nothing here tells a caller where the root is.
+
+OpenCode removes any directory of a project that it ever visited, an ordinary clone with unsaved
+work included, and reports success. So a directory is handed to it only after a look at the disk.
+Where that is impossible, because OpenCode runs on another machine, nothing is removed.
 """
 
+import asyncio
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from opencode_a2a.errors import InvalidParamsError, Violation
 
+GIT_SECONDS = 30.0
+_GIT_ENVIRONMENT = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+
 
 class Workspace:
-    """The part of the file system that turns may run in.
+    """The directories that callers may name.
 
     Without a root, everything runs where OpenCode was started, and nothing can be chosen.
     """
@@ -35,7 +44,8 @@ class Workspace:
             raise _refusal(field, "may not be chosen here; leave it out")
         if not self.holds(path):
             raise _refusal(field, "must be inside the workspace")
-        # Unlike pathlib, these take a name that is too long for one that does not exist.
+        # Unlike pathlib, os.path takes a name that is too long for one that does not exist. A root
+        # that is not on this machine cannot be checked.
         if os.path.isdir(self.root) and not os.path.isdir(path):
             raise _refusal(field, "must be an existing directory")
         return path
@@ -49,3 +59,74 @@ def _refusal(field: str, description: str) -> InvalidParamsError:
     return InvalidParamsError(
         f"{field} {description}", violations=(Violation(field, description),), field=field
     )
+
+
+def is_worktree(directory: str, project: str) -> bool | None:
+    """Whether a directory is a git worktree of a project's repository; None if it is not here."""
+    if not Path(directory).is_dir() or not Path(project).is_dir():
+        return None
+    git, main = _git_directory(Path(directory)), _git_directory(Path(project))
+    if git is None or main is None or (Path(directory) / ".git").is_dir():
+        return False
+    # All worktrees of a repository share one directory. Git also keeps the way back from there to
+    # the worktree, which a copy of a worktree does not have.
+    shared = Path(os.path.realpath(main / (_first_line(main / "commondir") or ".")))
+    back = _first_line(git / "gitdir") or ""
+    return (
+        git.parent == shared / "worktrees"
+        and Path(os.path.realpath(git / back)) == Path(os.path.realpath(directory)) / ".git"
+    )
+
+
+def _git_directory(directory: Path) -> Path | None:
+    """Return where git keeps what it knows of a working tree."""
+    entry = directory / ".git"
+    if entry.is_dir():
+        return Path(os.path.realpath(entry))
+    line = _first_line(entry) or ""
+    if not line.startswith("gitdir: "):
+        return None
+    return Path(os.path.realpath(directory / line.removeprefix("gitdir: ")))
+
+
+def _first_line(file: Path) -> str | None:
+    with suppress(OSError, UnicodeDecodeError):
+        return file.read_text()[:4096].partition("\n")[0]
+    return None
+
+
+async def unsaved(directory: str) -> str | None:
+    """Return what would be lost with a worktree and its branch, or None if nothing would be."""
+    try:
+        if await _git(directory, "status", "--porcelain", "--untracked-files=normal"):
+            return "has changes that are not committed"
+        branch = await _git(directory, "branch", "--show-current")
+        others = [f"--exclude={branch}"] if branch else []
+        elsewhere = ["--not", *others, "--branches", "--remotes", "--tags"]
+        if await _git(directory, "rev-list", "--max-count=1", "HEAD", *elsewhere):
+            return "has commits that are on no other branch"
+    except (OSError, TimeoutError):
+        return "cannot be checked for changes: git fails there"
+    return None
+
+
+async def _git(directory: str, *arguments: str) -> str:
+    """Run git, with nothing in its environment that its configuration could give away."""
+    known = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    process = await asyncio.create_subprocess_exec(
+        *("git", "-c", "core.fsmonitor=false", "-C", directory, *arguments),
+        env=known | _GIT_ENVIRONMENT,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with asyncio.timeout(GIT_SECONDS):
+            output, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        raise OSError(f"git ended with status {process.returncode}")
+    return output.decode(errors="replace").strip()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from opencode_a2a.turns.places import is_worktree, unsaved
+from opencode_a2a.turns.workspace import is_worktree, unsaved
 from tests.conftest import make_repository
 
 
@@ -29,7 +29,7 @@ def worktree(project: Path, tmp_path: Path) -> Path:
     return tmp_path / "worktree"
 
 
-def told(directory: Path, project: Path) -> bool | None:
+def worktree_of(directory: Path, project: Path) -> bool | None:
     return is_worktree(str(directory), str(project))
 
 
@@ -39,9 +39,9 @@ def test_a_worktree_is_known_from_the_project_and_from_its_other_worktrees(
     git(project, "worktree", "add", "-q", "-b", "other", str(tmp_path / "other"))
     (tmp_path / "link").symlink_to(worktree)
 
-    assert told(worktree, project) is True
-    assert told(worktree, tmp_path / "other") is True
-    assert told(tmp_path / "link", project) is True
+    assert worktree_of(worktree, project) is True
+    assert worktree_of(worktree, tmp_path / "other") is True
+    assert worktree_of(tmp_path / "link", project) is True
 
 
 def test_nothing_else_is_a_worktree(project: Path, worktree: Path, tmp_path: Path) -> None:
@@ -55,19 +55,19 @@ def test_nothing_else_is_a_worktree(project: Path, worktree: Path, tmp_path: Pat
     (worktree / "below").mkdir()
 
     for name in ("project", "clone", "of-the-clone", "apart", "copy", "plain", "odd"):
-        assert told(tmp_path / name, project) is False, name
-    assert told(worktree / "below", project) is False
-    assert told(worktree, tmp_path / "plain") is False
+        assert worktree_of(tmp_path / name, project) is False, name
+    assert worktree_of(worktree / "below", project) is False
+    assert worktree_of(worktree, tmp_path / "plain") is False
 
 
 def test_what_is_not_on_this_machine_is_unknown(project: Path, worktree: Path) -> None:
     nowhere = Path("/nowhere/at/all")
 
-    assert told(nowhere, project) is None
-    assert told(worktree, nowhere) is None
+    assert worktree_of(nowhere, project) is None
+    assert worktree_of(worktree, nowhere) is None
 
 
-async def test_what_would_be_lost_is_told(project: Path, worktree: Path) -> None:
+async def test_what_would_be_lost_is_worktree_of(project: Path, worktree: Path) -> None:
     assert await unsaved(str(worktree)) is None
 
     (worktree / "new.txt").write_text("new\n")
