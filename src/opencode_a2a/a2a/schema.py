@@ -19,21 +19,20 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    GetPydanticSchema,
     StrictBool,
     ValidationError,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import SkipJsonSchema
-from pydantic_core import ErrorDetails, PydanticCustomError, core_schema
 
 from opencode_a2a.a2a.versions import Dialect
-from opencode_a2a.errors import MAX_VIOLATIONS, InvalidParamsError, Violation
+from opencode_a2a.errors import InvalidParamsError
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.messages import Kind, Message, Part
 from opencode_a2a.tasks.commands import Query
 from opencode_a2a.tasks.state import State
+from opencode_a2a.validation import FREE, FREE_OBJECT, listed, violations, wrong
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ID_LIMIT = 256
@@ -124,40 +123,8 @@ def _check(model: type[_M], params: JsonObject) -> _M:
         return model.model_validate(params)
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)
-    violations = tuple(map(_violation, details[:MAX_VIOLATIONS]))
-    text = "; ".join(f"{v.field} {v.description}" for v in violations[:3])
-    more = f"; and {len(details) - 3} more" if len(details) > 3 else ""
-    raise InvalidParamsError(f"Invalid parameters: {text}{more}", violations=violations)
-
-
-def _violation(item: ErrorDetails) -> Violation:
-    path = ""
-    for step in item["loc"]:
-        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
-    inner = item.get("ctx", {}).get("inner")
-    field = f"{path}.{inner}" if path and inner else path or inner or "params"
-    return Violation(field, _WORDS.get(item["type"], item["msg"]))
-
-
-_WORDS = {
-    "missing": "is required",
-    "string_type": "must be a string",
-    "bool_type": "must be true or false",
-    "int_type": "must be an integer",
-    "int_parsing": "must be an integer",
-    "int_from_float": "must be an integer",
-    "dict_type": "must be an object",
-    "model_type": "must be an object",
-    "list_type": "must be an array",
-    "too_short": "must not be empty",
-    "too_long": f"must not have more than {_MAX_PARTS} entries",
-}
-
-
-def _wrong(description: str, inner: str | None = None) -> PydanticCustomError:
-    """Describe what is wrong with a field, or with the named field inside of it."""
-    text = description.replace("{", "(").replace("}", ")")  # braces are placeholders there
-    return PydanticCustomError("wrong", text, {"inner": inner} if inner else None)  # pyright: ignore[reportArgumentType]  # a literal is wanted, any text works
+    found = violations(details)
+    raise InvalidParamsError(f"Invalid parameters: {listed(found, len(details))}", violations=found)
 
 
 # --- values -----------------------------------------------------------------------------------
@@ -165,18 +132,18 @@ def _wrong(description: str, inner: str | None = None) -> PydanticCustomError:
 
 def _identifier(value: str) -> str:
     if not value.strip():
-        raise _wrong("must not be empty")
+        raise wrong("must not be empty")
     if len(value) > _ID_LIMIT:
-        raise _wrong(f"must not be longer than {_ID_LIMIT} characters")
+        raise wrong(f"must not be longer than {_ID_LIMIT} characters")
     if not value.isprintable():
-        raise _wrong("must not hold control characters")
+        raise wrong("must not hold control characters")
     return value
 
 
 def _within(lowest: int, highest: int) -> AfterValidator:
     def check(value: int | None) -> int | None:
         if value is not None and not lowest <= value <= highest:
-            raise _wrong(f"must be from {lowest} to {highest}")
+            raise wrong(f"must be from {lowest} to {highest}")
         return value
 
     return AfterValidator(check)
@@ -191,7 +158,7 @@ def _standard_base64(value: str | None) -> str | None:
     try:
         base64.b64decode(text, validate=True)
     except ValueError:
-        raise _wrong("is not base64") from None
+        raise wrong("is not base64") from None
     return text
 
 
@@ -203,7 +170,7 @@ def _milliseconds(value: object) -> int | None:
     except ValueError:
         moment = None
     if moment is None or moment.tzinfo is None:
-        raise _wrong("must be a time with a time zone, such as 2026-11-15T09:00:00.000Z")
+        raise wrong("must be a time with a time zone, such as 2026-11-15T09:00:00.000Z")
     return -((_EPOCH - moment) // timedelta(milliseconds=1))
 
 
@@ -214,10 +181,10 @@ def _role(spelling: Literal["ROLE_USER", "user"]) -> BeforeValidator:
         if value == spelling or (value == 1 and spelling == "ROLE_USER" and value is not True):
             return spelling
         if value == agent:
-            raise _wrong(f"must be {spelling}: a caller cannot speak for the agent")
+            raise wrong(f"must be {spelling}: a caller cannot speak for the agent")
         if value == other:
-            raise _wrong(f"must be {spelling}: {other} is the spelling of another line or binding")
-        raise _wrong(f"must be {spelling}")
+            raise wrong(f"must be {spelling}: {other} is the spelling of another line or binding")
+        raise wrong(f"must be {spelling}")
 
     return BeforeValidator(check)
 
@@ -228,7 +195,7 @@ def _state(names: dict[str, State]) -> BeforeValidator:
             return None
         if isinstance(value, str) and value in names:
             return names[value]
-        raise _wrong(f"must be one of {', '.join(names)}")
+        raise wrong(f"must be one of {', '.join(names)}")
 
     return BeforeValidator(check)
 
@@ -237,19 +204,13 @@ def _foreign(hint: str) -> BeforeValidator:
     """Make a field that must not be there, since it belongs to another line or binding."""
 
     def refuse(_: object) -> None:
-        raise _wrong(hint)
+        raise wrong(hint)
 
     return BeforeValidator(refuse)
 
 
-def _kept(schema: core_schema.CoreSchema) -> GetPydanticSchema:
-    return GetPydanticSchema(lambda _source, _handler: schema)
-
-
-_Any = Annotated[Json, _kept(core_schema.any_schema())]
-_Object = Annotated[
-    JsonObject, _kept(core_schema.dict_schema(core_schema.str_schema(), core_schema.any_schema()))
-]
+_Any = Annotated[Json, FREE]
+_Object = Annotated[JsonObject, FREE_OBJECT]
 _Texts = Annotated[list[str], Field(fail_fast=True)]
 _Id = Annotated[str, AfterValidator(_identifier)]
 _OptionalId = Annotated[str | None, AfterValidator(lambda v: _identifier(v) if v else None)]
@@ -351,7 +312,7 @@ class _Part(_Wire):
         given = self._given()
         if len(given) != 1:
             told = f", not {' and '.join(given)}" if given else ""
-            raise _wrong(f"must have exactly one of text, raw, url and data{told}")
+            raise wrong(f"must have exactly one of text, raw, url and data{told}")
         return self
 
     def _given(self) -> list[Kind]:
@@ -399,7 +360,7 @@ class _File03(_Wire):
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
         if (self.bytes is None) == (self.uri is None):
-            raise _wrong("must have exactly one of bytes and uri")
+            raise wrong("must have exactly one of bytes and uri")
         return self
 
 
@@ -416,7 +377,7 @@ class _Part03(_Wire):
     @model_validator(mode="after")
     def _fits_kind(self) -> Self:
         if self.__dict__[self.kind] is None:
-            raise _wrong(f"is required in a part of kind {self.kind}", self.kind)
+            raise wrong(f"is required in a part of kind {self.kind}", self.kind)
         return self
 
     def neutral(self) -> Part:
@@ -459,7 +420,7 @@ class _FileProto(_Wire):
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
         if (self.file_with_bytes is None) == (self.file_with_uri is None):
-            raise _wrong("must have exactly one of fileWithBytes and fileWithUri")
+            raise wrong("must have exactly one of fileWithBytes and fileWithUri")
         return self
 
 
@@ -478,7 +439,7 @@ class _PartProto(_Wire):
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
         if [self.text, self.file, self.data].count(None) != 2:
-            raise _wrong("must have exactly one of text, file and data")
+            raise wrong("must have exactly one of text, file and data")
         return self
 
     def neutral(self) -> Part:

@@ -26,7 +26,7 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import Interrupted, Json, JsonObject, Resumed
 from opencode_a2a.extensions.calls import Call
-from opencode_a2a.extensions.payloads import FREE_OBJECT, Done, Id, Payload, Routed, Text, invalid
+from opencode_a2a.extensions.payloads import Done, Id, Payload, Routed, Text, invalid
 from opencode_a2a.extensions.registry import Access, Extension, aliases
 from opencode_a2a.ids import ContextId
 from opencode_a2a.opencode.client import Location, well_formed
@@ -42,6 +42,7 @@ from opencode_a2a.turns.answers import (
 )
 from opencode_a2a.turns.interrupts import Owner
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
+from opencode_a2a.validation import FREE_OBJECT
 
 Kind = Literal["permission", "question"]
 

@@ -4,7 +4,7 @@ Every method's params and result are a ``Payload``. Reading is strict, and one e
 field that is wrong. Knows nothing of the methods themselves.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Self, TypeVar
 
 import orjson
@@ -14,16 +14,14 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    GetPydanticSchema,
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError, core_schema
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from opencode_a2a.errors import (
-    MAX_VIOLATIONS,
     InvalidFieldError,
     InvalidParamsError,
     MissingFieldError,
@@ -34,6 +32,7 @@ from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import MessageId
 from opencode_a2a.opencode.client import well_formed
 from opencode_a2a.opencode.types import wire_name
+from opencode_a2a.validation import FREE_OBJECT, listed, violations, wrong
 
 P = TypeVar("P", bound="Payload")
 E = TypeVar("E", bound=InvalidParamsError)
@@ -70,20 +69,7 @@ class Body(Payload):
         return self.model_dump(by_alias=True, exclude_none=True)
 
 
-# Free-form JSON is taken and given as it is.
-FREE = GetPydanticSchema(lambda _type, _next: core_schema.any_schema())
-FREE_OBJECT = GetPydanticSchema(
-    lambda _type, _next: core_schema.dict_schema(core_schema.str_schema())
-)
-
-
 # --- values -----------------------------------------------------------------------------------
-
-
-def wrong(description: str) -> PydanticCustomError:
-    """Describe what is wrong with a value."""
-    text = description.replace("{", "(").replace("}", ")")  # braces are placeholders there
-    return PydanticCustomError("wrong", text)  # pyright: ignore[reportArgumentType]  # a literal is wanted, any text works
 
 
 def _number(value: object) -> object:
@@ -210,13 +196,11 @@ class Listing(Placed):
             outside = {name: value for name, value in sent.items() if name != "query"}
             for name, value in query.items():
                 if name in outside and outside[name] != value:
-                    raise PydanticCustomError(
-                        "ambiguous", "is ambiguous: params and query differ", {"inner": name}
-                    )
+                    raise wrong("is ambiguous: params and query differ", name)
             sent = {**query, **outside}
         if foreign := [name for name in cls.foreign if name in sent]:
             raise PydanticCustomError(
-                "pagination_mode", "is not how this list is paged", {"unsupported": foreign}
+                "pagination_mode", "is not how this list is paged", {"inner": foreign}
             )
         return sent
 
@@ -264,69 +248,23 @@ def invalid(field: str, description: str) -> InvalidFieldError:
     return refusal(InvalidFieldError, (Violation(field, description),), field=field)
 
 
-def refusal(kind: type[E], violations: tuple[Violation, ...], **data: Json) -> E:
-    text = "; ".join(f"{v.field} {v.description}" for v in violations[:3])
-    return kind(text, violations=violations, **data)
+def refusal(kind: type[E], found: tuple[Violation, ...], **data: Json) -> E:
+    return kind(listed(found), violations=found, **data)
 
 
 def _explain(model: type[Payload], details: Sequence[ErrorDetails]) -> InvalidParamsError:
-    violations = tuple(_violations(details[:MAX_VIOLATIONS]))
+    found = violations(details, _TAGS)
     kinds = {detail["type"] for detail in details}
-    fields: list[Json] = [*sorted({v.field for v in violations})]
+    fields: list[Json] = [*sorted({v.field for v in found})]
     if kinds == {"pagination_mode"}:
-        used: list[Json] = [*(v.field for v in violations)]
+        used: list[Json] = [*(v.field for v in found)]
         known: list[Json] = [name for name in ("limit", "before") if name in model.model_fields]
-        return refusal(
-            PaginationModeError, violations, supported=known, unsupported=used, fields=fields
-        )
+        return refusal(PaginationModeError, found, supported=known, unsupported=used, fields=fields)
     kind = MissingFieldError if kinds == {"missing"} else InvalidFieldError
     bounds = (detail.get("ctx", {}).get("le") for detail in details)
     most = next((bound for bound in bounds if bound is not None), None)
-    return refusal(kind, violations, field=violations[0].field, fields=fields, max=most)
+    return refusal(kind, found, field=found[0].field, fields=fields, max=most)
 
 
-def _violations(details: Sequence[ErrorDetails]) -> Iterator[Violation]:
-    for detail in details:
-        context = detail.get("ctx", {})
-        path = _path(detail["loc"])
-        if detail["type"].startswith("union_tag"):
-            yield Violation(f"{path}.type", "must be text, file, agent or subtask")
-            continue
-        words = _WORDS.get(detail["type"], detail["msg"].replace("{", "(")).format_map(context)
-        names: Sequence[str] = context.get("unsupported") or [context.get("inner", "")]
-        for name in names:
-            field = ".".join(step for step in (path, name) if step)
-            yield Violation(field or "params", words)
-
-
-_WORDS = {
-    "missing": "is required",
-    "extra_forbidden": "is not known here",
-    "string_type": "must be a string",
-    "bool_type": "must be true or false",
-    "int_type": "must be an integer",
-    "dict_type": "must be an object",
-    "model_type": "must be an object",
-    "model_attributes_type": "must be an object",
-    "list_type": "must be an array",
-    "too_short": "must not be empty",
-    "string_too_short": "must not be empty",
-    "string_too_long": "must not be longer than {max_length} characters",
-    "too_long": "must not have more than {max_length} entries",
-    "less_than_equal": "must be at most {le}",
-    "greater_than_equal": "must be at least {ge}",
-    "literal_error": "must be {expected}",
-}
 _TAGS = frozenset({"text", "file", "agent", "subtask"})
-
-
-def _path(loc: tuple[int | str, ...]) -> str:
-    """Spell where something is; the tag of a union is no step."""
-    path, before = "", None
-    for step in loc:
-        if isinstance(step, int):
-            path += f"[{step}]"
-        elif not (isinstance(before, int) and step in _TAGS):
-            path += f".{step}" if path else step
-        before = step
-    return path
+"""The kinds of parts of a prompt."""

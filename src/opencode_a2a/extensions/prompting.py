@@ -13,7 +13,6 @@ from pydantic import Field, model_validator
 from opencode_a2a.errors import MAX_VIOLATIONS, InvalidFieldError, Violation
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions.payloads import (
-    FREE_OBJECT,
     Body,
     Id,
     LongText,
@@ -23,13 +22,13 @@ from opencode_a2a.extensions.payloads import (
     invalid,
     refusal,
     shaped,
-    wrong,
 )
 from opencode_a2a.ids import SessionId, scoped_id
 from opencode_a2a.media import UnfitError, fit_file, read_data_url
 from opencode_a2a.opencode import types as upstream
 from opencode_a2a.peers.network import Fetch, Fetched, FetchResult, TooManyFilesError
 from opencode_a2a.turns.turn import PromptDefaults
+from opencode_a2a.validation import FREE_OBJECT, wrong
 
 MAX_PARTS = 256
 

@@ -17,7 +17,6 @@ from opencode_a2a.events import Json
 from opencode_a2a.extensions.calls import Call
 from opencode_a2a.extensions.payloads import (
     DEFAULT_LIMIT,
-    FREE_OBJECT,
     MAX_LIMIT,
     Body,
     Flag,
@@ -32,7 +31,6 @@ from opencode_a2a.extensions.payloads import (
     Text,
     invalid,
     shaped,
-    wrong,
 )
 from opencode_a2a.extensions.prompting import CommandRequest, Model, PromptRequest, ShellRequest
 from opencode_a2a.extensions.registry import Access, Condition, Extension, Rules, aliases
@@ -40,6 +38,7 @@ from opencode_a2a.ids import MessageId, SessionId, scoped_id
 from opencode_a2a.messages import ModelChoice
 from opencode_a2a.opencode import types as upstream
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
+from opencode_a2a.validation import FREE_OBJECT, wrong
 
 SCAN_LIMIT = 3200
 """How many sessions are looked through for one page of a caller's own."""

@@ -16,7 +16,6 @@ from opencode_a2a.events import Json
 from opencode_a2a.extensions.calls import Call
 from opencode_a2a.extensions.payloads import (
     DEFAULT_LIMIT,
-    FREE,
     Body,
     Done,
     Id,
@@ -33,6 +32,7 @@ from opencode_a2a.extensions.sessions import DiffItem
 from opencode_a2a.opencode import types as upstream
 from opencode_a2a.opencode.client import well_formed
 from opencode_a2a.turns.workspace import is_worktree, unsaved
+from opencode_a2a.validation import FREE
 
 MAX_CONTENT = 1024 * 1024
 """Characters of a file that are told."""
