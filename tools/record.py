@@ -24,7 +24,7 @@ import orjson
 
 from opencode_a2a.errors import UpstreamError
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.ids import RequestId, SessionId
+from opencode_a2a.ids import ModelRef, RequestId, SessionId
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.feed import Frames
 from opencode_a2a.opencode.launch import Launch
@@ -33,7 +33,6 @@ from opencode_a2a.opencode.types import (
     CommandCall,
     FileInput,
     InputPart,
-    ModelRef,
     OutputFormat,
     PermissionRule,
     Prompt,
@@ -317,9 +316,8 @@ async def summarized(stage: Stage) -> None:
     await stage.prompt({"say": "something to sum up"})
     await stage.idle()
     await stage.begin_here()
-    await stage.opencode.summarize_session(
-        stage.session.id, provider_id=PROVIDER, model_id=MODEL, at=stage.at
-    )
+    model = ModelRef(PROVIDER, MODEL)
+    await stage.opencode.summarize_session(stage.session.id, model, at=stage.at)
 
 
 async def commanded(stage: Stage) -> None:

@@ -35,7 +35,7 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import JsonObject
 from opencode_a2a.extensions import Deps, Dispatcher, dispatcher
-from opencode_a2a.messages import ModelChoice
+from opencode_a2a.ids import ModelRef
 from opencode_a2a.opencode import versions
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.feed import Feed
@@ -541,7 +541,7 @@ def _turns(settings: Settings, database: Database, opencode: OpenCode, feed: Fee
     own, interrupts = settings.opencode, settings.interrupts
     model = None
     if own.provider_id is not None and own.model_id is not None:
-        model = ModelChoice(own.provider_id, own.model_id)
+        model = ModelRef(own.provider_id, own.model_id)
     policy = Policy(
         seconds=interrupts.interrupt_request_ttl_seconds,
         tombstone_seconds=interrupts.interrupt_request_tombstone_ttl_seconds,

@@ -1,7 +1,7 @@
 """Names for the kinds of identifiers, so that one is never passed for another.
 
-Used by every layer; knows nothing of any wire format except the shape of OpenCode's ids,
-which sort by time.
+Used by every layer. Of the wire formats only OpenCode's ids are known here: their shape, which
+sorts by time, and how a model is named.
 """
 
 import hashlib
@@ -9,7 +9,10 @@ import os
 import threading
 import time
 import uuid
-from typing import NewType
+from typing import Annotated, NewType
+
+from pydantic import AliasChoices, ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 SessionId = NewType("SessionId", str)
 """An OpenCode session: ``ses_…``."""
@@ -21,6 +24,24 @@ TaskId = NewType("TaskId", str)
 ContextId = NewType("ContextId", str)
 Principal = NewType("Principal", str)
 """Who a credential belongs to; everything stored has one as its owner."""
+
+
+@dataclass(frozen=True, slots=True, config=ConfigDict(populate_by_name=True))
+class ModelRef:
+    """Which model. OpenCode's prompts and messages say ``modelID``, its sessions ``id``."""
+
+    provider_id: Annotated[str, Field(alias="providerID")]
+    model_id: Annotated[
+        str,
+        Field(validation_alias=AliasChoices("modelID", "id"), serialization_alias="modelID"),
+    ]
+
+    @classmethod
+    def parse(cls, text: str | None) -> "ModelRef | None":
+        """Read ``provider/model``, as OpenCode's configuration has it."""
+        provider, _, model = (text or "").partition("/")
+        return cls(provider, model) if provider and model else None
+
 
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _STOCK_BYTES = 8192

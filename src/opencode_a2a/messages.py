@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.ids import ModelRef
 
 Kind = Literal["text", "raw", "url", "data"]
 
@@ -66,19 +67,13 @@ class PromptPart:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelChoice:
-    provider_id: str
-    model_id: str
-
-
-@dataclass(frozen=True, slots=True)
 class Routing:
     """Where a turn is to run, as far as the caller says."""
 
     session_id: str | None = None
     directory: str | None = None
     workspace_id: str | None = None
-    model: ModelChoice | None = None
+    model: ModelRef | None = None
     hops: int = 0
     """How many agents the request went through before it came here."""
 

@@ -25,12 +25,11 @@ from opencode_a2a.errors import (
     UpstreamTimeoutError,
     UpstreamUnreachableError,
 )
-from opencode_a2a.ids import MessageId, RequestId, SessionId
+from opencode_a2a.ids import MessageId, ModelRef, RequestId, SessionId
 from opencode_a2a.opencode.client import Location, OpenCode, well_formed
-from opencode_a2a.opencode.refusals import mask_paths
+from opencode_a2a.opencode.outcome import mask_paths
 from opencode_a2a.opencode.types import (
     CommandCall,
-    ModelRef,
     OutputFormat,
     Prompt,
     SessionDraft,
@@ -162,7 +161,7 @@ CALLS: dict[str, tuple[str, str, Call]] = {
     "summarize": (
         "ses",
         "POST /session/{}/summarize",
-        lambda c, i: c.summarize_session(SessionId(i), provider_id="p", model_id="m"),
+        lambda c, i: c.summarize_session(SessionId(i), ModelRef("p", "m")),
     ),
     "revert": ("ses", "POST /session/{}/revert", lambda c, i: c.revert_session(SessionId(i), MSG)),
     "unrevert": ("ses", "POST /session/{}/unrevert", lambda c, i: c.unrevert_session(SessionId(i))),

@@ -11,7 +11,8 @@ from opencode_a2a.errors import (
     UnsupportedOperationError,
 )
 from opencode_a2a.events import JsonObject
-from opencode_a2a.messages import Message, ModelChoice, Part, PromptPart, Routing
+from opencode_a2a.ids import ModelRef
+from opencode_a2a.messages import Message, Part, PromptPart, Routing
 from opencode_a2a.peers.network import EgressError, Fetched, FetchResult
 from opencode_a2a.server.content import read_output_modes, read_prompt, read_routing
 
@@ -131,7 +132,7 @@ def test_routing_is_looked_up_in_the_params_first_and_then_in_the_message() -> N
         "mine": 5,
     }
 
-    assert read_routing(params, message) == Routing("ses_1", "a", "w", ModelChoice("p", "m"))
+    assert read_routing(params, message) == Routing("ses_1", "a", "w", ModelRef("p", "m"))
     assert read_routing(None, None) == Routing()
 
 

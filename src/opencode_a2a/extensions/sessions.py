@@ -34,8 +34,7 @@ from opencode_a2a.extensions.payloads import (
 )
 from opencode_a2a.extensions.prompting import CommandRequest, Model, PromptRequest, ShellRequest
 from opencode_a2a.extensions.registry import Access, Condition, Extension, Rules, aliases
-from opencode_a2a.ids import MessageId, SessionId, scoped_id
-from opencode_a2a.messages import ModelChoice
+from opencode_a2a.ids import MessageId, ModelRef, SessionId, scoped_id
 from opencode_a2a.opencode import types as upstream
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 from opencode_a2a.validation import FREE_OBJECT, wrong
@@ -458,9 +457,7 @@ async def _create(
         title=request.title,
         parent_id=parent_id,
         agent=request.agent,
-        model=upstream.SessionModel(id=model.model_id, provider_id=model.provider_id)
-        if model
-        else None,
+        model=ModelRef(model.provider_id, model.model_id) if model else None,
     )
     session = await call.opencode.create_session(draft, at=call.at)
     await call.deps.sessions.own(call.principal, session)
@@ -557,30 +554,23 @@ async def summarize(call: Call, params: SummarizeParams) -> SessionDone:
     request = params.request
     async with call.working(params.session_id) as session:
         if request.provider_id and request.model_id:
-            model = ModelChoice(request.provider_id, request.model_id)
+            model = ModelRef(request.provider_id, request.model_id)
         else:
             model = await _model(call, session)
-        await call.opencode.summarize_session(
-            session.id,
-            provider_id=model.provider_id,
-            model_id=model.model_id,
-            auto=request.auto,
-            at=call.at,
-        )
+        await call.opencode.summarize_session(session.id, model, auto=request.auto, at=call.at)
     return SessionDone(session_id=session.id)
 
 
-async def _model(call: Call, session: upstream.Session) -> ModelChoice:
+async def _model(call: Call, session: upstream.Session) -> ModelRef:
     """Return the model that the next turn of a session would use."""
     if session.model is not None:
-        return ModelChoice(session.model.provider_id, session.model.id)
+        return session.model
     if call.deps.defaults.model is not None:
         return call.deps.defaults.model
-    provider, _, model = ((await call.opencode.config(at=call.at)).model or "").partition("/")
-    if provider and model:
-        return ModelChoice(provider, model)
+    if configured := ModelRef.parse((await call.opencode.config(at=call.at)).model):
+        return configured
     for provider, model in (await call.opencode.connected_providers(at=call.at)).default.items():
-        return ModelChoice(provider, model)
+        return ModelRef(provider, model)
     raise invalid("request.providerID", "is needed: OpenCode has no default model")
 
 

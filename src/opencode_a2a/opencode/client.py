@@ -2,14 +2,14 @@
 
 ``turns`` and ``extensions`` call it, ``opencode.feed`` reads the event stream through it.
 An id goes into a path only if it has the shape of one, so that no id can reach another
-endpoint. What comes back is checked: status, content type, size, shape. Errors are those of
-``opencode_a2a.errors`` and never carry a driver's text. Nothing here knows turns or A2A.
+endpoint. Answers are checked: status, content type, size, shape. Errors are those of
+``opencode_a2a.errors`` and never quote a driver. Nothing here knows turns or A2A.
 """
 
 import asyncio
 import base64
 import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -17,21 +17,24 @@ from typing import Final, Literal, Self, TypeVar
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import orjson
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from opencode_a2a.errors import (
+    SessionBusyError,
     SessionNotFoundError,
     UpstreamBackpressureError,
+    UpstreamError,
+    UpstreamHttpError,
     UpstreamNotFoundError,
     UpstreamPayloadError,
     UpstreamTimeoutError,
     UpstreamUnreachableError,
 )
-from opencode_a2a.events import Json
-from opencode_a2a.ids import MessageId, RequestId, SessionId
+from opencode_a2a.events import JsonObject
+from opencode_a2a.ids import MessageId, ModelRef, RequestId, SessionId
 from opencode_a2a.jsonguard import whole_characters
 from opencode_a2a.opencode.exchange import Exchange, ExchangeError, Reply, TooLargeError
-from opencode_a2a.opencode.refusals import refusal
+from opencode_a2a.opencode.outcome import mask_paths
 from opencode_a2a.opencode.types import (
     Agent,
     Command,
@@ -68,17 +71,17 @@ from opencode_a2a.tracing import trace_headers
 
 T = TypeVar("T")
 Query = Mapping[str, str | int | bool | None]
-PermissionReply = Literal["once", "always", "reject"]
 
 MAX_RESPONSE_BYTES: Final = 64 * 1024 * 1024
+MAX_DETAIL_CHARS: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
     """Which of OpenCode's instances a call means: a workspace by id, else a directory.
 
-    Neither is the directory that OpenCode was started in. Calls about one session run in
-    that session's own directory whatever is said here.
+    Without either it is the directory that OpenCode was started in. Calls about one session
+    always run in that session's own directory.
     """
 
     directory: str | None = None
@@ -104,9 +107,9 @@ class _Request:
     query: Query | None = None
     body: bytes | None = None
     endless: bool = False
-    """A turn: it ends when it ends."""
+    """Runs a turn, which takes as long as it takes: no timeout."""
     urgent: bool = False
-    """It ends or unblocks a turn; refusing it under load would keep the load up."""
+    """Ends or unblocks a turn. Refusing it under load would keep the load up."""
 
     @property
     def name(self) -> str:
@@ -130,7 +133,7 @@ def _read(kind: type[T], path: str):
     """Make the method for an endpoint that takes nothing but a location."""
 
     async def read(self: "OpenCode", *, at: Location = HERE) -> T:
-        return await self.call(kind, _Request("GET", path, at))
+        return await self.call(kind, "GET", path, at)
 
     return read
 
@@ -139,14 +142,13 @@ def _on_session(kind: type[T], method: str, rest: str = "", *, urgent: bool = Fa
     """Make the method for an endpoint that takes nothing but a session."""
 
     async def call(self: "OpenCode", session_id: SessionId, *, at: Location = HERE) -> T:
-        path = _session(session_id, rest)
-        return await self.call(kind, _Request(method, path, at, urgent=urgent))
+        return await self.call(kind, method, _session(session_id, rest), at, urgent=urgent)
 
     return call
 
 
 class OpenCode:
-    """A connection to one OpenCode server; open it with ``async with``."""
+    """The client of one OpenCode server; open it with ``async with``."""
 
     def __init__(
         self,
@@ -170,13 +172,13 @@ class OpenCode:
         if password is not None:
             token = base64.b64encode(f"{username}:{password}".encode()).decode()
             headers["authorization"] = f"Basic {token}"
-        self._calls = Exchange(self.base_url, headers, max_response_bytes)
+        self._exchange = Exchange(self.base_url, headers, max_response_bytes)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
-        self._calls.close()
+        self._exchange.close()
 
     # Sessions
 
@@ -187,9 +189,9 @@ class OpenCode:
     unshare_session = _on_session(Session, "DELETE", "/share")
     unrevert_session = _on_session(Session, "POST", "/unrevert")
     delete_session = _on_session(bool, "DELETE")
-    """Delete a session and its children. A running turn goes on: abort it first."""
+    """Delete a session and its children. This does not stop a running turn: abort it first."""
     abort_session = _on_session(bool, "POST", "/abort", urgent=True)
-    """Stop the session's turn; returns after it. Idle and unknown sessions do not object."""
+    """Stop the session's turn; returns when it has ended. Does nothing to an idle session."""
     session_status = _read(dict[SessionId, SessionStatus], "/session/status")
     """Return the sessions of this location that are not idle."""
 
@@ -202,45 +204,48 @@ class OpenCode:
         search: str | None = None,
         start: int | None = None,
     ) -> list[Session]:
-        """List sessions, newest first; OpenCode's own limit is 100. It knows no cursor here."""
+        """List sessions, newest first. OpenCode returns at most 100 by itself, without a cursor."""
         query: Query = {"limit": limit, "roots": roots, "search": search, "start": start}
-        return await self._get(list[Session], "/session", at, query)
+        return await self.call(list[Session], "GET", "/session", at, query=query)
 
     async def create_session(self, draft: SessionDraft, *, at: Location = HERE) -> Session:
-        return await self._post(Session, "/session", at, _wire(draft))
+        return await self.call(Session, "POST", "/session", at, body=draft)
 
     async def update_session(
         self, session_id: SessionId, changes: SessionChanges, *, at: Location = HERE
     ) -> Session:
-        request = _Request("PATCH", _session(session_id), at, body=_wire(changes))
-        return await self.call(Session, request)
+        return await self.call(Session, "PATCH", _session(session_id), at, body=changes)
 
     async def session_diff(
         self, session_id: SessionId, message_id: MessageId | None = None, *, at: Location = HERE
     ) -> list[FileDiff]:
         """List the files that the answer to one *user* message changed; without it, none."""
-        query: Query = {"messageID": message_id}
-        return await self._get(list[FileDiff], _session(session_id, "/diff"), at, query)
+        path, query = _session(session_id, "/diff"), {"messageID": message_id}
+        return await self.call(list[FileDiff], "GET", path, at, query=query)
 
     async def fork_session(
         self, session_id: SessionId, message_id: MessageId | None = None, *, at: Location = HERE
     ) -> Session:
         """Copy the messages before ``message_id`` into a new session, without its permissions."""
-        body = _json(messageID=message_id)
-        return await self._post(Session, _session(session_id, "/fork"), at, body)
+        body: JsonObject = {"messageID": message_id}
+        return await self.call(Session, "POST", _session(session_id, "/fork"), at, body=body)
 
     async def summarize_session(
         self,
         session_id: SessionId,
+        model: ModelRef,
         *,
-        provider_id: str,
-        model_id: str,
         auto: bool | None = None,
         at: Location = HERE,
     ) -> None:
         """Replace a session's history by a summary; returns when the model has written it."""
-        body = _json(providerID=provider_id, modelID=model_id, auto=auto)
-        await self._post(bool, _session(session_id, "/summarize"), at, body, endless=True)
+        body: JsonObject = {
+            "providerID": model.provider_id,
+            "modelID": model.model_id,
+            "auto": auto,
+        }
+        path = _session(session_id, "/summarize")
+        await self.call(bool, "POST", path, at, body=body, endless=True)
 
     async def revert_session(
         self,
@@ -250,9 +255,9 @@ class OpenCode:
         *,
         at: Location = HERE,
     ) -> Session:
-        """Take back a message, and the files with it; busy sessions refuse."""
-        body = _json(messageID=message_id, partID=part_id)
-        return await self._post(Session, _session(session_id, "/revert"), at, body)
+        """Take back a message and its changes to files. A busy session refuses."""
+        body: JsonObject = {"messageID": message_id, "partID": part_id}
+        return await self.call(Session, "POST", _session(session_id, "/revert"), at, body=body)
 
     # Messages
 
@@ -265,9 +270,9 @@ class OpenCode:
         at: Location = HERE,
     ) -> MessagePage:
         """Return the newest ``limit`` messages, or all; ``before`` is an earlier page's cursor."""
-        path = _session(session_id, "/message")
-        request = _Request("GET", path, at, {"limit": limit, "before": before})
-        reply = await self._exchange(request)
+        query: Query = {"limit": limit, "before": before}
+        request = _Request("GET", _session(session_id, "/message"), at, query)
+        reply = await self._send(request)
         items = _decode(list[MessageWithParts], request, reply)
         return MessagePage(items, reply.headers.get("x-next-cursor"))
 
@@ -275,32 +280,36 @@ class OpenCode:
         self, session_id: SessionId, message_id: MessageId, *, at: Location = HERE
     ) -> MessageWithParts:
         path = _session(session_id, "/message/") + _checked("msg", message_id)
-        return await self._get(MessageWithParts, path, at)
+        return await self.call(MessageWithParts, "GET", path, at)
 
     def prompt(
         self, session_id: SessionId, prompt: Prompt, *, at: Location = HERE
     ) -> Coroutine[None, None, MessageWithParts]:
         """Run a turn and return its last message. An error may be inside: ``info.error``."""
-        return self._run(_session(session_id, "/message"), at, prompt)
+        # Not `async`: that would keep the prompt with all its files while the turn runs.
+        path = _session(session_id, "/message")
+        return self.call(MessageWithParts, "POST", path, at, body=prompt, endless=True)
 
     async def prompt_async(
         self, session_id: SessionId, prompt: Prompt, *, at: Location = HERE
     ) -> None:
-        """Start a turn; whatever becomes of it is told by events alone."""
+        """Start a turn; only events say what becomes of it."""
         path = _session(session_id, "/prompt_async")
-        request = _Request("POST", path, at, body=_wire(prompt))
-        if (await self._exchange(request)).body:
+        request = _Request("POST", path, at, body=_encoded(prompt))
+        if (await self._send(request)).body:
             raise UpstreamPayloadError(detail=f"{request.name}: expected no content")
 
     async def run_command(
         self, session_id: SessionId, command: CommandCall, *, at: Location = HERE
     ) -> MessageWithParts:
-        return await self._run(_session(session_id, "/command"), at, command)
+        path = _session(session_id, "/command")
+        return await self.call(MessageWithParts, "POST", path, at, body=command, endless=True)
 
     async def run_shell(
         self, session_id: SessionId, command: ShellCall, *, at: Location = HERE
     ) -> MessageWithParts:
-        return await self._run(_session(session_id, "/shell"), at, command)
+        path = _session(session_id, "/shell")
+        return await self.call(MessageWithParts, "POST", path, at, body=command, endless=True)
 
     # Interrupts; the location has to be the one that asked
 
@@ -310,37 +319,38 @@ class OpenCode:
     async def reply_permission(
         self,
         request_id: RequestId,
-        reply: PermissionReply,
+        reply: Literal["once", "always", "reject"],
         message: str | None = None,
         *,
         at: Location = HERE,
     ) -> None:
         path = f"/permission/{_checked('per', request_id)}/reply"
-        await self._post(bool, path, at, _json(reply=reply, message=message), urgent=True)
+        body: JsonObject = {"reply": reply, "message": message}
+        await self.call(bool, "POST", path, at, body=body, urgent=True)
 
     async def reply_question(
         self, request_id: RequestId, answers: Sequence[Sequence[str]], *, at: Location = HERE
     ) -> None:
         """Answer the questions of one request, a list of labels or free texts for each."""
         path = f"/question/{_checked('que', request_id)}/reply"
-        body = _json(answers=[list(answer) for answer in answers])
-        await self._post(bool, path, at, body, urgent=True)
+        body: JsonObject = {"answers": [list(answer) for answer in answers]}
+        await self.call(bool, "POST", path, at, body=body, urgent=True)
 
     async def reject_question(self, request_id: RequestId, *, at: Location = HERE) -> None:
         path = f"/question/{_checked('que', request_id)}/reject"
-        await self._post(bool, path, at, urgent=True)
+        await self.call(bool, "POST", path, at, urgent=True)
 
     # Catalogues
 
     agents = _read(list[Agent], "/agent")
     commands = _read(list[Command], "/command")
     config = _read(Config, "/config")
-    """Return what may be known of the configuration; an invalid one is an HTTP error."""
+    """Return the configuration without its secrets; an invalid one is an HTTP error."""
     connected_providers = _read(ConnectedProviders, "/config/providers")
 
     async def provider_catalogue(self, *, at: Location = HERE) -> ProviderCatalogue:
         request = _Request("GET", "/provider", at)
-        reply = await self._exchange(request)
+        reply = await self._send(request)
         # A quarter of a second of work that would otherwise stop every stream for that long.
         return await asyncio.to_thread(_decode, ProviderCatalogue, request, reply)
 
@@ -356,25 +366,25 @@ class OpenCode:
         self, name: str | None = None, start_command: str | None = None, *, at: Location = HERE
     ) -> Worktree:
         """Make a worktree; its files come later, with the event ``worktree.ready``."""
-        body = _json(name=name, startCommand=start_command)
-        return await self._post(Worktree, "/experimental/worktree", at, body)
+        body: JsonObject = {"name": name, "startCommand": start_command}
+        return await self.call(Worktree, "POST", "/experimental/worktree", at, body=body)
 
     async def remove_worktree(self, directory: str, *, at: Location = HERE) -> bool:
-        body = _json(directory=directory)
-        return await self.call(bool, _Request("DELETE", "/experimental/worktree", at, body=body))
+        body: JsonObject = {"directory": directory}
+        return await self.call(bool, "DELETE", "/experimental/worktree", at, body=body)
 
     async def reset_worktree(self, directory: str, *, at: Location = HERE) -> bool:
-        body = _json(directory=directory)
-        return await self._post(bool, "/experimental/worktree/reset", at, body)
+        body: JsonObject = {"directory": directory}
+        return await self.call(bool, "POST", "/experimental/worktree/reset", at, body=body)
 
     async def create_workspace(self, draft: WorkspaceDraft, *, at: Location = HERE) -> Workspace:
-        return await self._post(Workspace, "/experimental/workspace", at, _wire(draft))
+        return await self.call(Workspace, "POST", "/experimental/workspace", at, body=draft)
 
     async def remove_workspace(self, workspace_id: str, *, at: Location = HERE) -> Workspace | None:
         """Remove a workspace; None when there was none."""
         path = f"/experimental/workspace/{_checked('wrk', workspace_id)}"
         request = _Request("DELETE", path, at)
-        reply = await self._exchange(request)
+        reply = await self._send(request)
         nothing = reply.body.strip() in (b"", b"null")
         return None if nothing else _decode(Workspace, request, reply)
 
@@ -383,25 +393,27 @@ class OpenCode:
     vcs = _read(Vcs, "/vcs")
 
     async def list_files(self, path: str, *, at: Location = HERE) -> list[FileNode]:
-        return await self._get(list[FileNode], "/file", at, {"path": path})
+        return await self.call(list[FileNode], "GET", "/file", at, query={"path": path})
 
     async def read_file(self, path: str, *, at: Location = HERE) -> FileContent:
-        return await self._get(FileContent, "/file/content", at, {"path": path})
+        return await self.call(FileContent, "GET", "/file/content", at, query={"path": path})
 
     async def find_text(self, pattern: str, *, at: Location = HERE) -> list[TextMatch]:
-        """Search the files of the location with ripgrep, which has to be there."""
-        return await self._get(list[TextMatch], "/find", at, {"pattern": pattern})
+        """Search the files of the location with ripgrep, which has to be installed."""
+        return await self.call(list[TextMatch], "GET", "/find", at, query={"pattern": pattern})
 
     async def find_files(
         self, query: str, *, limit: int | None = None, at: Location = HERE
     ) -> list[str]:
-        return await self._get(list[str], "/find/file", at, {"query": query, "limit": limit})
+        given: Query = {"query": query, "limit": limit}
+        return await self.call(list[str], "GET", "/find/file", at, query=given)
 
     async def vcs_diff(
         self, mode: Literal["git", "branch"], *, context: int | None = None, at: Location = HERE
     ) -> list[FileDiff]:
         """Compare the working tree with its last commit, or with the default branch."""
-        return await self._get(list[FileDiff], "/vcs/diff", at, {"mode": mode, "context": context})
+        query: Query = {"mode": mode, "context": context}
+        return await self.call(list[FileDiff], "GET", "/vcs/diff", at, query=query)
 
     # The server itself
 
@@ -412,59 +424,54 @@ class OpenCode:
     ) -> dict[str, McpStatus]:
         """Offer an MCP server's tools in this location, from the next prompt until a restart."""
         config = server.model_dump(mode="json", by_alias=True, exclude_none=True)
-        return await self._post(dict[str, McpStatus], "/mcp", at, _json(name=name, config=config))
+        body: JsonObject = {"name": name, "config": config}
+        return await self.call(dict[str, McpStatus], "POST", "/mcp", at, body=body)
 
     async def paths(self) -> Paths:
-        return await self._get(Paths, "/path", HERE)
+        return await self.call(Paths, "GET", "/path")
 
     async def health(self) -> Health:
-        return await self.call(Health, _Request("GET", "/global/health", urgent=True))
+        return await self.call(Health, "GET", "/global/health", urgent=True)
 
     async def dispose(self) -> None:
         """Abort every turn and end every tool process of the whole server."""
-        await self._post(bool, "/global/dispose", HERE, urgent=True)
+        await self.call(bool, "POST", "/global/dispose", urgent=True)
 
     async def events(self, sink: Callable[[bytes], object]) -> None:
         """Hand on the server's event stream as it arrives, cut anywhere, until it ends."""
         request = _Request("GET", "/global/event")
-        with _translated(request):
-            async with self._calls.stream(request.target, trace_headers()) as stream:
+        with _as_upstream_errors(request):
+            async with self._exchange.stream(request.target, trace_headers()) as stream:
                 reply = stream.reply
                 if reply.status >= 300:
                     body = bytearray()
                     await stream.read(body.extend)
-                    raise refusal(request.path, reply.status, bytes(body))
-                media_type = reply.headers.get("content-type", "")
-                if not media_type.startswith("text/event-stream"):
-                    raise _wrong_media_type(request, media_type)
+                    raise _refusal(request.path, reply.status, bytes(body))
+                _check_media_type(request, reply, "text/event-stream")
                 await stream.read(sink)
 
     # How a call is made
 
-    async def _get(self, kind: type[T], path: str, at: Location, query: Query | None = None) -> T:
-        return await self.call(kind, _Request("GET", path, at, query))
-
-    async def _post(
+    def call(
         self,
         kind: type[T],
+        method: str,
         path: str,
-        at: Location,
-        body: bytes | None = None,
+        at: Location = HERE,
         *,
+        query: Query | None = None,
+        body: Wire | JsonObject | None = None,
         endless: bool = False,
         urgent: bool = False,
-    ) -> T:
-        return await self.call(kind, _Request("POST", path, at, None, body, endless, urgent))
+    ) -> Coroutine[None, None, T]:
+        """Send a request, and return the answer as this type."""
+        encoded = None if body is None else _encoded(body)
+        return self._call(kind, _Request(method, path, at, query, encoded, endless, urgent))
 
-    def _run(self, path: str, at: Location, body: Wire) -> Coroutine[None, None, MessageWithParts]:
-        # No coroutine itself: it would keep the body, with all its files, as long as the turn runs.
-        request = _Request("POST", path, at, body=_wire(body), endless=True)
-        return self.call(MessageWithParts, request)
+    async def _call(self, kind: type[T], request: _Request) -> T:
+        return _decode(kind, request, await self._send(request))
 
-    async def call(self, kind: type[T], request: _Request) -> T:
-        return _decode(kind, request, await self._exchange(request))
-
-    async def _exchange(self, request: _Request) -> Reply:
+    async def _send(self, request: _Request) -> Reply:
         """Send a request and read the whole answer, or raise what OpenCode's refusal means."""
         if self._limit and not request.urgent and self._under_way >= self._limit:
             raise UpstreamBackpressureError(limit=self._limit)
@@ -473,9 +480,9 @@ class OpenCode:
             headers["content-type"] = "application/json"
         self._under_way += 1
         try:
-            with _translated(request):
+            with _as_upstream_errors(request):
                 async with asyncio.timeout(None if request.endless else self._timeout):
-                    reply = await self._calls.send(
+                    reply = await self._exchange.send(
                         request.method, request.target, request.body, headers
                     )
         except TimeoutError:
@@ -484,13 +491,12 @@ class OpenCode:
         finally:
             self._under_way -= 1
         if reply.status >= 300:
-            raise refusal(request.path, reply.status, reply.body)
+            raise _refusal(request.path, reply.status, reply.body)
         return reply
 
 
 @contextmanager
-def _translated(request: _Request):
-    """Turn what goes wrong on the way into this program's errors."""
+def _as_upstream_errors(request: _Request) -> Generator[None]:
     try:
         yield
     except TooLargeError as error:
@@ -499,15 +505,7 @@ def _translated(request: _Request):
         raise UpstreamUnreachableError(detail=f"{request.name}: {error}") from None
 
 
-def _wire(value: Wire) -> bytes:
-    return value.__pydantic_serializer__.to_json(value, by_alias=True, exclude_none=True)
-
-
-def _json(**fields: Json) -> bytes:
-    return orjson.dumps({key: value for key, value in fields.items() if value is not None})
-
-
-# Ids and paths
+# Requests
 
 _SHAPE: Final = re.compile(r"(ses|msg|prt|per|que|wrk)_[A-Za-z0-9]{1,128}\Z")
 
@@ -530,6 +528,13 @@ def _session(session_id: SessionId, rest: str = "") -> str:
     return f"/session/{session_id}{rest}"
 
 
+def _encoded(body: Wire | JsonObject) -> bytes:
+    """Return a body as JSON, without what is None."""
+    if isinstance(body, Wire):
+        return body.__pydantic_serializer__.to_json(body, by_alias=True, exclude_none=True)
+    return orjson.dumps({key: value for key, value in body.items() if value is not None})
+
+
 # Answers
 
 
@@ -540,11 +545,16 @@ def _adapter(kind: type[T]) -> TypeAdapter[T]:
 
 
 def _decode(kind: type[T], request: _Request, reply: Reply) -> T:
-    media_type = reply.headers.get("content-type", "")
-    if not media_type.startswith("application/json"):
-        raise _wrong_media_type(request, media_type)
+    _check_media_type(request, reply, "application/json")
     try:
-        return _validated(kind, reply.body)
+        try:
+            return _adapter(kind).validate_json(reply.body)
+        except ValidationError:
+            # OpenCode's tools cut text in the middle of a character.
+            whole = whole_characters(reply.body)
+            if whole == reply.body:
+                raise
+            return _adapter(kind).validate_json(whole)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(step) for step in first["loc"])
@@ -552,17 +562,67 @@ def _decode(kind: type[T], request: _Request, reply: Reply) -> T:
         raise UpstreamPayloadError(detail=detail) from None
 
 
-def _validated(kind: type[T], body: bytes) -> T:
+def _check_media_type(request: _Request, reply: Reply, expected: str) -> None:
+    media_type = reply.headers.get("content-type", "")
+    if not media_type.startswith(expected):
+        kind = media_type.partition(";")[0] or "no content type"
+        raise UpstreamPayloadError(detail=f"{request.name}: unexpected {kind[:80]}")
+
+
+class _Issue(Wire):
+    path: tuple[str | int, ...] = ()
+    message: str = ""
+
+
+class _RefusalData(Wire):
+    message: str | None = None
+    path: str | None = None
+    issues: tuple[_Issue, ...] = ()
+
+
+class _Refusal(Wire):
+    """The three shapes of OpenCode's error bodies, in one."""
+
+    data: _RefusalData = _RefusalData()
+    message: str | None = None
+    tag: str | None = Field(default=None, alias="_tag")
+    name: str | None = None
+
+    @property
+    def text(self) -> str:
+        if not self.data.issues:
+            return self.data.message or self.message or self.tag or self.name or ""
+        source = (self.data.path or "configuration").rpartition("/")[2]
+        issues = (
+            f"{'.'.join(str(step) for step in issue.path)}: {issue.message}"
+            for issue in self.data.issues
+        )
+        return f"{source}: {'; '.join(issues)}"
+
+
+def _refusal(path: str, status: int, body: bytes) -> UpstreamError | SessionNotFoundError:
+    """Return the error for an answer that is not a success.
+
+    ``detail`` is what OpenCode said: short, without paths, and without a provider's body.
+    """
     try:
-        return _adapter(kind).validate_json(body)
+        said = _Refusal.model_validate_json(body).text
     except ValidationError:
-        # OpenCode's tools cut text in the middle of a character.
-        whole = whole_characters(body)
-        if whole == body:
-            raise
-        return _adapter(kind).validate_json(whole)
-
-
-def _wrong_media_type(request: _Request, media_type: str) -> UpstreamPayloadError:
-    kind = media_type.partition(";")[0] or "no content type"
-    return UpstreamPayloadError(detail=f"{request.name}: unexpected {kind[:80]}")
+        said = body[: 4 * MAX_DETAIL_CHARS].decode(errors="replace")
+    detail = mask_paths(said.strip())[:MAX_DETAIL_CHARS]
+    match status:
+        case 404:
+            session = re.match(r"/session/(ses_[^/]*)", path)
+            if session is not None and not detail.startswith("Message not found"):
+                return SessionNotFoundError(session_id=session[1])
+            return UpstreamNotFoundError(upstream_status=status, detail=detail)
+        case 409:
+            return SessionBusyError(upstream_status=status, detail=detail)
+        case 401 | 403:
+            message = (
+                "OpenCode refuses the credentials; "
+                "check OPENCODE_AUTH_USERNAME and OPENCODE_AUTH_PASSWORD"
+            )
+            return UpstreamHttpError(message, upstream_status=status, detail=detail)
+        case _:
+            return UpstreamHttpError(upstream_status=status, detail=detail)

@@ -8,7 +8,6 @@ import re
 from dataclasses import dataclass
 
 from opencode_a2a.events import Failure, Outcome, ToolChanged
-from opencode_a2a.opencode.refusals import mask_paths
 from opencode_a2a.opencode.types import AssistantMessage, TurnError
 
 MAX_WORDS = 300
@@ -34,6 +33,14 @@ REFUSED = Failure(
 
 _URL = re.compile(r"\b[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 _SECRET = re.compile(r"\b(?:sk|pk|key|tok|ghp|xox\w)[-_][\w*.…-]{4,}|\b(?=\w*\d)[\w*-]{28,}")
+
+_PATHS_IN_QUOTES = re.compile(
+    r"""(["'`])(?:file://|/(?!/)|[A-Za-z]:[\\/]|\\\\)[^"'`\n]*\1""", re.IGNORECASE
+)
+_PATHS_IN_TEXT = re.compile(
+    r"""(?<![\w:/.\\])(?:file://|/(?=[\w.~-])|[A-Za-z]:[\\/](?!/)|\\\\)[^\s"'`<>|,;)\]}]*""",
+    re.IGNORECASE,
+)
 
 _STATUS = {
     400: ("UPSTREAM_BAD_REQUEST", "The model provider refused the request"),
@@ -112,6 +119,11 @@ def judge(ending: Ending) -> tuple[Outcome, Failure | None]:
     if ending.refused:
         return Outcome.REJECTED, REFUSED
     return (Outcome.COMPLETED, None) if ending.overtaken else (Outcome.FAILED, INTERRUPTED)
+
+
+def mask_paths(text: str) -> str:
+    """Replace absolute paths of any system by ``<path>``; URLs stay."""
+    return _PATHS_IN_TEXT.sub("<path>", _PATHS_IN_QUOTES.sub(r"\1<path>\1", text))
 
 
 def redact(text: str) -> str:

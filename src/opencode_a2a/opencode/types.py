@@ -16,6 +16,7 @@ from pydantic import (
     ConfigDict,
     Field,
     GetPydanticSchema,
+    PlainSerializer,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
@@ -23,7 +24,7 @@ from pydantic import (
 from pydantic_core import PydanticOmit, core_schema
 
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.ids import MessageId, RequestId, SessionId
+from opencode_a2a.ids import MessageId, ModelRef, RequestId, SessionId
 
 
 def wire_name(name: str) -> str:
@@ -74,20 +75,6 @@ class Tokens(Wire):
     cache: CacheTokens = CacheTokens()
 
 
-class ModelRef(Wire):
-    """A model as prompts and messages name it."""
-
-    provider_id: str
-    model_id: str
-
-
-class SessionModel(Wire):
-    """A model as sessions name it: the same thing, with ``id`` where prompts say ``modelID``."""
-
-    id: str
-    provider_id: str
-
-
 class FileDiff(Wire):
     """One file of a session's, a message's or the working tree's changes."""
 
@@ -133,7 +120,7 @@ class Session(Wire):
     time: SessionTime
     parent_id: SessionId | None = None
     workspace_id: str | None = None
-    model: SessionModel | None = None
+    model: ModelRef | None = None
     metadata: AnyObject | None = None
     share: Share | None = None
     revert: Revert | None = None
@@ -692,7 +679,12 @@ class SessionDraft(Wire):
     title: str | None = None
     parent_id: SessionId | None = None
     agent: str | None = None
-    model: SessionModel | None = None
+    model: (
+        Annotated[
+            ModelRef, PlainSerializer(lambda m: {"id": m.model_id, "providerID": m.provider_id})
+        ]
+        | None
+    ) = None
     metadata: AnyObject | None = None
     permission: list[PermissionRule] | None = None
 

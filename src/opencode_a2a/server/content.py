@@ -18,8 +18,9 @@ from opencode_a2a.errors import (
     Violation,
 )
 from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.ids import ModelRef
 from opencode_a2a.media import IMAGE_TYPES, UnfitError, accepts, fit_file, is_json, is_textual
-from opencode_a2a.messages import Message, ModelChoice, Part, PromptPart, Routing
+from opencode_a2a.messages import Message, Part, PromptPart, Routing
 from opencode_a2a.peers.network import Fetch, Fetched, FetchResult, TooManyFilesError
 
 INPUT_MODES = ("text/plain", "application/json", "application/pdf", *IMAGE_TYPES)
@@ -151,12 +152,12 @@ class _Sources:
         found = (self._text_at(name, value, *path) for name, value in self._places)
         return next(filter(None, found), None)
 
-    def model(self) -> ModelChoice | None:
+    def model(self) -> ModelRef | None:
         for name, value in self._places:
             provider = self._text_at(name, value, "shared", "model", "providerID")
             model = self._text_at(name, value, "shared", "model", "modelID")
             if provider and model:
-                return ModelChoice(provider, model)
+                return ModelRef(provider, model)
             if provider or model:
                 missing = "modelID" if provider else "providerID"
                 self._report(f"{name}.shared.model.{missing}", "is required: a model is a pair")

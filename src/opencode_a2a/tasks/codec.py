@@ -29,8 +29,8 @@ from opencode_a2a.events import (
     Usage,
     UsageCounted,
 )
-from opencode_a2a.ids import ContextId, MessageId, Principal, SessionId, TaskId
-from opencode_a2a.messages import Answered, Message, ModelChoice, PromptPart, Routing
+from opencode_a2a.ids import ContextId, MessageId, ModelRef, Principal, SessionId, TaskId
+from opencode_a2a.messages import Answered, Message, PromptPart, Routing
 from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks.state import (
     Accepted,
@@ -193,7 +193,7 @@ def load_request(data: bytes) -> Request:
     model = routing.pop("model")
     return Request(
         tuple(PromptPart(**part) for part in fields["prompt"]),
-        Routing(model=ModelChoice(**model) if model else None, **routing),
+        Routing(model=ModelRef(**model) if model else None, **routing),
         fields["user_message_id"],
         fields["session_id"],
     )

@@ -6,20 +6,19 @@ session; the prompt after it therefore names the model from before. ``turn`` ask
 
 from collections import OrderedDict
 
-from opencode_a2a.ids import SessionId
-from opencode_a2a.messages import ModelChoice
+from opencode_a2a.ids import ModelRef, SessionId
 from opencode_a2a.opencode.client import OpenCode
 from opencode_a2a.turns.sessions import KNOWN_SESSIONS, BoundSession
 
 
 class Models:
-    def __init__(self, opencode: OpenCode, default: ModelChoice | None) -> None:
+    def __init__(self, opencode: OpenCode, default: ModelRef | None) -> None:
         self._opencode = opencode
         self._default = default
-        self._before: OrderedDict[SessionId, ModelChoice | None] = OrderedDict()
+        self._before: OrderedDict[SessionId, ModelRef | None] = OrderedDict()
         """The model of each session whose last prompt named another."""
 
-    async def choose(self, seat: BoundSession, named: ModelChoice | None) -> ModelChoice | None:
+    async def choose(self, seat: BoundSession, named: ModelRef | None) -> ModelRef | None:
         """Return the model to send; None leaves it to OpenCode."""
         if named is None:
             return self._default or self._before.pop(seat.session_id, None)
@@ -29,10 +28,6 @@ class Models:
                 self._before.popitem(last=False)
         return named
 
-    async def _current(self, seat: BoundSession) -> ModelChoice | None:
+    async def _current(self, seat: BoundSession) -> ModelRef | None:
         model = (await self._opencode.session(seat.session_id)).model
-        if model is not None:
-            return ModelChoice(model.provider_id, model.id)
-        configured = (await self._opencode.config(at=seat.location)).model
-        provider, _, name = (configured or "").partition("/")
-        return ModelChoice(provider, name) if name else None
+        return model or ModelRef.parse((await self._opencode.config(at=seat.location)).model)

@@ -33,8 +33,8 @@ from opencode_a2a.events import (
     Started,
     TurnEvent,
 )
-from opencode_a2a.ids import ContextId, MessageId, Principal, RequestId, SessionId, TaskId
-from opencode_a2a.messages import Answered, Message, ModelChoice, PromptPart, Routing
+from opencode_a2a.ids import ContextId, MessageId, ModelRef, Principal, RequestId, SessionId, TaskId
+from opencode_a2a.messages import Answered, Message, PromptPart, Routing
 from opencode_a2a.opencode.client import OpenCode
 from opencode_a2a.opencode.events import Event, PartDelta
 from opencode_a2a.opencode.feed import Feed, FeedItem, Gap, Subscription, Wake
@@ -43,7 +43,6 @@ from opencode_a2a.opencode.types import (
     FileInput,
     InputPart,
     MessageWithParts,
-    ModelRef,
     Prompt,
     TextInput,
 )
@@ -101,7 +100,7 @@ FORGED = Failure(
 class PromptDefaults:
     """What is sent with every prompt unless the request says otherwise."""
 
-    model: ModelChoice | None = None
+    model: ModelRef | None = None
     agent: str | None = None
     system: str | None = None
     variant: str | None = None
@@ -531,14 +530,12 @@ class Run:
         seat = self._seat
         return await self._opencode.prompt(seat.session_id, self._body(model), at=seat.location)
 
-    def _body(self, model: ModelChoice | None) -> Prompt:
+    def _body(self, model: ModelRef | None) -> Prompt:
         defaults = self._turns.defaults
         return Prompt(
             parts=[_input(part) for part in self._spec.prompt],
             message_id=self._spec.user_message_id,
-            model=ModelRef(provider_id=model.provider_id, model_id=model.model_id)
-            if model
-            else None,
+            model=model,
             agent=defaults.agent,
             system=defaults.system,
             variant=defaults.variant,
