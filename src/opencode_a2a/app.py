@@ -35,7 +35,6 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import JsonObject
 from opencode_a2a.extensions import Deps, Dispatcher, dispatcher
-from opencode_a2a.ids import ModelRef
 from opencode_a2a.opencode import versions
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.feed import Feed
@@ -46,7 +45,7 @@ from opencode_a2a.opencode.process import (
     OpenCodeStartError,
 )
 from opencode_a2a.opencode.types import Agent, McpServer
-from opencode_a2a.peers.network import EgressError, Fetch, Fetcher, FetchLimits, FetchResult
+from opencode_a2a.peers.network import EgressError, Fetch, Fetcher, FetchResult
 from opencode_a2a.peers.tool import SERVER, PeerTool
 from opencode_a2a.printable import program
 from opencode_a2a.server.card import Cards
@@ -59,22 +58,21 @@ from opencode_a2a.server.rest import RestBinding, Routes
 from opencode_a2a.server.views import Views
 from opencode_a2a.services import announced
 from opencode_a2a.store.database import Database, DatabaseError, EarlierDatabaseError
-from opencode_a2a.tasks.admit import Limits
 from opencode_a2a.tasks.recovery import recover, sweep
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.tasks.writer import LogWriter
 from opencode_a2a.turns.errands import Errands
-from opencode_a2a.turns.interrupts import Interrupts, Policy, Rule
+from opencode_a2a.turns.interrupts import Interrupts
 from opencode_a2a.turns.sessions import Sessions
 from opencode_a2a.turns.tools import Tools
-from opencode_a2a.turns.turn import PromptDefaults, TurnLimits, Turns
+from opencode_a2a.turns.turn import Turns
 from opencode_a2a.turns.workspace import Workspace
 from opencode_a2a.web.auth import Credential, StateError, basic, bearer, generate_token
 from opencode_a2a.web.edge import EdgeRules, RateRules, edge
 from opencode_a2a.web.guards import BodyLimits, BoundaryRules
 from opencode_a2a.web.pages import PageContent, Readiness
 from opencode_a2a.web.server import BindError, Server, bind, server
-from opencode_a2a.web.sse import Drain, EventStream, StreamLimits, early_end
+from opencode_a2a.web.sse import Drain, EventStream, early_end
 
 log = structlog.get_logger(__name__)
 
@@ -243,10 +241,7 @@ class Service:
                 McpServer.model_validate(tool),
                 self.tool.origins,
             )
-        limits = settings.limits
-        board = self._board = TaskService(
-            database, journal, turns, Limits(limits.max_tasks_per_principal, limits.max_open_tasks)
-        )
+        board = self._board = TaskService(database, journal, turns, settings.limits)
         await stack.enter_async_context(self._beside(feed.run(), "feed"))
         await stack.enter_async_context(self._beside(journal.run(), "journal"))
         stack.push_async_callback(self._close, board)
@@ -325,18 +320,12 @@ class Service:
         settings = self.settings
         published = contracts(settings)
         cards = Cards(card_facts(settings, published), now_ms())
-        stream = StreamLimits(
-            keepalive=settings.stream.keepalive_seconds,
-            max_bytes=settings.stream.max_bytes,
-            max_seconds=settings.stream.max_duration_seconds,
-            idle_seconds=settings.stream.idle_timeout_seconds,
-        )
 
         def write(frames: Stream) -> ASGIApp:
             headers = tuple((k.lower().encode(), v.encode()) for k, v in frames.headers.items())
             return EventStream(
                 frames.frames,
-                limits=stream,
+                limits=settings.stream,
                 headers=headers,
                 drain=self.drain,
                 farewell=lambda ending: frames.error_frame(early_end(ending)),
@@ -503,18 +492,11 @@ def _credential(entry: CredentialEntry) -> Credential:
 
 def _fetcher(settings: Settings) -> Fetch:
     """Return what fetches the files that messages and prompts name by URL."""
-    a2a = settings.a2a
 
     async def refuse(urls: Sequence[str]) -> list[FetchResult]:
         return [EgressError("files are not fetched here; send the bytes instead")] * len(urls)
 
-    limits = FetchLimits(
-        files=a2a.fetch_files_max_count,
-        file_bytes=a2a.fetch_files_max_bytes,
-        total_bytes=a2a.fetch_files_max_total_bytes,
-        seconds=a2a.fetch_files_timeout_seconds,
-    )
-    return Fetcher(limits) if a2a.fetch_files else refuse
+    return Fetcher(settings.a2a) if settings.a2a.fetch_files else refuse
 
 
 def _workspace(settings: Settings) -> Workspace:
@@ -532,47 +514,19 @@ def _deps(
         board=board,
         errands=errands,
         spelling=Views(),
-        defaults=turns.defaults,
+        defaults=settings.opencode,
         fetch=fetch,
     )
 
 
 def _turns(settings: Settings, database: Database, opencode: OpenCode, feed: Feed) -> Turns:
-    own, interrupts = settings.opencode, settings.interrupts
-    model = None
-    if own.provider_id is not None and own.model_id is not None:
-        model = ModelRef(own.provider_id, own.model_id)
-    policy = Policy(
-        seconds=interrupts.interrupt_request_ttl_seconds,
-        tombstone_seconds=interrupts.interrupt_request_tombstone_ttl_seconds,
-        default=interrupts.interrupt_default_action,
-        allow_always=interrupts.allow_always,
-        console_answers=(
-            not own.managed_server
-            if interrupts.console_answers is None
-            else interrupts.console_answers
-        ),
-        rules=tuple(
-            Rule(rule.permission, rule.pattern, rule.action) for rule in interrupts.permission_rules
-        ),
-    )
-    watch = TurnLimits(
-        silence_seconds=settings.turn.silence_seconds,
-        max_steps=settings.turn.max_steps,
-        max_retry_seconds=settings.turn.max_retry_wait_seconds,
-        abort_seconds=interrupts.cancel_abort_timeout_seconds,
-        connect_seconds=own.timeout,
-        turn_seconds=own.timeout_stream,
-        max_turns=own.max_concurrent_streams,
-    )
     claim = settings.tasks.pending_session_claim_ttl_seconds
     return Turns(
+        settings,
         opencode,
         feed,
         Sessions(database, opencode, _workspace(settings), claim),
-        Interrupts(database, policy),
-        watch,
-        PromptDefaults(model, own.agent, own.system, own.variant),
+        Interrupts(database, settings),
     )
 
 

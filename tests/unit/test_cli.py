@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from opencode_a2a import __version__
 from opencode_a2a.cli import COMMANDS, main
 from opencode_a2a.cli.doctor import check_database, check_port, judge_version
-from opencode_a2a.config import SETTINGS, Service, Settings, Tasks
+from opencode_a2a.config import SETTINGS, ServiceSettings, Settings, TaskSettings
 
 
 @pytest.fixture(autouse=True)
@@ -148,7 +148,7 @@ def test_a_port_in_use_is_found() -> None:
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
-        settings = Settings(a2a=Service(port=busy.getsockname()[1]))
+        settings = Settings(a2a=ServiceSettings(port=busy.getsockname()[1]))
 
         assert check_port(settings).failed
     assert not check_port(settings).failed
@@ -159,7 +159,7 @@ def test_a_database_that_cannot_be_made_is_found(tmp_path: Path) -> None:
 
     def check(name: str) -> bool:
         url = f"sqlite:///{tmp_path}/{name}"
-        return check_database(Settings(tasks=Tasks(task_store_database_url=url))).failed
+        return check_database(Settings(tasks=TaskSettings(task_store_database_url=url))).failed
 
     assert check("file/x.db")
     assert not check("x.db")

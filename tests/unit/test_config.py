@@ -12,9 +12,9 @@ from pydantic import SecretStr, ValidationError
 from opencode_a2a.config import (
     SETTINGS,
     VARIABLES,
-    Access,
+    AccessSettings,
     Credential,
-    Service,
+    ServiceSettings,
     Settings,
     SettingsError,
     load,
@@ -352,7 +352,7 @@ def test_a_link_to_the_root_directory_is_no_workspace(tmp_path: Path) -> None:
 
 def test_the_rule_holds_for_settings_built_in_code() -> None:
     with pytest.raises(ValidationError):
-        Settings(a2a=Service(host="0.0.0.0"))  # noqa: S104 - the case under test
+        Settings(a2a=ServiceSettings(host="0.0.0.0"))  # noqa: S104 - the case under test
 
 
 @pytest.mark.parametrize(
@@ -462,7 +462,7 @@ def test_wrong_credentials_are_refused_and_not_told(entries: object) -> None:
 
 
 def test_a_secret_is_not_shown_by_accident() -> None:
-    auth = Access(
+    auth = AccessSettings(
         bearer_token=SecretStr("geheim"),
         static_auth_credentials=(Credential.model_validate(BEARER),),
     )

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from opencode_a2a.config import LimitSettings
 from opencode_a2a.errors import LimitExceededError
 from opencode_a2a.events import Finished, Outcome, Progressed, Started, TextGrew
 from opencode_a2a.ids import MessageId, Principal
@@ -18,7 +19,7 @@ from opencode_a2a.messages import Answered, Message, Part, PromptPart
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks import log as live
-from opencode_a2a.tasks.admit import Admission, Admitted, Limits
+from opencode_a2a.tasks.admit import Admission, Admitted
 from opencode_a2a.tasks.commands import Cursor, SendCommand
 from opencode_a2a.tasks.log import LogReader, Replay, TaskLog
 from opencode_a2a.tasks.state import Entry, State
@@ -33,7 +34,7 @@ def order(message_id: str, text: str = "hello", principal: str = "alice") -> Sen
 class Office:
     """A store with a journal, and tasks in it."""
 
-    def __init__(self, database: Database, limits: Limits) -> None:
+    def __init__(self, database: Database, limits: LimitSettings) -> None:
         self.database = database
         self.journal = LogWriter(database)
         self.admission = Admission(database, limits)
@@ -51,9 +52,11 @@ class Office:
 
 
 @asynccontextmanager
-async def office(url: str = "sqlite://", limits: Limits | None = None) -> AsyncGenerator[Office]:
+async def office(
+    url: str = "sqlite://", limits: LimitSettings | None = None
+) -> AsyncGenerator[Office]:
     async with Database(url) as database:
-        desk = Office(database, limits or Limits(100, 100))
+        desk = Office(database, limits or LimitSettings())
         journal = asyncio.create_task(desk.journal.run())
         try:
             yield desk
@@ -256,7 +259,7 @@ async def test_another_principal_may_use_the_same_message_id() -> None:
 
 
 async def test_too_many_open_tasks_are_refused_but_a_repeat_is_not() -> None:
-    async with office(limits=Limits(1, 10)) as desk, asyncio.timeout(10):
+    async with office(limits=LimitSettings(max_tasks_per_principal=1)) as desk, asyncio.timeout(10):
         await desk.admission.admit(order("m1"))
         desk.admission.opened(Principal("alice"))
 

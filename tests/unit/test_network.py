@@ -6,7 +6,6 @@ import socket
 import ssl
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -14,13 +13,13 @@ import httpx2
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from opencode_a2a.config import ServiceSettings
 from opencode_a2a.peers.network import (
     Egress,
     EgressError,
     Fetched,
     Fetcher,
     FetchError,
-    FetchLimits,
     TooManyFilesError,
     check,
     client,
@@ -31,7 +30,12 @@ from opencode_a2a.web.answers import answer
 from tests.support.running import running
 
 LOCAL = Egress(allow_private=True)
-LIMITS = FetchLimits(files=3, file_bytes=1000, total_bytes=10_000, seconds=5)
+LIMITS = ServiceSettings(
+    fetch_files_max_count=3,
+    fetch_files_max_bytes=1000,
+    fetch_files_max_total_bytes=10_000,
+    fetch_files_timeout_seconds=5,
+)
 
 
 @pytest.mark.requirement("I11")
@@ -237,7 +241,9 @@ async def test_a_file_is_fetched_with_its_type() -> None:
     ],
 )
 async def test_a_file_that_keeps_to_no_limit_is_given_up(path: str, message: str) -> None:
-    limits = replace(LIMITS, seconds=0.2 if path == "/slow" else 5)
+    limits = LIMITS.model_copy(
+        update={"fetch_files_timeout_seconds": 0.2 if path == "/slow" else 5}
+    )
     async with running(file_server, lifespan="off") as url:
         plain, given_up = await Fetcher(limits, LOCAL)([f"{url}/plain", f"{url}{path}"])
 
@@ -252,7 +258,7 @@ async def test_more_files_than_are_fetched_for_a_message_are_not_even_tried() ->
 
 
 async def test_the_files_of_a_message_have_one_size_together() -> None:
-    limits = replace(LIMITS, total_bytes=2500)
+    limits = LIMITS.model_copy(update={"fetch_files_max_total_bytes": 2500})
     async with running(file_server, lifespan="off") as url:
         files = await Fetcher(limits, LOCAL)([f"{url}/plain"] * 3)
 
@@ -262,7 +268,9 @@ async def test_the_files_of_a_message_have_one_size_together() -> None:
 
 
 async def test_files_that_drip_hold_a_message_no_longer_than_one_would() -> None:
-    limits = replace(LIMITS, files=12, seconds=0.4)
+    limits = LIMITS.model_copy(
+        update={"fetch_files_max_count": 12, "fetch_files_timeout_seconds": 0.4}
+    )
     loop = asyncio.get_running_loop()
     async with running(file_server, lifespan="off") as url:
         began = loop.time()
@@ -275,22 +283,15 @@ async def test_files_that_drip_hold_a_message_no_longer_than_one_would() -> None
 
 MEMORY = """
 import asyncio, resource, sys
-from opencode_a2a.config.groups import Service
+from opencode_a2a.config import ServiceSettings
 from opencode_a2a.messages import Message, Part
-from opencode_a2a.peers.network import Egress, Fetcher, FetchLimits
+from opencode_a2a.peers.network import Egress, Fetcher
 from opencode_a2a.server.content import read_prompt
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
-given = Service()
-limits = FetchLimits(
-    files=60,
-    file_bytes=given.fetch_files_max_bytes,
-    total_bytes=given.fetch_files_max_total_bytes,
-    seconds=given.fetch_files_timeout_seconds,
-)
-fetcher = Fetcher(limits, Egress(allow_private=True))
+fetcher = Fetcher(ServiceSettings(fetch_files_max_count=60), Egress(allow_private=True))
 before = peak()
 parts = [Part("url", url=sys.argv[1] + "/large")] * 60
 try:

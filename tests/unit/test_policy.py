@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from opencode_a2a.config import AnswerRule, InterruptSettings
 from opencode_a2a.events import Interrupted, Question
 from opencode_a2a.ids import RequestId, SessionId
 from opencode_a2a.turns.answers import PermissionReply, QuestionReply
-from opencode_a2a.turns.interrupts import Action, DefaultAction, Policy, Rule
+from opencode_a2a.turns.interrupts import Action, expiry, rule_action
 
 QUESTION = Interrupted(
     RequestId("que_1"), "question", SessionId("ses_1"), questions=[Question("?", "?")] * 2
@@ -24,25 +25,36 @@ def bash(*patterns: str, permission: str = "bash") -> Interrupted:
     )
 
 
-def policy(*rules: tuple[str, str, Action], default: DefaultAction = "end-turn") -> Policy:
-    return Policy(60, 60, default, rules=tuple(Rule(*rule) for rule in rules))
+ENDS = InterruptSettings(interrupt_default_action="end-turn")
+GOES_ON = InterruptSettings(interrupt_default_action="reject-and-continue")
+Given = tuple[str, str, Action]
+
+
+def decide(asked: Interrupted, *rules: Given) -> Action:
+    """Return what these rules do, each a permission, a pattern and an action."""
+    made = [AnswerRule(permission=name, pattern=like, action=do) for name, like, do in rules]
+    return rule_action(InterruptSettings(permission_rules=tuple(made)), asked)
 
 
 def test_without_rules_a_person_is_asked() -> None:
-    assert policy().action(bash("ls")) == "ask"
+    assert decide(bash("ls")) == "ask"
 
 
 def test_the_last_rule_that_fits_decides() -> None:
-    rules = policy(("bash", "*", "deny"), ("bash", "git *", "allow"), ("bash", "git push*", "ask"))
+    rules: tuple[Given, ...] = (
+        ("bash", "*", "deny"),
+        ("bash", "git *", "allow"),
+        ("bash", "git push*", "ask"),
+    )
 
-    assert rules.action(bash("rm x")) == "deny"
-    assert rules.action(bash("git status")) == "allow"
-    assert rules.action(bash("git push -f")) == "ask"
+    assert decide(bash("rm x"), *rules) == "deny"
+    assert decide(bash("git status"), *rules) == "allow"
+    assert decide(bash("git push -f"), *rules) == "ask"
 
 
 def test_a_rule_is_for_its_permission_only() -> None:
-    assert policy(("bash", "*", "allow")).action(bash("a.py", permission="edit")) == "ask"
-    assert policy(("*", "*", "allow")).action(bash("a.py", permission="edit")) == "allow"
+    assert decide(bash("a.py", permission="edit"), ("bash", "*", "allow")) == "ask"
+    assert decide(bash("a.py", permission="edit"), ("*", "*", "allow")) == "allow"
 
 
 @pytest.mark.parametrize(
@@ -54,37 +66,34 @@ def test_a_rule_is_for_its_permission_only() -> None:
     ],
 )
 def test_every_command_of_a_compound_has_to_be_allowed(patterns: list[str], action: str) -> None:
-    rules = policy(("bash", "git *", "allow"), ("bash", "rm *", "deny"))
+    rules: tuple[Given, ...] = (("bash", "git *", "allow"), ("bash", "rm *", "deny"))
 
-    assert rules.action(bash(*patterns)) == action
+    assert decide(bash(*patterns), *rules) == action
 
 
 def test_a_permission_without_patterns_is_matched_as_a_star() -> None:
-    assert policy(("deploy", "*", "allow")).action(bash(permission="deploy")) == "allow"
-    assert policy(("deploy", "x*", "allow")).action(bash(permission="deploy")) == "ask"
+    assert decide(bash(permission="deploy"), ("deploy", "*", "allow")) == "allow"
+    assert decide(bash(permission="deploy"), ("deploy", "x*", "allow")) == "ask"
 
 
 def test_a_question_is_never_answered_by_a_rule() -> None:
-    assert policy(("*", "*", "allow")).action(QUESTION) == "ask"
+    assert decide(QUESTION, ("*", "*", "allow")) == "ask"
 
 
 @given(st.lists(st.text(min_size=1), min_size=1))
 def test_nothing_is_allowed_that_no_rule_names(patterns: list[str]) -> None:
-    rules = policy(("bash", "make test", "allow"))
-
-    allowed = rules.action(bash(*patterns)) == "allow"
+    allowed = decide(bash(*patterns), ("bash", "make test", "allow")) == "allow"
     assert allowed == all(pattern == "make test" for pattern in patterns)
 
 
 def test_at_the_deadline_the_turn_ends_or_goes_on() -> None:
-    assert policy().expiry(bash("ls")) is None
-    assert policy().expiry(QUESTION) is None
+    assert expiry(ENDS, bash("ls")) is None
+    assert expiry(ENDS, QUESTION) is None
 
-    goes_on = policy(default="reject-and-continue")
-    refused = goes_on.expiry(bash("ls"))
+    refused = expiry(GOES_ON, bash("ls"))
     assert isinstance(refused, PermissionReply)
     assert refused.reply == "reject"
     assert refused.message  # without one OpenCode would end the turn
-    answered = goes_on.expiry(QUESTION)
+    answered = expiry(GOES_ON, QUESTION)
     assert isinstance(answered, QuestionReply)
     assert len(answered.answers) == 2

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencode_a2a.app import managed_record
-from opencode_a2a.config import VARIABLES, Settings, Tasks
+from opencode_a2a.config import VARIABLES, Settings, TaskSettings
 from opencode_a2a.events import JsonObject
 from opencode_a2a.opencode import versions
 from opencode_a2a.opencode.launch import (
@@ -416,7 +416,7 @@ def test_one_database_is_one_record_however_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def record(url: str) -> Path | None:
-        return managed_record(Settings(tasks=Tasks(task_store_database_url=url)))
+        return managed_record(Settings(tasks=TaskSettings(task_store_database_url=url)))
 
     (tmp_path / "one").mkdir()
     (tmp_path / "other").mkdir()

@@ -10,17 +10,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from opencode_a2a.config import OpenCodeSettings, ServiceSettings
 from opencode_a2a.errors import InvalidFieldError
 from opencode_a2a.events import JsonObject
 from opencode_a2a.extensions.prompting import PromptRequest
 from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.types import Prompt
-from opencode_a2a.peers.network import Egress, Fetcher, FetchLimits
-from opencode_a2a.turns.turn import PromptDefaults
+from opencode_a2a.peers.network import Egress, Fetcher
 from tests.support.running import running
 
-LIMITS = FetchLimits(files=2, file_bytes=1000, total_bytes=1500, seconds=5)
-DEFAULTS = PromptDefaults(None, None, None, None)
+LIMITS = ServiceSettings(
+    fetch_files_max_count=2,
+    fetch_files_max_bytes=1000,
+    fetch_files_max_total_bytes=1500,
+    fetch_files_timeout_seconds=5,
+)
+DEFAULTS = OpenCodeSettings()
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import httpx2
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from opencode_a2a.web.sse import Drain, Ending, EventStream, StreamLimits
+from opencode_a2a.config import StreamSettings
+from opencode_a2a.web.sse import Drain, Ending, EventStream
 from tests.support.running import RawClient, raw, running
 
 Frames = AsyncGenerator[bytes, None]
@@ -36,7 +37,10 @@ def farewell(ending: Ending) -> bytes:
 
 
 def stream_app(
-    frames: Callable[[], Frames], limits: StreamLimits | None = None, drain: Drain | None = None
+    frames: Callable[[], Frames],
+    limits: StreamSettings | None = None,
+    drain: Drain | None = None,
+    **options: float,
 ) -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         stream = EventStream(
@@ -45,6 +49,7 @@ def stream_app(
             drain=drain,
             farewell=farewell,
             headers=((b"x-mine", b"1"),),
+            **options,
         )
         await stream(scope, receive, send)
 
@@ -74,7 +79,7 @@ async def test_frames_are_written_as_they_are_after_a_first_comment() -> None:
 
 async def test_a_quiet_stream_is_kept_alive_by_comments_and_goes_on() -> None:
     source = Source()
-    app = stream_app(source.frames, StreamLimits(keepalive=0.01))
+    app = stream_app(source.frames, StreamSettings(keepalive_seconds=0.01))
 
     async with asyncio.timeout(5), running(app, lifespan="off") as url, raw(url) as reader:
         await ask(reader)
@@ -88,7 +93,7 @@ async def test_a_quiet_stream_is_kept_alive_by_comments_and_goes_on() -> None:
 
 async def test_a_comment_in_a_silence_wakes_no_task() -> None:
     source, sent = Source(), list[bytes]()
-    app = stream_app(source.frames, StreamLimits(keepalive=0.01))
+    app = stream_app(source.frames, StreamSettings(keepalive_seconds=0.01))
 
     async def counted(scope: Scope, receive: Receive, send: Send) -> None:
         async def count(message: Message) -> None:
@@ -107,7 +112,7 @@ async def test_a_comment_in_a_silence_wakes_no_task() -> None:
 
 async def test_a_reader_who_leaves_ends_the_stream_at_once() -> None:
     source = Source()
-    app = stream_app(source.frames, StreamLimits(keepalive=3600))
+    app = stream_app(source.frames, StreamSettings(keepalive_seconds=3600))
 
     async with asyncio.timeout(5), running(app, lifespan="off") as url:
         async with raw(url) as reader:
@@ -127,7 +132,7 @@ async def test_a_reader_who_does_not_read_is_cut_off() -> None:
         finally:
             closed.set()
 
-    app = stream_app(flood, StreamLimits(keepalive=0.05, send_deadline=0.2, max_bytes=0))
+    app = stream_app(flood, StreamSettings(keepalive_seconds=0.05, max_bytes=0), send_seconds=0.2)
     # The server can stop only when the connection is really gone.
     async with asyncio.timeout(10), running(app, lifespan="off") as url, raw(url) as reader:
         reader.writer.transport.pause_reading()  # type: ignore[attr-defined] # a socket's can
@@ -160,8 +165,9 @@ async def test_nothing_is_written_at_once_to_a_reader_who_does_not_read() -> Non
         refused.set()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        limits = StreamLimits(send_deadline=0.2, max_bytes=0)
-        await EventStream(frames, limits=limits, farewell=farewell)(scope, receive, send)
+        limits = StreamSettings(max_bytes=0)
+        stream = EventStream(frames, limits=limits, send_seconds=0.2, farewell=farewell)
+        await stream(scope, receive, send)
 
     async with asyncio.timeout(10), running(app, lifespan="off") as url, raw(url) as reader:
         reader.writer.transport.pause_reading()  # type: ignore[attr-defined] # a socket's can
@@ -172,7 +178,7 @@ async def test_nothing_is_written_at_once_to_a_reader_who_does_not_read() -> Non
 @pytest.mark.requirement("I14")
 async def test_when_the_server_stops_every_stream_says_goodbye() -> None:
     source, drain = Source(), Drain()
-    app = stream_app(source.frames, StreamLimits(keepalive=3600), drain)
+    app = stream_app(source.frames, StreamSettings(keepalive_seconds=3600), drain)
 
     async with asyncio.timeout(5), raw_after(app, drain) as (readers, stop):
         for reader in readers:
@@ -190,12 +196,12 @@ async def test_when_the_server_stops_every_stream_says_goodbye() -> None:
 @pytest.mark.parametrize(
     ("limits", "ending"),
     [
-        (StreamLimits(max_bytes=30), Ending.TOO_MANY_BYTES),
-        (StreamLimits(max_seconds=0.05), Ending.TOO_LONG),
-        (StreamLimits(idle_seconds=0.05), Ending.IDLE),
+        (StreamSettings(max_bytes=30), Ending.TOO_MANY_BYTES),
+        (StreamSettings(max_duration_seconds=0.05), Ending.TOO_LONG),
+        (StreamSettings(idle_timeout_seconds=0.05), Ending.IDLE),
     ],
 )
-async def test_a_budget_ends_a_stream_with_a_word(limits: StreamLimits, ending: Ending) -> None:
+async def test_a_budget_ends_a_stream_with_a_word(limits: StreamSettings, ending: Ending) -> None:
     source = Source()
     for _ in range(2):
         source.queue.put_nowait(b"data: 0123456789\n\n")

@@ -5,7 +5,18 @@ checks them against each other, ``loading`` finds them. ``cli`` loads them, ``ap
 groups on, ``tools/docs.py`` prints them. Nothing here starts anything or connects anywhere.
 """
 
-from opencode_a2a.config.groups import Access, Client, Environment, OpenCode, Service, Tasks
+from opencode_a2a.config.groups import (
+    AccessSettings,
+    ClientSettings,
+    EnvironmentSettings,
+    InterruptSettings,
+    LimitSettings,
+    OpenCodeSettings,
+    ServiceSettings,
+    StreamSettings,
+    TaskSettings,
+    TurnSettings,
+)
 from opencode_a2a.config.load import load, provider_configured
 from opencode_a2a.config.settings import (
     CONFIG_VARIABLE,
@@ -20,7 +31,13 @@ from opencode_a2a.config.settings import (
     misplaced,
     show,
 )
-from opencode_a2a.config.values import UNGUESSABLE, Credential, DatabaseUrl, database_file
+from opencode_a2a.config.values import (
+    UNGUESSABLE,
+    AnswerRule,
+    Credential,
+    DatabaseUrl,
+    database_file,
+)
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -28,17 +45,22 @@ __all__ = [
     "SETTINGS",
     "UNGUESSABLE",
     "VARIABLES",
-    "Access",
-    "Client",
+    "AccessSettings",
+    "AnswerRule",
+    "ClientSettings",
     "Credential",
     "DatabaseUrl",
-    "Environment",
-    "OpenCode",
-    "Service",
+    "EnvironmentSettings",
+    "InterruptSettings",
+    "LimitSettings",
+    "OpenCodeSettings",
+    "ServiceSettings",
     "Setting",
     "Settings",
     "SettingsError",
-    "Tasks",
+    "StreamSettings",
+    "TaskSettings",
+    "TurnSettings",
     "database_file",
     "import_command",
     "import_hint",

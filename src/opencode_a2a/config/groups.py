@@ -35,6 +35,7 @@ from opencode_a2a.config.values import (
     Transports,
     default_state_dir,
 )
+from opencode_a2a.ids import ModelRef
 
 T = TypeVar("T")
 
@@ -55,7 +56,7 @@ class Group(BaseModel):
         cls.prefix = prefix
 
 
-class Service(Group, prefix="A2A_"):
+class ServiceSettings(Group, prefix="A2A_"):
     """The service: where it listens, what it is called, what it offers."""
 
     host: Text = setting("127.0.0.1", "Address to listen on.")
@@ -131,7 +132,7 @@ class AcceptedSecret(NamedTuple):
     length: int
 
 
-class Access(Group, prefix="A2A_"):
+class AccessSettings(Group, prefix="A2A_"):
     """Who may call. Without a credential one is generated, on a loopback address only."""
 
     bearer_token: Token | None = setting(None, "The one bearer token.")
@@ -168,7 +169,7 @@ class Access(Group, prefix="A2A_"):
                 yield AcceptedSecret("A2A_STATIC_AUTH_CREDENTIALS", kind, entry.owner, length)
 
 
-class Log(Group, prefix="A2A_LOG_"):
+class LogSettings(Group, prefix="A2A_LOG_"):
     """What is written to the log."""
 
     level: Level = setting("WARNING", "Lowest level that is logged.")
@@ -178,7 +179,7 @@ class Log(Group, prefix="A2A_LOG_"):
     body_limit: CountOrOff = setting(0, "Characters of a body that are logged; 0 = all.")
 
 
-class Limits(Group, prefix="A2A_"):
+class LimitSettings(Group, prefix="A2A_"):
     """How much one caller, and all together, may ask for."""
 
     max_request_body_bytes: CountOrOff = setting(2**20, "Largest request body; 0 = no limit.")
@@ -189,7 +190,7 @@ class Limits(Group, prefix="A2A_"):
     max_open_tasks: Count = setting(2000, "Open tasks of all callers.")
 
 
-class Stream(Group, prefix="A2A_STREAM_"):
+class StreamSettings(Group, prefix="A2A_STREAM_"):
     """Streams of events to a client."""
 
     keepalive_seconds: Seconds = setting(
@@ -206,7 +207,7 @@ class Stream(Group, prefix="A2A_STREAM_"):
     )
 
 
-class Turn(Group, prefix="A2A_TURN_"):
+class TurnSettings(Group, prefix="A2A_TURN_"):
     """When a turn is given up: it has no total time limit."""
 
     silence_seconds: Seconds = setting(
@@ -218,7 +219,7 @@ class Turn(Group, prefix="A2A_TURN_"):
     )
 
 
-class Interrupts(Group, prefix="A2A_"):
+class InterruptSettings(Group, prefix="A2A_"):
     """Permissions and questions that stop a turn, and how a turn is stopped."""
 
     interrupt_request_ttl_seconds: Seconds = setting(
@@ -247,7 +248,7 @@ class Interrupts(Group, prefix="A2A_"):
     )
 
 
-class Tasks(Group, prefix="A2A_"):
+class TaskSettings(Group, prefix="A2A_"):
     """What is kept, and where."""
 
     task_store_backend: Literal["database", "memory"] = setting(
@@ -266,7 +267,7 @@ class Tasks(Group, prefix="A2A_"):
     )
 
 
-class OpenCode(Group, prefix="OPENCODE_"):
+class OpenCodeSettings(Group, prefix="OPENCODE_"):
     """The OpenCode server behind this service."""
 
     base_url: HttpUrl = setting(
@@ -318,8 +319,15 @@ class OpenCode(Group, prefix="OPENCODE_"):
         0, "Turns in OpenCode at once, refused beyond; 0 = no limit."
     )
 
+    @property
+    def model(self) -> ModelRef | None:
+        """The default model; None leaves it to OpenCode."""
+        if self.provider_id is None or self.model_id is None:
+            return None
+        return ModelRef(self.provider_id, self.model_id)
 
-class Environment(Group, prefix="A2A_"):
+
+class EnvironmentSettings(Group, prefix="A2A_"):
     """The execution environment as the operator declares it: told to clients, not enforced."""
 
     sandbox_mode: Literal[
@@ -354,7 +362,7 @@ class Environment(Group, prefix="A2A_"):
     )
 
 
-class Client(Group, prefix="A2A_CLIENT_"):
+class ClientSettings(Group, prefix="A2A_CLIENT_"):
     """Calls to other agents: by `opencode-a2a call` and by the `a2a_call` tool."""
 
     timeout_seconds: Seconds = setting(30, "Time for one call.")

@@ -27,17 +27,17 @@ class Settings(BaseModel):
 
     model_config = STRICT
 
-    a2a: groups.Service = groups.Service()
-    auth: groups.Access = groups.Access()
-    opencode: groups.OpenCode = groups.OpenCode()
-    tasks: groups.Tasks = groups.Tasks()
-    interrupts: groups.Interrupts = groups.Interrupts()
-    turn: groups.Turn = groups.Turn()
-    stream: groups.Stream = groups.Stream()
-    limits: groups.Limits = groups.Limits()
-    log: groups.Log = groups.Log()
-    client: groups.Client = groups.Client()
-    environment: groups.Environment = groups.Environment()
+    a2a: groups.ServiceSettings = groups.ServiceSettings()
+    auth: groups.AccessSettings = groups.AccessSettings()
+    opencode: groups.OpenCodeSettings = groups.OpenCodeSettings()
+    tasks: groups.TaskSettings = groups.TaskSettings()
+    interrupts: groups.InterruptSettings = groups.InterruptSettings()
+    turn: groups.TurnSettings = groups.TurnSettings()
+    stream: groups.StreamSettings = groups.StreamSettings()
+    limits: groups.LimitSettings = groups.LimitSettings()
+    log: groups.LogSettings = groups.LogSettings()
+    client: groups.ClientSettings = groups.ClientSettings()
+    environment: groups.EnvironmentSettings = groups.EnvironmentSettings()
     sources: Mapping[str, str] = {}
     """For each key that was given: the flag, variable or file that it came from."""
     warnings: tuple[str, ...] = ()
@@ -80,6 +80,12 @@ class Settings(BaseModel):
         if self.opencode.ask is None and self.a2a.demo:
             return get_args(Ask)
         return self.opencode.ask or ()
+
+    @property
+    def console_answers(self) -> bool:
+        """Whether OpenCode may be answered past this service, by a person at its own terminal."""
+        given = self.interrupts.console_answers
+        return not self.opencode.managed_server if given is None else given
 
     @property
     def workspace(self) -> Path | None:
@@ -258,7 +264,9 @@ def conflicts(settings: Settings) -> Iterator[Problem]:
         )
 
 
-def _access_conflicts(a2a: groups.Service, auth: groups.Access) -> Iterator[Problem]:
+def _access_conflicts(
+    a2a: groups.ServiceSettings, auth: groups.AccessSettings
+) -> Iterator[Problem]:
     entries, variable = auth.static_auth_credentials or (), "A2A_STATIC_AUTH_CREDENTIALS"
     if entries and not any(entry.enabled for entry in entries):
         yield Problem(variable, "should have at least one enabled entry")
@@ -299,7 +307,9 @@ def _repeated(values: Iterable[object]) -> bool:
     return len(set(given)) < len(given)
 
 
-def _opencode_conflicts(a2a: groups.Service, opencode: groups.OpenCode) -> Iterator[Problem]:
+def _opencode_conflicts(
+    a2a: groups.ServiceSettings, opencode: groups.OpenCodeSettings
+) -> Iterator[Problem]:
     if opencode.provider_id and not opencode.model_id:
         yield Problem("OPENCODE_PROVIDER_ID", "should be given together with OPENCODE_MODEL_ID")
     if opencode.model_id and not opencode.provider_id:
@@ -317,7 +327,7 @@ def _opencode_conflicts(a2a: groups.Service, opencode: groups.OpenCode) -> Itera
 
 
 def _environment_conflicts(
-    declared: groups.Environment, workspace: Path | None
+    declared: groups.EnvironmentSettings, workspace: Path | None
 ) -> Iterator[Problem]:
     roots, variable = declared.sandbox_writable_roots, "A2A_SANDBOX_WRITABLE_ROOTS"
     if roots and declared.write_access_scope == "none":

@@ -219,7 +219,7 @@ class Credential(BaseModel):
         return frozenset(get_args(Capability)) if self.scheme == "basic" else frozenset()
 
 
-class PermissionRule(BaseModel):
+class AnswerRule(BaseModel):
     """One entry of ``A2A_PERMISSION_RULES``; the last rule that fits decides."""
 
     model_config = STRICT
@@ -250,5 +250,5 @@ def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:
 Credentials = Annotated[
     tuple[Credential, ...] | None, BeforeValidator(_decode), Field(min_length=1)
 ]
-PermissionRules = Annotated[tuple[PermissionRule, ...], BeforeValidator(_decode)]
+PermissionRules = Annotated[tuple[AnswerRule, ...], BeforeValidator(_decode)]
 PeerEntries = Annotated[tuple[PeerEntry, ...], BeforeValidator(_decode)]

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Protocol
 
 from opencode_a2a.callers import Caller
+from opencode_a2a.config import OpenCodeSettings
 from opencode_a2a.errors import SessionBusyError
 from opencode_a2a.events import Interrupted, JsonObject
 from opencode_a2a.extensions.payloads import Routed, invalid
@@ -26,7 +27,6 @@ from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.interrupts import Interrupts
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT, WORKSPACE_FIELD, Sessions
-from opencode_a2a.turns.turn import PromptDefaults
 from opencode_a2a.turns.workspace import Workspace
 
 CATALOGUE_SECONDS = 60.0
@@ -77,7 +77,7 @@ class Deps:
     board: TaskService
     errands: Errands
     spelling: Spelling
-    defaults: PromptDefaults
+    defaults: OpenCodeSettings
     fetch: Fetch
 
 

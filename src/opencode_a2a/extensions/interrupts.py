@@ -211,7 +211,7 @@ def _expired(call: Call, row: InterruptRow) -> bool:
     An interrupt that is not settled has not expired, whatever the time of day: its turn holds
     the deadline, by a clock that does not jump.
     """
-    kept = call.deps.interrupts.policy.tombstone_seconds * 1000
+    kept = call.deps.interrupts.settings.interrupt_request_tombstone_ttl_seconds * 1000
     return row.resolution == "expired" and now_ms() < (row.settled_at or 0) + kept
 
 
@@ -274,7 +274,7 @@ async def _reply(call: Call, asked: Interrupted, answer: Answer) -> None:
     at, reply = Location(directory=asked.directory), answer.reply
     match reply:
         case PermissionReply():
-            if reply.reply == "always" and not call.deps.interrupts.policy.allow_always:
+            if reply.reply == "always" and not call.deps.interrupts.settings.allow_always:
                 raise invalid("reply", 'must be "once" or "reject": "always" is switched off here')
             await call.opencode.reply_permission(
                 asked.request_id, reply.reply, reply.message, at=at

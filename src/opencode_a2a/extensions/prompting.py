@@ -5,11 +5,11 @@ those behind http(s) URLs are fetched here, and no URL of any other kind is pass
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from opencode_a2a.config import OpenCodeSettings
 from opencode_a2a.errors import MAX_VIOLATIONS, InvalidFieldError, Violation
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions.payloads import (
@@ -27,7 +27,6 @@ from opencode_a2a.ids import SessionId, scoped_id
 from opencode_a2a.media import UnfitError, fit_file, read_data_url
 from opencode_a2a.opencode import types as upstream
 from opencode_a2a.peers.network import Fetch, Fetched, FetchResult, TooManyFilesError
-from opencode_a2a.turns.turn import PromptDefaults
 from opencode_a2a.validation import FREE_OBJECT, wrong
 
 MAX_PARTS = 256
@@ -164,11 +163,18 @@ class PromptRequest(Body):
     format: Format | None = None
 
     async def prompt(
-        self, session_id: SessionId, defaults: PromptDefaults, fetch: Fetch
+        self, session_id: SessionId, defaults: OpenCodeSettings, fetch: Fetch
     ) -> upstream.Prompt:
         """Return what OpenCode is given; what the request leaves open is as in any turn."""
         said = {name: value for name, value in self.given().items() if value != ""}
-        given = {**asdict(defaults), **said, "parts": await _inputs(session_id, self.parts, fetch)}
+        given = {
+            "model": defaults.model,
+            "agent": defaults.agent,
+            "system": defaults.system,
+            "variant": defaults.variant,
+            **said,
+            "parts": await _inputs(session_id, self.parts, fetch),
+        }
         return upstream.Prompt.model_validate(given)
 
 
@@ -182,7 +188,7 @@ class CommandRequest(Body):
     parts: Annotated[list[FilePart], Field(max_length=MAX_PARTS)] | None = None
 
     async def call(
-        self, session_id: SessionId, defaults: PromptDefaults, fetch: Fetch
+        self, session_id: SessionId, defaults: OpenCodeSettings, fetch: Fetch
     ) -> upstream.CommandCall:
         given = self.given() | {
             "agent": self.agent or defaults.agent,

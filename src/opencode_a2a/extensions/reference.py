@@ -9,7 +9,7 @@ from inspect import getdoc
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode
 
-from opencode_a2a.config import OpenCode, Settings
+from opencode_a2a.config import OpenCodeSettings, Settings
 from opencode_a2a.errors import InternalError, InvalidFieldError, MissingFieldError, ServiceError
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions.contracts import data_fields
@@ -185,7 +185,7 @@ def specifications_page(extensions: Iterable[Extension]) -> str:
 
 def _specifications(extensions: Iterable[Extension]) -> Iterator[str]:
     yield _SPECIFICATIONS_HEAD
-    defaults = Settings(opencode=OpenCode(managed_server=True))
+    defaults = Settings(opencode=OpenCodeSettings(managed_server=True))
     for extension in extensions:
         yield f"## {extension.title} v1\n"
         yield f"{extension.summary}\n"

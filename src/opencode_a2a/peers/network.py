@@ -13,11 +13,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit
 
 import httpcore2
 import httpx2
+
+if TYPE_CHECKING:  # `opencode-a2a call` does without pydantic, which takes 0.2 s to load
+    from opencode_a2a.config import ServiceSettings
 
 Address = IPv4Address | IPv6Address
 
@@ -71,16 +74,6 @@ class Fetched:
 FetchResult = Fetched | EgressError | FetchError
 Fetch = Callable[[Sequence[str]], Awaitable[list[FetchResult]]]
 """Fetches the files of one message, in this order; raises TooManyFilesError."""
-
-
-@dataclass(frozen=True, slots=True)
-class FetchLimits:
-    """What the files of one message may take."""
-
-    files: int
-    file_bytes: int
-    total_bytes: int
-    seconds: float
 
 
 class HostNotFoundError(EgressError):
@@ -146,7 +139,7 @@ def client(
 class Fetcher:
     """Reads the files that messages name, within limits for each message."""
 
-    def __init__(self, limits: FetchLimits, rules: Egress | None = None) -> None:
+    def __init__(self, limits: "ServiceSettings", rules: Egress | None = None) -> None:
         self._limits = limits
         self._rules = rules or Egress()
         self._room = asyncio.Semaphore(MESSAGES_AT_ONCE)
@@ -161,20 +154,21 @@ class Fetcher:
 
         Sizes count after decompression, which happens in pieces of bounded size.
         """
-        limits = self._limits
-        if len(urls) > limits.files:
+        most = self._limits.fetch_files_max_count
+        seconds = self._limits.fetch_files_timeout_seconds
+        if len(urls) > most:
             raise TooManyFilesError(
-                f"names {len(urls)} files by URL, and at most {limits.files} are fetched; "
+                f"names {len(urls)} files by URL, and at most {most} are fetched; "
                 "send several messages"
             )
-        deadline = asyncio.get_running_loop().time() + limits.seconds
-        late = FetchError(f"The files of the message did not arrive within {limits.seconds:g} s")
+        deadline = asyncio.get_running_loop().time() + seconds
+        late = FetchError(f"The files of the message did not arrive within {seconds:g} s")
         try:
             async with asyncio.timeout_at(deadline):
                 await self._room.acquire()
         except TimeoutError:
             return [late] * len(urls)
-        fetching = _Fetching(limits)
+        fetching = _Fetching(self._limits.fetch_files_max_total_bytes)
 
         async def one(url: str) -> FetchResult:
             try:
@@ -188,7 +182,7 @@ class Fetcher:
                 return FetchError("The file cannot be fetched")
 
         try:
-            async with client(self._rules, timeout=limits.seconds, tls=self._tls) as http:
+            async with client(self._rules, timeout=seconds, tls=self._tls) as http:
                 return await asyncio.gather(*map(one, urls))
         finally:
             self._room.release()
@@ -201,20 +195,22 @@ class Fetcher:
         async with http.stream("GET", url, headers=headers) as response:
             if response.status_code != 200:
                 raise FetchError(_bad_status(response.status_code))
-            data = await read(response, self._limits.file_bytes, fetching.spend)
+            data = await read(response, self._limits.fetch_files_max_bytes, fetching.spend)
             if data is None:
-                raise FetchError(f"The file is larger than {self._limits.file_bytes} bytes")
+                raise FetchError(
+                    f"The file is larger than {self._limits.fetch_files_max_bytes} bytes"
+                )
             return Fetched(data, media_type(response) or None)
 
 
 class _Fetching:
     """What the files of one message share."""
 
-    def __init__(self, limits: FetchLimits) -> None:
+    def __init__(self, most: int) -> None:
         self.slots = asyncio.Semaphore(FILES_AT_ONCE)
-        self.left = limits.total_bytes
+        self.left = most
         self.exhausted = FetchError(
-            f"The files of the message are larger than {limits.total_bytes} bytes together"
+            f"The files of the message are larger than {most} bytes together"
         )
 
     def spend(self, size: int) -> None:

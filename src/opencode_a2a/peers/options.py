@@ -1,12 +1,12 @@
 """What the ``A2A_CLIENT_…`` settings mean for a call: the commands and the tool both ask here."""
 
-from opencode_a2a.config import Client
+from opencode_a2a.config import ClientSettings
 from opencode_a2a.peers.client import Options
 from opencode_a2a.peers.discovery import Preference
 from opencode_a2a.peers.wire import Version, read_binding
 
 
-def options(client: Client) -> Options:
+def options(client: ClientSettings) -> Options:
     bindings = (read_binding(name) for name in client.supported_transports)
     line = Version(client.protocol_version) if client.protocol_version else None
     return Options(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from opencode_a2a import __version__
 from opencode_a2a.a2a.metadata import known
 from opencode_a2a.a2a.versions import Version
-from opencode_a2a.config import Environment, Settings
+from opencode_a2a.config import EnvironmentSettings, Settings
 from opencode_a2a.errors import (
     MethodNotFoundError,
     RequestTooLargeError,
@@ -309,7 +309,7 @@ def _toggle(name: str, settings: Settings) -> JsonObject:
     }
 
 
-def _environment(said: Environment) -> JsonObject:
+def _environment(said: EnvironmentSettings) -> JsonObject:
     """Return the execution environment as the operator declares it."""
     roots, domains = said.sandbox_writable_roots, said.network_allowed_domains
     return {

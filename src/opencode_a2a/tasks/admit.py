@@ -12,6 +12,7 @@ import orjson
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.clock import now_ms
+from opencode_a2a.config import LimitSettings
 from opencode_a2a.errors import LimitExceededError
 from opencode_a2a.ids import ContextId, Principal, TaskId, new_message_id, new_uuid
 from opencode_a2a.store import tasks as rows
@@ -20,12 +21,6 @@ from opencode_a2a.store.tasks import Segment, TaskRow
 from opencode_a2a.tasks.codec import Request, dump_entries, dump_request, dump_status
 from opencode_a2a.tasks.commands import SendCommand
 from opencode_a2a.tasks.state import Accepted, TaskRef, TaskState
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    per_principal: int
-    total: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +46,7 @@ def digest(order: SendCommand) -> bytes:
 
 
 class Admission:
-    def __init__(self, database: Database, limits: Limits) -> None:
+    def __init__(self, database: Database, limits: LimitSettings) -> None:
         self._database = database
         self._limits = limits
         self._open: Counter[Principal] = Counter()
@@ -107,7 +102,7 @@ class Admission:
             if earlier is not None:
                 return earlier
             if not room:
-                raise LimitExceededError(limit=self._limits.per_principal)
+                raise LimitExceededError(limit=self._limits.max_tasks_per_principal)
             no = rows.add_task(connection, row)
             rows.add_message(connection, order.principal, order.message.message_id, no, known)
             rows.append(connection, [Segment(no, 1, 1, segment)], [])
@@ -127,8 +122,10 @@ class Admission:
         return Admitted(outcome, state, request, new_context=order.context_id is None)
 
     def _room(self, principal: Principal) -> bool:
+        limits = self._limits
         return (
-            self._open[principal] < self._limits.per_principal and self._total < self._limits.total
+            self._open[principal] < limits.max_tasks_per_principal
+            and self._total < limits.max_open_tasks
         )
 
 

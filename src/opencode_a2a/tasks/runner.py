@@ -100,7 +100,7 @@ class Runner:
             self._closed(job)
 
     async def _give_up(self, job: OpenTask, seq: int) -> None:
-        seconds = self._turns.interrupts.policy.seconds
+        seconds = self._turns.interrupts.settings.interrupt_request_ttl_seconds
         waited = (now_ms() - job.log.state.status.at) / 1000
         await asyncio.sleep(max(0.0, seconds - waited))
         if job.log.state.seq == seq:

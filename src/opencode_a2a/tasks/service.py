@@ -15,6 +15,7 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
+from opencode_a2a.config import LimitSettings
 from opencode_a2a.errors import (
     InterruptNotFoundError,
     InvalidParamsError,
@@ -29,7 +30,7 @@ from opencode_a2a.messages import ANYWHERE, Answered
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import Filter, Key, TaskRow
-from opencode_a2a.tasks.admit import Admission, Admitted, Limits, digest
+from opencode_a2a.tasks.admit import Admission, Admitted, digest
 from opencode_a2a.tasks.codec import Request, dump_request, load_task
 from opencode_a2a.tasks.commands import Cursor, Page, Query, SendCommand
 from opencode_a2a.tasks.log import LogReader, TaskLog
@@ -53,7 +54,7 @@ class Submitted:
 
 class TaskService:
     def __init__(
-        self, database: Database, journal: LogWriter, turns: Turns, limits: Limits
+        self, database: Database, journal: LogWriter, turns: Turns, limits: LimitSettings
     ) -> None:
         self._database = database
         self._journal = journal

@@ -34,7 +34,7 @@ from opencode_a2a.turns.answers import (
     QuestionReply,
     Reply,
 )
-from opencode_a2a.turns.interrupts import DENIED_MESSAGE, Interrupts, Owner
+from opencode_a2a.turns.interrupts import DENIED_MESSAGE, Interrupts, Owner, expiry, rule_action
 
 log = structlog.get_logger(__name__)
 
@@ -151,11 +151,11 @@ class TurnInterrupts:
 
     async def _ask(self, event: Interrupted) -> TurnEvent:
         self._interrupts.open.add(event.request_id)
-        action = self._interrupts.policy.action(event)
+        action = rule_action(self._interrupts.settings, event)
         asked = await self._interrupts.ask(self._owner, await self._with_input(event))
         self._add(_Open(asked, told=action == "ask"))
         if action == "ask":
-            self._arm(asked, self._interrupts.policy.seconds)
+            self._arm(asked, self._interrupts.settings.interrupt_request_ttl_seconds)
             return asked
         self._due.append(asked.request_id)
         self._wake()
@@ -232,7 +232,7 @@ class TurnInterrupts:
             event, void = replace(event, resolution="once"), False
         if void and (ending or not self.busy):
             return event
-        if not self._interrupts.policy.console_answers:
+        if not self._interrupts.console_answers:
             self.forged = one.asked
             self._interrupts.report_forged(self._owner, one.asked, event)
         return event if void else replace(event, by=ELSEWHERE)
@@ -270,11 +270,10 @@ class TurnInterrupts:
 
     def _automatic(self, one: _Open) -> Answer | None:
         """Return the answer of a rule, or of the clock; None when the turn ends at the deadline."""
-        policy = self._interrupts.policy
         if one.told:
-            reply = policy.expiry(one.asked)
+            reply = expiry(self._interrupts.settings, one.asked)
             return reply and Answer(reply, CLOCK)
-        if policy.action(one.asked) == "allow":
+        if rule_action(self._interrupts.settings, one.asked) == "allow":
             return Answer(PermissionReply("once"), RULE)
         return Answer(PermissionReply("reject", DENIED_MESSAGE), RULE)
 
@@ -379,7 +378,7 @@ class TurnInterrupts:
                 actual_interrupt_type=asked.type,
             )
         always = isinstance(reply, PermissionReply) and reply.reply == "always"
-        if always and not self._interrupts.policy.allow_always:
+        if always and not self._interrupts.settings.allow_always:
             text = '"always" is switched off here, since it holds for everybody; answer "once"'
             raise InvalidParamsError(text, violations=(Violation("reply", text),))
 

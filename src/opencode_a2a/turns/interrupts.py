@@ -15,6 +15,7 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
 from opencode_a2a.clock import now_ms
+from opencode_a2a.config import InterruptSettings, Settings
 from opencode_a2a.events import Interrupted, Resumed
 from opencode_a2a.ids import ContextId, Principal, RequestId, SessionId, TaskId
 from opencode_a2a.store import interrupts as rows
@@ -24,55 +25,36 @@ from opencode_a2a.telemetry import AUDIT
 from opencode_a2a.turns.answers import Answer, PermissionReply, QuestionReply, Reply
 
 Action = Literal["allow", "ask", "deny"]
-DefaultAction = Literal["reject-and-continue", "end-turn"]
 
 EXPIRED_MESSAGE = "Nobody answered in time. Go on without it, or say what you could not do."
 DENIED_MESSAGE = "A rule of this service forbids it. Go on without it."
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """An answer given without asking anybody; the last rule that matches decides."""
-
-    permission: str
-    pattern: str
-    action: Action
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    seconds: float
-    """How long a person has."""
-    tombstone_seconds: float
-    """How long an expired prompt is remembered as such."""
-    default: DefaultAction
-    allow_always: bool = False
-    console_answers: bool = True
-    """OpenCode may be answered past this service, by a person at its own terminal."""
-    rules: tuple[Rule, ...] = ()
-
-    def action(self, asked: Interrupted) -> Action:
-        """Say what the rules do with a permission: all its patterns have to agree to allow it."""
-        if asked.type != "permission" or asked.permission is None:
-            return "ask"
-        actions = [self._match(asked.permission, pattern) for pattern in asked.patterns or ["*"]]
-        if "deny" in actions:
-            return "deny"
-        return "ask" if "ask" in actions else "allow"
-
-    def _match(self, permission: str, pattern: str) -> Action:
-        for rule in reversed(self.rules):
-            if fnmatchcase(permission, rule.permission) and fnmatchcase(pattern, rule.pattern):
-                return rule.action
+def rule_action(settings: InterruptSettings, asked: Interrupted) -> Action:
+    """Say what the rules do with a permission: all its patterns have to agree to allow it."""
+    if asked.type != "permission" or asked.permission is None:
         return "ask"
+    actions: set[Action] = set()
+    for pattern in asked.patterns or ["*"]:
+        action: Action = "ask"
+        for rule in settings.permission_rules:  # the last one that fits decides
+            if fnmatchcase(asked.permission, rule.permission) and fnmatchcase(
+                pattern, rule.pattern
+            ):
+                action = rule.action
+        actions.add(action)
+    if "deny" in actions:
+        return "deny"
+    return "ask" if "ask" in actions else "allow"
 
-    def expiry(self, asked: Interrupted) -> Reply | None:
-        """Return the answer at the deadline; None ends the turn."""
-        if self.default == "end-turn":
-            return None
-        if asked.type == "question":
-            return QuestionReply([[EXPIRED_MESSAGE] for _ in asked.questions])
-        return PermissionReply("reject", EXPIRED_MESSAGE)
+
+def expiry(settings: InterruptSettings, asked: Interrupted) -> Reply | None:
+    """Return the answer at the deadline; None ends the turn."""
+    if settings.interrupt_default_action == "end-turn":
+        return None
+    if asked.type == "question":
+        return QuestionReply([[EXPIRED_MESSAGE] for _ in asked.questions])
+    return PermissionReply("reject", EXPIRED_MESSAGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +70,10 @@ class Owner:
 class Interrupts:
     """Every prompt that was put to somebody."""
 
-    def __init__(self, database: Database, policy: Policy) -> None:
+    def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
-        self.policy = policy
+        self.settings = settings.interrupts
+        self.console_answers = settings.console_answers
         self.turns: set[SessionId] = set()
         """Sessions in which the turn of a task runs: it is asked whatever the session asks."""
         self.open: set[RequestId] = set()
@@ -102,9 +85,9 @@ class Interrupts:
         asked = replace(
             asked,
             asked_at=now,
-            expires_at=now + int(self.policy.seconds * 1000),
+            expires_at=now + int(self.settings.interrupt_request_ttl_seconds * 1000),
             default=self._default(asked),
-            allows_always=self.policy.allow_always and asked.type == "permission",
+            allows_always=self.settings.allow_always and asked.type == "permission",
         )
         new = InterruptRow(
             asked.request_id,
@@ -124,7 +107,7 @@ class Interrupts:
         return replace(asked, expires_at=row.expires_at)
 
     def _default(self, asked: Interrupted) -> str:
-        if self.policy.expiry(asked) is None:
+        if expiry(self.settings, asked) is None:
             return "the turn ends"
         if asked.type == "question":
             return "the question is dismissed and the turn continues"

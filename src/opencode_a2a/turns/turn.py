@@ -15,6 +15,7 @@ from typing import Protocol
 import structlog
 
 from opencode_a2a.clock import now_ms
+from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
     ServiceError,
     SessionNotFoundError,
@@ -55,7 +56,7 @@ from opencode_a2a.turns.sessions import BoundSession, Sessions
 from opencode_a2a.turns.stored import Snapshots
 from opencode_a2a.turns.tools import Tools
 
-__all__ = ["Log", "PromptDefaults", "Told", "Turn", "TurnLimits", "TurnSpec", "Turns"]
+__all__ = ["Log", "Told", "Turn", "TurnSpec", "Turns"]
 
 log = structlog.get_logger(__name__)
 
@@ -97,37 +98,6 @@ FORGED = Failure(
 
 
 @dataclass(frozen=True, slots=True)
-class PromptDefaults:
-    """What is sent with every prompt unless the request says otherwise."""
-
-    model: ModelRef | None = None
-    agent: str | None = None
-    system: str | None = None
-    variant: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TurnLimits:
-    """What ends a turn that does not end by itself."""
-
-    silence_seconds: float
-    max_steps: int
-    max_retry_seconds: float
-    abort_seconds: float
-    connect_seconds: float
-    """How long OpenCode may be away before a prompt is given up."""
-    turn_seconds: float | None = None
-    """How long a turn may take in all; None for as long as it takes."""
-    max_turns: int = 0
-    """How many turns may run at once; 0 for any number."""
-
-    @property
-    def tick_seconds(self) -> float:
-        """How often a turn that hears nothing is looked at."""
-        return min(TICK_SECONDS, self.silence_seconds, self.turn_seconds or TICK_SECONDS)
-
-
-@dataclass(frozen=True, slots=True)
 class TurnSpec:
     task_id: TaskId
     context_id: ContextId
@@ -152,12 +122,11 @@ class Turns:
 
     def __init__(
         self,
+        settings: Settings,
         opencode: OpenCode,
         feed: Feed,
         sessions: Sessions,
         interrupts: Interrupts,
-        watch: TurnLimits,
-        defaults: PromptDefaults,
         tools: Tools | None = None,
     ) -> None:
         self.tools = tools
@@ -165,9 +134,8 @@ class Turns:
         self.feed = feed
         self.sessions = sessions
         self.interrupts = interrupts
-        self.watch = watch
-        self.defaults = defaults
-        self.models = Models(opencode, defaults.model)
+        self.settings = settings
+        self.models = Models(opencode, settings.opencode.model)
         self.stored = Snapshots(opencode)
         self.running = 0
 
@@ -216,7 +184,7 @@ class Turn:
 
     async def run(self, told: Log) -> None:
         """Run the turn, and tell it; the last event is the end."""
-        if 0 < self._turns.watch.max_turns <= self._turns.running:
+        if 0 < self._turns.settings.opencode.max_concurrent_streams <= self._turns.running:
             raise UpstreamBackpressureError
         self._turns.running += 1
         try:
@@ -318,7 +286,7 @@ class Turn:
         if spec.session_id is not None and routing.session_id is None:
             routing = replace(routing, session_id=spec.session_id)
         # A task that an earlier process began waits for OpenCode for as long as it takes.
-        limit = self._turns.watch.connect_seconds if spec.told is None else None
+        limit = self._turns.settings.opencode.timeout if spec.told is None else None
         try:
             async with asyncio.timeout(limit):
                 return await self._patiently(spec, routing)
@@ -352,7 +320,11 @@ class Run:
         self._spec = spec
         self._turns = turns
         self._opencode = turns.opencode
-        self._watch = turns.watch
+        self._settings = turns.settings
+        self._longest = turns.settings.opencode.timeout_stream
+        self._tick_seconds = min(
+            TICK_SECONDS, self._settings.turn.silence_seconds, self._longest or TICK_SECONDS
+        )
         self._seat = seat
         self._subscription = subscription
         self._log = told
@@ -531,7 +503,7 @@ class Run:
         return await self._opencode.prompt(seat.session_id, self._body(model), at=seat.location)
 
     def _body(self, model: ModelRef | None) -> Prompt:
-        defaults = self._turns.defaults
+        defaults = self._settings.opencode
         return Prompt(
             parts=[_input(part) for part in self._spec.prompt],
             message_id=self._spec.user_message_id,
@@ -644,30 +616,30 @@ class Run:
         # The longer it has been quiet, the less a moment matters: a thousand turns that wait for
         # their models should cost next to nothing.
         quiet = self._loop.time() - self._heard
-        pause = max(self._watch.tick_seconds, min(quiet / 2, LONGEST_TICK_SECONDS))
+        pause = max(self._tick_seconds, min(quiet / 2, LONGEST_TICK_SECONDS))
         self._timer = self._loop.call_later(pause, self._tick)
         self.wake()
 
     async def _guard(self) -> list[TurnEvent]:
         """Look for signs that the turn will not end by itself, or has ended unheard."""
-        reader, watch = self._reader, self._watch
-        if reader.steps > watch.max_steps:
+        reader, limits = self._reader, self._settings.turn
+        if reader.steps > limits.max_steps:
             return await self._abort(Failure("UPSTREAM_ENDLESS", ENDLESS.format(reader.steps)))
         retry = reader.retry
         if retry is not None and retry is not self._retry:
             # Judged once, when it is heard: the wall clock may jump while it is waited for.
             self._retry = retry
-            if retry.next - now_ms() > watch.max_retry_seconds * 1000:
+            if retry.next - now_ms() > limits.max_retry_wait_seconds * 1000:
                 failure = Failure("UPSTREAM_QUOTA_EXCEEDED", RETRY_FAR.format(retry.message))
                 return await self._abort(failure)
         now = self._loop.time()
-        if watch.turn_seconds is not None and now - self._began > watch.turn_seconds:
-            return await self._abort(Failure("UPSTREAM_TIMEOUT", LONG.format(watch.turn_seconds)))
+        if self._longest is not None and now - self._began > self._longest:
+            return await self._abort(Failure("UPSTREAM_TIMEOUT", LONG.format(self._longest)))
         quiet = now - self._heard
-        if quiet < watch.tick_seconds:
+        if quiet < self._tick_seconds:
             return []
         # After 5 s, 20 s, 80 s: each comparison reads the messages of the session.
-        compare_after = watch.tick_seconds if self._unlisted else quiet * 3 / 4
+        compare_after = self._tick_seconds if self._unlisted else quiet * 3 / 4
         if not reader.needs_reconcile and now - self._compared >= compare_after:
             # Events get lost without a gap as well, right after a connection above all.
             reader.needs_reconcile = True
@@ -678,7 +650,7 @@ class Run:
         statuses = await self._turns.stored.statuses.of(self._seat.location, self._heard)
         if self._seat.session_id not in statuses and self._idle_is_the_end:
             return await self._finish()
-        return await self._abort(self._silence()) if quiet > watch.silence_seconds else []
+        return await self._abort(self._silence()) if quiet > limits.silence_seconds else []
 
     @property
     def _answer_due(self) -> bool:
@@ -701,27 +673,27 @@ class Run:
         return self._loop.time() - max(self._heard, self._doubted) > UNBEGUN_SECONDS
 
     def _silence(self) -> Failure:
-        return Failure("UPSTREAM_TIMEOUT", SILENT.format(self._watch.silence_seconds))
+        return Failure("UPSTREAM_TIMEOUT", SILENT.format(self._settings.turn.silence_seconds))
 
     def _overdue(self) -> list[TurnEvent]:
         """End a turn whose OpenCode has been away for too long."""
         if self._canceled:
             return _noted(self._reader.finish(None, aborted=True), UNCONFIRMED)
-        if self._loop.time() - self._heard > self._watch.silence_seconds:
+        if self._loop.time() - self._heard > self._settings.turn.silence_seconds:
             return self._fail(self._silence())
         return []
 
     async def _abort(self, failure: Failure | None) -> list[TurnEvent]:
         """Stop the session and its sub-agents, make sure of it, and end the turn."""
         try:
-            async with asyncio.timeout(self._watch.abort_seconds):
+            async with asyncio.timeout(self._settings.interrupts.cancel_abort_timeout_seconds):
                 await self._stop()
             confirmed = True
         except (TimeoutError, UpstreamError) as error:
             log.warning("abort not confirmed", error=type(error).__name__)
             confirmed = False
         with suppress(TimeoutError, UpstreamError):
-            async with asyncio.timeout(self._watch.abort_seconds):
+            async with asyncio.timeout(self._settings.interrupts.cancel_abort_timeout_seconds):
                 state = await self._read_end()
                 told = self._reader.finish(state, aborted=failure is None, failure=failure)
                 return told if confirmed else _noted(told, UNCONFIRMED)

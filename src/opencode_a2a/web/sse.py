@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 
 import structlog
@@ -20,6 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from structlog.typing import FilteringBoundLogger
 
 from opencode_a2a import metrics
+from opencode_a2a.config import StreamSettings
 from opencode_a2a.errors import StreamEndedError
 from opencode_a2a.server.exchange import EVENT_STREAM, Frames
 from opencode_a2a.web.answers import DIRECT_SEND, WRITE_NOW, Header
@@ -51,16 +51,8 @@ _SILENT = frozenset({Ending.COMPLETE, Ending.DISCONNECTED, Ending.STALLED})
 _BUDGETS = frozenset({Ending.TOO_MANY_BYTES, Ending.TOO_LONG, Ending.IDLE})
 
 
-@dataclass(frozen=True, slots=True)
-class StreamLimits:
-    """What a stream may use; 0 switches a budget off."""
-
-    keepalive: float = 3.0
-    send_deadline: float = 30.0
-    """Seconds a reader may leave a frame unread before it is dropped."""
-    max_bytes: int = 64 * 1024 * 1024
-    max_seconds: float = 3600.0
-    idle_seconds: float = 0.0
+SEND_SECONDS = 30.0
+"""How long a reader may leave a frame unread before it is dropped."""
 
 
 def early_end(ending: Ending) -> StreamEndedError:
@@ -117,13 +109,15 @@ class EventStream:
         self,
         frames: Frames,
         *,
-        limits: StreamLimits | None = None,
+        limits: StreamSettings | None = None,
+        send_seconds: float = SEND_SECONDS,
         headers: tuple[Header, ...] = (),
         drain: Drain | None = None,
         farewell: Callable[[Ending], bytes],
     ) -> None:
         self._frames = frames(self._write)
-        self._limits = limits or StreamLimits()
+        self._limits = limits or StreamSettings()
+        self._send_seconds = send_seconds
         self._headers = headers
         self._drain = Drain() if drain is None else drain
         self._farewell = farewell
@@ -162,7 +156,7 @@ class EventStream:
             return ending
         last = b"" if ending in _SILENT else self._farewell(ending)
         try:
-            async with asyncio.timeout(self._limits.send_deadline):
+            async with asyncio.timeout(self._send_seconds):
                 await send({"type": "http.response.body", "body": last})
         except TimeoutError:
             return Ending.STALLED
@@ -245,7 +239,7 @@ class EventStream:
 
     def _silent(self, now: float) -> bool:
         """Whether it is time for a comment."""
-        return not self._writing and now - self._wrote >= self._limits.keepalive
+        return not self._writing and now - self._wrote >= self._limits.keepalive_seconds
 
     def _ping_now(self, now: float) -> bool:
         """Write a comment if it is time for one; False if it has to wait for the reader."""
@@ -259,7 +253,7 @@ class EventStream:
     async def _ping(self, send: Send, now: float) -> None:
         self._wrote = now
         try:
-            async with asyncio.timeout(self._limits.send_deadline):
+            async with asyncio.timeout(self._send_seconds):
                 await send(_chunk(_PING))
         except TimeoutError:
             raise _EndedError(Ending.STALLED) from None
@@ -268,22 +262,22 @@ class EventStream:
         limits = self._limits
         if self._drain.begun:
             return Ending.DRAINED
-        if self._writing and now - self._wrote >= limits.send_deadline:
+        if self._writing and now - self._wrote >= self._send_seconds:
             return Ending.STALLED
-        if limits.max_seconds and now - self._began >= limits.max_seconds:
+        if limits.max_duration_seconds and now - self._began >= limits.max_duration_seconds:
             return Ending.TOO_LONG
-        if limits.idle_seconds and now - self._last_frame >= limits.idle_seconds:
+        if limits.idle_timeout_seconds and now - self._last_frame >= limits.idle_timeout_seconds:
             return Ending.IDLE
         return None
 
     def _pause(self, now: float) -> float:
         """Return the seconds until there is something to look at."""
         limits = self._limits
-        due = [self._wrote + (limits.send_deadline if self._writing else limits.keepalive)]
-        if limits.max_seconds:
-            due.append(self._began + limits.max_seconds)
-        if limits.idle_seconds:
-            due.append(self._last_frame + limits.idle_seconds)
+        due = [self._wrote + (self._send_seconds if self._writing else limits.keepalive_seconds)]
+        if limits.max_duration_seconds:
+            due.append(self._began + limits.max_duration_seconds)
+        if limits.idle_timeout_seconds:
+            due.append(self._last_frame + limits.idle_timeout_seconds)
         return max(0.0, min(due) - now)
 
 
