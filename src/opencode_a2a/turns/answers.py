@@ -1,4 +1,4 @@
-"""What a person may answer to a prompt, and what it means. Pure.
+"""What a person may answer to an interrupt, and what it means. Pure.
 
 Any A2A client can answer with a plain message: a word, an option, a number, a free text, or
 a data part with the same in a form for programs.
@@ -11,7 +11,7 @@ from typing import Literal
 
 import orjson
 
-from opencode_a2a.events import Interrupted, Json, JsonObject, Question, Resolution
+from opencode_a2a.events import Interrupted, JsonObject, Question, Resolution
 from opencode_a2a.messages import Message
 
 
@@ -19,7 +19,7 @@ from opencode_a2a.messages import Message
 class PermissionReply:
     reply: Literal["once", "always", "reject"]
     message: str | None = None
-    """Told to the model when the answer is no; it then goes on instead of stopping."""
+    """Given to the model when the answer is no; it then goes on instead of stopping."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +81,42 @@ _LEADING_WORD = re.compile(r"\s*([A-Za-z]+)\s*(?:[:,.;!-]+\s*|\s+|$)(.*)", re.DO
 
 
 def understand(message: Message, pending: Sequence[Interrupted]) -> tuple[Interrupted, Reply]:
-    """Return which prompt a message answers, and how; raise NotUnderstoodError otherwise."""
+    """Return which interrupt a message answers, and how; raise NotUnderstoodError otherwise.
+
+    It is the only one that is pending, or the one whose id the message begins with.
+    """
     for part in message.parts:
         if isinstance(part.data, dict):
             return _from_data(part.data, pending)
     text = message.text.strip()
-    asked, text = _named(text, pending)
+    first, _, rest = text.partition(" ")
+    named, ids = first.rstrip(":"), ", ".join(asked.request_id for asked in pending)
+    asked = next((asked for asked in pending if asked.request_id == named), None)
+    if asked is not None:
+        text = rest.strip()
+    elif _REQUEST_ID.fullmatch(named):
+        raise NotUnderstoodError(
+            f"The request {named} is no longer pending. What is asked now: {ids}"
+        )
+    elif len(pending) == 1:
+        asked = pending[0]
+    else:
+        raise NotUnderstoodError(
+            f"Several requests are pending; begin the answer with the id of the one you mean: {ids}"
+        )
     if not text:
         raise NotUnderstoodError(f"The message is empty. {accepted(asked)}")
-    if asked.type == "permission":
-        return asked, _permission(text, asked)
-    return asked, _question(text, asked)
+    if asked.type == "question":
+        return asked, _question(text, asked)
+    match = _LEADING_WORD.fullmatch(text)
+    reply = _WORDS.get(match[1].lower()) if match else None
+    if match is None or reply is None:
+        raise NotUnderstoodError(accepted(asked))
+    reason = match[2].strip()
+    if reason and reply != "reject":
+        # "yes, but only the first file" is no permission for all of it.
+        raise NotUnderstoodError(f"A permission has no conditions. {accepted(asked)}")
+    return asked, PermissionReply(reply, reason or None)
 
 
 def accepted(asked: Interrupted) -> str:
@@ -102,76 +127,35 @@ def accepted(asked: Interrupted) -> str:
             f'Answer "once" (or "yes") to allow it this time,{always} '
             'or "reject" (or "no"), with a reason after a colon if you like.'
         )
-    lines = ["Answer with an option's label or number" + _free(asked.questions)]
+    free = any(question.custom for question in asked.questions)
+    lines = ["Answer with an option's label or number" + (", or in your own words" if free else "")]
     if len(asked.questions) > 1:
         lines.append("one line for each question")
     return "; ".join(lines) + '; or "reject" to dismiss the question.'
 
 
-def _free(questions: Sequence[Question]) -> str:
-    return ", or in your own words" if any(question.custom for question in questions) else ""
-
-
-def _named(text: str, pending: Sequence[Interrupted]) -> tuple[Interrupted, str]:
-    """Find the prompt that is meant: the only one, or the one whose id comes first."""
-    first, _, rest = text.partition(" ")
-    for asked in pending:
-        if first.rstrip(":") == asked.request_id:
-            return asked, rest.strip()
-    if _REQUEST_ID.fullmatch(first.rstrip(":")):
-        raise NotUnderstoodError(
-            f"The request {first.rstrip(':')} is no longer pending. What is asked now: "
-            + ", ".join(asked.request_id for asked in pending)
-        )
-    if len(pending) == 1:
-        return pending[0], text
-    raise NotUnderstoodError(
-        "Several prompts are pending; begin the answer with the id of the one you mean: "
-        + ", ".join(asked.request_id for asked in pending)
-    )
-
-
-def _permission(text: str, asked: Interrupted) -> PermissionReply:
-    match = _LEADING_WORD.fullmatch(text)
-    reply = _WORDS.get(match[1].lower()) if match else None
-    if match is None or reply is None:
-        raise NotUnderstoodError(accepted(asked))
-    rest = match[2].strip()
-    if rest and reply != "reject":
-        # "yes, but only the first file" is no permission for all of it.
-        raise NotUnderstoodError(f"A permission has no conditions. {accepted(asked)}")
-    return PermissionReply(reply, rest or None)
-
-
 def _question(text: str, asked: Interrupted) -> Reply:
-    questions = asked.questions
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    questions, lines = asked.questions, [text]
     if len(questions) > 1:
-        if text.lower() in _REJECTIONS:
-            return QuestionRejection()
-        if len(lines) != len(questions):
-            raise NotUnderstoodError(f"There are {len(questions)} questions. {accepted(asked)}")
-        return QuestionReply(
-            [_choice(line, q, asked) for line, q in zip(lines, questions, strict=True)]
-        )
-    question = questions[0]
-    if text.lower() in _REJECTIONS and _label(text, question) is None:
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+    # An option may be called "skip".
+    option = len(questions) == 1 and _label(text, questions[0]) is not None
+    if text.lower() in _REJECTIONS and not option:
         return QuestionRejection()
-    return QuestionReply([_choice(text, question, asked)])
-
-
-def _choice(text: str, question: Question, asked: Interrupted) -> list[str]:
-    whole = _label(text, question)
-    if whole is not None:
-        return [whole]
-    if question.multiple:
-        labels = [_label(piece.strip(), question) for piece in text.split(",")]
+    if len(lines) != len(questions):
+        raise NotUnderstoodError(f"There are {len(questions)} questions. {accepted(asked)}")
+    answers: list[list[str]] = []
+    for line, question in zip(lines, questions, strict=True):
+        labels = [_label(line, question)]
+        if labels == [None] and question.multiple:
+            labels = [_label(piece.strip(), question) for piece in line.split(",")]
         found = [label for label in labels if label is not None]
-        if found and len(found) == len(labels):
-            return found
-    if question.custom:
-        return [text]
-    raise NotUnderstoodError(accepted(asked))
+        if len(found) < len(labels):
+            if not question.custom:
+                raise NotUnderstoodError(accepted(asked))
+            found = [line]
+        answers.append(found)
+    return QuestionReply(answers)
 
 
 def _label(text: str, question: Question) -> str | None:
@@ -185,17 +169,35 @@ def _label(text: str, question: Question) -> str | None:
 
 
 def _from_data(data: JsonObject, pending: Sequence[Interrupted]) -> tuple[Interrupted, Reply]:
-    asked = _by_id(data.get("request_id"), pending)
+    """Understand a data part; its fields are those of the methods that answer."""
+    named = data.get("request_id")
+    if named is None and len(pending) == 1:
+        named = pending[0].request_id
+    asked = next((asked for asked in pending if asked.request_id == named), None)
+    if asked is None:
+        ids = ", ".join(asked.request_id for asked in pending)
+        raise NotUnderstoodError(f'"request_id" must be one of: {ids}')
     match data:
         case {"reply": str(word)} if asked.type == "permission":
             reply = _WORDS.get(word.strip().lower())
             if reply is None:
                 raise NotUnderstoodError('"reply" must be "once", "always" or "reject".')
-            return asked, PermissionReply(reply, _text(data.get("message")))
+            reason = data.get("message")
+            reason = reason.strip() if isinstance(reason, str) else None
+            return asked, PermissionReply(reply, reason or None)
         case {"reply": str(word)} if word.strip().lower() in _REJECTIONS:
             return asked, QuestionRejection()
         case {"answers": list(answers)} if asked.type == "question":
-            return asked, QuestionReply(strings(answers, asked))
+            found: list[list[str]] = []
+            for answer in answers:
+                listed = answer if isinstance(answer, list) else [None]
+                texts = [value for value in listed if isinstance(value, str)]
+                if len(texts) < len(listed):
+                    raise NotUnderstoodError('"answers" must be a list of lists of strings.')
+                found.append([text.strip() for text in texts if text.strip()])
+            if len(found) > len(asked.questions):
+                raise NotUnderstoodError(f"There are only {len(asked.questions)} questions.")
+            return asked, QuestionReply(found)
         case _:
             wanted = (
                 '{"reply": "once" | "always" | "reject"}'
@@ -203,30 +205,3 @@ def _from_data(data: JsonObject, pending: Sequence[Interrupted]) -> tuple[Interr
                 else '{"answers": [["label", …], …]}, one list for each question'
             )
             raise NotUnderstoodError(f"The data part must be {wanted}.")
-
-
-def _by_id(named: Json, pending: Sequence[Interrupted]) -> Interrupted:
-    for asked in pending:
-        if named == asked.request_id or (named is None and len(pending) == 1):
-            return asked
-    ids = ", ".join(asked.request_id for asked in pending)
-    raise NotUnderstoodError(f'"request_id" must be one of: {ids}')
-
-
-def _text(value: Json) -> str | None:
-    return value.strip() or None if isinstance(value, str) else None
-
-
-def strings(answers: Sequence[Json], asked: Interrupted) -> list[list[str]]:
-    """Check that there is a list of strings for each question; blanks are dropped."""
-    found: list[list[str]] = []
-    for answer in answers:
-        if not isinstance(answer, list):
-            raise NotUnderstoodError('"answers" must be a list of lists of strings.')
-        texts = [value for value in answer if isinstance(value, str)]
-        if len(texts) != len(answer):
-            raise NotUnderstoodError('"answers" must be a list of lists of strings.')
-        found.append([text.strip() for text in texts if text.strip()])
-    if len(found) > len(asked.questions):
-        raise NotUnderstoodError(f"There are only {len(asked.questions)} questions.")
-    return found
