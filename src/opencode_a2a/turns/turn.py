@@ -547,7 +547,8 @@ class Run:
         """End a turn that OpenCode would not begin; the reason may come as an event only."""
         if self._reader.last_error is None and not self._drained():
             return []
-        await self._turns.sessions.release(self._seat, self._spec.principal)
+        if self._seat.named:
+            await self._turns.sessions.release(self._spec.principal, self._seat.session_id)
         if self._reader.last_error is not None:
             return await self._finish()
         text = f"{error.message}; check the model, the agent and the files of the message"
