@@ -6,6 +6,7 @@ stores them, ``a2a.render`` turns them into A2A events. Nothing here knows eithe
 format. Every field is plain JSON, so that a stored event is its own encoding.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -276,3 +277,129 @@ TurnEvent = (
     | DiffChanged
     | Finished
 )
+
+
+@dataclass(slots=True)
+class RunningText:
+    """The text of a channel as its events have told it: pieces by part, joined only when asked."""
+
+    message_id: MessageId
+    """The message that the latest text is from."""
+    parts: list[tuple[str, list[str]]] = field(default_factory=list[tuple[str, list[str]]])
+    closed: bool = False
+
+    def grow(self, part_id: str, text: str) -> None:
+        if not self.parts or self.parts[-1][0] != part_id:
+            self.parts.append((part_id, []))
+        self.parts[-1][1].append(text)
+
+    @property
+    def text(self) -> str:
+        return "".join(piece for _, pieces in self.parts for piece in pieces)
+
+
+TextEvent = TextGrew | ReasoningGrew | ChannelReplaced | ChannelClosed
+
+
+def fold_text(texts: dict[Channel, RunningText], event: TextEvent) -> Channel | None:
+    """Bring the running texts of a turn up to date; return the channel if the event opens it."""
+    match event:
+        case TextGrew() | ReasoningGrew():
+            channel = Channel.TEXT if type(event) is TextGrew else Channel.REASONING
+            text = texts.get(channel)
+            opens = text is None or event.opens
+            if text is None or event.opens:
+                text = texts[channel] = RunningText(event.message_id)
+            text.message_id = event.message_id
+            text.grow(event.part_id, event.text)
+            return channel if opens else None
+        case ChannelReplaced():
+            parts = [(part_id, [text]) for part_id, text in event.parts]
+            texts[event.channel] = RunningText(event.message_id, parts)
+            return event.channel
+        case ChannelClosed():
+            texts[event.channel].closed = True
+            return None
+
+
+ProgressKey = tuple[str, str, str | None]
+"""Type, status and part: each combination is emitted once."""
+
+
+@dataclass(slots=True)
+class Emitted:
+    """Everything that a turn has emitted so far, so that nothing is emitted twice."""
+
+    channels: dict[Channel, RunningText] = field(default_factory=dict[Channel, RunningText])
+    tools: dict[str, ToolChanged] = field(default_factory=dict[str, ToolChanged])
+    open: dict[RequestId, Interrupted] = field(default_factory=dict[RequestId, Interrupted])
+    settled: set[RequestId] = field(default_factory=set[RequestId])
+    progress: set[ProgressKey] = field(default_factory=set[ProgressKey])
+    todos: list[JsonObject] | None = None
+    title: str | None = None
+
+    @classmethod
+    def of(cls, events: Iterable[TurnEvent]) -> "Emitted":
+        """Fold the events of a turn, in order."""
+        emitted = cls()
+        for event in events:
+            emitted.add(event)
+        return emitted
+
+    def add(self, event: TurnEvent) -> None:
+        match event:
+            case TextGrew() | ReasoningGrew() | ChannelReplaced() | ChannelClosed():
+                fold_text(self.channels, event)
+            case ToolChanged():
+                self.tools[event.part_id] = event
+            case Interrupted():
+                self.open[event.request_id] = event
+            case Resumed():
+                self.open.pop(event.request_id, None)
+                self.settled.add(event.request_id)
+            case Progressed(type="todo"):
+                self.todos = event.todos
+            case Progressed():
+                self.progress.add((event.type, event.status, event.part_id))
+            case SessionBound(title=str(title)):
+                self.title = title
+            case _:
+                pass
+
+
+def merged(events: list[TurnEvent]) -> list[TurnEvent]:
+    """Join neighbouring growth of one part, and drop tool states that are overtaken at once."""
+    if len(events) < 2:
+        return events
+    out: list[TurnEvent] = []
+    texts: list[str] = []
+    for event in events:
+        last = out[-1] if out else None
+        match last, event:
+            case (TextGrew(), TextGrew()) | (ReasoningGrew(), ReasoningGrew()):
+                if last.part_id == event.part_id:
+                    texts.append(event.text)
+                    continue
+            case ToolChanged(), ToolChanged():
+                if (last.part_id, last.status) == (event.part_id, event.status):
+                    out[-1] = event
+                    continue
+            case _:
+                pass
+        _close(out, texts)
+        out.append(event)
+    _close(out, texts)
+    return out
+
+
+def _close(out: list[TurnEvent], texts: list[str]) -> None:
+    """Give the last event the texts that followed it."""
+    if not texts:
+        return
+    match out[-1]:
+        case TextGrew() | ReasoningGrew() as last:
+            joined = last.text + "".join(texts)
+            out[-1] = type(last)(last.message_id, last.part_id, joined, last.opens)
+        case _:
+            pass
+    texts.clear()

@@ -12,6 +12,7 @@ from opencode_a2a.events import (
     Channel,
     ChannelClosed,
     ChannelReplaced,
+    Emitted,
     Failure,
     Finished,
     Interrupted,
@@ -26,7 +27,6 @@ from opencode_a2a.events import (
 )
 from opencode_a2a.opencode.events import PartDelta, PermissionAsked, StatusChanged
 from opencode_a2a.opencode.reader import Reader
-from opencode_a2a.opencode.told import Told
 from opencode_a2a.opencode.types import ToolCompleted, ToolFailed, ToolPart
 from tests.support.opencode_state import NAMES, OLDER, Recording, recording, recordings
 
@@ -63,8 +63,8 @@ class Play:
     def __post_init__(self) -> None:
         self.reader = self._reader(None)
 
-    def _reader(self, told: Told | None) -> Reader:
-        return Reader(self.recording.root, self.recording.prompt, told)
+    def _reader(self, emitted: Emitted | None) -> Reader:
+        return Reader(self.recording.root, self.recording.prompt, emitted)
 
     def move(self, move: Move) -> None:
         kind, count = move
@@ -80,7 +80,7 @@ class Play:
                 self.reader.gap()
             case "restart":
                 self._lose(count)
-                self.reader = self._reader(Told.of(self.told))
+                self.reader = self._reader(Emitted.of(self.told))
             case _:
                 self.since = min(max(self.at + count, self.since), len(events))
                 self.told += self.reader.reconcile(self.recording.states[self.since])

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from opencode_a2a.events import (
     Channel,
     ChannelClosed,
+    Emitted,
     Failure,
     Finished,
     Interrupted,
@@ -27,6 +28,7 @@ from opencode_a2a.events import (
     TurnEvent,
     Usage,
     UsageCounted,
+    merged,
 )
 from opencode_a2a.ids import MessageId, RequestId, SessionId
 from opencode_a2a.opencode.events import (
@@ -51,13 +53,11 @@ from opencode_a2a.opencode.events import (
     child_session,
 )
 from opencode_a2a.opencode.outcome import Ending, judge, redact, refused
-from opencode_a2a.opencode.text import RunningText
-from opencode_a2a.opencode.told import Told, merged
+from opencode_a2a.opencode.text import ChannelText, ended
 from opencode_a2a.opencode.translate import (
     Call,
     behind,
     diff,
-    ended,
     interrupted,
     tool_changed,
     usage,
@@ -133,26 +133,28 @@ class _Ask:
 class Reader:
     """The state of one turn: which messages are its own, and what of them was told."""
 
-    def __init__(self, root: SessionId, user_message: MessageId, told: Told | None = None) -> None:
+    def __init__(
+        self, root: SessionId, user_message: MessageId, emitted: Emitted | None = None
+    ) -> None:
         self.root = root
         self.user_message = user_message
         self.user_message_seen = False
         self.finished = False
         self.idle_seen = False
         self.last_error: TurnError | None = None
-        self.needs_reconcile = told is not None
-        told = told or Told()
+        self.needs_reconcile = emitted is not None
+        emitted = emitted or Emitted()
         self._channels = {
-            channel: RunningText(channel, told.channels.get(channel)) for channel in Channel
+            channel: ChannelText(channel, emitted.channels.get(channel)) for channel in Channel
         }
-        self._tools = dict(told.tools)
+        self._tools = dict(emitted.tools)
         self._unstarted: dict[str, ToolChanged] = {}
         """Calls that are not told yet: in preparation, waiting for a person, or just begun."""
-        self._asks = {key: _Ask(value, None, fresh=False) for key, value in told.open.items()}
-        self._settled = set(told.settled)
-        self._progress = set(told.progress)
-        self._todos = told.todos
-        self._title = told.title
+        self._asks = {key: _Ask(value, None, fresh=False) for key, value in emitted.open.items()}
+        self._settled = set(emitted.settled)
+        self._progress = set(emitted.progress)
+        self._todos = emitted.todos
+        self._title = emitted.title
         self._sessions = {root}
         self._retries: dict[SessionId, RetryNotice] = {}
         self._retrying = False
@@ -171,7 +173,7 @@ class Reader:
         self._heard: dict[str, None] = {}
         """The latest events by their ids, oldest first: some are told twice."""
         if self.needs_reconcile:
-            self._recall(told)
+            self._recall(emitted)
 
     # What the turn needs to know
 
@@ -276,10 +278,8 @@ class Reader:
             self._settle(request_id, "void", out)
         for tool in list(self._unstarted.values()):
             self._show(tool, out)
-        opened = [
-            channel for channel in self._channels.values() if channel.opened and not channel.closed
-        ]
-        out.extend(ChannelClosed(channel.channel, channel.message_id) for channel in opened)
+        texts = ((channel, text.emitted) for channel, text in self._channels.items())
+        out.extend(ChannelClosed(c, t.message_id) for c, t in texts if t and not t.closed)
         self._count(stored, out)
         out.append(self._end(aborted=aborted, failure=failure))
         self.finished = True
@@ -472,11 +472,8 @@ class Reader:
         match part:
             case TextPart() | ReasoningPart():
                 channel = self._channels[Channel(part.type)]
-                if ended(part):
-                    channel.finish(part.id, part.message_id, part.text)
-                else:
-                    channel.begin(part.id, part.message_id, part.text)
-                channel.tell(out)
+                channel.update(part)
+                channel.emit(out)
             case ToolPart():
                 self._call(part)
                 self._tool(tool_changed(part), out)
@@ -497,7 +494,7 @@ class Reader:
         for channel in self._channels.values():
             if channel.open_in(part.message_id):
                 channel.kill_open(part.message_id)
-                channel.tell(out)
+                channel.emit(out)
 
     def _removed(self, event: PartRemoved | MessageRemoved, out: list[TurnEvent]) -> None:
         for channel in self._channels.values():
@@ -507,7 +504,7 @@ class Reader:
                 case MessageRemoved():
                     channel.remove_message(event.message_id)
                     self._run.pop(event.message_id, None)
-            channel.tell(out)
+            channel.emit(out)
 
     # Tools, progress, interrupts
 
@@ -579,7 +576,7 @@ class Reader:
                 self._retrying = True
                 for channel in self._channels.values():
                     channel.kill_open()
-                    channel.tell(out)
+                    channel.emit(out)
             case StatusBusy():
                 self._retrying = False
                 self.last_error = None
@@ -643,7 +640,7 @@ class Reader:
         self.needs_reconcile = False
         for channel in self._channels.values():
             channel.frozen = False
-            channel.tell(out)
+            channel.emit(out)
         later, self._later = self._later, {}
         for events in later.values():
             for event in events:
@@ -693,10 +690,7 @@ class Reader:
             case TextPart() | ReasoningPart():
                 channel = Channel(part.type)
                 order[channel].append(part.id)
-                if ended(part):
-                    self._channels[channel].finish(part.id, part.message_id, part.text)
-                else:
-                    self._channels[channel].store_open(part.id, part.message_id)
+                self._channels[channel].update_stored(part)
             case ToolPart():
                 self._call(part)
                 self._tool(tool_changed(part), out)
@@ -724,7 +718,7 @@ class Reader:
                 channel.kill([part.id])
             elif completed:
                 # Before 1.2 a text is stored as it grows, and an abort does not end it.
-                channel.finish(part.id, part.message_id, part.text)
+                channel.end(part.id, part.text)
         if out_of_time and not completed:
             for channel in self._channels.values():
                 channel.keep_open(message.info.id)
@@ -752,9 +746,9 @@ class Reader:
         for request in requests:
             self._ask(request, stored.directory, out, fresh=False)
 
-    def _recall(self, told: Told) -> None:
+    def _recall(self, emitted: Emitted) -> None:
         """Take up what another process told: everything in it may be out of date."""
-        for tool in told.tools.values():
+        for tool in emitted.tools.values():
             child = (tool.metadata or {}).get("sessionId")
             if tool.tool == "task" and child is not None:
                 self._sessions.add(SessionId(str(child)))

@@ -1,45 +1,47 @@
-"""The two running texts of a turn, each made of parts that grow, close, die or are held back.
+"""The two running texts of a turn, each made of parts that grow, end, die or are held back.
 
-``opencode.reader`` says what it hears about a part; a channel decides what may be told now, so
-that what was told, joined, is always a beginning of what OpenCode will have stored. Only when
-OpenCode dies is more told than stored: what was told stays. Knows neither events nor messages.
+``opencode.reader`` reports what it hears about a part; a channel decides what can be emitted now,
+so that what was emitted is always a beginning of what OpenCode will have stored. Only when
+OpenCode dies is more emitted than stored: it stays. Knows neither events nor messages.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from opencode_a2a.events import Channel, ChannelReplaced, ReasoningGrew, TextGrew, TurnEvent
+from opencode_a2a.events import (
+    Channel,
+    ChannelReplaced,
+    ReasoningGrew,
+    RunningText,
+    TextGrew,
+    TurnEvent,
+)
 from opencode_a2a.ids import MessageId
+from opencode_a2a.opencode.types import ReasoningPart, TextPart
 
 SEPARATOR = "\n\n"
 _GREW = {Channel.TEXT: TextGrew, Channel.REASONING: ReasoningGrew}
 
 
-@dataclass(slots=True)
-class ToldChannel:
-    """What has been told of a channel: (part id, text) in order, separators included."""
-
-    message_id: MessageId
-    parts: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    closed: bool = False
-
-    def grow(self, part_id: str, text: str) -> None:
-        if self.parts and self.parts[-1][0] == part_id:
-            text = self.parts.pop()[1] + text
-        self.parts.append((part_id, text))
+def ended(part: TextPart | ReasoningPart) -> bool:
+    return part.time is None or part.time.end is not None
 
 
 @dataclass(slots=True)
 class _Part:
+    """One part as OpenCode has it, as far as it is known, and what was emitted of it."""
+
     id: str
     message_id: MessageId
-    told: list[str] = field(default_factory=list[str])
-    untold: list[str] = field(default_factory=list[str])
+    emitted: list[str] = field(default_factory=list[str])
+    """The pieces in the channel's running text, the separator included."""
+    separated: bool = False
+    """Whether the emitted pieces begin with a separator."""
+    waiting: list[str] = field(default_factory=list[str])
+    """Text that was heard and cannot be emitted yet."""
     streaming: bool = False
     """All of its text since the beginning was heard; otherwise it waits for its final text."""
     final: str | None = None
-    done: bool = False
-    """Its final text is told in full."""
     void: bool = False
     """A provider's retry left it dead."""
     fresh: bool = True
@@ -50,105 +52,82 @@ class _Part:
         return self.final is None and not self.void
 
     @property
-    def told_text(self) -> str:
-        return "".join(self.told)
+    def emitted_text(self) -> str:
+        text = "".join(self.emitted)
+        return text[len(SEPARATOR) :] if self.separated else text
+
+    @property
+    def heard_text(self) -> str:
+        return self.emitted_text + "".join(self.waiting)
 
     def hold(self) -> None:
         self.streaming = False
-        self.untold.clear()
-
-    def take(self) -> str:
-        """Return what can be told now, as told."""
-        if self.final is None:
-            text = "".join(self.untold)
-            self.untold.clear()
-            if text:
-                self.told.append(text)
-            return text
-        if self.done:
-            return ""
-        text = self.final[len(self.told_text) :]
-        self.settle(self.final)
-        return text
-
-    def settle(self, text: str) -> None:
-        self.told, self.done = [text] if text else [], True
-        self.untold.clear()
+        self.waiting.clear()
 
 
-class RunningText:
-    """One channel: its parts in order, told strictly one after the other."""
+class ChannelText:
+    """One channel: its parts in order, emitted strictly one after the other."""
 
-    def __init__(self, channel: Channel, told: ToldChannel | None = None) -> None:
+    def __init__(self, channel: Channel, emitted: RunningText | None) -> None:
         self.channel = channel
-        self.opened = told is not None
-        self.closed = told is not None and told.closed
+        self.emitted = emitted
+        """None until the first text."""
         self.frozen = False
-        self._message_id = told.message_id if told else MessageId("")
+        """Parts may have been missed: nothing is emitted until the store was read."""
         self._parts: list[_Part] = []
         self._known: dict[str, _Part] = {}
         self._cursor = 0
-        self._spoken = False
+        """The place of the part that is being emitted; those before are done."""
         self._dirty = False
-        self._broken = False
-        for part_id, text in told.parts if told else ():
-            part = self._add(part_id, self._message_id, fresh=False)
-            part.told.append(text.removeprefix(SEPARATOR) if self._spoken else text)
-            self._spoken = True
-
-    @property
-    def message_id(self) -> MessageId:
-        """The message that the channel's last told text is from."""
-        return self._message_id
+        """What was emitted may no longer be a beginning of what is known."""
+        self._lost = False
+        """Something that was emitted is gone from OpenCode."""
+        if emitted is not None:
+            for part_id, pieces in emitted.parts:
+                part = self._add(part_id, emitted.message_id, fresh=False)
+                part.emitted = pieces
+                part.separated = len(self._parts) > 1 and pieces[0].startswith(SEPARATOR)
 
     def open_in(self, message_id: MessageId) -> bool:
         return any(p.open and p.message_id == message_id for p in self._parts[self._cursor :])
 
-    def begin(self, part_id: str, message_id: MessageId, text: str) -> None:
-        """Hear of an unfinished part; ``text`` is all of it so far.
+    def update(self, heard: TextPart | ReasoningPart) -> None:
+        """Hear of a part. Its final text, once it has ended, overrules everything before.
 
-        Before 1.2 text grew in no other way: each time the whole of it was told.
+        Before 1.2 text grew in no other way: each update had the whole of it.
         """
-        part = self._known.get(part_id) or self._add(part_id, message_id, fresh=True)
-        part.fresh = True
-        part.message_id = message_id
-        heard = part.told_text + "".join(part.untold)
-        if part.open and text.startswith(heard):
+        part = self._of(heard, fresh=True)
+        if ended(heard):
+            self._finish(part, heard.text)
+        elif part.open and heard.text.startswith(known := part.heard_text):
             part.streaming = True
-            if len(text) > len(heard):
-                part.untold.append(text[len(heard) :])
+            if len(heard.text) > len(known):
+                part.waiting.append(heard.text[len(known) :])
+
+    def update_stored(self, stored: TextPart | ReasoningPart) -> None:
+        """Learn of a part from the store, which has no text of it before it has ended."""
+        part = self._of(stored, fresh=False)
+        if ended(stored):
+            self._finish(part, stored.text)
 
     def grow(self, part_id: str, text: str, out: list[TurnEvent]) -> bool:
-        """Hear more of a part, and tell it; False when it is not of this channel."""
+        """Hear more of a part, and emit it; False when it is not of this channel."""
         part = self._known.get(part_id)
         if part is None:
             return False
         if not part.streaming or part.final is not None or part.void:
             return True
-        if self.frozen or self._dirty or part.untold or self._parts[self._cursor] is not part:
-            part.untold.append(text)
-            self.tell(out)
+        if self.frozen or self._dirty or part.waiting or self._parts[self._cursor] is not part:
+            part.waiting.append(text)
+            self.emit(out)
         elif text:
-            # Nearly always: it is the part that is being told, and all of it was told.
-            out.append(self._grew(part, text, first=not part.told))
-            part.told.append(text)
+            # Nearly always: it is the part that is being emitted, and nothing of it waits.
+            out.append(self._grew(part, text))
         return True
 
-    def finish(self, part_id: str, message_id: MessageId, text: str) -> None:
-        """Hear the final text of a part, which overrules everything before."""
-        part = self._known.get(part_id) or self._add(part_id, message_id, fresh=True)
-        part.fresh = True
-        part.message_id = message_id
-        if part.final == text:
-            return
-        if part.void or part.final is not None or not text.startswith(part.told_text):
-            self._dirty = True
-        part.final, part.void, part.done = text, False, False
-
-    def store_open(self, part_id: str, message_id: MessageId) -> None:
-        """Learn from the store of an unfinished part; its text is not stored yet."""
-        part = self._known.get(part_id) or self._add(part_id, message_id, fresh=False)
-        part.message_id = message_id
+    def end(self, part_id: str, text: str) -> None:
+        """Take a text for final, though OpenCode does not say so."""
+        self._finish(self._known[part_id], text)
 
     def kill(self, part_ids: Iterable[str]) -> None:
         """Give up unfinished parts: their text is void, unless a final text comes after all."""
@@ -167,8 +146,8 @@ class RunningText:
     def keep_open(self, message_id: MessageId) -> None:
         """Take what was heard of a message's unfinished parts for all there will be."""
         for part in self._parts[self._cursor :]:
-            if part.open and part.message_id == message_id and (part.told or part.untold):
-                part.final = part.told_text + "".join(part.untold)
+            if part.open and part.message_id == message_id and (text := part.heard_text):
+                part.final = text
 
     def remove(self, part_ids: Iterable[str]) -> None:
         """Forget parts that OpenCode no longer has."""
@@ -177,13 +156,13 @@ class RunningText:
             if part is not None:
                 self._parts.remove(part)
                 self._dirty = True
-                self._broken |= bool(part.told)
+                self._lost |= bool(part.emitted)
 
     def remove_message(self, message_id: MessageId) -> None:
         self.remove([p.id for p in self._parts if p.message_id == message_id])
 
     def freeze(self) -> None:
-        """Tell nothing until the store was read: parts may have been missed."""
+        """Emit nothing until the store was read: parts may have been missed."""
         self.frozen = True
         for part in self._parts:
             part.fresh = False
@@ -197,70 +176,93 @@ class RunningText:
         self._parts.sort(key=lambda part: places.get(part.id, len(places)))
         self._dirty = True
 
-    def tell(self, out: list[TurnEvent]) -> None:
-        """Tell what is new, in order, up to the first part that is unfinished."""
+    def emit(self, out: list[TurnEvent]) -> None:
+        """Emit what is new, in order, up to the first part that is unfinished."""
         if self.frozen:
             return
         if self._dirty:
-            self._mend(out)
+            self._dirty, self._cursor = False, 0
+            if self._contradicted():
+                self._replace(out)
+            self._lost = False
         while self._cursor < len(self._parts):
             part = self._parts[self._cursor]
             if not part.void:
-                first = not part.told
-                text = part.take()
+                if part.final is None:
+                    text = "".join(part.waiting)
+                else:
+                    text = part.final[len(part.emitted_text) :]
+                part.waiting.clear()
                 if text:
-                    out.append(self._grew(part, text, first=first))
+                    out.append(self._grew(part, text))
                 if part.final is None:
                     return
             self._cursor += 1
 
+    def _of(self, heard: TextPart | ReasoningPart, *, fresh: bool) -> _Part:
+        part = self._known.get(heard.id) or self._add(heard.id, heard.message_id, fresh=fresh)
+        part.fresh |= fresh
+        part.message_id = heard.message_id
+        return part
+
     def _add(self, part_id: str, message_id: MessageId, *, fresh: bool) -> _Part:
-        part = _Part(part_id, message_id, fresh=fresh)
-        self._known[part_id] = part
+        part = self._known[part_id] = _Part(part_id, message_id, fresh=fresh)
         self._parts.append(part)
         return part
 
-    def _grew(self, part: _Part, text: str, *, first: bool) -> TurnEvent:
-        text = SEPARATOR + text if first and self._spoken else text
-        opens, self.opened, self._spoken = not self.opened, True, True
-        self._message_id = part.message_id
+    def _finish(self, part: _Part, text: str) -> None:
+        part.fresh = True  # final text stays, even if the next snapshot is an older one
+        if part.final == text:
+            return
+        if part.void or part.final is not None or not text.startswith(part.emitted_text):
+            self._dirty = True
+        part.final, part.void = text, False
+
+    def _grew(self, part: _Part, text: str) -> TurnEvent:
+        opens = self.emitted is None
+        if not part.emitted:
+            emitted = self.emitted = self.emitted or RunningText(part.message_id)
+            emitted.message_id = part.message_id
+            part.separated = bool(emitted.parts)
+            text = SEPARATOR + text if part.separated else text
+            emitted.parts.append((part.id, part.emitted))
+        part.emitted.append(text)
         return _GREW[self.channel](part.message_id, part.id, text, opens)
 
-    def _mend(self, out: list[TurnEvent]) -> None:
-        """Replace the channel if what was told is no beginning of what is known now."""
-        broken, self._broken, self._dirty, self._cursor = self._broken, False, False, 0
-        if not (broken or self._contradicts()):
-            return
+    def _contradicted(self) -> bool:
+        """Whether what was emitted is no beginning of what is known now."""
         blocked = False
         for part in self._parts:
-            if part.void or blocked:
-                part.untold[:0] = part.told if part.streaming else ()
-                part.told, part.done = [], False
-            elif part.final is not None:
-                part.settle(part.final)
-            else:
-                blocked = True
-        told = [part for part in self._parts if part.told]
-        self._spoken = bool(told)
-        self._message_id = told[-1].message_id if told else self._message_id
-        parts = [
-            (part.id, (SEPARATOR if place else "") + part.told_text)
-            for place, part in enumerate(told)
-        ]
-        out.append(ChannelReplaced(self.channel, self._message_id, parts))
-
-    def _contradicts(self) -> bool:
-        blocked = False
-        for part in self._parts:
-            told = part.told_text
-            if told and (part.void or blocked):
+            emitted = part.emitted_text
+            if emitted and (part.void or blocked):
                 return True
             if part.void:
                 continue
             if part.final is None:
                 blocked = True
-            elif not part.final.startswith(told):
+            elif not part.final.startswith(emitted):
                 return True
             else:
-                blocked |= part.final != told
-        return False
+                blocked |= part.final != emitted
+        return self._lost
+
+    def _replace(self, out: list[TurnEvent]) -> None:
+        """Emit the whole channel anew: all final texts up to the first part that is unfinished."""
+        kept: list[_Part] = []
+        blocked = False
+        for part in self._parts:
+            text = part.emitted_text if part.final is None else part.final
+            if part.void or blocked:
+                # To be emitted again when its turn comes, unless it is to be heard anew.
+                part.waiting[:0] = [text] if part.streaming and part.final is None else ()
+                text = ""
+            elif part.final is None:
+                blocked = True
+            part.separated = bool(text and kept)
+            part.emitted = [SEPARATOR + text if kept else text] if text else []
+            kept += [part] if text else []
+        emitted = self.emitted = self.emitted or RunningText(MessageId(""))
+        emitted.message_id = kept[-1].message_id if kept else emitted.message_id
+        emitted.parts = [(part.id, part.emitted) for part in kept]
+        parts = [(part.id, part.emitted[0]) for part in kept]
+        out.append(ChannelReplaced(self.channel, emitted.message_id, parts))

@@ -22,8 +22,6 @@ from opencode_a2a.opencode.types import (
     PermissionRequest,
     QuestionInfo,
     QuestionRequest,
-    ReasoningPart,
-    TextPart,
     ToolCompleted,
     ToolFailed,
     ToolPart,
@@ -65,10 +63,6 @@ def interrupted(
 def _question(info: QuestionInfo) -> Question:
     options = [QuestionOption(option.label, option.description) for option in info.options]
     return Question(info.question, info.header, options, info.multiple, info.custom)
-
-
-def ended(part: TextPart | ReasoningPart) -> bool:
-    return part.time is None or part.time.end is not None
 
 
 def tool_changed(part: ToolPart) -> ToolChanged:

@@ -22,6 +22,7 @@ from opencode_a2a.events import (
     Progressed,
     ReasoningGrew,
     Resumed,
+    RunningText,
     SessionBound,
     Started,
     TextGrew,
@@ -37,7 +38,6 @@ from opencode_a2a.tasks.state import (
     Entry,
     LogEvent,
     Recovered,
-    RunningText,
     State,
     Status,
     TaskRef,
@@ -158,8 +158,8 @@ def _unpack(state: TaskState, fields: _Fields) -> None:
     state.epochs = fields["epochs"]
     state.history = [Message.load(message) for message in fields["history"]]
     for name, (message_id, closed, parts) in fields["lanes"].items():
-        channel = state.channels[Channel(name)] = RunningText(message_id, closed=closed)
-        channel.parts = [(part_id, [text]) for part_id, text in parts]
+        pieces = [(part_id, [text]) for part_id, text in parts]
+        state.channels[Channel(name)] = RunningText(message_id, pieces, closed)
     state.tools = {tool["part_id"]: ToolChanged(**tool) for tool in fields["tools"]}
     state.diff = _diff(fields["diff"]) if fields["diff"] else None
     state.artifacts = dict.fromkeys(fields["artifacts"])

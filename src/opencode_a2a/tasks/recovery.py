@@ -7,7 +7,7 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import StoreUnavailableError
-from opencode_a2a.events import Failure, Finished, Outcome
+from opencode_a2a.events import Emitted, Failure, Finished, Outcome
 from opencode_a2a.messages import Answered
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
@@ -17,7 +17,6 @@ from opencode_a2a.tasks.log import Replay, TaskLog
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.tasks.state import OPEN, TERMINAL, Accepted, Recovered, State
 from opencode_a2a.tasks.writer import LogWriter
-from opencode_a2a.turns.turn import Told
 
 log = structlog.get_logger(__name__)
 
@@ -48,16 +47,16 @@ async def _take_up(
     row: TaskRow, database: Database, journal: LogWriter, board: TaskService
 ) -> None:
     replay = Replay(database, row.no, ref_of(row))
-    told = Told()
+    emitted = Emitted()
     while entries := await replay.next(replay.state.seq):
         for entry in entries:
             match entry.event:
                 case Finished():
-                    told = Told()
+                    emitted = Emitted()
                 case Accepted() | Answered() | Recovered():
                     pass
                 case event:
-                    told.add(event)
+                    emitted.add(event)
     task = TaskLog(row.no, replay.state, journal, database)
     job = board.adopt(task)
     if task.state.status.state is State.AUTH_REQUIRED:
@@ -68,7 +67,7 @@ async def _take_up(
         await task.tell([Finished(Outcome.FAILED, failure=LOST)])
         board.closed(job)
         return
-    board.run(job, load_request(row.request), told)
+    board.run(job, load_request(row.request), emitted)
 
 
 async def sweep(database: Database, retention_seconds: float) -> None:

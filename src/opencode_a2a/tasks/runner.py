@@ -7,11 +7,11 @@ import structlog
 
 from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import ServiceError
-from opencode_a2a.events import Failure, Finished, Outcome
+from opencode_a2a.events import Emitted, Failure, Finished, Outcome
 from opencode_a2a.tasks.codec import Request
 from opencode_a2a.tasks.log import TaskLog
 from opencode_a2a.tasks.state import State
-from opencode_a2a.turns.turn import Told, Turn, Turns, TurnSpec
+from opencode_a2a.turns.turn import Turn, Turns, TurnSpec
 
 log = structlog.get_logger(__name__)
 
@@ -41,13 +41,13 @@ class Runner:
         self,
         job: OpenTask,
         request: Request,
-        told: Told | None = None,
+        emitted: Emitted | None = None,
         *,
         new_context: bool = False,
     ) -> None:
         """Run a turn for a task; what it tells goes into the log.
 
-        ``told`` is what the log has of it already, if an earlier process began it.
+        ``emitted`` is what the log has of it already, if an earlier process began it.
         """
         ref = job.log.ref
         spec = TurnSpec(
@@ -59,7 +59,7 @@ class Runner:
             user_message_id=request.user_message_id,
             session_id=job.log.state.status.session_id,
             new_context=new_context,
-            told=told,
+            emitted=emitted,
         )
         job.turn = self._turns.turn(spec)
         self._keep(self._run(job, job.turn), f"turn {ref.id}")

@@ -24,7 +24,7 @@ from opencode_a2a.errors import (
     UnsupportedOperationError,
     Violation,
 )
-from opencode_a2a.events import Finished, Outcome
+from opencode_a2a.events import Emitted, Finished, Outcome
 from opencode_a2a.ids import Principal, TaskId, new_message_id
 from opencode_a2a.messages import ANYWHERE, Answered
 from opencode_a2a.store import tasks as rows
@@ -39,7 +39,7 @@ from opencode_a2a.tasks.state import State, TaskState
 from opencode_a2a.tasks.writer import LogWriter, Write
 from opencode_a2a.turns.answers import Answer, NotUnderstoodError, understand
 from opencode_a2a.turns.sessions import Locks
-from opencode_a2a.turns.turn import Told, Turn, Turns
+from opencode_a2a.turns.turn import Turn, Turns
 
 log = structlog.get_logger(__name__)
 
@@ -95,9 +95,9 @@ class TaskService:
         self._admission.opened(log.ref.principal)
         return job
 
-    def run(self, job: OpenTask, request: Request, told: Told | None = None) -> None:
-        """Run a turn for a task, or go on with one of which ``told`` is in the log."""
-        self._runner.start(job, request, told)
+    def run(self, job: OpenTask, request: Request, emitted: Emitted | None = None) -> None:
+        """Run a turn for a task, or go on with one of which ``emitted`` is in the log."""
+        self._runner.start(job, request, emitted)
 
     def await_sign_in(self, job: OpenTask) -> None:
         """Let a task wait for another try after a sign-in, but not for ever."""

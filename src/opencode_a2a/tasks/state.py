@@ -5,7 +5,7 @@ The first terminal state wins: nothing can be appended after it.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from opencode_a2a.events import (
@@ -20,12 +20,14 @@ from opencode_a2a.events import (
     Progressed,
     ReasoningGrew,
     Resumed,
+    RunningText,
     SessionBound,
     Started,
     TextGrew,
     ToolChanged,
     TurnEvent,
     UsageCounted,
+    fold_text,
 )
 from opencode_a2a.ids import ContextId, Principal, SessionId, TaskId
 from opencode_a2a.messages import Answered, Message
@@ -116,24 +118,6 @@ class Entry:
     status: Status | None = None
 
 
-@dataclass(slots=True)
-class RunningText:
-    """The text of a channel by part, as a list of pieces that is joined only when asked."""
-
-    message_id: str
-    parts: list[tuple[str, list[str]]] = field(default_factory=list[tuple[str, list[str]]])
-    closed: bool = False
-
-    def grow(self, part_id: str, text: str) -> None:
-        if not self.parts or self.parts[-1][0] != part_id:
-            self.parts.append((part_id, []))
-        self.parts[-1][1].append(text)
-
-    @property
-    def text(self) -> str:
-        return "".join(piece for _, pieces in self.parts for piece in pieces)
-
-
 class TerminalError(Exception):
     """An entry was to follow a terminal state."""
 
@@ -167,7 +151,9 @@ class TaskState:
             raise TerminalError(self.ref.id)
         self.seq += 1
         if isinstance(event, TextGrew | ReasoningGrew):
-            self._grow(event)
+            opened = fold_text(self.channels, event)
+            if opened is not None:
+                self.artifacts.setdefault(opened)
             return Entry(self.seq, at, event)
         before = self.status
         touches = self._take(event, at)
@@ -178,13 +164,9 @@ class TaskState:
     def _take(self, event: LogEvent, at: int) -> bool:
         """Apply an event that is not text; tell whether it is a status update in any case."""
         match event:
-            case ChannelReplaced():
-                channel = RunningText(event.message_id)
-                channel.parts = [(part_id, [text]) for part_id, text in event.parts]
-                self.channels[event.channel] = channel
+            case ChannelReplaced() | ChannelClosed():
+                fold_text(self.channels, event)
                 self.artifacts.setdefault(event.channel)
-            case ChannelClosed():
-                self.channels[event.channel].closed = True
             case ToolChanged():
                 self.tools[event.part_id] = event
                 self.artifacts.setdefault(f"tool:{event.part_id}")
@@ -225,15 +207,6 @@ class TaskState:
                 self._finish(event, at)
             case _:
                 raise AssertionError(f"no rule for {type(event).__name__}")
-
-    def _grow(self, event: TextGrew | ReasoningGrew) -> None:
-        name = Channel.TEXT if isinstance(event, TextGrew) else Channel.REASONING
-        channel = self.channels.get(name)
-        if channel is None or event.opens:
-            channel = self.channels[name] = RunningText(event.message_id)
-            self.artifacts.setdefault(name)
-        channel.message_id = event.message_id
-        channel.grow(event.part_id, event.text)
 
     def _finish(self, event: Finished, at: int) -> None:
         state = State(event.outcome.value)

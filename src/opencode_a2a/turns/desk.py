@@ -26,7 +26,7 @@ from opencode_a2a.ids import RequestId, SessionId
 from opencode_a2a.messages import Answered, Message
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.translate import interrupted
-from opencode_a2a.turns import stored
+from opencode_a2a.turns import snapshot
 from opencode_a2a.turns.answers import (
     Answer,
     PermissionReply,
@@ -172,7 +172,7 @@ class TurnInterrupts:
         if asked.call_id is None or asked.tool_input is not None:
             return asked
         try:
-            called = await stored.tool_call(self._opencode, asked.session_id, asked.call_id)
+            called = await snapshot.tool_call(self._opencode, asked.session_id, asked.call_id)
         except UpstreamError as error:
             log.warning("input of a prompt not known", error=error.message)
             return asked
@@ -401,7 +401,7 @@ class TurnInterrupts:
         """Clear what is pending after the turn was stopped: OpenCode does not."""
         for one in [one.asked for one in self._open.values()]:
             await self._reject(one)
-        permissions, questions = await stored.pending(self._opencode, self._location)
+        permissions, questions = await snapshot.pending(self._opencode, self._location)
         for request in (*(permissions or ()), *(questions or ())):
             if request.session_id in sessions:  # asked in the very last moment, and not heard
                 await self._reject(interrupted(request, None, self._location.directory))

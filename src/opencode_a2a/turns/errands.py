@@ -27,7 +27,7 @@ from opencode_a2a.opencode.events import (
 from opencode_a2a.opencode.feed import Feed, FeedItem, Gap
 from opencode_a2a.opencode.translate import interrupted
 from opencode_a2a.opencode.types import StatusIdle
-from opencode_a2a.turns import stored
+from opencode_a2a.turns import snapshot
 from opencode_a2a.turns.answers import Answer, PermissionReply
 from opencode_a2a.turns.desk import ELSEWHERE, TurnInterrupts
 from opencode_a2a.turns.interrupts import Interrupts, Owner
@@ -141,7 +141,7 @@ class Errand:
     async def _look(self) -> bool:
         """Compare with what OpenCode has pending; return whether the session is done."""
         statuses = await self._opencode.session_status(at=self._location)
-        permissions, questions = await stored.pending(self._opencode, self._location)
+        permissions, questions = await snapshot.pending(self._opencode, self._location)
         self.desk.busy = busy = self._root in statuses
         pending = {
             request.id: request

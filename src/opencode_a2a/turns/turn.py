@@ -25,6 +25,7 @@ from opencode_a2a.errors import (
     UpstreamUnreachableError,
 )
 from opencode_a2a.events import (
+    Emitted,
     Failure,
     Finished,
     Interrupted,
@@ -39,7 +40,7 @@ from opencode_a2a.messages import Answered, Message, PromptPart, Routing
 from opencode_a2a.opencode.client import OpenCode
 from opencode_a2a.opencode.events import Event, PartDelta
 from opencode_a2a.opencode.feed import Feed, FeedItem, Gap, Subscription, Wake
-from opencode_a2a.opencode.reader import Reader, RetryNotice, Snapshot, Told
+from opencode_a2a.opencode.reader import Reader, RetryNotice, Snapshot
 from opencode_a2a.opencode.types import (
     FileInput,
     InputPart,
@@ -53,10 +54,10 @@ from opencode_a2a.turns.desk import TurnInterrupts, Write
 from opencode_a2a.turns.interrupts import Interrupts, Owner
 from opencode_a2a.turns.models import Models
 from opencode_a2a.turns.sessions import BoundSession, Sessions
-from opencode_a2a.turns.stored import Snapshots
+from opencode_a2a.turns.snapshot import Snapshots
 from opencode_a2a.turns.tools import Tools
 
-__all__ = ["Log", "Told", "Turn", "TurnSpec", "Turns"]
+__all__ = ["Log", "Turn", "TurnSpec", "Turns"]
 
 log = structlog.get_logger(__name__)
 
@@ -109,7 +110,7 @@ class TurnSpec:
     """The session that an earlier process chose."""
     new_context: bool = False
     """The context was made for this very turn."""
-    told: Told | None = None
+    emitted: Emitted | None = None
     """What an earlier process told; then the prompt may have been sent already."""
 
 
@@ -136,7 +137,7 @@ class Turns:
         self.interrupts = interrupts
         self.settings = settings
         self.models = Models(opencode, settings.opencode.model)
-        self.stored = Snapshots(opencode)
+        self.snapshots = Snapshots(opencode)
         self.running = 0
 
     async def reachable(self) -> None:
@@ -229,7 +230,7 @@ class Turn:
 
     async def _answers(self) -> Mapping[RequestId, Answer]:
         """Return the answers that an earlier process stored, and may not have given."""
-        if self._spec.told is None:
+        if self._spec.emitted is None:
             return {}
         return await self._turns.interrupts.stored(self._spec.task_id)
 
@@ -286,7 +287,7 @@ class Turn:
         if spec.session_id is not None and routing.session_id is None:
             routing = replace(routing, session_id=spec.session_id)
         # A task that an earlier process began waits for OpenCode for as long as it takes.
-        limit = self._turns.settings.opencode.timeout if spec.told is None else None
+        limit = self._turns.settings.opencode.timeout if spec.emitted is None else None
         try:
             async with asyncio.timeout(limit):
                 return await self._patiently(spec, routing)
@@ -329,7 +330,7 @@ class Run:
         self._subscription = subscription
         self._log = told
         self._canceled = False
-        self._reader = Reader(seat.session_id, spec.user_message_id, spec.told)
+        self._reader = Reader(seat.session_id, spec.user_message_id, spec.emitted)
         owner = Owner(spec.task_id, spec.context_id, spec.principal)
         self.desk = TurnInterrupts(
             turns.opencode, turns.interrupts, owner, seat.location, self.wake
@@ -395,7 +396,7 @@ class Run:
 
     async def follow(self) -> None:
         """Follow the session to the end of the turn, and tell what happens."""
-        if self._spec.told is None:
+        if self._spec.emitted is None:
             await self._log.tell([_bound(self._seat), Started()], self._seat.link)
             if not self._canceled:
                 self._send()
@@ -571,7 +572,7 @@ class Run:
     async def _reconcile(self) -> list[TurnEvent]:
         """Compare with the store; end the turn if OpenCode is no longer at it."""
         spec, session_id = self._spec, self._seat.session_id
-        state = await self._turns.stored.read(
+        state = await self._turns.snapshots.read(
             session_id, spec.user_message_id, self._seat.location, max(self._heard, self._doubted)
         )
         known = any(message.info.id == spec.user_message_id for message in state.messages)
@@ -588,7 +589,9 @@ class Run:
         if session_id not in state.statuses and self._idle_is_the_end:
             # The list may be older than the messages, from before the turn began. It is asked for
             # again: what is stored now and idle afterwards has ended.
-            statuses = await self._turns.stored.statuses.of(self._seat.location, self._loop.time())
+            statuses = await self._turns.snapshots.statuses.of(
+                self._seat.location, self._loop.time()
+            )
             if session_id not in statuses:
                 told += await self._finish()
         return told
@@ -604,7 +607,7 @@ class Run:
             answer = prompt.result()
             if self._reader.ends_with(answer):
                 return Snapshot(messages=[answer])
-        return await self._turns.stored.read_end(
+        return await self._turns.snapshots.read_end(
             self._seat.session_id, self._spec.user_message_id, self._reader.children
         )
 
@@ -648,7 +651,7 @@ class Run:
             return []
         if self.desk.waiting:
             return []
-        statuses = await self._turns.stored.statuses.of(self._seat.location, self._heard)
+        statuses = await self._turns.snapshots.statuses.of(self._seat.location, self._heard)
         if self._seat.session_id not in statuses and self._idle_is_the_end:
             return await self._finish()
         return await self._abort(self._silence()) if quiet > limits.silence_seconds else []

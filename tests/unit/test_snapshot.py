@@ -3,7 +3,7 @@
 import asyncio
 
 from opencode_a2a.opencode.client import HERE, Location
-from opencode_a2a.turns.stored import Shared
+from opencode_a2a.turns.snapshot import Shared
 
 
 async def test_an_answer_is_shared_by_those_it_is_new_enough_for() -> None:
