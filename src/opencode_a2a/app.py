@@ -239,7 +239,7 @@ class Service:
                 opencode,
                 SERVER,
                 McpServer.model_validate(tool),
-                self.tool.origins,
+                self.tool.calling_turns,
             )
         board = self._board = TaskService(database, journal, turns, settings.limits)
         await stack.enter_async_context(self._beside(feed.run(), "feed"))

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import orjson
 
 from opencode_a2a.errors import ParseError
-from opencode_a2a.events import Json
+from opencode_a2a.events import Json, JsonObject
 
 MAX_DEPTH = 64
 _LARGEST = 2**64 - 1
@@ -83,6 +83,22 @@ def decode(body: bytes, *, max_depth: int = MAX_DEPTH) -> Json:
     if _LONG_NUMBER in body.translate(_DIGITS) or _keys_may_repeat(body, value):
         json.loads(body, object_pairs_hook=_unique, parse_int=_bounded)
     return value
+
+
+def as_object(value: Json) -> JsonObject:
+    """Return the value if it is an object, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def items_in(value: JsonObject, key: str) -> list[JsonObject]:
+    """Return the objects in the list under a key; anything else in it is skipped."""
+    listed = value.get(key)
+    return [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+
+
+def text_in(value: JsonObject, *keys: str) -> str | None:
+    """Return the first string under one of the keys."""
+    return next((text for key in keys if isinstance(text := value.get(key), str)), None)
 
 
 def _keys_may_repeat(body: bytes, value: Json) -> bool:

@@ -219,7 +219,7 @@ async def test_agents_that_ask_each_other_in_a_circle_are_stopped(start: Start) 
     task = await pair.front.send(through("helper", "front", "helper", "front", "helper"))
 
     assert task.state == "completed"
-    assert "went through 3 agents already, they seem to call each other in a circle" in task.text
+    assert "already went through 3 agents, which seem to call each other in a circle" in task.text
     assert len(await pair.helped()) == 2
 
 

@@ -1,4 +1,4 @@
-"""Our client against agents made with the SDK, both lines and both bindings, and crooked ones."""
+"""Our client against agents made with the SDK, in both versions and bindings, and crooked ones."""
 
 import asyncio
 import logging
@@ -9,25 +9,30 @@ import orjson
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from opencode_a2a.config import ClientSettings
 from opencode_a2a.messages import Message, Part
 from opencode_a2a.peers.answer import (
     AnswerGrew,
-    Finished,
-    Interrupted,
+    ErrorCode,
+    PeerError,
     PeerEvent,
     PeerTask,
+    State,
+    StatusChanged,
     TaskOpened,
 )
-from opencode_a2a.peers.client import HOPS_HEADER, Options, Peer, Tell
-from opencode_a2a.peers.credential import Credential
-from opencode_a2a.peers.errors import ErrorCode, PeerError
-from opencode_a2a.peers.network import Egress
+from opencode_a2a.peers.client import HOPS_HEADER, MAX_HOPS, Peer, Report
+from opencode_a2a.peers.network import Egress, OriginCredential
 from opencode_a2a.peers.pool import Pool
-from opencode_a2a.peers.wire import State
 from tests.support.peer import ANSWER, Answer, Stranger, card_json, reply, sdk_agent, stranger
 
 LOCAL = Egress(allow_private=True)
-QUICK = Options(timeout=5, polling=True, poll_first=0.01, poll_most=0.05)
+QUICK = ClientSettings(
+    timeout_seconds=5,
+    polling_fallback_enabled=True,
+    polling_fallback_initial_interval_seconds=0.01,
+    polling_fallback_max_interval_seconds=0.05,
+)
 WAYS = [(b, v) for b in ("JSONRPC", "HTTP+JSON") for v in ("1.0", "0.3")]
 CANARY = "canary-5f1e"
 
@@ -39,13 +44,13 @@ def words(text: str) -> Message:
 
 
 @asynccontextmanager
-async def peer_at(url: str, credential: Credential | None = None) -> AsyncGenerator[Peer]:
+async def peer_at(url: str, credential: OriginCredential | None = None) -> AsyncGenerator[Peer]:
     async with asyncio.timeout(10):
         async with aclosing(await Peer.open(url, LOCAL, credential, QUICK)) as peer:
             yield peer
 
 
-async def heard(ask: Callable[[Tell], Coroutine[None, None, None]]) -> tuple[str, PeerEvent]:
+async def heard(ask: Callable[[Report], Coroutine[None, None, None]]) -> tuple[str, PeerEvent]:
     """Return the answer as it grew, and the last event."""
     told: list[PeerEvent] = []
     await ask(told.append)
@@ -58,17 +63,17 @@ async def test_an_answer_comes_whole_by_stream_and_by_polling(
     binding: str, line: str, stream: bool
 ) -> None:
     async with sdk_agent(binding, line) as agent, peer_at(agent.url) as peer:
-        answer = await heard(lambda tell: peer.ask(words("say"), tell, stream=stream))
+        answer = await heard(lambda report: peer.ask(words("say"), report, stream=stream))
 
-    assert answer == (ANSWER, Finished(State.COMPLETED, None))
+    assert answer == (ANSWER, StatusChanged(State.COMPLETED, None))
 
 
 @every_way
 async def test_an_agent_without_streaming_is_polled(binding: str, line: str) -> None:
     async with sdk_agent(binding, line, streaming=False) as agent, peer_at(agent.url) as peer:
-        answer = await heard(lambda tell: peer.ask(words("say"), tell))
+        answer = await heard(lambda report: peer.ask(words("say"), report))
 
-    assert answer == (ANSWER, Finished(State.COMPLETED, None))
+    assert answer == (ANSWER, StatusChanged(State.COMPLETED, None))
     assert not any("stream" in path for path in agent.paths())
 
 
@@ -81,9 +86,9 @@ async def test_a_dropped_connection_neither_loses_nor_repeats_text(
     async with sdk_agent(binding, line) as agent, peer_at(agent.url) as peer:
         agent.cuts, agent.cut_cleanly = [*cuts], cleanly
         agent.gate.clear()
-        answer = await heard(lambda tell: peer.ask(words("say"), tell))
+        answer = await heard(lambda report: peer.ask(words("say"), report))
 
-    assert answer == (ANSWER, Finished(State.COMPLETED, None))
+    assert answer == (ANSWER, StatusChanged(State.COMPLETED, None))
 
 
 @every_way
@@ -91,15 +96,15 @@ async def test_a_question_is_answered_on_its_task_and_nothing_is_told_twice(
     binding: str, line: str
 ) -> None:
     async with sdk_agent(binding, line) as agent, peer_at(agent.url) as peer:
-        account = PeerTask()
-        asked = await heard(lambda tell: peer.ask(words("ask"), tell, account=account))
+        task = PeerTask()
+        asked = await heard(lambda report: peer.ask(words("ask"), report, task=task))
         same = await heard(
-            lambda tell: peer.ask(words("red"), tell, task_id=account.task_id, account=account)
+            lambda report: peer.ask(words("red"), report, task_id=task.task_id, task=task)
         )
 
-    assert asked == ("before ", Interrupted(State.INPUT_REQUIRED, "which one?"))
-    assert same == ("got red", Finished(State.COMPLETED, None))
-    assert account.answer == "before got red"
+    assert asked == ("before ", StatusChanged(State.INPUT_REQUIRED, "which one?"))
+    assert same == ("got red", StatusChanged(State.COMPLETED, None))
+    assert task.answer == "before got red"
 
 
 @every_way
@@ -107,11 +112,11 @@ async def test_a_task_continued_by_a_stranger_to_it_tells_only_news(
     binding: str, line: str
 ) -> None:
     async with sdk_agent(binding, line) as agent, peer_at(agent.url) as peer:
-        account = PeerTask()
-        await heard(lambda tell: peer.ask(words("ask"), tell, account=account))
-        answer = await heard(lambda tell: peer.ask(words("red"), tell, task_id=account.task_id))
+        task = PeerTask()
+        await heard(lambda report: peer.ask(words("ask"), report, task=task))
+        answer = await heard(lambda report: peer.ask(words("red"), report, task_id=task.task_id))
 
-    assert answer == ("got red", Finished(State.COMPLETED, None))
+    assert answer == ("got red", StatusChanged(State.COMPLETED, None))
 
 
 @every_way
@@ -125,13 +130,13 @@ async def test_a_running_task_can_be_read_followed_and_canceled(binding: str, li
         await agent.working.wait()
         assert (await peer.task(task_id)).status.state is not State.COMPLETED
         async with asyncio.TaskGroup() as group:
-            following = group.create_task(heard(lambda tell: peer.follow(task_id, tell)))
+            following = group.create_task(heard(lambda report: peer.follow(task_id, report)))
             canceled = await peer.cancel(task_id)
         asking.cancel()
         await asyncio.wait({asking})
 
     assert canceled.status.state is State.CANCELED
-    assert following.result() == ("hanging", Finished(State.CANCELED, None))
+    assert following.result() == ("hanging", StatusChanged(State.CANCELED, None))
 
 
 @every_way
@@ -145,7 +150,7 @@ async def test_an_unknown_task_is_an_error_of_the_call(binding: str, line: str) 
 
 async def test_tasks_are_listed_on_the_line_that_has_a_list() -> None:
     async with sdk_agent("HTTP+JSON") as agent, peer_at(agent.url) as peer:
-        await heard(lambda tell: peer.ask(words("say"), tell))
+        await heard(lambda report: peer.ask(words("say"), report))
         listed = await peer.tasks()
 
     assert [task.status.state for task in listed] == [State.COMPLETED]
@@ -163,15 +168,15 @@ async def test_files_arrive_with_name_type_and_content() -> None:
     message = Message("m", "user", [Part("text", text="files"), file])
     for binding, line in WAYS:
         async with sdk_agent(binding, line) as agent, peer_at(agent.url) as peer:
-            answer, _ = await heard(lambda tell: peer.ask(message, tell))
+            answer, _ = await heard(lambda report: peer.ask(message, report))
         assert answer == "a.png:image/png:3"
 
 
 async def test_hops_are_counted_and_a_circle_is_not_entered() -> None:
     async with sdk_agent() as agent, peer_at(agent.url) as peer:
-        await heard(lambda tell: peer.ask(words("say"), tell, hops=1))
+        await heard(lambda report: peer.ask(words("say"), report, hops=1))
         with pytest.raises(PeerError, match="circle"):
-            await heard(lambda tell: peer.ask(words("say"), tell, hops=QUICK.max_hops))
+            await heard(lambda report: peer.ask(words("say"), report, hops=MAX_HOPS))
 
     sent = [
         headers.get(HOPS_HEADER.lower()) for _, path, headers in agent.requests if path == "/rpc"
@@ -218,9 +223,9 @@ async def numbered(made: Stranger, scope: Scope, receive: Receive, send: Send) -
 
 async def test_a_server_that_numbers_its_events_is_resumed_after_the_last() -> None:
     async with stranger(numbered) as made, peer_at(made.url) as peer:
-        answer = await heard(lambda tell: peer.ask(words("count"), tell))
+        answer = await heard(lambda report: peer.ask(words("count"), report))
 
-    assert answer == ("12341", Finished(State.COMPLETED, None))
+    assert answer == ("12341", StatusChanged(State.COMPLETED, None))
     assert [headers.get("last-event-id") for _, _, headers in made.requests[1:]] == [
         None, "1", "3", "5",
     ]  # fmt: skip
@@ -233,7 +238,7 @@ async def test_a_connection_lost_before_the_first_event_is_not_asked_again() -> 
 
     async with stranger(empty) as made, peer_at(made.url) as peer:
         with pytest.raises(PeerError) as caught:
-            await heard(lambda tell: peer.ask(words("once"), tell))
+            await heard(lambda report: peer.ask(words("once"), report))
 
     assert caught.value.code is ErrorCode.RETRYABLE
     assert [method for method, _, _ in made.requests] == ["GET", "POST"]
@@ -253,10 +258,10 @@ async def test_a_secret_does_not_follow_the_card_to_another_origin(
             await reply(send, card_json(foreign.url))
 
         async with stranger(misleading) as made:
-            credential = Credential.bearer(made.url, CANARY)
+            credential = OriginCredential.bearer(made.url, CANARY)
             async with peer_at(made.url, credential) as peer:
                 with pytest.raises(PeerError) as caught:
-                    await heard(lambda tell: peer.ask(words("hello"), tell))
+                    await heard(lambda report: peer.ask(words("hello"), report))
 
     assert made.requests[0][2]["authorization"] == f"Bearer {CANARY}"
     assert foreign.requests
@@ -287,7 +292,7 @@ async def test_the_interface_inside_a_card_is_checked_like_the_cards_own_address
 
         async with stranger(misleading) as made:
             with pytest.raises(PeerError) as caught:
-                await Peer.open(made.url, rules, Credential.bearer(made.url, CANARY), QUICK)
+                await Peer.open(made.url, rules, OriginCredential.bearer(made.url, CANARY), QUICK)
 
     assert caught.value.code is ErrorCode.INVALID_INPUT
     assert foreign.requests == []
@@ -323,7 +328,7 @@ async def nameless(made: Stranger, scope: Scope, receive: Receive, send: Send) -
 async def test_a_hostile_card_is_an_invalid_card(answer: Answer) -> None:
     async with stranger(answer) as made, asyncio.timeout(10):
         with pytest.raises(PeerError) as caught:
-            await Peer.open(made.url, LOCAL, Credential.bearer(made.url, CANARY), QUICK)
+            await Peer.open(made.url, LOCAL, OriginCredential.bearer(made.url, CANARY), QUICK)
 
     assert caught.value.code is ErrorCode.INVALID_CARD
     assert len(made.requests) == 1
@@ -336,7 +341,7 @@ async def test_a_card_that_never_comes_is_given_up() -> None:
 
     async with stranger(silent) as made:
         with pytest.raises(PeerError) as caught:
-            await Peer.open(made.url, LOCAL, None, Options(card_timeout=0.05))
+            await Peer.open(made.url, LOCAL, None, ClientSettings(card_fetch_timeout_seconds=0.05))
 
     assert caught.value.code is ErrorCode.TIMEOUT
 
@@ -354,7 +359,7 @@ async def test_an_endless_event_ends_the_call() -> None:
 
     async with stranger(endless) as made, peer_at(made.url) as peer:
         with pytest.raises(PeerError) as caught:
-            await heard(lambda tell: peer.ask(words("hello"), tell))
+            await heard(lambda report: peer.ask(words("hello"), report))
 
     assert caught.value.code is ErrorCode.UNEXPECTED
 
@@ -373,7 +378,7 @@ async def test_the_pool_opens_a_peer_once_for_many_at_a_time() -> None:
 
         async def borrow() -> Peer:
             async with pool.peer(agent.url) as peer:
-                await heard(lambda tell: peer.ask(words("say"), tell))
+                await heard(lambda report: peer.ask(words("say"), report))
                 return peer
 
         peers = await asyncio.gather(*(borrow() for _ in range(5)))
@@ -386,9 +391,9 @@ async def test_the_pool_opens_a_peer_once_for_many_at_a_time() -> None:
 
 async def test_the_pool_keeps_credentials_and_urls_apart_and_stays_bounded() -> None:
     async with sdk_agent() as agent, asyncio.timeout(10):
-        pool = Pool(LOCAL, QUICK, limit=2)
+        pool = Pool(LOCAL, QUICK.model_copy(update={"cache_maxsize": 2}))
         for token in ("a", "b", "c"):
-            async with pool.peer(agent.url, Credential.bearer(agent.url, token)) as peer:
+            async with pool.peer(agent.url, OriginCredential.bearer(agent.url, token)) as peer:
                 assert peer.card.name == "Scripted"
         size = len(pool)
         await pool.aclose()
@@ -400,11 +405,11 @@ async def test_the_pool_keeps_credentials_and_urls_apart_and_stays_bounded() -> 
 
 async def test_the_pool_reads_an_expired_card_anew_but_closes_no_peer_in_use() -> None:
     async with sdk_agent() as agent, asyncio.timeout(10):
-        pool = Pool(LOCAL, QUICK, ttl=0)
+        pool = Pool(LOCAL, QUICK.model_copy(update={"cache_ttl_seconds": 0}))
         async with pool.peer(agent.url) as first:
             async with pool.peer(agent.url) as second:
                 assert second is not first
-            answer, _ = await heard(lambda tell: first.ask(words("say"), tell))
+            answer, _ = await heard(lambda report: first.ask(words("say"), report))
         await pool.aclose()
 
     assert answer == ANSWER

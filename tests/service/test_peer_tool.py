@@ -268,7 +268,7 @@ async def test_a_peer_that_does_not_stream_is_polled_if_that_is_switched_on() ->
 
     assert text.startswith("Agent other still works. Call a2a_result with the handle")
     assert failed is False
-    assert late == ("a2a_timeout: it told nothing within 1 s", True)
+    assert late == ("a2a_timeout: it sent nothing within 1 s", True)
 
 
 async def test_an_agent_that_is_away_is_said_to_be_so() -> None:
@@ -289,7 +289,7 @@ class TestOrigins:
         others: list[Progressed] = []
         asked = {"agent": "other", "message": "say"}
         async with sdk_agent() as agent, offered(A2A_PEERS=named(agent.url)) as side:
-            origins = side.tool.origins
+            origins = side.tool.calling_turns
             origins.enter(0, others.append)
             turn = origins.enter(1, mine.append)
             origins.began(turn, "call_1", "call", {**asked})
@@ -304,7 +304,7 @@ class TestOrigins:
         told: list[Progressed] = []
         asked = {"agent": "other", "message": "say"}
         async with sdk_agent() as agent, offered(A2A_PEERS=named(agent.url)) as side:
-            origins = side.tool.origins
+            origins = side.tool.calling_turns
             for number in (0, 2):
                 turn = origins.enter(number, told.append)
                 origins.began(turn, "call_1", "call", {**asked})
@@ -318,22 +318,24 @@ class TestOrigins:
         told: list[Progressed] = []
         asked = {"agent": "other", "message": "say"}
         async with sdk_agent() as agent, offered(A2A_PEERS=named(agent.url)) as side:
-            turn = side.tool.origins.enter(0, told.append)
+            turn = side.tool.calling_turns.enter(0, told.append)
             async with asyncio.TaskGroup() as group:
                 group.create_task(side.use("call", **asked))
-                side.tool.origins.began(turn, "other", "agents", {})
+                side.tool.calling_turns.began(turn, "other", "agents", {})
                 await asyncio.sleep(0)
-                side.tool.origins.began(turn, "call_1", "call", {**asked})
+                side.tool.calling_turns.began(turn, "call_1", "call", {**asked})
 
         assert told[-1].status == "completed"
 
     async def test_a_request_that_came_through_too_many_agents_goes_no_further(self) -> None:
         asked = {"agent": "other", "message": "say"}
         async with sdk_agent() as agent, offered(A2A_PEERS=named(agent.url)) as side:
-            turn = side.tool.origins.enter(3, lambda _: None)
-            side.tool.origins.began(turn, "call_1", "call", {**asked})
+            turn = side.tool.calling_turns.enter(3, lambda _: None)
+            side.tool.calling_turns.began(turn, "call_1", "call", {**asked})
             text, failed = await side.use("call", **asked)
 
         assert failed
-        assert text.startswith("a2a_call_failed: not asked: the request went through 3 agents")
+        assert text.startswith(
+            "a2a_call_failed: not asked: the request already went through 3 agents"
+        )
         assert not any(method == "POST" for method, _, _ in agent.requests)

@@ -6,39 +6,47 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from opencode_a2a.events import Json, JsonObject, Question, QuestionOption
+from opencode_a2a.config import ClientSettings
+from opencode_a2a.events import Interrupted, Json, JsonObject, Question, QuestionOption
+from opencode_a2a.ids import RequestId, SessionId
 from opencode_a2a.messages import Message, Part
-from opencode_a2a.peers import wire
 from opencode_a2a.peers.answer import (
     AnswerGrew,
     AnswerReplaced,
+    Artifact,
+    ErrorCode,
     FileGiven,
-    Finished,
-    Interrupted,
+    MalformedError,
+    PeerError,
     PeerEvent,
     PeerTask,
-    ReasoningGrew,
-    StatusChanged,
-    TaskOpened,
-    ToolChanged,
-)
-from opencode_a2a.peers.credential import Credential, origin
-from opencode_a2a.peers.discovery import Preference, card_urls, choose
-from opencode_a2a.peers.errors import ErrorCode, PeerError, from_rpc, from_status
-from opencode_a2a.peers.hints import Prompt
-from opencode_a2a.peers.network import Egress
-from opencode_a2a.peers.wire import (
-    Artifact,
-    Binding,
-    Card,
-    Interface,
-    Operation,
+    Sent,
     State,
     Status,
+    StatusChanged,
     Task,
+    TaskOpened,
+    ThoughtGrew,
+    ToolReported,
     Update,
-    Version,
+    read_error,
+    read_event,
+    read_task,
 )
+from opencode_a2a.peers.client import (
+    Binding,
+    Interface,
+    Operation,
+    PeerCard,
+    Version,
+    build_request,
+    card_urls,
+    choose,
+    read_card,
+    read_json,
+    send_params,
+)
+from opencode_a2a.peers.network import Egress, OriginCredential, origin
 
 OPEN = Egress(allow_private=True)
 CHUNKS = st.lists(st.tuples(st.text(max_size=5), st.sampled_from(["delta", "whole", "task"])))
@@ -69,9 +77,9 @@ def update(state: State, text: str | None = None, metadata: JsonObject | None = 
     return Update("t", "c", status(state, text), metadata=metadata or {})
 
 
-def told(account: PeerTask, *events: wire.Event) -> list[PeerEvent]:
-    """What an account tells of events, without the opening of the task."""
-    news = [new for event in events for new in account.take(event)]
+def told(task: PeerTask, *events: Sent) -> list[PeerEvent]:
+    """What a task reports of events, without the opening of the task."""
+    news = [new for event in events for new in task.take(event)]
     return [new for new in news if not isinstance(new, TaskOpened)]
 
 
@@ -82,37 +90,37 @@ def answer_of(news: Iterator[PeerEvent]) -> str:
 @given(CHUNKS)
 @example([("a", "delta"), ("a", "whole"), ("", "task")])
 def test_answer_text_is_told_once_however_it_arrives(chunks: list[tuple[str, str]]) -> None:
-    account, whole, heard = PeerTask(), "", ""
+    task, whole, heard = PeerTask(), "", ""
     for chunk, way in chunks:
         whole += chunk
         match way:
             case "delta":
-                event: wire.Event = grew(chunk)
+                event: Sent = grew(chunk)
             case "whole":
                 event = given_whole(artifact(whole))
             case _:
                 event = Task("t", "c", status(State.WORKING), [artifact(whole)])
-        heard += answer_of(account.take(event))
+        heard += answer_of(task.take(event))
 
-    assert heard == whole == account.answer
+    assert heard == whole == task.answer
 
 
 def test_text_taken_back_by_the_peer_is_told_as_a_replacement() -> None:
-    account = PeerTask()
-    told(account, grew("first try"))
+    task = PeerTask()
+    told(task, grew("first try"))
 
-    assert told(account, given_whole(artifact("second"))) == [AnswerReplaced("a", "second")]
-    assert account.answer == "second"
+    assert told(task, given_whole(artifact("second"))) == [AnswerReplaced("a", "second")]
+    assert task.answer == "second"
 
 
 def test_reasoning_tools_and_files_stay_out_of_the_answer() -> None:
-    account = PeerTask()
+    task = PeerTask()
     call: JsonObject = {"call_id": "c1", "tool": "bash", "status": "running", "title": "ls"}
     tool = Artifact("t1", [Part("data", data=call)], None, channel("tool_call"))
     diff = Part("text", text="+x", media_type="text/x-diff", filename="changes.diff")
 
     news = told(
-        account,
+        task,
         grew("hm", "r", channel("reasoning")),
         given_whole(tool),
         given_whole(tool),
@@ -121,19 +129,19 @@ def test_reasoning_tools_and_files_stay_out_of_the_answer() -> None:
         Task("t", "c", status(State.UNKNOWN), [Artifact("d", [diff], "diff")]),
     )
 
-    assert [type(new) for new in news] == [ReasoningGrew, ToolChanged, AnswerGrew, FileGiven]
-    assert account.answer == "yes"
+    assert [type(new) for new in news] == [ThoughtGrew, ToolReported, AnswerGrew, FileGiven]
+    assert task.answer == "yes"
 
 
 def test_an_answer_that_is_only_the_last_status_is_still_an_answer() -> None:
-    account = PeerTask()
+    task = PeerTask()
 
-    news = told(account, update(State.WORKING, "busy"), update(State.COMPLETED, "done it"))
+    news = told(task, update(State.WORKING, "busy"), update(State.COMPLETED, "done it"))
 
     assert news == [
         StatusChanged(State.WORKING, "busy"),
         AnswerGrew("status", "done it"),
-        Finished(State.COMPLETED, "done it"),
+        StatusChanged(State.COMPLETED, "done it"),
     ]
 
 
@@ -159,12 +167,12 @@ TODOS: list[Json] = [
 def test_progress_is_told_each_time_it_changes_and_when_it_is_over(
     progress: JsonObject, text: str
 ) -> None:
-    account = PeerTask()
+    task = PeerTask()
     ordinary: JsonObject = {"type": "step-start", "status": "running"}
     told = [
         event
         for one in (ordinary, progress, progress, ordinary)
-        for event in account.take(
+        for event in task.take(
             Update("t", "c", Status(State.WORKING), metadata={"shared": {"progress": one}})
         )
     ]
@@ -174,28 +182,29 @@ def test_progress_is_told_each_time_it_changes_and_when_it_is_over(
 
 
 def test_a_last_status_beside_an_answer_is_not_the_answer() -> None:
-    account = PeerTask()
-    told(account, grew("the answer"), update(State.COMPLETED, "Completed."))
-    assert account.answer == "the answer"
+    task = PeerTask()
+    told(task, grew("the answer"), update(State.COMPLETED, "Completed."))
+    assert task.answer == "the answer"
 
 
 def test_a_primed_task_tells_only_news_and_its_old_prompt_ends_nothing() -> None:
-    account = PeerTask()
+    task = PeerTask()
     before = Task("t", "c", status(State.INPUT_REQUIRED, "which?"), [artifact("so far ")])
-    account.prime(before)
+    task.prime(before)
 
-    assert told(account, before) == []
-    assert not account.settled
-    assert told(account, grew("more"), update(State.COMPLETED)) == [
+    assert told(task, before) == []
+    assert not task.settled
+    assert told(task, grew("more"), update(State.COMPLETED)) == [
         AnswerGrew("a", "more"),
-        Finished(State.COMPLETED, None),
+        StatusChanged(State.COMPLETED, None),
     ]
 
 
-def test_a_prompt_of_opencode_is_read_with_its_questions() -> None:
-    asked: JsonObject = {
+def test_an_interrupt_of_opencode_is_read_with_its_questions() -> None:
+    told_of: JsonObject = {
         "request_id": "que_1",
         "type": "question",
+        "session_id": "ses_1",
         "details": {
             "questions": [
                 {
@@ -210,12 +219,12 @@ def test_a_prompt_of_opencode_is_read_with_its_questions() -> None:
     }
 
     news = told(
-        PeerTask(), update(State.INPUT_REQUIRED, "Which?", {"shared": {"interrupt": asked}})
+        PeerTask(), update(State.INPUT_REQUIRED, "Which?", {"shared": {"interrupt": told_of}})
     )
 
     question = Question("Which?", "Colour", [QuestionOption("red", "warm")], True, False)
-    prompt = Prompt("que_1", "question", questions=[question])
-    assert news == [Interrupted(State.INPUT_REQUIRED, "Which?", prompt)]
+    asked = Interrupted(RequestId("que_1"), "question", SessionId("ses_1"), questions=[question])
+    assert news == [StatusChanged(State.INPUT_REQUIRED, "Which?", asked=asked)]
 
 
 @pytest.mark.parametrize(
@@ -233,7 +242,7 @@ def test_a_message_is_spelt_as_its_line_and_binding_want(
     at = Interface("http://x", binding, line)
     said = Message("m", "user", [Part("text", text="hi")])
 
-    params = wire.send_params(at, said, None, "ctx", waits=False)
+    params = send_params(at, said, None, "ctx", waits=False)
 
     message = params["message"]
     assert isinstance(message, dict)
@@ -245,7 +254,7 @@ def test_a_message_is_spelt_as_its_line_and_binding_want(
 def test_an_id_from_outside_cannot_leave_its_place_in_the_path() -> None:
     at = Interface("http://x/", Binding.HTTP_JSON, Version.V1, "te/nant")
 
-    request = wire.request(at, Operation.GET, {"id": "../a?b#c", "historyLength": 0})
+    request = build_request(at, Operation.GET, {"id": "../a?b#c", "historyLength": 0})
 
     assert request.url == "http://x/te%2Fnant/tasks/..%2Fa%3Fb%23c?historyLength=0"
 
@@ -253,7 +262,7 @@ def test_an_id_from_outside_cannot_leave_its_place_in_the_path() -> None:
 def test_states_of_both_lines_and_both_spellings_are_understood() -> None:
     def state(name: str) -> State:
         task: JsonObject = {"id": "t", "status": {"state": name}}
-        return wire.read_task(task).status.state
+        return read_task(task).status.state
 
     assert state("TASK_STATE_INPUT_REQUIRED") is state("input-required") is State.INPUT_REQUIRED
     assert state("TASK_STATE_CANCELLED") is state("canceled") is State.CANCELED
@@ -264,12 +273,12 @@ def test_states_of_both_lines_and_both_spellings_are_understood() -> None:
     "body", [b"[]", b"{", b"\xff", b'{"a":' * 70 + b"1" + b"}" * 70, b"[" * 100_000]
 )
 def test_json_that_no_honest_agent_sends_is_refused(body: bytes) -> None:
-    with pytest.raises(wire.MalformedError):
-        wire.read_json(body)
+    with pytest.raises(MalformedError):
+        read_json(body)
 
 
 def test_half_a_character_of_a_peer_is_replaced() -> None:
-    said = wire.read_json(rb'{"text": "a \ud83d b"}')
+    said = read_json(rb'{"text": "a \ud83d b"}')
 
     assert said == {"text": "a \N{REPLACEMENT CHARACTER} b"}
 
@@ -278,8 +287,8 @@ def test_half_a_character_of_a_peer_is_replaced() -> None:
     "value", [{}, {"kind": "task"}, {"task": {}}, {"statusUpdate": {"status": {}}}, {"task": 3}]
 )
 def test_an_event_without_what_it_needs_is_refused(value: JsonObject) -> None:
-    with pytest.raises(wire.MalformedError):
-        wire.read_event(value)
+    with pytest.raises(MalformedError):
+        read_event(value)
 
 
 HYBRID: JsonObject = {
@@ -298,23 +307,23 @@ HYBRID: JsonObject = {
 
 
 @pytest.mark.parametrize(
-    ("preference", "expected"),
+    ("settings", "expected"),
     [
-        (Preference(), ("http://x/r", Version.V1)),
-        (Preference(own=True), ("http://x/j", Version.V1)),
-        (Preference((Binding.JSONRPC,)), ("http://x/j", Version.V1)),
-        (Preference(line=Version.V03), ("http://x/j", Version.V03)),
+        (ClientSettings(), ("http://x/r", Version.V1)),
+        (ClientSettings(use_client_preference=True), ("http://x/j", Version.V1)),
+        (ClientSettings(supported_transports=("JSONRPC",)), ("http://x/j", Version.V1)),
+        (ClientSettings(protocol_version="0.3"), ("http://x/j", Version.V03)),
     ],
 )
 def test_the_interface_follows_the_peers_order_unless_ours_is_to_win(
-    preference: Preference, expected: tuple[str, Version]
+    settings: ClientSettings, expected: tuple[str, Version]
 ) -> None:
-    chosen = choose(wire.read_card(HYBRID), preference, OPEN)
-    assert (chosen.url, chosen.line) == expected
+    chosen = choose(read_card(HYBRID), settings, OPEN)
+    assert (chosen.url, chosen.version) == expected
 
 
 def test_a_card_of_0_3_gives_its_main_and_its_further_interfaces() -> None:
-    card = wire.read_card(
+    card = read_card(
         {
             "name": "A",
             "url": "http://x/j",
@@ -330,7 +339,7 @@ def test_a_card_of_0_3_gives_its_main_and_its_further_interfaces() -> None:
 
 def test_a_card_that_offers_nothing_we_speak_is_an_invalid_card() -> None:
     with pytest.raises(PeerError) as caught:
-        choose(Card("A", "", "", True, ()), Preference(), OPEN)
+        choose(PeerCard("A", "", "", True, ()), ClientSettings(), OPEN)
     assert caught.value.code is ErrorCode.INVALID_CARD
 
 
@@ -367,7 +376,7 @@ def test_a_url_that_cannot_be_called_is_refused_before_anything_is_sent(url: str
     ],
 )
 def test_a_secret_belongs_to_one_origin(elsewhere: str) -> None:
-    credential = Credential.bearer("http://a.test/path", "canary")
+    credential = OriginCredential.bearer("http://a.test/path", "canary")
 
     assert credential.headers("http://A.test:80/other") == {"Authorization": "Bearer canary"}
     assert credential.headers(elsewhere) == {}
@@ -375,21 +384,21 @@ def test_a_secret_belongs_to_one_origin(elsewhere: str) -> None:
 
 
 def test_basic_credentials_are_taken_plain_and_in_base64() -> None:
-    plain = Credential.basic("http://x", "user:pass")
-    assert plain == Credential.basic("http://x", "dXNlcjpwYXNz")
+    plain = OriginCredential.basic("http://x", "user:pass")
+    assert plain == OriginCredential.basic("http://x", "dXNlcjpwYXNz")
     assert plain.headers("http://x") == {"Authorization": "Basic dXNlcjpwYXNz"}
 
 
 @pytest.mark.parametrize("value", ["", "nonsense", "dXNlcg=="])
 def test_what_is_no_basic_credential_is_refused_without_being_shown(value: str) -> None:
     with pytest.raises(ValueError, match="user:password"):
-        Credential.basic("http://x", value)
+        OriginCredential.basic("http://x", value)
 
 
 @pytest.mark.parametrize("token", ["", " ", "a\nb", "a\x00", "ä"])
 def test_a_token_that_would_break_a_header_is_refused(token: str) -> None:
     with pytest.raises(ValueError, match="one line"):
-        Credential.bearer("http://x", token)
+        OriginCredential.bearer("http://x", token)
 
 
 def test_an_origin_always_names_its_port() -> None:
@@ -415,7 +424,8 @@ def test_an_origin_always_names_its_port() -> None:
     ],
 )
 def test_http_statuses_have_their_codes(status_code: int, code: str) -> None:
-    error = from_status(status_code, None)
+    error = read_error(status_code, {})
+    assert error is not None
     assert (error.code, error.http_status) == (code, status_code)
 
 
@@ -431,16 +441,20 @@ def test_http_statuses_have_their_codes(status_code: int, code: str) -> None:
     ],
 )
 def test_json_rpc_errors_have_their_codes(number: int, code: str) -> None:
-    error = from_rpc(number, "x")
+    error = read_error(200, {"error": {"code": number, "message": "x"}})
+    assert error is not None
     assert (error.code, error.rpc_code) == (code, number)
 
 
 def test_an_error_reason_of_the_specification_beats_the_status() -> None:
-    error = from_status(404, "gone", "TASK_NOT_FOUND")
+    details: Json = [{"reason": "TASK_NOT_FOUND"}]
+    error = read_error(404, {"error": {"code": 404, "message": "gone", "details": details}})
+    assert error is not None
     assert (error.code, error.rpc_code) == (ErrorCode.CALL_FAILED, -32001)
 
 
 def test_the_words_of_a_peer_in_an_error_are_cut_and_harmless() -> None:
-    message = from_rpc(-32001, "\x1b[2J" + "x" * 10_000).message
-    assert message.isprintable()
-    assert len(message) < 600
+    error = read_error(200, {"error": {"code": -32001, "message": "\x1b[2J" + "x" * 10_000}})
+    assert error is not None
+    assert error.message.isprintable()
+    assert len(error.message) < 600

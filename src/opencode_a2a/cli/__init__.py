@@ -1,4 +1,4 @@
-"""The program: one file per command, loaded when that command is asked for.
+"""The program: its commands, loaded when they are asked for.
 
 Commands parse, call and report; what they report on lives elsewhere. ``--help`` and ``--version``
 must answer at once, so nothing heavy is imported here.
@@ -13,10 +13,10 @@ from opencode_a2a import __version__
 COMMANDS = {
     "serve": ("serve", "Run the service, with or without starting OpenCode."),
     "call": ("call", "Send a message to an agent and print the answer."),
-    "chat": ("chat", "Talk to an agent."),
-    "tasks": ("tasks", "List the tasks at an agent."),
-    "task": ("tasks", "Print or follow a task at an agent."),
-    "cancel": ("tasks", "Cancel a task at an agent."),
+    "chat": ("call", "Talk to an agent."),
+    "tasks": ("call", "List the tasks at an agent."),
+    "task": ("call", "Print or follow a task at an agent."),
+    "cancel": ("call", "Cancel a task at an agent."),
     "migrate": ("migrate", "Import the tasks of an earlier version."),
     "doctor": ("doctor", "Check what the service needs, and say what to do."),
     "card": ("show", "Print the agent card that these settings give."),
@@ -28,7 +28,7 @@ COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A group that knows its commands by name and imports them by need."""
+    """A group that knows its commands by name and imports them when needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

@@ -1,72 +1,101 @@
 """How an answer looks on a terminal, and as JSON lines.
 
 The answer goes to stdout as it is; reasoning, tools and progress go dim to stderr, and only if
-somebody is looking there. Everything that an agent sends is cleaned before it is printed, see
+a person is looking there. Everything that an agent sends is cleaned before it is printed, see
 ``printable``; in JSON it is escaped.
 """
 
 import asyncio
-import dataclasses
 import shutil
 import sys
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import asdict
 
 import click
 import orjson
 
+from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.peers.answer import (
     AnswerGrew,
     AnswerReplaced,
     FileGiven,
-    Finished,
-    Interrupted,
     PeerEvent,
     PeerTask,
-    ReasoningGrew,
+    State,
     StatusChanged,
     TaskOpened,
-    ToolChanged,
+    ThoughtGrew,
+    ToolReported,
+    progress_text,
 )
-from opencode_a2a.peers.wire import State
 from opencode_a2a.printable import clean, command, escaped, indented, one_line
 
-_NAMES = {
-    TaskOpened: "task",
-    AnswerGrew: "answer",
-    AnswerReplaced: "answer_replaced",
-    ReasoningGrew: "reasoning",
-    ToolChanged: "tool",
-    FileGiven: "file",
-    StatusChanged: "status",
-    Interrupted: "interrupted",
-    Finished: "finished",
-}
 _PATIENCE = 2.0
 """Seconds of silence that need no explanation."""
 
 
-class Shown(Protocol):
-    """Where the events of a turn go."""
+def print_json(value: object) -> None:
+    click.echo(escaped(orjson.dumps(value).decode()))
+
+
+class JsonLines:
+    """Prints every event as one JSON object; the last one has the whole answer."""
+
+    def __init__(self, task: PeerTask) -> None:
+        self._task = task
 
     def begin(self) -> None:
-        """A turn begins; the event loop runs."""
-        ...
-
-    def show(self, event: PeerEvent) -> None: ...
+        pass
 
     def end(self) -> None:
-        """The turn has ended, or is no longer listened to."""
-        ...
+        pass
+
+    def show(self, event: PeerEvent) -> None:
+        names = {
+            TaskOpened: "task",
+            AnswerGrew: "answer",
+            AnswerReplaced: "answer_replaced",
+            ThoughtGrew: "reasoning",
+            FileGiven: "file",
+        }
+        match event:
+            case ToolReported():
+                line: JsonObject = {"event": "tool", "call": asdict(event)}
+            case StatusChanged():
+                line = self._status(event)
+            case _:
+                line = {"event": names[type(event)], **asdict(event)}
+        print_json(line)
+
+    def _status(self, event: StatusChanged) -> JsonObject:
+        line: JsonObject = {"event": "status", "state": event.state.value, "text": event.text}
+        if event.state.settled:
+            line["event"] = "finished" if event.state.ended else "interrupted"
+            if event.state.waits:
+                line["prompt"] = event.asked and {
+                    "request_id": event.asked.request_id,
+                    "type": event.asked.type,
+                    "permission": event.asked.permission,
+                    "patterns": [*event.asked.patterns],
+                    "questions": [asdict(question) for question in event.asked.questions],
+                }
+            ids: JsonObject = {"task_id": self._task.task_id, "context_id": self._task.context_id}
+            return line | ids | {"answer": self._task.answer}
+        progress: Json = event.progress and {
+            "type": event.progress.type,
+            "status": event.progress.status,
+            "title": event.progress.title,
+            "detail": event.progress.subtitle,
+        }
+        return line | {"progress": progress}
 
 
 class StatusLine:
-    """One line that says what is being waited for and for how long, rewritten in place."""
+    """One line that says what the agent is busy with and for how long, rewritten in place."""
 
     def __init__(self) -> None:
-        self._reason: str | None = None
+        self.reason: str | None = None
         self._quiet_since = time.monotonic()
         self._drawn = False
         self._timer: asyncio.TimerHandle | None = None
@@ -74,11 +103,11 @@ class StatusLine:
     @property
     def due(self) -> bool:
         """Whether there is something to say: a reason, or a long silence."""
-        return self._reason is not None or time.monotonic() - self._quiet_since >= _PATIENCE
+        return self.reason is not None or time.monotonic() - self._quiet_since >= _PATIENCE
 
     def begin(self, tick: Callable[[], None]) -> None:
         """Call back every second until the end."""
-        self._reason, self._quiet_since = None, time.monotonic()
+        self.reason, self._quiet_since = None, time.monotonic()
         loop = asyncio.get_running_loop()
 
         def again() -> None:
@@ -86,9 +115,6 @@ class StatusLine:
             self._timer = loop.call_later(1, again)
 
         self._timer = loop.call_later(1, again)
-
-    def explain(self, reason: str | None) -> None:
-        self._reason = reason
 
     def interrupt(self) -> None:
         """Make room for something else; the silence is over."""
@@ -99,7 +125,7 @@ class StatusLine:
         seconds = round(time.monotonic() - self._quiet_since)
         waited = f" ({seconds} s)"
         width = max(20, shutil.get_terminal_size().columns - 1 - len(waited))
-        text = one_line(self._reason or "Waiting for the agent", width) + waited
+        text = one_line(self.reason or "Waiting for the agent", width) + waited
         click.echo("\r\x1b[K" + click.style(text, dim=True), err=True, nl=False)
         self._drawn = True
 
@@ -131,33 +157,12 @@ class Screen:
         """The line that was last printed for each tool call."""
 
     def begin(self) -> None:
+        """A turn begins; the event loop runs."""
         if self._watched:
             self._status.begin(self._tick)
 
-    def show(self, event: PeerEvent) -> None:
-        match event:
-            case AnswerGrew():
-                self._answer(event.artifact_id, event.text)
-            case AnswerReplaced():
-                self._artifact = None  # on a new line: what was printed cannot be taken back
-                self._answer(event.artifact_id, event.text)
-            case ReasoningGrew():
-                self._aside(event.text, closed=False)
-            case ToolChanged() if event.call.status != "pending":
-                call = event.call
-                line = one_line(f"{call.tool} {call.status}  {call.title or ''}")
-                if self._tools.get(call.call_id) != line:  # its output may grow for a long time
-                    self._tools[call.call_id] = line
-                    self._aside(line)
-            case FileGiven():
-                named = event.name or event.artifact_id
-                self._aside(one_line(f"file {named} {event.part.media_type or ''}"))
-            case StatusChanged():
-                self._explain(event)
-            case _:
-                pass
-
     def end(self) -> None:
+        """The turn has ended, or is no longer listened to."""
         self._status.end()
         self.close()
 
@@ -168,11 +173,33 @@ class Screen:
             click.echo()
             self._answer_open = self._behind_answer = False
 
+    def show(self, event: PeerEvent) -> None:
+        match event:
+            case AnswerGrew():
+                self._answer(event.artifact_id, event.text)
+            case AnswerReplaced():
+                self._artifact = None  # on a new line: what was printed cannot be taken back
+                self._answer(event.artifact_id, event.text)
+            case ThoughtGrew():
+                self._aside(event.text, closed=False)
+            case ToolReported() if event.status != "pending":
+                line = one_line(f"{event.tool} {event.status}  {event.title or ''}")
+                if self._tools.get(event.call_id) != line:  # its output may grow for a long time
+                    self._tools[event.call_id] = line
+                    self._aside(line)
+            case FileGiven():
+                named = event.name or event.artifact_id
+                self._aside(one_line(f"file {named} {event.part.media_type or ''}"))
+            case StatusChanged() if not event.state.settled:
+                self._explain(event)
+            case _:
+                pass  # what a task ends with is said by ``report_end``
+
     def _explain(self, event: StatusChanged) -> None:
-        if event.progress is None and event.text:
-            self._aside(indented(event.text))
-        self._status.explain(event.progress and event.progress.text)
+        self._status.reason = event.progress and progress_text(event.progress)
         if event.progress is None:
+            if event.text:
+                self._aside(indented(event.text))
             self._status.erase()  # the reason no longer holds; the next second says what does
         elif self._watched:
             self._break_line()
@@ -195,6 +222,7 @@ class Screen:
         self._behind_answer = self._answer_open and self._shared
 
     def _aside(self, text: str, *, closed: bool = True) -> None:
+        """Print what is not the answer, dim, for a person alone."""
         if not self._watched:
             return
         self._status.interrupt()
@@ -218,50 +246,13 @@ class Screen:
             self._aside_open = False
 
 
-class JsonLines:
-    """Prints every event as one JSON object; the last one has the whole answer."""
-
-    def __init__(self, account: PeerTask) -> None:
-        self._account = account
-
-    def begin(self) -> None:
-        pass
-
-    def show(self, event: PeerEvent) -> None:
-        told = {"event": _NAMES[type(event)], **dataclasses.asdict(event)}
-        if isinstance(event, Interrupted | Finished):
-            told |= {
-                "task_id": self._account.task_id,
-                "context_id": self._account.context_id,
-                "answer": self._account.answer,
-            }
-        print_json(told)
-
-    def end(self) -> None:
-        pass
-
-
-def print_json(value: object) -> None:
-    click.echo(escaped(orjson.dumps(value).decode()))
-
-
-@contextmanager
-def printed(url: str, account: PeerTask, as_json: bool) -> Generator[Shown]:
-    """Print what is shown in here, for a person or for a program, and how it ended."""
-    if as_json:
-        yield JsonLines(account)
-        return
-    yield Screen()
-    report_end(url, account)
-
-
-def report_end(url: str, account: PeerTask) -> None:
+def report_end(url: str, task: PeerTask) -> None:
     """Say on stderr what a person has to know about a turn that did not complete."""
-    status = account.status
+    status = task.status
     if status.state.waits:
         click.echo(indented(status.text or "") or "The agent waits for an answer.", err=True)
         asks = status.state is State.INPUT_REQUIRED
-        then = command("call", url, "--task", account.task_id or "", "…")
+        then = command("call", url, "--task", task.task_id or "", "…")
         click.echo(f"{'Answer' if asks else 'Sign in, then go on'} with: {then}", err=True)
     elif status.state is not State.COMPLETED:
         text = indented(status.text or "").strip()

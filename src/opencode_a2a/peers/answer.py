@@ -1,23 +1,335 @@
-"""What a peer's task tells, each thing once, whichever way it came.
+"""What a peer answers: its tasks, what is new in them, and its errors.
 
-``peers.client`` feeds the events of streams and the snapshots of polls into an ``PeerTask``; out
-come normalised events for commands and for the tool: the answer apart from reasoning and tool
-activity, and no text twice, however often the peer repeats it. Pure: knows no HTTP.
+``peers.client`` feeds the events of streams and the tasks it polls into a ``PeerTask``; out come
+events for the commands and the tool: the answer apart from reasoning and tool activity, and no
+text twice, however often the peer repeats it. OpenCode services say more in metadata (which channel
+a text belongs to, what a tool does, what a person is asked); of any other agent everything is
+answer text. Pure: knows no HTTP.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 
-from opencode_a2a.events import JsonObject
-from opencode_a2a.messages import Part
-from opencode_a2a.peers import hints
-from opencode_a2a.peers.hints import Progress, Prompt, ToolCall
-from opencode_a2a.peers.wire import Artifact, Event, State, Status, Task, Update
+from opencode_a2a.errors import (
+    ContentTypeNotSupportedError,
+    InternalError,
+    InvalidParamsError,
+    InvalidRequestError,
+    MethodNotFoundError,
+    ParseError,
+    PushNotSupportedError,
+    TaskNotCancelableError,
+    TaskNotFoundError,
+    UnsupportedOperationError,
+    VersionNotSupportedError,
+)
+from opencode_a2a.events import Interrupted, Json, JsonObject, Progressed, Question, QuestionOption
+from opencode_a2a.ids import RequestId, SessionId
+from opencode_a2a.jsonguard import as_object, items_in, text_in
+from opencode_a2a.messages import Message, Part
+from opencode_a2a.printable import one_line
+
+# --- errors -----------------------------------------------------------------------------------
+
+
+class ErrorCode(StrEnum):
+    """What kind of failure a call met. The model is given these, so they do not change."""
+
+    INVALID_INPUT = "a2a_invalid_input"
+    AUTH_FAILED = "a2a_peer_auth_failed"
+    PERMISSION_DENIED = "a2a_peer_permission_denied"
+    TIMEOUT = "a2a_timeout"
+    UNSUPPORTED = "a2a_unsupported_operation"
+    RETRYABLE = "a2a_retryable_unavailable"
+    INVALID_CARD = "a2a_invalid_agent_card"
+    PROTOCOL = "a2a_peer_protocol_error"
+    UNAVAILABLE = "a2a_unavailable"
+    CALL_FAILED = "a2a_call_failed"
+    UNEXPECTED = "a2a_unexpected_response"
+
+
+class PeerError(Exception):
+    """A call that did not succeed. The message is for people; a peer's words in it are cleaned."""
+
+    def __init__(
+        self,
+        code: ErrorCode,
+        message: str,
+        *,
+        http_status: int | None = None,
+        rpc_code: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.http_status = http_status
+        self.rpc_code = rpc_code
+
+    @property
+    def retryable(self) -> bool:
+        return self.code in (ErrorCode.RETRYABLE, ErrorCode.TIMEOUT)
+
+
+class LostError(PeerError):
+    """The peer can no longer be reached; its task may still be running."""
+
+
+class MalformedError(PeerError):
+    """The peer sent something that is not A2A."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(ErrorCode.PROTOCOL, f"the agent's answer is not valid A2A: {problem}")
+
+
+_INVALID_AGENT_RESPONSE = -32006
+_CODES = {
+    number: code
+    for code, numbers in {
+        ErrorCode.AUTH_FAILED: (401,),
+        ErrorCode.PERMISSION_DENIED: (403,),
+        ErrorCode.UNSUPPORTED: (
+            *(404, 405, 409, 501),
+            PushNotSupportedError.code,
+            UnsupportedOperationError.code,
+            VersionNotSupportedError.code,
+            MethodNotFoundError.code,
+        ),
+        ErrorCode.TIMEOUT: (408,),
+        ErrorCode.INVALID_INPUT: (
+            *(400, 413),
+            ContentTypeNotSupportedError.code,
+            InvalidParamsError.code,
+        ),
+        ErrorCode.RETRYABLE: (429, 502, 503, 504, InternalError.code),
+        ErrorCode.CALL_FAILED: (TaskNotFoundError.code, TaskNotCancelableError.code),
+        ErrorCode.UNEXPECTED: (_INVALID_AGENT_RESPONSE,),
+        ErrorCode.PROTOCOL: (InvalidRequestError.code, ParseError.code),
+    }.items()
+    for number in numbers
+}
+"""What each HTTP status and JSON-RPC code means for the caller."""
+_CODE_OF_REASON = {
+    error.reason: error.code
+    for error in (
+        TaskNotFoundError,
+        TaskNotCancelableError,
+        UnsupportedOperationError,
+        ContentTypeNotSupportedError,
+        VersionNotSupportedError,
+        InvalidParamsError,
+    )
+} | {"INVALID_AGENT_RESPONSE": _INVALID_AGENT_RESPONSE}
+_TEXT_LIMIT = 500
+
+
+def read_error(status: int, body: JsonObject) -> PeerError | None:
+    """Return the error in an answer of either binding; None when there is none."""
+    error = body.get("error")
+    if status < 400 and not error:
+        return None
+    inner = as_object(error) or body
+    text = error if isinstance(error, str) else text_in(inner, "message", "detail")
+    given = inner.get("code")
+    number = given if isinstance(given, int) else 0
+    http_status, rpc_code = None, None
+    if status < 400 and number < 400:
+        rpc_code, name = number, f"error {number}"
+    else:
+        # An error inside a stream has its HTTP status as code. A reason says more than the status.
+        http_status = status if status >= 400 else number
+        details = [*items_in(inner, "details"), *items_in(inner, "data")]
+        reason = next((r for item in details if (r := text_in(item, "reason"))), "")
+        rpc_code = _CODE_OF_REASON.get(reason)
+        name = f"HTTP {http_status}" if rpc_code is None else reason
+    unknown = ErrorCode.CALL_FAILED if http_status is None else ErrorCode.UNAVAILABLE
+    code = _CODES.get((http_status or 0) if rpc_code is None else rpc_code, unknown)
+    message = f"the agent answered {name}"
+    if text and not text.isspace():
+        message = f"the agent says: {one_line(text, _TEXT_LIMIT)}"
+    return PeerError(code, message, http_status=http_status, rpc_code=rpc_code)
+
+
+# --- what the peer sends ----------------------------------------------------------------------
+
+
+class State(StrEnum):
+    """The states of both lines, in the words of 0.3."""
+
+    SUBMITTED = "submitted"
+    WORKING = "working"
+    INPUT_REQUIRED = "input-required"
+    AUTH_REQUIRED = "auth-required"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELED = "canceled"
+    REJECTED = "rejected"
+    UNKNOWN = "unknown"
+
+    @property
+    def ended(self) -> bool:
+        return self in (State.COMPLETED, State.FAILED, State.CANCELED, State.REJECTED)
+
+    @property
+    def waits(self) -> bool:
+        return self in (State.INPUT_REQUIRED, State.AUTH_REQUIRED)
+
+    @property
+    def settled(self) -> bool:
+        return self.ended or self.waits
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    state: State
+    message: Message | None = None
+    timestamp: str | None = None
+
+    @property
+    def text(self) -> str | None:
+        return (self.message.text or None) if self.message else None
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    artifact_id: str
+    parts: list[Part]
+    name: str | None = None
+    metadata: JsonObject = field(default_factory=dict[str, Json])
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    task_id: str
+    context_id: str | None
+    status: Status
+    artifacts: list[Artifact] = field(default_factory=list[Artifact])
+    history: list[Message] = field(default_factory=list[Message])
+    metadata: JsonObject = field(default_factory=dict[str, Json])
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What is new in a task. An answer that is a mere message has no task id."""
+
+    task_id: str | None
+    context_id: str | None
+    status: Status | None = None
+    artifact: Artifact | None = None
+    append: bool = False
+    metadata: JsonObject = field(default_factory=dict[str, Json])
+
+
+Sent = Task | Update
+
+_EVENT_KEYS = ("task", "statusUpdate", "artifactUpdate", "message", "msg")
+
+
+def read_event(value: JsonObject) -> Sent:
+    """Read what a send or a stream carries, whichever line spelt it."""
+    tag = text_in(value, "kind")
+    if tag is None:
+        tag = next((key for key in _EVENT_KEYS if key in value), "")
+        value = as_object(value.get(tag))
+    context_id, metadata = text_in(value, "contextId"), as_object(value.get("metadata"))
+    match tag:
+        case "task":
+            return read_task(value)
+        case "statusUpdate" | "status-update":
+            status = _read_status(value)
+            return Update(_required(value, "taskId"), context_id, status, metadata=metadata)
+        case "artifactUpdate" | "artifact-update":
+            artifact = _read_artifact(as_object(value.get("artifact")), metadata)
+            append = value.get("append") is True
+            return Update(_required(value, "taskId"), context_id, None, artifact, append)
+        case "message" | "msg":
+            said = _read_message(value)
+            whole = Artifact(said.message_id, said.parts)
+            return Update(None, context_id, Status(State.COMPLETED), whole)
+        case _:
+            raise MalformedError("neither a task nor a message nor an update")
+
+
+def read_task(value: JsonObject) -> Task:
+    return Task(
+        _required(value, "id"),
+        text_in(value, "contextId"),
+        _read_status(value),
+        [_read_artifact(item, {}) for item in items_in(value, "artifacts")],
+        [_read_message(item) for item in items_in(value, "history")],
+        as_object(value.get("metadata")),
+    )
+
+
+def _read_status(value: JsonObject) -> Status:
+    status = as_object(value.get("status"))
+    message = status.get("message")
+    return Status(
+        _state(text_in(status, "state")),
+        _read_message(message) if isinstance(message, dict) else None,
+        text_in(status, "timestamp"),
+    )
+
+
+def _state(name: str | None) -> State:
+    plain = (name or "").removeprefix("TASK_STATE_").lower().replace("_", "-")
+    try:
+        return State("canceled" if plain == "cancelled" else plain)
+    except ValueError:
+        return State.UNKNOWN
+
+
+def _read_artifact(value: JsonObject, around: JsonObject) -> Artifact:
+    return Artifact(
+        text_in(value, "artifactId") or "",
+        _read_parts(value, "parts"),
+        text_in(value, "name"),
+        around | as_object(value.get("metadata")),
+    )
+
+
+def _read_message(value: JsonObject) -> Message:
+    return Message(
+        text_in(value, "messageId") or "",
+        "user" if value.get("role") in ("user", "ROLE_USER") else "agent",
+        _read_parts(value, "parts", "content"),
+        as_object(value.get("metadata")),
+    )
+
+
+def _read_parts(value: JsonObject, *keys: str) -> list[Part]:
+    items = (item for key in keys for item in items_in(value, key))
+    return [part for item in items if (part := _read_part(item))]
+
+
+def _read_part(value: JsonObject) -> Part | None:
+    flat = as_object(value.get("file")) | value
+    named = (text_in(flat, "mediaType", "mimeType"), text_in(flat, "filename", "name"))
+    metadata = as_object(value.get("metadata")) or None
+    if (text := text_in(flat, "text")) is not None:
+        return Part("text", text, None, None, None, *named, metadata)
+    if (raw := text_in(flat, "raw", "bytes", "fileWithBytes")) is not None:
+        return Part("raw", None, raw, None, None, *named, metadata)
+    if (url := text_in(flat, "url", "uri", "fileWithUri")) is not None:
+        return Part("url", None, None, url, None, *named, metadata)
+    if "data" in value:
+        return Part("data", None, None, None, value["data"], *named, metadata)
+    return None
+
+
+def _required(value: JsonObject, key: str) -> str:
+    text = text_in(value, key)
+    if not text:
+        raise MalformedError(f"{key} is missing")
+    return text
+
+
+# --- what is new ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class TaskOpened:
-    """The peer made or named the task that the message belongs to."""
+    """The peer created or named the task that the message belongs to."""
 
     task_id: str
     context_id: str | None
@@ -25,7 +337,7 @@ class TaskOpened:
 
 @dataclass(frozen=True, slots=True)
 class AnswerGrew:
-    """New answer text, to be set right behind what the same artifact told before."""
+    """New answer text; it follows directly on the text of the same artifact so far."""
 
     artifact_id: str
     text: str
@@ -33,27 +345,33 @@ class AnswerGrew:
 
 @dataclass(frozen=True, slots=True)
 class AnswerReplaced:
-    """An artifact's answer anew: the peer took back a part of what it had told."""
+    """The whole answer of an artifact anew: the peer took back some of what it had sent."""
 
     artifact_id: str
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class ReasoningGrew:
+class ThoughtGrew:
+    """New reasoning text."""
+
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class ToolChanged:
-    """The state of one tool call of the peer; it takes the place of the one told before."""
+class ToolReported:
+    """The state of one of the peer's tool calls; it replaces the one reported before."""
 
-    call: ToolCall
+    call_id: str
+    tool: str
+    status: str
+    title: str | None
+    payload: JsonObject
 
 
 @dataclass(frozen=True, slots=True)
 class FileGiven:
-    """A piece of an artifact that is not answer text: a file, a diff, data."""
+    """A part of an artifact that is not answer text: a file, a diff, data."""
 
     artifact_id: str
     name: str | None
@@ -62,165 +380,224 @@ class FileGiven:
 
 @dataclass(frozen=True, slots=True)
 class StatusChanged:
-    """A sign of life, with words if the peer gave some."""
+    """The task is in this state; ``text`` is what the peer says about it.
+
+    The last event of every answer has a state that is settled: the task has ended, or it waits for
+    an answer or a sign-in.
+    """
 
     state: State
     text: str | None
-    progress: Progress | None = None
-    """Why there is nothing else to tell; the text then says the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class Interrupted:
-    """The task waits: for an answer, or for a sign-in elsewhere. The last event of an ask."""
-
-    state: State
-    text: str | None
-    prompt: Prompt | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The task has ended; ``text`` is what the peer says about the end."""
-
-    state: State
-    text: str | None
+    progress: Progressed | None = None
+    """Why there is nothing else to show; without a message the text says the same."""
+    asked: Interrupted | None = None
+    """The permission or questions that an OpenCode service waits for."""
 
 
 PeerEvent = (
     TaskOpened
     | AnswerGrew
     | AnswerReplaced
-    | ReasoningGrew
-    | ToolChanged
+    | ThoughtGrew
+    | ToolReported
     | FileGiven
     | StatusChanged
-    | Interrupted
-    | Finished
 )
 
-_ANSWER_TYPES = (None, "", "text/plain", "text/markdown")
+_PROGRESS_NAMES = {
+    "retry": "Retrying",
+    "queue": "Queued",
+    "compaction": "Compacting the conversation",
+    "subagent": "Sub-agent",
+    "peer": "Asking another agent",
+    "permission": "Permission",
+    "recovered": "Recovered",
+    "todo": "Plan",
+}
+
+
+def progress_text(progress: Progressed) -> str:
+    """Describe progress in a few words: ``Retrying: Cannot connect to API, attempt 4``."""
+    words = ", ".join(filter(None, (progress.title, progress.subtitle))) or progress.status
+    return f"{_PROGRESS_NAMES.get(progress.type, progress.type)}: {words}"
 
 
 @dataclass(slots=True)
-class _Told:
-    """What an artifact has told: its running text and its other parts."""
+class _Received:
+    """What an artifact has brought so far."""
 
     text: list[str] = field(default_factory=list[str])
     others: list[Part] = field(default_factory=list[Part])
 
 
 class PeerTask:
-    """One task of a peer as far as it was told; keep it while the task is continued."""
+    """One task of a peer as far as it is known; keep it while the task is continued."""
 
     def __init__(self) -> None:
         self.task_id: str | None = None
         self.context_id: str | None = None
         self.status = Status(State.UNKNOWN)
+        self.asked: Interrupted | None = None
         self.settled = False
-        """The task has ended, or waits for somebody."""
-        self._told: dict[tuple[str, str], _Told] = {}
-        self._tools: dict[str, ToolCall] = {}
-        self._answered = False
+        """The task has ended, or waits for somebody; not so once a new message is sent."""
         self.last_words: str | None = None
         """What the last status said: its message, or its progress."""
+        self._received: dict[tuple[str, str], _Received] = {}
+        self._tools: dict[str, ToolReported] = {}
+        self._answered = False
 
     @property
     def answer(self) -> str:
-        """The whole answer so far, its artifacts on lines of their own."""
-        texts = ["".join(t.text) for (_, channel), t in self._told.items() if channel == "text"]
+        """The whole answer so far, each artifact on lines of its own."""
+        texts = ["".join(r.text) for (_, channel), r in self._received.items() if channel == "text"]
         return "\n".join(text for text in texts if text)
 
     def begin(self) -> None:
-        """A message is about to be sent: what comes now is the answer to it."""
+        """Expect the answer to a message that is about to be sent."""
         self.settled = False
         self._answered = False
 
     def prime(self, task: Task) -> None:
-        """Take a task as already told, so that only news will be told."""
+        """Take a task as already reported, so that only news will be."""
         for _ in self.take(task):
             pass
         self.begin()
 
-    def take(self, event: Event) -> Iterator[PeerEvent]:
-        """Fold an event in and yield what is new in it."""
-        self.context_id = event.context_id or self.context_id
-        if event.task_id not in (None, self.task_id):
-            self.task_id = event.task_id
-            yield TaskOpened(event.task_id, self.context_id)
-        match event:
+    def take(self, sent: Sent) -> Iterator[PeerEvent]:
+        """Apply what the peer sent, and yield what is new in it."""
+        self.context_id = sent.context_id or self.context_id
+        if sent.task_id not in (None, self.task_id):
+            self.task_id = sent.task_id
+            yield TaskOpened(sent.task_id, self.context_id)
+        match sent:
             case Task():
-                for artifact in event.artifacts:
-                    yield from self._artifact(artifact, append=False)
-                if event.status != self.status:
-                    yield from self._status(event.status, event.metadata)
+                for artifact in sent.artifacts:
+                    yield from self._take_artifact(artifact, append=False)
+                if sent.status != self.status:
+                    yield from self._take_status(sent.status, sent.metadata)
             case Update():
-                if event.artifact:
-                    yield from self._artifact(event.artifact, append=event.append)
-                if event.status:
-                    yield from self._status(event.status, event.metadata)
+                if sent.artifact:
+                    yield from self._take_artifact(sent.artifact, append=sent.append)
+                if sent.status:
+                    yield from self._take_status(sent.status, sent.metadata)
 
-    def _artifact(self, artifact: Artifact, *, append: bool) -> Iterator[PeerEvent]:
-        channel = hints.read_channel(artifact.metadata)
+    def _take_artifact(self, artifact: Artifact, *, append: bool) -> Iterator[PeerEvent]:
+        channel = text_in(_shared(artifact.metadata, "stream"), "block_type") or "text"
         if channel == "tool_call":
-            yield from self._tool(artifact)
+            for part in artifact.parts:
+                call = _read_tool(as_object(part.data), artifact.artifact_id)
+                if part.kind == "data" and self._tools.get(call.call_id) != call:
+                    self._tools[call.call_id] = call
+                    yield call
             return
-        told = self._told.setdefault((artifact.artifact_id, channel), _Told())
+        received = self._received.setdefault((artifact.artifact_id, channel), _Received())
         words = [part.text or "" for part in artifact.parts if _is_words(part)]
         if words:
-            yield from self._words(artifact.artifact_id, channel, told, "".join(words), append)
-        yield from _files(artifact, told, append)
+            text, before = "".join(words), "" if append else "".join(received.text)
+            replaced = not text.startswith(before)
+            news = text if replaced else text[len(before) :]
+            if replaced:
+                received.text.clear()
+            received.text.append(news)
+            if channel == "text" and (news or replaced):
+                self._answered = True
+                yield (AnswerReplaced if replaced else AnswerGrew)(artifact.artifact_id, news)
+            elif channel == "reasoning" and news and not replaced:
+                yield ThoughtGrew(news)
+        others = [part for part in artifact.parts if not _is_words(part)]
+        known = [] if append else received.others
+        if others[: len(known)] == known:
+            others = others[len(known) :]
+        received.others += others
+        for part in others:
+            yield FileGiven(artifact.artifact_id, part.filename or artifact.name, part)
 
-    def _words(
-        self, artifact_id: str, channel: str, told: _Told, text: str, append: bool
-    ) -> Iterator[PeerEvent]:
-        before = "" if append else "".join(told.text)
-        replaced = not text.startswith(before)
-        news = text if replaced else text[len(before) :]
-        if replaced:
-            told.text.clear()
-        told.text.append(news)
-        if channel == "text" and (news or replaced):
-            self._answered = True
-            yield (AnswerReplaced if replaced else AnswerGrew)(artifact_id, news)
-        elif channel == "reasoning" and news and not replaced:
-            yield ReasoningGrew(news)
-
-    def _tool(self, artifact: Artifact) -> Iterator[PeerEvent]:
-        for part in artifact.parts:
-            call = hints.read_tool(part.data, artifact.artifact_id)
-            if part.kind == "data" and self._tools.get(call.call_id) != call:
-                self._tools[call.call_id] = call
-                yield ToolChanged(call)
-
-    def _status(self, status: Status, metadata: JsonObject) -> Iterator[PeerEvent]:
-        known, self.status = self.status, status
-        self.settled = status.state.settled
+    def _take_status(self, status: Status, metadata: JsonObject) -> Iterator[PeerEvent]:
+        before, self.status = self.status, status
+        self.settled, self.asked = status.state.settled, None
         if status.state is State.COMPLETED and not self._answered and status.message:
             # Many small agents put their whole answer into the last status.
-            yield from self._artifact(Artifact("status", status.message.parts), append=False)
-        if status.state.ended:
-            yield Finished(status.state, status.text)
-        elif status.state.waits:
-            said = (status.message and status.message.metadata) or {}
-            yield Interrupted(status.state, status.text, hints.read_prompt(metadata | said))
-        else:
-            progress = hints.read_progress(metadata)
-            text = status.text or (progress and progress.text)
-            if (known.state, self.last_words) != (status.state, text):
-                self.last_words = text
-                yield StatusChanged(status.state, text, progress)
-
-
-def _files(artifact: Artifact, told: _Told, append: bool) -> Iterator[FileGiven]:
-    others = [part for part in artifact.parts if not _is_words(part)]
-    known = [] if append else told.others
-    if others[: len(known)] == known:
-        others = others[len(known) :]
-    told.others = [*told.others, *others]
-    for part in others:
-        yield FileGiven(artifact.artifact_id, part.filename or artifact.name, part)
+            yield from self._take_artifact(Artifact("status", status.message.parts), append=False)
+        if status.state.waits and status.message:
+            metadata = metadata | (status.message.metadata or {})
+        if status.state.settled:
+            self.asked = _read_asked(metadata) if status.state.waits else None
+            yield StatusChanged(status.state, status.text, asked=self.asked)
+            return
+        progress = _read_progress(metadata)
+        text = status.text or (progress and progress_text(progress))
+        if (before.state, self.last_words) != (status.state, text):
+            self.last_words = text
+            yield StatusChanged(status.state, text, progress)
 
 
 def _is_words(part: Part) -> bool:
-    return part.kind == "text" and part.media_type in _ANSWER_TYPES
+    return part.kind == "text" and part.media_type in (None, "", "text/plain", "text/markdown")
+
+
+# --- what OpenCode services say in metadata ---------------------------------------------------
+
+
+def _shared(metadata: JsonObject, name: str) -> JsonObject:
+    return as_object(as_object(metadata.get("shared")).get(name))
+
+
+def _read_tool(data: JsonObject, artifact_id: str) -> ToolReported:
+    payload = as_object(data.get("data")) or data  # 0.3 on HTTP+JSON nests it
+    return ToolReported(
+        text_in(payload, "call_id") or artifact_id,
+        text_in(payload, "tool") or "tool",
+        text_in(payload, "status") or "",
+        text_in(payload, "title"),
+        payload,
+    )
+
+
+def _read_progress(metadata: JsonObject) -> Progressed | None:
+    """Return the progress in a status, unless it is the ordinary course of things or is over."""
+    progress = _shared(metadata, "progress")
+    kind, status = text_in(progress, "type") or "", text_in(progress, "status") or ""
+    if not progress or kind in ("step-start", "step-finish") or status in ("completed", "error"):
+        return None
+    title, subtitle = text_in(progress, "title"), text_in(progress, "subtitle", "reason")
+    if kind == "todo":
+        todos = items_in(progress, "todos")
+        current = [one for one in todos if one.get("status") == "in_progress"]
+        title = text_in(current[0], "content") if current else None
+        done = sum(one.get("status") == "completed" for one in todos)
+        subtitle = f"{done} of {len(todos)} done"
+    return Progressed(kind, status, title=title, subtitle=subtitle)
+
+
+def _read_asked(metadata: JsonObject) -> Interrupted | None:
+    """Return the interrupt that a task waits for, if the peer says what it is."""
+    interrupt = _shared(metadata, "interrupt")
+    request_id = text_in(interrupt, "request_id")
+    if request_id is None:
+        return None
+    details = as_object(interrupt.get("details"))
+    patterns = details.get("patterns")
+    questions = [
+        Question(
+            text_in(item, "question") or "",
+            text_in(item, "header") or "",
+            [
+                QuestionOption(text_in(option, "label") or "", text_in(option, "description") or "")
+                for option in items_in(item, "options")
+            ],
+            item.get("multiple") is True,
+            item.get("custom") is not False,
+        )
+        for item in items_in(details, "questions")
+    ]
+    is_question = interrupt.get("type") == "question"
+    return Interrupted(
+        RequestId(request_id),
+        "question" if is_question else "permission",
+        SessionId(text_in(interrupt, "session_id") or ""),
+        None if is_question else text_in(details, "permission"),
+        [p for p in patterns if isinstance(p, str)]
+        if isinstance(patterns, list) and not is_question
+        else [],
+        questions=questions if is_question else [],
+    )

@@ -1,186 +1,593 @@
-"""Call another A2A agent: ask, and follow the answer to its end.
+"""Call another A2A agent: read its card, send it a message, follow the answer to its end.
 
-The commands, ``peers.pool`` and the tool use this. It speaks both protocol lines over JSON-RPC
-and HTTP+JSON straight on httpx2: the SDK's client takes most of a second to import, cannot
-resume a stream and sends its headers wherever a card points. Which addresses may be called is
-the business of ``peers.network``.
+The commands, ``peers.pool`` and the tool use this. It speaks both versions over JSON-RPC and
+HTTP+JSON directly on httpx2: the SDK's client takes most of a second to import, cannot resume a
+stream, and sends its headers wherever a card points. Which addresses may be called is decided by
+``peers.network``.
 
-A connection that drops is taken up again: with ``Last-Event-ID`` where the peer numbers its
-events, otherwise from the task as the peer has it. ``peers.answer`` sees to it that no text is
-told twice.
+A connection that breaks is resumed: with ``Last-Event-ID`` where the peer numbers its events,
+otherwise from the task as the peer has it. ``peers.answer`` makes sure that no text is reported
+twice.
 """
 
 import asyncio
 import math
+from base64 import b64encode
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from urllib.parse import SplitResult, quote, urlencode
 
+import httpx2
+import orjson
+
+from opencode_a2a.config import ClientSettings
+from opencode_a2a.errors import ParseError
 from opencode_a2a.events import JsonObject
-from opencode_a2a.messages import Message
-from opencode_a2a.peers import wire
-from opencode_a2a.peers.answer import PeerEvent, PeerTask
-from opencode_a2a.peers.credential import Credential
-from opencode_a2a.peers.discovery import Preference, choose, find_card
-from opencode_a2a.peers.errors import ErrorCode, LostError, PeerError
-from opencode_a2a.peers.exchange import DroppedError, Exchange
-from opencode_a2a.peers.network import Egress
-from opencode_a2a.peers.wire import Card, Interface, Operation, Task, Version
+from opencode_a2a.jsonguard import as_object, decode, items_in, text_in, whole_characters
+from opencode_a2a.messages import Message, Part
+from opencode_a2a.peers.answer import (
+    ErrorCode,
+    LostError,
+    MalformedError,
+    PeerError,
+    PeerEvent,
+    PeerTask,
+    Sent,
+    Task,
+    read_error,
+    read_event,
+    read_task,
+)
+from opencode_a2a.peers.network import (
+    Egress,
+    EgressError,
+    OriginCredential,
+    check,
+    client,
+    media_type,
+    origin,
+    read,
+)
 
 HOPS_HEADER = "A2A-Hops"
-"""How many agents a message went through; an agent that asks on sends one more."""
+"""How many agents a message went through; an agent that calls another one sends one more."""
+MAX_HOPS = 3
 _RESUMES = 4
-Tell = Callable[[PeerEvent], None]
+"""Attempts in a row to resume a stream, or to poll, that may fail."""
+_ANSWER_BYTES = 32 * 1024 * 1024
+_CARD_BYTES = 1024 * 1024
+_EVENT_BYTES = 8 * 1024 * 1024
+_STREAM_BYTES = 256 * 1024 * 1024
+Report = Callable[[PeerEvent], None]
+
+
+class Binding(StrEnum):
+    JSONRPC = "JSONRPC"
+    HTTP_JSON = "HTTP+JSON"
+
+
+class Version(StrEnum):
+    V1 = "1.0"
+    V03 = "0.3"
+
+
+class Operation(Enum):
+    """Method of 1.0, method of 0.3, verb, path."""
+
+    SEND = ("SendMessage", "message/send", "POST", "/message:send")
+    STREAM = ("SendStreamingMessage", "message/stream", "POST", "/message:stream")
+    GET = ("GetTask", "tasks/get", "GET", "/tasks/{id}")
+    LIST = ("ListTasks", "tasks/list", "GET", "/tasks")
+    CANCEL = ("CancelTask", "tasks/cancel", "POST", "/tasks/{id}:cancel")
+    SUBSCRIBE = ("SubscribeToTask", "tasks/resubscribe", "POST", "/tasks/{id}:subscribe")
+
+
+# --- cards ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """How peers are called; the defaults are those of the ``A2A_CLIENT_…`` settings."""
+class Interface:
+    """One address of an agent, and how to speak to it there."""
 
-    timeout: float = 30.0
-    """Seconds for one request, and of silence on a stream before it counts as dropped."""
-    card_timeout: float = 5.0
-    preference: Preference = field(default_factory=Preference)
-    polling: bool = False
-    """Ask for the task again and again when an answer was not final and nothing streams."""
-    poll_first: float = 0.5
-    poll_most: float = 2.0
-    poll_factor: float = 2.0
-    poll_timeout: float = 10.0
-    max_hops: int = 3
+    url: str
+    binding: Binding
+    version: Version
+    tenant: str | None = None
+
+    @property
+    def proto03(self) -> bool:
+        """The 0.3 servers that exist read protobuf's JSON on HTTP, and the text's JSON on RPC."""
+        return self.version is Version.V03 and self.binding is Binding.HTTP_JSON
+
+
+@dataclass(frozen=True, slots=True)
+class PeerCard:
+    name: str
+    description: str
+    version: str
+    streaming: bool
+    interfaces: tuple[Interface, ...]
+    """Those that can be used here, in the agent's order of preference."""
+
+
+def card_urls(url: str, rules: Egress) -> list[str]:
+    """Return where the card may be, the best guess first.
+
+    A URL is a base, to which the well-known path is added, or the card's own address.
+    """
+    parts = _checked(url, rules)
+    site = f"{parts.scheme}://{parts.netloc}"
+    if "/.well-known/" in parts.path or parts.path.endswith(".json"):
+        return [site + parts.path + (f"?{parts.query}" if parts.query else "")]
+    base, well_known = site + parts.path.rstrip("/"), "/.well-known/agent-card.json"
+    # Agents before 0.3 had their card at agent.json.
+    found = [base + well_known, f"{base}/.well-known/agent.json", site + well_known]
+    return list(dict.fromkeys(found))
+
+
+def _checked(url: str, rules: Egress) -> SplitResult:
+    try:
+        return check(url, rules)
+    except EgressError as error:
+        raise PeerError(ErrorCode.INVALID_INPUT, f"not called: {error}") from error
+
+
+def read_card(value: JsonObject) -> PeerCard:
+    """Read a card of either version; of a hybrid card the 1.0 list counts."""
+    name = text_in(value, "name")
+    if name is None:
+        raise PeerError(ErrorCode.INVALID_CARD, "the card has no name")
+    listed = items_in(value, "supportedInterfaces")
+    if not listed:
+        main: JsonObject = {"url": value.get("url"), "transport": value.get("preferredTransport")}
+        listed = [main, *items_in(value, "additionalInterfaces")]
+    versions = {"1": Version.V1, "0": Version.V03}
+    bindings = {
+        "JSONRPC": Binding.JSONRPC,
+        "HTTPJSON": Binding.HTTP_JSON,
+        "REST": Binding.HTTP_JSON,
+    }
+    interfaces: dict[Interface, None] = {}
+    for item in listed:
+        url = text_in(item, "url")
+        named = text_in(item, "protocolVersion") or text_in(value, "protocolVersion") or "0.3"
+        major, dot, _ = named.partition(".")
+        version = versions.get(major) if dot else None
+        spelled = text_in(item, "protocolBinding", "transport") or "JSONRPC"
+        binding = bindings.get("".join(c for c in spelled.upper() if c.isalpha()))
+        if url and version and binding:
+            interfaces[Interface(url, binding, version, text_in(item, "tenant"))] = None
+    return PeerCard(
+        name,
+        text_in(value, "description") or "",
+        text_in(value, "version") or "",
+        as_object(value.get("capabilities")).get("streaming") is True,
+        tuple(interfaces),
+    )
+
+
+def choose(card: PeerCard, settings: ClientSettings, rules: Egress) -> Interface:
+    """Return the interface to use: the first of the peer's, unless our order is to win."""
+    ours = settings.supported_transports
+    usable = [
+        interface
+        for interface in card.interfaces
+        if interface.binding in ours and settings.protocol_version in (None, interface.version)
+    ]
+    if settings.use_client_preference:
+        usable.sort(key=lambda interface: ours.index(interface.binding.value))
+    if not usable:
+        raise PeerError(
+            ErrorCode.INVALID_CARD,
+            "the card offers no interface that is spoken here (JSON-RPC or HTTP+JSON, 1.0 or 0.3)",
+        )
+    _checked(usable[0].url, rules)
+    return usable[0]
+
+
+# --- HTTP -------------------------------------------------------------------------------------
+
+
+def configured_credential(url: str, settings: ClientSettings) -> OriginCredential | None:
+    """Return the credential for other agents, for the origin of a URL; bearer wins over basic."""
+    if settings.bearer_token:
+        return OriginCredential.bearer(url, settings.bearer_token.get_secret_value())
+    if settings.basic_auth:
+        return OriginCredential.basic(url, settings.basic_auth.get_secret_value())
+    return None
+
+
+class DroppedError(Exception):
+    """A stream broke off; the task may well go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    verb: str
+    url: str
+    body: bytes | None = None
+
+
+class Connection:
+    """Requests to one peer, bounded, with one credential, under one set of rules.
+
+    It follows no redirect and takes no compressed answer, which would hide its size.
+    """
+
+    def __init__(
+        self, rules: Egress, credential: OriginCredential | None, *, timeout: float
+    ) -> None:
+        self._credential = credential
+        self._timeout = timeout
+        self._http = client(rules, timeout=timeout)
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    async def fetch(
+        self,
+        request: Request,
+        headers: dict[str, str],
+        limit: int = _ANSWER_BYTES,
+        *,
+        endless: bool = False,
+    ) -> JsonObject:
+        """Return the result that the peer answers with, or raise the error it answers with."""
+        async with self._send(request, headers, endless=endless) as response:
+            return _read_result(await _read_body(response, limit), response.status_code)
+
+    async def stream(
+        self, request: Request, headers: dict[str, str]
+    ) -> AsyncGenerator[tuple[JsonObject, str | None]]:
+        """Yield the results of a stream with their ids; raise DroppedError where it breaks off.
+
+        A peer that answers with a plain document gives one result.
+        """
+        async with self._send(request, headers | {"Accept": "text/event-stream"}) as response:
+            if response.status_code != 200 or media_type(response) != "text/event-stream":
+                body = await _read_body(response, _ANSWER_BYTES)
+                yield _read_result(body, response.status_code), None
+                return
+            size = 0
+            try:
+                async for frame in httpx2.EventSource(response, _EVENT_BYTES):
+                    size += len(frame.data)
+                    if size > _STREAM_BYTES:
+                        raise PeerError(ErrorCode.UNEXPECTED, "the agent's stream is too long")
+                    if frame.data:
+                        yield _read_result(frame.data.encode(), 200), frame.id or None
+            except httpx2.SSEError as error:
+                raise PeerError(
+                    ErrorCode.UNEXPECTED, "an event of the agent's stream is too large"
+                ) from error
+            except httpx2.TransportError as error:
+                raise DroppedError from error
+        raise DroppedError  # a stream ends with its task, and then its reader has left
+
+    @asynccontextmanager
+    async def _send(
+        self, request: Request, headers: dict[str, str], *, endless: bool = False
+    ) -> AsyncGenerator[httpx2.Response]:
+        """Open an answer, and name what goes wrong before its body is read."""
+        headers = {"Accept": "application/json", "Accept-Encoding": "identity"} | headers
+        if request.body is not None:
+            headers["Content-Type"] = "application/json"
+        if self._credential:
+            headers |= self._credential.headers(request.url)
+        timeout = httpx2.Timeout(self._timeout, read=None if endless else self._timeout)
+        sending = self._http.stream(
+            request.verb, request.url, headers=headers, content=request.body, timeout=timeout
+        )
+        try:
+            async with sending as response:
+                self._check(response, request.url)
+                yield response
+        except httpx2.TimeoutException as error:
+            message = f"{origin(request.url)} did not answer in time"
+            raise PeerError(ErrorCode.TIMEOUT, message) from error
+        except EgressError as error:
+            raise PeerError(ErrorCode.INVALID_INPUT, f"not called: {error}") from error
+        except httpx2.InvalidURL as error:
+            raise PeerError(ErrorCode.INVALID_INPUT, "not called: the URL is malformed") from error
+        except httpx2.TransportError as error:
+            message = f"{origin(request.url)} cannot be reached"
+            raise PeerError(ErrorCode.RETRYABLE, message) from error
+
+    def _check(self, response: httpx2.Response, url: str) -> None:
+        if response.is_redirect:
+            raise PeerError(
+                ErrorCode.UNEXPECTED,
+                "the agent redirects, which is not followed; call the new address instead",
+                http_status=response.status_code,
+            )
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise PeerError(ErrorCode.UNEXPECTED, "the agent compressed its answer, unasked")
+        if response.status_code != 401:
+            return
+        if self._credential is None:
+            remedy = "and none is configured for it"
+        elif self._credential.headers(url):
+            remedy = "and refuses the one it got"
+        else:
+            remedy = f"and the one given belongs to {self._credential.origin}"
+        message = f"{origin(url)} wants a credential, {remedy}"
+        raise PeerError(ErrorCode.AUTH_FAILED, message, http_status=401)
+
+
+async def _read_body(response: httpx2.Response, limit: int) -> bytes:
+    try:
+        body = await read(response, limit)
+    except httpx2.TimeoutException as error:
+        raise PeerError(ErrorCode.TIMEOUT, "the agent stopped in mid-answer") from error
+    except httpx2.TransportError as error:
+        raise PeerError(ErrorCode.RETRYABLE, "the connection broke in mid-answer") from error
+    if body is None:
+        raise PeerError(ErrorCode.UNEXPECTED, f"the answer is larger than {limit} bytes")
+    return body
+
+
+def _read_result(body: bytes, status: int) -> JsonObject:
+    """Return the result in an answer of either binding, or raise its error."""
+    try:
+        value = read_json(body)
+    except MalformedError:
+        if status < 400:
+            raise
+        value = JsonObject()  # a page of a proxy, say: the status has to do
+    if error := read_error(status, value):
+        raise error
+    result = value.get("result") if "jsonrpc" in value else value
+    if not isinstance(result, dict):
+        raise PeerError(ErrorCode.PROTOCOL, "the agent's answer holds no result")
+    return result
+
+
+def read_json(data: bytes) -> JsonObject:
+    """Parse one JSON object from a peer, refusing what no honest one sends."""
+    try:
+        value = decode(whole_characters(data))
+    except ParseError as error:
+        raise MalformedError(error.message) from error
+    if not isinstance(value, dict):
+        raise MalformedError("not a JSON object")
+    return value
+
+
+# --- requests ---------------------------------------------------------------------------------
+
+
+def build_request(at: Interface, operation: Operation, params: JsonObject) -> Request:
+    """Return the HTTP request for an operation; ``params["id"]`` names the task, if any."""
+    v1_method, v03_method, verb, path = operation.value
+    if at.binding is Binding.JSONRPC:
+        tenant: JsonObject = {"tenant": at.tenant} if at.tenant else {}
+        body: JsonObject = {
+            "jsonrpc": "2.0",
+            "id": 1,
+            "method": v1_method if at.version is Version.V1 else v03_method,
+            "params": tenant | params,
+        }
+        return Request("POST", at.url, orjson.dumps(body))
+    base = at.url.rstrip("/")
+    if at.version is Version.V03:
+        base = base if base.endswith("/v1") else f"{base}/v1"
+    elif at.tenant:
+        base = f"{base}/{quote(at.tenant, safe='')}"
+    rest = {key: value for key, value in params.items() if key != "id"}
+    url = base + path.replace("{id}", quote(str(params.get("id", "")), safe=""))
+    if verb == "GET":
+        return Request(verb, f"{url}?{urlencode(rest)}" if rest else url)
+    return Request(verb, url, orjson.dumps(rest) if rest else None)
+
+
+def send_params(
+    at: Interface, message: Message, task_id: str | None, context_id: str | None, *, waits: bool
+) -> JsonObject:
+    """Return the params of a send, which may have its answer wait for the end of the task."""
+    text03 = at.version is Version.V03 and not at.proto03
+    body: JsonObject = {
+        "messageId": message.message_id,
+        "role": "user" if text03 else "ROLE_USER",
+        "content" if at.proto03 else "parts": [_part(at, part) for part in message.parts],
+        "kind": "message" if text03 else None,
+        "taskId": task_id,
+        "contextId": context_id,
+        "metadata": message.metadata,
+    }
+    waiting: JsonObject = (
+        {"blocking": waits} if at.version is Version.V03 else {"returnImmediately": not waits}
+    )
+    return {"message": _given(body), "configuration": waiting}
+
+
+def _part(at: Interface, part: Part) -> JsonObject:
+    """Write a part: 1.0 has it flat, 0.3 a file in an object of its own."""
+    extra = _given({"metadata": part.metadata})
+    values: JsonObject = {"text": part.text, "raw": part.raw, "url": part.url, "data": part.data}
+    content = values[part.kind]
+    if at.version is Version.V1:
+        named: JsonObject = {"mediaType": part.media_type, "filename": part.filename}
+        return {part.kind: content} | _given(named) | extra
+    kind = "file" if part.kind in _FILE_KEYS else part.kind
+    if kind == "file":
+        if at.proto03 and part.raw is not None:
+            # Base64 around base64: so the SDK writes and reads it.
+            content = b64encode(part.raw.encode()).decode()
+        named = {"mimeType": part.media_type, "name": part.filename}
+        file: JsonObject = {_FILE_KEYS[part.kind][at.proto03]: content}
+        content = file | _given(named)
+    elif at.proto03 and kind == "data":
+        content = {"data": content}
+    body: JsonObject = {kind: content} if at.proto03 else {"kind": kind, kind: content}
+    return body | extra
+
+
+_FILE_KEYS = {"raw": ("bytes", "fileWithBytes"), "url": ("uri", "fileWithUri")}
+"""How 0.3 names what a file holds, in its text and in its protobuf."""
+
+
+def _given(value: JsonObject) -> JsonObject:
+    return {key: item for key, item in value.items() if item}
+
+
+# --- the peer ---------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Following:
+    """A task that is being followed, and how far its stream was read."""
+
+    task: PeerTask
+    report: Report
+    received: bool = False
+    """Whether the stream that is open, or the last one, brought anything."""
+    last_id: str | None = None
+
+    def take(self, sent: Sent) -> bool:
+        """Report what is new; return whether the task has ended or waits."""
+        for event in self.task.take(sent):
+            self.report(event)
+        return self.task.settled
 
 
 class Peer:
     """One agent, reached through the interface of its card that suits both sides."""
 
     def __init__(
-        self, exchange: Exchange, card: Card, interface: Interface, options: Options
+        self, connection: Connection, card: PeerCard, interface: Interface, settings: ClientSettings
     ) -> None:
         self.card = card
         self.interface = interface
-        self._exchange = exchange
-        self._options = options
+        self._connection = connection
+        self._settings = settings
 
     @classmethod
     async def open(
-        cls,
-        url: str,
-        rules: Egress,
-        credential: Credential | None = None,
-        options: Options | None = None,
+        cls, url: str, rules: Egress, credential: OriginCredential | None, settings: ClientSettings
     ) -> "Peer":
         """Read the card at a base URL or card URL and choose one of its interfaces."""
-        options = options or Options()
-        exchange = Exchange(rules, credential, patience=options.timeout)
+        places = card_urls(url, rules)
+        connection = Connection(rules, credential, timeout=settings.timeout_seconds)
+        seconds = settings.card_fetch_timeout_seconds
         try:
-            card = await find_card(exchange, url, options.card_timeout)
-            return cls(exchange, card, choose(card, options.preference, rules), options)
+            async with asyncio.timeout(seconds):
+                card = await _find_card(connection, places)
+            return cls(connection, card, choose(card, settings, rules), settings)
+        except TimeoutError as error:
+            await connection.aclose()
+            raise PeerError(ErrorCode.TIMEOUT, f"no agent card within {seconds:g} s") from error
         except BaseException:
-            await exchange.aclose()
+            await connection.aclose()
             raise
 
     async def aclose(self) -> None:
-        await self._exchange.aclose()
+        await self._connection.aclose()
 
     async def ask(
         self,
         message: Message,
-        tell: Tell,
+        report: Report,
         *,
         task_id: str | None = None,
         context_id: str | None = None,
-        account: PeerTask | None = None,
+        task: PeerTask | None = None,
         stream: bool = True,
         hops: int = 0,
     ) -> None:
-        """Send a message and tell what the peer tells, until its task ends or waits.
+        """Send a message and report what is new until the peer's task ends or waits.
 
-        To go on with a task, give its id, and its account if it was followed before: what
-        that has told is not told again. ``hops`` is the number of agents that the request behind
+        To continue a task, give its id, and its ``PeerTask`` if it was followed before: what that
+        has reported is not reported again. ``hops`` is the number of agents that the request behind
         this message went through.
         """
-        if hops >= self._options.max_hops:
+        if hops >= MAX_HOPS:
             raise PeerError(
                 ErrorCode.CALL_FAILED,
-                f"not asked: the request went through {hops} agents already, they seem to call "
+                f"not asked: the request already went through {hops} agents, which seem to call "
                 "each other in a circle",
             )
-        account = account or PeerTask()
-        if task_id and task_id != account.task_id:
-            account.prime(await self.task(task_id))
-        account.begin()
-        # Whoever may not poll has to be told the end by the answer itself; a stream ignores it.
-        waits = not self._options.polling
-        params = wire.send_params(self.interface, message, task_id, context_id, waits=waits)
-        hearing = _Hearing(account, tell)
+        task = task or PeerTask()
+        if task_id and task_id != task.task_id:
+            task.prime(await self.task(task_id))
+        task.begin()
+        # Without polling the answer itself has to bring the end; a stream ignores this.
+        polls = self._settings.polling_fallback_enabled
+        params = send_params(self.interface, message, task_id, context_id, waits=not polls)
+        following = _Following(task, report)
         if stream and self.card.streaming:
-            await self._send_streaming(params, hearing, hops)
-        if not hearing.heard:
-            hearing.take(wire.read_event(await self._call(Operation.SEND, params, hops)))
-        seconds = self._options.poll_timeout if self._options.polling else 0.0
-        await self._hear_out(hearing, seconds)
+            await self._send_streaming(params, following, hops)
+        if not following.received:
+            following.take(read_event(await self._call(Operation.SEND, params, hops)))
+        seconds = self._settings.polling_fallback_timeout_seconds if polls else 0.0
+        await self._finish(following, seconds)
 
-    async def follow(self, task_id: str, tell: Tell, account: PeerTask | None = None) -> None:
-        """Tell what a task has told so far and then what it tells, until it ends or waits.
+    async def follow(self, task_id: str, report: Report, task: PeerTask | None = None) -> None:
+        """Report what a task has brought so far and what it brings, until it ends or waits.
 
         A peer that does not stream is polled for as long as it takes: that is what was asked for.
         """
-        hearing = _Hearing(account or PeerTask(), tell, heard=True)
-        hearing.take(await self.task(task_id))
-        await self._hear_out(hearing, math.inf)
+        following = _Following(task or PeerTask(), report, received=True)
+        following.take(await self.task(task_id))
+        await self._finish(following, math.inf)
 
     async def task(self, task_id: str, history: int = 0) -> Task:
         # For 0.3 servers zero means everything.
-        shown = history if self.interface.line is Version.V1 else max(history, 1)
-        value = await self._call(Operation.GET, {"id": task_id, "historyLength": shown})
-        return wire.read_task(value)
+        shown = history if self.interface.version is Version.V1 else max(history, 1)
+        params: JsonObject = {"id": task_id, "historyLength": shown}
+        return read_task(await self._call(Operation.GET, params))
 
     async def tasks(self, context_id: str | None = None, limit: int = 50) -> list[Task]:
         params: JsonObject = {"pageSize": limit, "historyLength": 1}
         if context_id:
             params["contextId"] = context_id
-        return wire.read_tasks(await self._call(Operation.LIST, params))
+        listed = await self._call(Operation.LIST, params)
+        return [read_task(item) for item in items_in(listed, "tasks")]
 
     async def cancel(self, task_id: str) -> Task:
-        return wire.read_task(await self._call(Operation.CANCEL, {"id": task_id}))
+        return read_task(await self._call(Operation.CANCEL, {"id": task_id}))
 
-    async def _send_streaming(self, params: JsonObject, hearing: "_Hearing", hops: int) -> None:
-        """Send by stream; a peer that cannot has to be asked without."""
+    async def _send_streaming(self, params: JsonObject, following: _Following, hops: int) -> None:
+        """Send by stream; a peer that turns out not to stream has to be asked again without."""
         try:
-            async with aclosing(self._stream(Operation.STREAM, params, hearing, hops)) as events:
+            async with aclosing(self._stream(Operation.STREAM, params, following, hops)) as events:
                 async for event in events:
-                    if hearing.take(event):
+                    if following.take(event):
                         return
         except DroppedError as error:
-            if not hearing.heard:
+            if not following.received:
                 # The peer may have the message: sending it again could do the work twice.
                 raise PeerError(
                     ErrorCode.RETRYABLE, "the connection broke before the agent answered"
                 ) from error
         except PeerError as error:
-            if not (error.retryable if hearing.heard else error.code is ErrorCode.UNSUPPORTED):
+            goes_on = error.retryable if following.received else error.code is ErrorCode.UNSUPPORTED
+            if not goes_on:
                 raise
 
-    async def _hear_out(self, hearing: "_Hearing", seconds: float) -> None:
-        """Take a broken stream up again; when there is none or that leads nowhere, poll."""
-        account = hearing.account
-        failures, pause = 0 if hearing.heard else _RESUMES, 0.0
-        while account.task_id and not account.settled and failures < _RESUMES:
+    async def _finish(self, following: _Following, seconds: float) -> None:
+        """Resume a broken stream; without one, or when that fails, poll for so many seconds."""
+        task = following.task
+        failures, pause = 0 if following.received else _RESUMES, 0.0
+        while task.task_id and not task.settled and failures < _RESUMES:
             await asyncio.sleep(pause)
-            hearing.heard = False
+            following.received = False
             try:
-                await self._subscribe(account.task_id, hearing)
+                await self._subscribe(task.task_id, following)
             except PeerError:
                 break
             except DroppedError:
-                failures = 0 if hearing.heard else failures + 1
-                pause = self._options.poll_first * (failures + 1)
-        await self._poll(hearing, seconds)
+                failures = 0 if following.received else failures + 1
+                first = self._settings.polling_fallback_initial_interval_seconds
+                pause = first * (failures + 1)
+        await self._poll(following, seconds)
 
-    async def _subscribe(self, task_id: str, hearing: "_Hearing") -> None:
-        """Subscribe again: exactly after the last event's id, else from the task as it is."""
-        exact, aligned = hearing.last_id is not None, False
-        async with aclosing(self._stream(Operation.SUBSCRIBE, {"id": task_id}, hearing)) as events:
+    async def _subscribe(self, task_id: str, following: _Following) -> None:
+        """Subscribe again: right after the id of the last event, else from the task as it is."""
+        exact, aligned = following.last_id is not None, False
+        stream = self._stream(Operation.SUBSCRIBE, {"id": task_id}, following)
+        async with aclosing(stream) as events:
             async for event in events:
                 aligned = aligned or exact or isinstance(event, Task)
                 if not aligned:
@@ -188,72 +595,81 @@ class Peer:
                     raise PeerError(ErrorCode.UNEXPECTED, "the stream cannot be resumed")
                 ends = event.status and event.status.state.settled
                 if ends and not exact and not isinstance(event, Task):
-                    # Not every server joins task and stream without a seam; the task is right.
+                    # Not every server joins task and stream without a gap; the task is right.
                     event = await self.task(task_id)
-                if hearing.take(event):
+                if following.take(event):
                     return
 
-    async def _poll(self, hearing: "_Hearing", seconds: float) -> None:
-        """Read the task as it is, once and then for so many seconds again and again."""
-        options, pause, failures = self._options, 0.0, 0
+    async def _poll(self, following: _Following, seconds: float) -> None:
+        """Read the task as it is, once at least, until it is settled or the time is up."""
+        settings, task, pause, failures = self._settings, following.task, 0.0, 0
         clock = asyncio.get_running_loop().time
         deadline = clock() + seconds
-        while hearing.account.task_id and not hearing.account.settled:
+        while task.task_id and not task.settled:
             if clock() + pause > deadline and pause:
                 if failures:
                     raise LostError(ErrorCode.TIMEOUT, "the connection to the agent was lost")
-                raise PeerError(ErrorCode.TIMEOUT, _unfinished(seconds))
+                waited = f"the agent had not finished after {seconds:g} s of polling"
+                if not seconds:
+                    off = "A2A_CLIENT_POLLING_FALLBACK_ENABLED is off"
+                    waited = f"the agent has not finished, and {off}"
+                raise PeerError(ErrorCode.TIMEOUT, waited)
             await asyncio.sleep(pause)
             try:
-                hearing.take(await self.task(hearing.account.task_id))
+                following.take(await self.task(task.task_id))
                 failures = 0
             except PeerError as error:
                 failures += 1
                 if not error.retryable or failures > _RESUMES:
                     raise
-            pause = min(max(pause * options.poll_factor, options.poll_first), options.poll_most)
+            longer = pause * settings.polling_fallback_backoff_multiplier
+            pause = min(
+                max(longer, settings.polling_fallback_initial_interval_seconds),
+                settings.polling_fallback_max_interval_seconds,
+            )
 
     async def _call(
         self, operation: Operation, params: JsonObject, hops: int | None = None
     ) -> JsonObject:
-        request = wire.request(self.interface, operation, params)
-        # The answer to a message may take as long as the work; who asks has a limit of their own.
+        request = build_request(self.interface, operation, params)
+        # The answer to a message may take as long as the work; the caller has its own limit.
         endless = operation is Operation.SEND
-        return await self._exchange.fetch(request, self._headers(hops), endless=endless)
+        return await self._connection.fetch(request, self._headers(hops), endless=endless)
 
     async def _stream(
-        self, operation: Operation, params: JsonObject, hearing: "_Hearing", hops: int | None = None
-    ) -> AsyncGenerator[wire.Event]:
-        resume = {"Last-Event-ID": hearing.last_id} if hearing.last_id else {}
-        request = wire.request(self.interface, operation, params)
-        results = self._exchange.stream(request, self._headers(hops) | resume)
+        self,
+        operation: Operation,
+        params: JsonObject,
+        following: _Following,
+        hops: int | None = None,
+    ) -> AsyncGenerator[Sent]:
+        resume = {"Last-Event-ID": following.last_id} if following.last_id else {}
+        request = build_request(self.interface, operation, params)
+        results = self._connection.stream(request, self._headers(hops) | resume)
         async with aclosing(results):
-            async for value, hearing.last_id in results:
-                hearing.heard = True
-                yield wire.read_event(value)
+            async for value, following.last_id in results:
+                following.received = True
+                yield read_event(value)
 
     def _headers(self, hops: int | None) -> dict[str, str]:
-        version = {"A2A-Version": self.interface.line.value}
+        version = {"A2A-Version": self.interface.version.value}
         return version if hops is None else version | {HOPS_HEADER: str(hops + 1)}
 
 
-def _unfinished(seconds: float) -> str:
-    if seconds:
-        return f"the agent had not finished after {seconds:g} s of polling"
-    return "the agent has not finished, and A2A_CLIENT_POLLING_FALLBACK_ENABLED is off"
-
-
-@dataclass(slots=True)
-class _Hearing:
-    """Who is told of a task, and how far its stream was heard."""
-
-    account: PeerTask
-    tell: Tell
-    heard: bool = False
-    last_id: str | None = None
-
-    def take(self, event: wire.Event) -> bool:
-        """Tell what is new; return whether the task has ended or waits."""
-        for told in self.account.take(event):
-            self.tell(told)
-        return self.account.settled
+async def _find_card(connection: Connection, places: list[str]) -> PeerCard:
+    """Return the card at the first place that has one."""
+    for place in places:
+        try:
+            return read_card(await connection.fetch(Request("GET", place), {}, _CARD_BYTES))
+        except PeerError as error:
+            status = error.http_status
+            if status == 404 and place != places[-1]:
+                continue
+            if status == 404:
+                message = f"there is no agent card at {place}"
+            elif error.code in (ErrorCode.PROTOCOL, ErrorCode.UNEXPECTED):
+                message = f"no agent card: {error.message}"
+            else:
+                raise
+            raise PeerError(ErrorCode.INVALID_CARD, message, http_status=status) from error
+    raise AssertionError("a card has at least one place")

@@ -1,10 +1,9 @@
-"""An MCP server as small as OpenCode needs one: tools over HTTP, answered in plain JSON.
+"""An MCP server that is just large enough for OpenCode: tools over HTTP, answered in plain JSON.
 
-``peers.tool`` offers its tools through it; ``app`` puts it on the service's own port. It is
+``peers.tool`` offers its tools through it; ``app`` mounts it on the service's own port. It is
 written by hand because OpenCode uses six messages of the protocol. Its path and its token are
-made anew for each run and are known to OpenCode alone, and only this machine may connect. It
-keeps no sessions: the session id that a client is given does no more than tell its request ids
-from those of others.
+generated for each run and known to OpenCode alone, and only this machine may connect. It keeps no
+sessions: the session id that a client gets only keeps its request ids apart from those of others.
 """
 
 import asyncio
@@ -24,8 +23,7 @@ from starlette.types import Receive, Scope, Send
 from opencode_a2a import __version__
 from opencode_a2a.errors import ParseError
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.jsonguard import decode, whole_characters
-from opencode_a2a.peers.hints import as_object, text_in
+from opencode_a2a.jsonguard import as_object, decode, text_in, whole_characters
 
 log = structlog.get_logger(__name__)
 
@@ -37,8 +35,8 @@ _INVALID_REQUEST, _NO_METHOD, _INVALID_PARAMS, _CANCELED = -32600, -32601, -3260
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What the model is told."""
+class ToolResult:
+    """What the model is given."""
 
     text: str
     failed: bool = False
@@ -49,24 +47,21 @@ class Tool:
     name: str
     description: str
     schema: JsonObject
-    run: Callable[[JsonObject], Awaitable[Result]]
+    run: Callable[[JsonObject], Awaitable[ToolResult]]
     """Takes the arguments as the model gave them. It is cancelled when nobody waits any more."""
 
-    def described(self) -> JsonObject:
-        return {"name": self.name, "description": self.description, "inputSchema": self.schema}
 
-
-class McpServer:
+class ToolServer:
     """The endpoint, an ASGI application for ``path`` alone."""
 
     def __init__(self, tools: Iterable[Tool]) -> None:
         self.path = f"/mcp/{secrets.token_urlsafe(24)}"
         self._authorization = f"Bearer {secrets.token_urlsafe(32)}"
         self._tools = {tool.name: tool for tool in tools}
-        self._calls: dict[tuple[str, Json], asyncio.Task[Result]] = {}
+        self._calls: dict[tuple[str, Json], asyncio.Task[ToolResult]] = {}
 
     def config(self, base_url: str) -> JsonObject:
-        """Return what OpenCode has to be told of this server."""
+        """Return the entry for this server in OpenCode's configuration."""
         return {
             "type": "remote",
             "url": base_url + self.path,
@@ -76,16 +71,16 @@ class McpServer:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = await self._answer(Request(scope, receive))
-        await answer(scope, receive, send)
+        response = await self._respond(Request(scope, receive), receive)
+        await response(scope, receive, send)
 
-    async def _answer(self, request: Request) -> Response:
+    async def _respond(self, request: Request, receive: Receive) -> Response:
         sent = request.headers.get("authorization", "").encode("latin-1")
         expected = self._authorization.encode()
-        if not _local(request.scope) or not hmac.compare_digest(sent, expected):
+        if not _is_local(request.scope) or not hmac.compare_digest(sent, expected):
             return Response(status_code=404)
         if request.method != "POST":
-            # GET would be a stream of what the server has to say by itself: nothing.
+            # GET would open a stream of messages from the server, which has none to send.
             return Response(status_code=405, headers={"allow": "POST"})
         body = bytearray()
         try:
@@ -96,47 +91,54 @@ class McpServer:
             message = as_object(decode(whole_characters(bytes(body))))
         except (ClientDisconnect, ParseError):
             return Response(status_code=400)
-        session = request.headers.get("mcp-session-id", "")
-        if "id" not in message:
-            self._notified(session, message)
-            return Response(status_code=202)
-        return await self._request(session, message, request.receive)
+        return await self._handle(request.headers.get("mcp-session-id", ""), message, receive)
 
-    async def _request(self, session: str, message: JsonObject, receive: Receive) -> Response:
-        headers: dict[str, str] = {}
+    async def _handle(self, session: str, message: JsonObject, receive: Receive) -> Response:
         params = as_object(message.get("params"))
+        if "id" not in message:
+            # OpenCode sends this for every finished call too.
+            if message.get("method") == "notifications/cancelled":
+                request_id = params.get("requestId")
+                if isinstance(request_id, str | int) and (session, request_id) in self._calls:
+                    self._calls[session, request_id].cancel()
+            return Response(status_code=202)
+        headers: dict[str, str] = {}
+        outcome: JsonObject
         match message.get("method"):
             case "initialize":
-                outcome = _result(_introduction(params))
+                introduction: JsonObject = {
+                    "protocolVersion": text_in(params, "protocolVersion") or PROTOCOL,
+                    "capabilities": {"tools": {}},
+                    "serverInfo": {"name": "opencode-a2a", "version": __version__},
+                }
+                outcome = {"result": introduction}
                 headers["mcp-session-id"] = secrets.token_hex(16)
             case "ping":
-                outcome = _result({})
+                outcome = {"result": {}}
             case "tools/list":
-                outcome = _result({"tools": [tool.described() for tool in self._tools.values()]})
+                listed: list[Json] = [
+                    {"name": tool.name, "description": tool.description, "inputSchema": tool.schema}
+                    for tool in self._tools.values()
+                ]
+                outcome = {"result": {"tools": listed}}
             case "tools/call":
                 outcome = await self._call(session, message["id"], params, receive)
             case str():
                 outcome = _error(_NO_METHOD, "there is no such method")
             case _:
-                outcome = _error(_INVALID_REQUEST, "this is no request")
-        body = orjson.dumps({"jsonrpc": "2.0", "id": message["id"], **outcome})
-        return Response(body, headers=headers, media_type="application/json")
-
-    def _notified(self, session: str, message: JsonObject) -> None:
-        """Stop a call that was given up; OpenCode says so of every finished call too."""
-        if message.get("method") == "notifications/cancelled":
-            request_id = as_object(message.get("params")).get("requestId")
-            if isinstance(request_id, str | int) and (session, request_id) in self._calls:
-                self._calls[session, request_id].cancel()
+                outcome = _error(_INVALID_REQUEST, "this is not a request")
+        reply = orjson.dumps({"jsonrpc": "2.0", "id": message["id"], **outcome})
+        return Response(reply, headers=headers, media_type="application/json")
 
     async def _call(
         self, session: str, request_id: Json, params: JsonObject, receive: Receive
     ) -> JsonObject:
+        """Run a tool until it is done, canceled by a notification, or the connection is closed."""
         tool = self._tools.get(text_in(params, "name") or "")
         if tool is None or not isinstance(request_id, str | int):
             return _error(_INVALID_PARAMS, "there is no such tool")
         call = asyncio.ensure_future(_run(tool, as_object(params.get("arguments"))))
-        gone = asyncio.ensure_future(_gone(receive))
+        gone = asyncio.ensure_future(_disconnected(receive))
         self._calls[session, request_id] = call
         try:
             await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -148,36 +150,29 @@ class McpServer:
                     await task
         if call.cancelled():
             return _error(_CANCELED, "the call was given up")
-        told = call.result()
-        return _result({"content": [{"type": "text", "text": told.text}], "isError": told.failed})
-
-
-async def _run(tool: Tool, arguments: JsonObject) -> Result:
-    """Run a tool; the outermost edge of a call, where nothing may escape."""
-    try:
-        return await tool.run(arguments)
-    except Exception:
-        log.exception("tool failed", tool=tool.name)
-        return Result("The tool failed; the log of the service says why.", failed=True)
-
-
-def _result(value: JsonObject) -> JsonObject:
-    return {"result": value}
+        content: JsonObject = {"type": "text", "text": call.result().text}
+        return {"result": {"content": [content], "isError": call.result().failed}}
 
 
 def _error(code: int, message: str) -> JsonObject:
     return {"error": {"code": code, "message": message}}
 
 
-def _introduction(params: JsonObject) -> JsonObject:
-    return {
-        "protocolVersion": text_in(params, "protocolVersion") or PROTOCOL,
-        "capabilities": {"tools": {}},
-        "serverInfo": {"name": "opencode-a2a", "version": __version__},
-    }
+async def _run(tool: Tool, arguments: JsonObject) -> ToolResult:
+    """Run a tool; the outermost edge of a call, where nothing may escape."""
+    try:
+        return await tool.run(arguments)
+    except Exception:
+        log.exception("tool failed", tool=tool.name)
+        return ToolResult("The tool failed; the log of the service says why.", failed=True)
 
 
-def _local(scope: Scope) -> bool:
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _is_local(scope: Scope) -> bool:
     """Whether the other end is on this machine: a loopback address, or the one we listen on."""
     client: tuple[str, int] | None = scope.get("client")
     server: tuple[str, int] | None = scope.get("server")
@@ -187,8 +182,3 @@ def _local(scope: Scope) -> bool:
         if ip_address(client[0]).is_loopback:
             return True
     return server is not None and client[0] == server[0]
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -1,26 +1,27 @@
-"""Which addresses may be called, and connections that keep to it.
+"""Which addresses may be called, and who gets to see a credential.
 
-``client`` makes an HTTP client that keeps to the rules, ``Fetcher`` reads the files that a message
-names. A name is resolved once, all its addresses are looked at, and the connection goes to one
-of those: what the name points to a moment later does not matter. TLS and the Host header keep
-using the name. Nothing here knows A2A.
+``client`` makes an HTTP client that obeys the rules, ``Fetcher`` reads the files that a message
+names, ``OriginCredential`` is a secret for one origin. A name is resolved once, all its addresses
+are checked, and the connection goes to one of them: what the name points to a moment later does
+not matter. TLS and the Host header still use the name. Nothing here knows A2A.
 """
 
 import asyncio
+import base64
+import binascii
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 import httpcore2
 import httpx2
 
-if TYPE_CHECKING:  # `opencode-a2a call` does without pydantic, which takes 0.2 s to load
-    from opencode_a2a.config import ServiceSettings
+from opencode_a2a.config import ServiceSettings
 
 Address = IPv4Address | IPv6Address
 
@@ -78,6 +79,53 @@ Fetch = Callable[[Sequence[str]], Awaitable[list[FetchResult]]]
 
 class HostNotFoundError(EgressError):
     """A name has no address."""
+
+
+_PORTS = {"http": 80, "https": 443}
+
+
+def origin(url: str) -> str:
+    """Return scheme, host and port of a URL, the port always written out."""
+    parts = urlsplit(url)
+    host = (parts.hostname or "").rstrip(".")
+    return f"{parts.scheme}://{host}:{parts.port or _PORTS.get(parts.scheme, 0)}"
+
+
+@dataclass(frozen=True, slots=True)
+class OriginCredential:
+    """An ``Authorization`` value that is sent to one origin only.
+
+    A card can send a caller to another host; the secret does not go along.
+    """
+
+    origin: str
+    authorization: str = field(repr=False)
+
+    @classmethod
+    def bearer(cls, url: str, token: str) -> "OriginCredential":
+        return cls(origin(url), f"Bearer {_one_line(token)}")
+
+    @classmethod
+    def basic(cls, url: str, value: str) -> "OriginCredential":
+        """Take ``user:password``, plain or in base64."""
+        if ":" not in value:
+            try:
+                value = base64.b64decode(value, validate=True).decode()
+            except (binascii.Error, UnicodeDecodeError):
+                value = ""
+        if ":" not in value:
+            raise ValueError("basic credentials are user:password, plain or in base64")
+        return cls(origin(url), "Basic " + base64.b64encode(_one_line(value).encode()).decode())
+
+    def headers(self, url: str) -> dict[str, str]:
+        return {"Authorization": self.authorization} if origin(url) == self.origin else {}
+
+
+def _one_line(secret: str) -> str:
+    secret = secret.strip()
+    if not secret or not secret.isprintable() or not secret.isascii():
+        raise ValueError("a credential is one line of printable ASCII")
+    return secret
 
 
 async def vet(url: str, rules: Egress) -> None:
@@ -139,7 +187,7 @@ def client(
 class Fetcher:
     """Reads the files that messages name, within limits for each message."""
 
-    def __init__(self, limits: "ServiceSettings", rules: Egress | None = None) -> None:
+    def __init__(self, limits: ServiceSettings, rules: Egress | None = None) -> None:
         self._limits = limits
         self._rules = rules or Egress()
         self._room = asyncio.Semaphore(MESSAGES_AT_ONCE)

@@ -1,8 +1,7 @@
 """Peers kept open between calls, by URL and credential.
 
-The tool asks here, so that a second question to an agent costs neither a card nor a handshake.
-Bounded in number and age; a peer in use is never closed under its user. Knows nothing of what
-is asked.
+The tool uses this, so that a second question to an agent costs neither a card nor a handshake.
+Bounded in number and age; a peer in use is never closed. Knows nothing of what is asked.
 """
 
 import asyncio
@@ -11,10 +10,10 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from opencode_a2a.peers.client import Options, Peer
-from opencode_a2a.peers.credential import Credential
-from opencode_a2a.peers.errors import PeerError
-from opencode_a2a.peers.network import Egress
+from opencode_a2a.config import ClientSettings
+from opencode_a2a.peers.answer import PeerError
+from opencode_a2a.peers.client import Peer
+from opencode_a2a.peers.network import Egress, OriginCredential
 
 
 @dataclass(eq=False, slots=True)
@@ -32,26 +31,24 @@ class _Entry:
 
 
 class Pool:
-    """At most ``limit`` idle peers, each with a card not older than ``ttl`` seconds.
+    """Idle peers up to the number in the settings, each with a card that is young enough.
 
-    Whatever leaves the pool while it is lent out is closed by its last user.
+    A peer that leaves the pool while it is in use is closed by its last user.
     """
 
-    def __init__(
-        self, rules: Egress, options: Options, *, limit: int = 256, ttl: float = 900.0
-    ) -> None:
+    def __init__(self, rules: Egress, settings: ClientSettings) -> None:
         self._rules = rules
-        self._options = options
-        self._limit = limit
-        self._ttl = ttl
-        self._entries: dict[tuple[str, Credential | None], _Entry] = {}
+        self._settings = settings
+        self._entries: dict[tuple[str, OriginCredential | None], _Entry] = {}
         """The longest unused first."""
 
     def __len__(self) -> int:
         return len(self._entries)
 
     @asynccontextmanager
-    async def peer(self, url: str, credential: Credential | None = None) -> AsyncGenerator[Peer]:
+    async def peer(
+        self, url: str, credential: OriginCredential | None = None
+    ) -> AsyncGenerator[Peer]:
         """Lend the peer at a URL; the first to ask opens it, the others wait for that."""
         await self._trim()
         key = (url, credential)
@@ -60,8 +57,9 @@ class Pool:
         try:
             async with entry.opening:
                 if entry.peer is None:
-                    entry.peer = await Peer.open(url, self._rules, credential, self._options)
-                    entry.expires = asyncio.get_running_loop().time() + self._ttl
+                    entry.peer = await Peer.open(url, self._rules, credential, self._settings)
+                    now = asyncio.get_running_loop().time()
+                    entry.expires = now + self._settings.cache_ttl_seconds
             yield entry.peer
         except PeerError as error:
             if error.retryable and self._entries.get(key) is entry:
@@ -79,9 +77,9 @@ class Pool:
             await entry.close_if_idle()
 
     async def _trim(self) -> None:
-        """Drop what is expired, what was never opened, and of the idle ones those too many."""
+        """Drop what has expired, what was never opened, and the oldest of too many idle ones."""
         now = asyncio.get_running_loop().time()
-        excess = len(self._entries) - self._limit
+        excess = len(self._entries) - self._settings.cache_maxsize
         dropped: list[_Entry] = []
         for key, entry in list(self._entries.items()):
             useless = excess > 0 or entry.peer is None
