@@ -58,9 +58,9 @@ from opencode_a2a.server.rest import RestBinding, Routes
 from opencode_a2a.server.views import Views
 from opencode_a2a.services import announced
 from opencode_a2a.store.database import Database, DatabaseError, EarlierDatabaseError
+from opencode_a2a.tasks.log import LogWriter
 from opencode_a2a.tasks.recovery import recover, sweep
 from opencode_a2a.tasks.service import TaskService
-from opencode_a2a.tasks.writer import LogWriter
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.interrupts import Interrupts
 from opencode_a2a.turns.sessions import Sessions
@@ -171,10 +171,10 @@ class Service:
         or question would end with it. What else works there is stopped, since nobody would
         watch it.
         """
-        if self._board is None or not (jobs := self._board.open_tasks()):
+        if self._board is None or not (open_tasks := self._board.open_tasks()):
             return []
         url = self.settings.public_url
-        tasks = [job.log.state for job in jobs]
+        tasks = [task.log.state for task in open_tasks]
         waiting = [task for task in tasks if task.status.state.interrupted]
         working = [task for task in tasks if not task.status.state.interrupted]
         lines = [f"waiting  {task.ref.id}" for task in waiting[:TASKS_NAMED]]
@@ -232,7 +232,7 @@ class Service:
             )
         )
         feed = Feed(opencode.events, silence=FEED_SILENCE_SECONDS)
-        journal = LogWriter(database)
+        writer = LogWriter(database)
         turns = _turns(settings, database, opencode, feed)
         if self.tool is not None and tool is not None:
             turns.tools = Tools(
@@ -241,12 +241,12 @@ class Service:
                 McpServer.model_validate(tool),
                 self.tool.calling_turns,
             )
-        board = self._board = TaskService(database, journal, turns, settings.limits)
+        board = self._board = TaskService(database, writer, turns, settings.limits)
         await stack.enter_async_context(self._beside(feed.run(), "feed"))
-        await stack.enter_async_context(self._beside(journal.run(), "journal"))
+        await stack.enter_async_context(self._beside(writer.run(), "writer"))
         stack.push_async_callback(self._close, board)
         self.drain.on_begin.append(board.leave)
-        taken_up = await recover(database, journal, board)
+        taken_up = await recover(database, writer, board)
         if taken_up:
             log.warning("tasks taken up after a restart", count=taken_up)
         retention = settings.tasks.task_retention_days * 86_400.0

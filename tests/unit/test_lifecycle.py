@@ -26,9 +26,9 @@ from opencode_a2a.tasks.codec import (
     load_status,
     load_task,
 )
-from opencode_a2a.tasks.commands import Cursor
 from opencode_a2a.tasks.log import resumable
 from opencode_a2a.tasks.state import (
+    Cursor,
     Entry,
     LogEvent,
     Recovered,

@@ -19,11 +19,11 @@ from opencode_a2a.messages import Answered, Message, Part, PromptPart
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks import log as live
-from opencode_a2a.tasks.admit import Admission, Admitted
-from opencode_a2a.tasks.commands import Cursor, SendCommand
-from opencode_a2a.tasks.log import LogReader, Replay, TaskLog
-from opencode_a2a.tasks.state import Entry, State
-from opencode_a2a.tasks.writer import LogWriter
+from opencode_a2a.tasks.codec import Request
+from opencode_a2a.tasks.log import LogReader, LogWriter, Replay, TaskLog
+from opencode_a2a.tasks.service import OpenTask, SendCommand, TaskService
+from opencode_a2a.tasks.state import Cursor, Entry, State
+from opencode_a2a.turns.turn import Turns
 
 
 def order(message_id: str, text: str = "hello", principal: str = "alice") -> SendCommand:
@@ -32,17 +32,22 @@ def order(message_id: str, text: str = "hello", principal: str = "alice") -> Sen
 
 
 class Office:
-    """A store with a journal, and tasks in it."""
+    """A store with a writer, and tasks in it."""
 
     def __init__(self, database: Database, limits: LimitSettings) -> None:
         self.database = database
-        self.journal = LogWriter(database)
-        self.admission = Admission(database, limits)
+        self.writer = LogWriter(database)
+        # No task is started, so that no turns are needed.
+        self.tasks = TaskService(database, self.writer, Turns.__new__(Turns), limits)
+
+    async def admit(self, command: SendCommand) -> OpenTask | TaskRow:
+        request = Request(command.prompt, command.routing, MessageId("msg_1"))
+        return await self.tasks.admit(command, request)
 
     async def task(self, message_id: str = "m1") -> TaskLog:
-        admitted = await self.admission.admit(order(message_id))
-        assert isinstance(admitted, Admitted)
-        return TaskLog(admitted.no, admitted.state, self.journal, self.database)
+        task = await self.admit(order(message_id))
+        assert isinstance(task, OpenTask)
+        return task.log
 
     async def stored(self, log: TaskLog) -> list[Entry]:
         replay, entries = Replay(self.database, log.no, log.ref), list[Entry]()
@@ -57,21 +62,21 @@ async def office(
 ) -> AsyncGenerator[Office]:
     async with Database(url) as database:
         desk = Office(database, limits or LimitSettings())
-        journal = asyncio.create_task(desk.journal.run())
+        writing = asyncio.create_task(desk.writer.run())
         try:
             yield desk
         finally:
-            journal.cancel()
-            await asyncio.wait([journal])
+            writing.cancel()
+            await asyncio.wait([writing])
 
 
 def grew(text: str, *, opens: bool = False) -> TextGrew:
     return TextGrew(MessageId("msg_1"), "prt_1", text, opens)
 
 
-async def read_all(tap: LogReader) -> list[Entry]:
+async def read_all(reader: LogReader) -> list[Entry]:
     entries: list[Entry] = []
-    while batch := await tap.batch():
+    while batch := await reader.next():
         entries += batch
     return entries
 
@@ -108,7 +113,7 @@ async def read_and_write(texts: list[str], taps: list[int], seed: int) -> None:
                 for place, start in enumerate(starts)
             ]
             for place, text in enumerate(texts):
-                for start in (s for s, tap in zip(starts, taps, strict=True) if tap <= place):
+                for start in (s for s, reader in zip(starts, taps, strict=True) if reader <= place):
                     start.set()
                 event = grew(text) if place % 7 else Progressed("step", str(place))
                 await log.tell([event] if place % 5 else [Started(), event])
@@ -122,18 +127,18 @@ async def read_and_write(texts: list[str], taps: list[int], seed: int) -> None:
 
 
 async def restless(log: TaskLog, start: asyncio.Event, patience: random.Random) -> list[Entry]:
-    """Read the log, leaving and coming back at random, and not always ready to take text."""
+    """Read the log, leaving and coming back at random, and not always ready to take what is new."""
     await start.wait()
     entries: list[Entry] = []
 
-    def hear(text: list[Entry]) -> bool:
+    def push(new: list[Entry]) -> bool:
         ready = patience.random() < 0.7
-        entries.extend(text if ready else ())
+        entries.extend(new if ready else ())
         return ready
 
     while True:
-        tap = log.tap(Cursor(entries[-1].seq if entries else 1))
-        while batch := await tap.batch(hear):
+        reader = log.reader(Cursor(entries[-1].seq if entries else 1))
+        while batch := await reader.next(push):
             entries += batch
             if patience.random() < 0.3:
                 break
@@ -144,12 +149,12 @@ async def restless(log: TaskLog, start: asyncio.Event, patience: random.Random) 
 async def test_a_reader_far_behind_goes_back_to_the_store() -> None:
     async with office() as desk, asyncio.timeout(10):
         log = await desk.task()
-        tap = log.tap(Cursor(1))
+        reader = log.reader(Cursor(1))
         for place in range(live.TAIL * 3):
             await log.tell([grew(str(place), opens=place == 0)])
         await log.tell([Finished(Outcome.COMPLETED)])
 
-        entries = await read_all(tap)
+        entries = await read_all(reader)
 
         assert log.after(1) is None  # the tail does not reach back so far
         assert seen(entries) == seen(await desk.stored(log))[1:]
@@ -232,40 +237,41 @@ async def test_a_store_that_is_away_delays_and_loses_nothing(tmp_path: Path) -> 
 @pytest.mark.requirement("I6")
 async def test_one_message_id_is_one_task() -> None:
     async with office() as desk, asyncio.timeout(10):
-        outcomes = await asyncio.gather(*(desk.admission.admit(order("m")) for _ in range(8)))
+        outcomes = await asyncio.gather(*(desk.admit(order("m")) for _ in range(8)))
 
-        new = [outcome for outcome in outcomes if isinstance(outcome, Admitted)]
+        new = [outcome for outcome in outcomes if isinstance(outcome, OpenTask)]
         again = [outcome for outcome in outcomes if isinstance(outcome, TaskRow)]
         assert len(new) == 1
-        assert {row.id for row in again} == {new[0].state.ref.id}
+        assert {row.id for row in again} == {new[0].log.ref.id}
 
 
 async def test_the_same_message_id_with_other_content_is_a_new_message() -> None:
     async with office() as desk, asyncio.timeout(10):
-        first = await desk.admission.admit(order("m", "one"))
-        second = await desk.admission.admit(order("m", "two"))
+        first = await desk.admit(order("m", "one"))
+        second = await desk.admit(order("m", "two"))
 
-        assert isinstance(first, Admitted)
-        assert isinstance(second, Admitted)
+        assert isinstance(first, OpenTask)
+        assert isinstance(second, OpenTask)
 
 
 async def test_another_principal_may_use_the_same_message_id() -> None:
     async with office() as desk, asyncio.timeout(10):
-        first = await desk.admission.admit(order("m"))
-        second = await desk.admission.admit(order("m", principal="bob"))
+        first = await desk.admit(order("m"))
+        second = await desk.admit(order("m", principal="bob"))
 
-        assert isinstance(first, Admitted)
-        assert isinstance(second, Admitted)
+        assert isinstance(first, OpenTask)
+        assert isinstance(second, OpenTask)
 
 
 async def test_too_many_open_tasks_are_refused_but_a_repeat_is_not() -> None:
-    async with office(limits=LimitSettings(max_tasks_per_principal=1)) as desk, asyncio.timeout(10):
-        await desk.admission.admit(order("m1"))
-        desk.admission.opened(Principal("alice"))
+    limits = LimitSettings(max_tasks_per_principal=1, max_open_tasks=10)
+    async with office(limits=limits) as desk, asyncio.timeout(10):
+        first = await desk.admit(order("m1"))
+        assert isinstance(first, OpenTask)
 
         with pytest.raises(LimitExceededError):
-            await desk.admission.admit(order("m2"))
-        assert isinstance(await desk.admission.admit(order("m1")), TaskRow)
+            await desk.admit(order("m2"))
+        assert isinstance(await desk.admit(order("m1")), TaskRow)
 
-        desk.admission.closed(Principal("alice"))
-        assert isinstance(await desk.admission.admit(order("m2")), Admitted)
+        await first.cancel()
+        assert isinstance(await desk.admit(order("m2")), OpenTask)

@@ -178,7 +178,7 @@ def test_the_sdk_reads_every_ending(ending: Finished) -> None:
     reads(render.task(state, Dialect.V1), Task())
     conversions.to_core_task(v03.Task.model_validate(render.task(state, Dialect.V03)))
     reads(render.task(state, Dialect.PROTO03), a2a_v0_3_pb2.Task())
-    assert [render.ends_stream(entry) for entry in entries] == [False, False, True]
+    assert [entry.stops for entry in entries] == [False, False, True]
 
 
 def test_the_sdk_reads_every_entry_of_every_line() -> None:

@@ -33,9 +33,9 @@ from opencode_a2a.events import (
 )
 from opencode_a2a.ids import ContextId, Principal, TaskId
 from opencode_a2a.messages import Answered, Message, Part
-from opencode_a2a.tasks.commands import Cursor
 from opencode_a2a.tasks.state import (
     Accepted,
+    Cursor,
     Entry,
     Recovered,
     Status,
@@ -46,7 +46,6 @@ from opencode_a2a.tasks.state import (
 # Stands for what varies in a prebuilt frame; unguessable, since ids come from callers.
 _TEXT, _SEQ = secrets.token_hex(12), secrets.token_hex(12)
 _GROWTH = (TextGrew, ReasoningGrew)
-_STOPS = (Interrupted, Resumed, Finished)
 
 
 def task(
@@ -80,14 +79,6 @@ def entry(told: Entry, ref: TaskRef, dialect: Dialect) -> bytes | None:
         return _growth(told.seq, event, ref, dialect)
     update = _update(told, ref, dialect)
     return None if update is None else orjson.dumps(update)
-
-
-def ends_stream(told: Entry) -> bool:
-    """Whether an entry stops the task: it has ended, or begins to wait for a person."""
-    status = told.status
-    if status is None or not isinstance(told.event, _STOPS):
-        return False
-    return status.state.terminal or status.state.interrupted
 
 
 def cursor(seq: int, state: TaskState) -> bytes:
@@ -207,7 +198,7 @@ def _status_update(told: Entry, status: Status, ref: TaskRef, dialect: Dialect) 
     }
     if dialect is Dialect.V1:
         return {"statusUpdate": update}
-    update["final"] = ends_stream(told)
+    update["final"] = told.stops
     if dialect is Dialect.V03:
         return {"kind": "status-update"} | update
     return {"statusUpdate": update}

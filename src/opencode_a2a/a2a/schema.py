@@ -30,8 +30,7 @@ from opencode_a2a.a2a.versions import Dialect
 from opencode_a2a.errors import InvalidParamsError
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.messages import Kind, Message, Part
-from opencode_a2a.tasks.commands import Query
-from opencode_a2a.tasks.state import State
+from opencode_a2a.tasks.state import Query, State
 from opencode_a2a.validation import FREE, FREE_OBJECT, listed, violations, wrong
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

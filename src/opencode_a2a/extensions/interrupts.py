@@ -155,7 +155,7 @@ async def reject_question(call: Call, params: InterruptParams) -> Answered:
 async def _answer(call: Call, params: InterruptParams, kind: Kind, reply: Reply) -> Answered:
     request_id, answer = params.request_id, Answer(reply, call.principal)
     # A copy waits for what becomes of the first, and is then known as a copy.
-    async with call.deps.board.further[call.principal, request_id]:
+    async with call.deps.board.answering[call.principal, request_id]:
         row = await call.deps.interrupts.find(call.principal, request_id)
         if row is None or not _counted(row, answer):
             waiting = await _pending(call, row, request_id)
@@ -221,10 +221,10 @@ def _live(call: Call, row: InterruptRow) -> _Waiting | None:
         found = call.deps.errands.find(request_id)
         return found and _Waiting(found[0], partial(found[1].answer, request_id))
     with suppress(TaskNotFoundError):
-        job = call.deps.board.find(call.principal, row.task_id)
-        for asked in job.log.state.status.pending:
+        task = call.deps.board.find(call.principal, row.task_id)
+        for asked in task.log.state.status.pending:
             if asked.request_id == request_id:
-                return _Waiting(asked, partial(call.deps.board.answer, job, request_id))
+                return _Waiting(asked, partial(task.answer, request_id))
     return None
 
 

@@ -417,11 +417,10 @@ async def abort(call: Call, params: OfSession) -> SessionDone:
 
 
 async def _stop(call: Call, session: upstream.Session) -> None:
-    board = call.deps.board
-    for job in board.open_tasks():
-        ref = job.log.ref
-        if ref.principal == call.principal and job.log.state.status.session_id == session.id:
-            await board.stop(job)
+    for task in call.deps.board.open_tasks():
+        state = task.log.state
+        if state.ref.principal == call.principal and state.status.session_id == session.id:
+            await task.cancel()
     await call.opencode.abort_session(session.id, at=call.at)
 
 

@@ -24,10 +24,9 @@ from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.peers.network import Fetch
 from opencode_a2a.server.card import Cards
 from opencode_a2a.server.content import read_output_modes, read_prompt, read_routing
-from opencode_a2a.tasks.commands import Cursor, SendCommand
 from opencode_a2a.tasks.log import LogForgottenError, LogReader
-from opencode_a2a.tasks.service import Submitted, TaskService
-from opencode_a2a.tasks.state import Entry, TaskState
+from opencode_a2a.tasks.service import SendCommand, Submitted, TaskService
+from opencode_a2a.tasks.state import Cursor, Entry, TaskState
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +81,12 @@ class Operations:
         send = read_send(call.params, call.dialect)
         submitted = await self._submit(call, send)
         await submitted.log.steady()
-        tap = submitted.log.tap()
-        # Encoded now, in the same turn of the loop: later entries are the tap's.
-        first = [_snapshot(tap.state, call.dialect, send.history_length)]
+        reader = submitted.log.reader(until_asked=True)
+        # Encoded now, in the same turn of the loop: later entries are the reader's.
+        first = [_snapshot(reader.state, call.dialect, send.history_length)]
         if submitted.log.stopped(submitted.seq):
             return Feed(_Following(None, call.dialect, first).batches)
-        return Feed(_Following(tap, call.dialect, first, stops_at_prompts=True).batches)
+        return Feed(_Following(reader, call.dialect, first).batches)
 
     async def _submit(self, call: Call, send: Send) -> Submitted:
         if send.push:
@@ -140,14 +139,16 @@ class Operations:
         """Follow a task that exists, from now or from where a reader was."""
         wanted = read_get(call.params)
         cursor = _read_cursor(call.cursor)
-        tap = await self._board.follow(call.caller.principal, wanted.task_id, cursor)
         modern = call.dialect is Dialect.V1
-        if modern and cursor is None and tap.state.status.state.terminal:
+        reader = await self._board.follow(
+            call.caller.principal, wanted.task_id, cursor, until_asked=not modern
+        )
+        if modern and cursor is None and reader.state.status.state.terminal:
             raise UnsupportedOperationError(
                 "The task has ended, there is nothing to subscribe to; get the task instead"
             )
-        first = [_snapshot(tap.state, call.dialect)] if tap.resync else []
-        return Feed(_Following(tap, call.dialect, first, stops_at_prompts=not modern).batches)
+        first = [_snapshot(reader.state, call.dialect)] if reader.resync else []
+        return Feed(_Following(reader, call.dialect, first).batches)
 
     async def push(self, call: Call) -> Json:
         raise PushNotSupportedError
@@ -215,60 +216,37 @@ def _snapshot(state: TaskState, dialect: Dialect, history_length: int | None = N
 class _Following:
     """A reader of a task: first what the task is, then what happens to it."""
 
-    def __init__(
-        self,
-        tap: LogReader | None,
-        dialect: Dialect,
-        first: list[Event],
-        *,
-        stops_at_prompts: bool = False,
-    ) -> None:
-        self._tap = tap
+    def __init__(self, reader: LogReader | None, dialect: Dialect, first: list[Event]) -> None:
+        self._reader = reader
         self._dialect = dialect
         self._first = first
-        self._stops_at_prompts = stops_at_prompts
 
     async def batches(self, write: Write) -> AsyncGenerator[list[Event], None]:
         first, self._first = self._first, []  # the task is large, and the stream may be long
         if first:
             yield first
         del first
-        tap, dialect = self._tap, self._dialect
-        if tap is None:
+        reader, dialect = self._reader, self._dialect
+        if reader is None:
             return
 
-        def hear(entries: list[Entry]) -> bool:
-            return write(_encode(tap, entries, dialect))
+        def push(entries: list[Entry]) -> bool:
+            return write(_encode(reader, entries, dialect))
 
         try:
-            while entries := await tap.batch(hear):
-                stop = _stop(tap, entries, self._stops_at_prompts)
-                events = _encode(tap, entries[:stop], dialect)
+            while entries := await reader.next(push):
+                events = _encode(reader, entries, dialect)
                 del entries  # not to be kept while waiting for the next ones
                 if events:
                     yield events
                 del events
-                if stop is not None:
-                    return
         except LogForgottenError:
-            yield [_snapshot(tap.state, dialect)]
+            yield [_snapshot(reader.state, dialect)]
 
 
-def _stop(tap: LogReader, entries: Sequence[Entry], stops_at_prompts: bool) -> int | None:
-    """Return how many of the entries a stream carries before it closes; None when it goes on."""
-    for count, entry in enumerate(entries, 1):
-        if entry.status is None or not render.ends_stream(entry):
-            continue
-        # A prompt that was answered meanwhile, as in a replay, stops nobody.
-        waits = stops_at_prompts and tap.state.status.state.interrupted
-        if entry.status.state.terminal or waits:
-            return count
-    return None
-
-
-def _encode(tap: LogReader, entries: Sequence[Entry], dialect: Dialect) -> list[Event]:
+def _encode(reader: LogReader, entries: Sequence[Entry], dialect: Dialect) -> list[Event]:
     """Encode entries, once for all readers that get them at the same time."""
-    log, state = tap.log, tap.state
+    log, state = reader.log, reader.state
     which = (entries[0].seq, len(entries), dialect) if entries else None
     if log.encoded is not None and log.encoded[0] == which:
         return log.encoded[1]
@@ -277,5 +255,5 @@ def _encode(tap: LogReader, entries: Sequence[Entry], dialect: Dialect) -> list[
         body = render.entry(entry, state.ref, dialect)
         if body is not None:
             events.append((render.cursor(entry.seq, state), body))
-    log.encoded = (which, events) if which and log.crowded else None
+    log.encoded = (which, events) if which and len(log.readers) > 1 else None
     return events

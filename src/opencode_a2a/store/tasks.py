@@ -92,7 +92,8 @@ def _given(*names: str) -> dict[str, sa.BindParameter[Any]]:
 
 _MINE = tasks.c.principal == sa.bindparam("principal")
 _FIND_MESSAGE = Prepared(
-    sa.select(messages.c.task_no).where(
+    sa.select(*_ROW).where(
+        messages.c.task_no == tasks.c.no,
         messages.c.principal == sa.bindparam("principal"),
         messages.c.message_id == sa.bindparam("message_id"),
         messages.c.digest == sa.bindparam("digest"),
@@ -152,10 +153,10 @@ _SEGMENTS = Prepared(
 
 def find_message(
     connection: Connection, principal: str, message_id: str, digest: bytes
-) -> int | None:
-    """Return the number of the task that a message with this id and content belongs to."""
+) -> TaskRow | None:
+    """Return the task that a message with this id and content belongs to."""
     row = _FIND_MESSAGE.first(connection, principal=principal, message_id=message_id, digest=digest)
-    return row[0] if row else None
+    return TaskRow(*row) if row else None
 
 
 def add_message(

@@ -1,11 +1,13 @@
-"""An open task: the only writer of its log, and any number of readers.
+"""The log of a task: one owner appends to it, any number of readers follow it.
 
-Readers share one tail of recent entries and keep nothing but their position, so that a slow
-one costs nothing and slows nobody; one that has fallen behind the tail reads from the store.
+A reader is a place in the log. New entries are pushed to the readers that can take them at once;
+all share one tail of recent entries, so that a slow reader costs nothing and slows nobody: it
+catches up from the tail, or from the store if it has fallen behind the tail.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import structlog
 from sqlalchemy.engine import Connection
@@ -25,12 +27,13 @@ from opencode_a2a.events import (
 from opencode_a2a.messages import Answered
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
-from opencode_a2a.tasks.codec import load_entries
-from opencode_a2a.tasks.commands import Cursor
+from opencode_a2a.store.tasks import Move, Segment
+from opencode_a2a.tasks.codec import dump_archive, dump_entries, dump_status, load_entries
 from opencode_a2a.tasks.state import (
     OPEN,
     TERMINAL,
     Accepted,
+    Cursor,
     Entry,
     LogEvent,
     Recovered,
@@ -39,10 +42,11 @@ from opencode_a2a.tasks.state import (
     TaskState,
     TerminalError,
 )
-from opencode_a2a.tasks.writer import LogWriter, Write
 
 log = structlog.get_logger(__name__)
 
+GROUP_SECONDS = 0.05
+GROUP_ENTRIES = 2_000
 TAIL = 128
 """Entries kept in memory for readers that are close behind."""
 BATCH = 256
@@ -51,26 +55,28 @@ STORE_SECONDS = 4.0
 """How long a reader waits for the store to take what it is about to read."""
 LEFT = "The service stops, the task goes on; get it later, or send the same message again"
 
-# Told only once they are stored; everything else may be told first.
+# These are shown to readers only once they are stored; all others may be shown first.
 _FIRM = frozenset(
     {Accepted, Answered, Recovered, SessionBound, Started, Interrupted, Resumed, Finished}
 )
-
 _GROWTH = frozenset({TextGrew, ReasoningGrew})
 
-Serve = Callable[[list[Entry] | None], bool]
-"""Deals with new entries for one who waits, or returns False to have them woken. It is given the
-entries when they are all that is new and none changes the status."""
+_OPEN = {state: metrics.TASKS.labels(state) for state in OPEN}
+_ENDED = {state: metrics.TASKS_ENDED.labels(state) for state in TERMINAL}
+
+Write = Callable[[Connection], None]
+Push = Callable[[list[Entry]], bool]
+"""Takes entries at once; False when it cannot, and they have to wait until it is ready."""
 
 
 class TaskLog:
-    """One open task."""
+    """The log of one task, and the state that it leads to."""
 
-    def __init__(self, no: int, state: TaskState, journal: LogWriter, database: Database) -> None:
+    def __init__(self, no: int, state: TaskState, writer: "LogWriter", database: Database) -> None:
         self.no = no
         self.state = state
         self.database = database
-        self._journal = journal
+        self._writer = writer
         self._tail: list[Entry] = []
         self._base = state.seq + 1
         """Sequence number of the first entry in the tail."""
@@ -81,8 +87,10 @@ class TaskLog:
         """Sequence number of the last entry that has to be stored before it is shown."""
         self._stop = state.seq if state.status.state.interrupted else 0
         """Where the task last stopped: ended, or began to wait for a person."""
-        self._waiters: dict[asyncio.Future[None], Serve | None] = {}
+        self._stopping: set[asyncio.Future[None]] = set()
         self._left = False
+        self.readers: set[LogReader] = set()
+        """Those that have seen all there is."""
         self.encoded: tuple[tuple[int, int, str], list[tuple[bytes, bytes]]] | None = None
         """What readers last made of entries: the first and how many, dialect, cursor and body."""
 
@@ -104,7 +112,7 @@ class TaskLog:
         if not self.say(events, also):
             return False
         if self._firm == self.state.seq:
-            await asyncio.shield(self._journal.commit())
+            await asyncio.shield(self._writer.commit())
         return True
 
     def say(self, events: Sequence[LogEvent], also: Write | None = None) -> bool:
@@ -115,18 +123,22 @@ class TaskLog:
             try:
                 entries.append(self.state.apply(event, at))
             except TerminalError:
-                log.info("told after the end", task_id=self.ref.id, what=type(event).__name__)
+                log.info("event after the end", task_id=self.ref.id, what=type(event).__name__)
                 break
         if not entries:
             return False
         self._tail += entries
-        self._journal.add(self, before.state, entries, also)
-        if self.state.status is not before:
-            _count(before.state, self.state.status.state)
+        self._writer.add(self, before.state, entries, also)
+        after = self.state.status
+        if after is not before:
+            if after.state is not before.state:
+                _OPEN[before.state].dec()
+                (_ENDED if after.state.terminal else _OPEN)[after.state].inc()
         elif len(entries) == 1 and self._shown == first - 1 and type(entries[0].event) in _GROWTH:
             # Most of the time: there is no more to it.
             self._shown = first
-            self._wake(entries)
+            for reader in self.readers:
+                reader.offer(entries)
             return True
         if not _FIRM.isdisjoint(type(entry.event) for entry in entries):
             self._firm = entries[-1].seq
@@ -135,7 +147,7 @@ class TaskLog:
         return True
 
     def stored(self, seq: int) -> None:
-        """Take the journal's word that the log is stored up to here."""
+        """Take the writer's word that the log is stored up to here."""
         self._stored = seq
         # Entries after the last firm one are text, which may be shown before it is stored.
         self._show(self.state.seq if self._firm <= seq else seq)
@@ -145,45 +157,40 @@ class TaskLog:
             self._base += spare
 
     def _show(self, seq: int) -> None:
+        """Let readers see the entries up to a number."""
         if seq <= self._shown:
             return
-        for entry in self._tail[self._shown - self._base + 1 : seq - self._base + 1]:
+        entries = self._tail[self._shown - self._base + 1 : seq - self._base + 1]
+        self._shown = seq
+        for entry in entries:
             status = entry.status
             if status and (status.state.terminal or status.state.interrupted):
                 self._stop = entry.seq
-        self._shown = seq
-        self._wake()
+        if self._stop >= entries[0].seq:
+            self._wake()
+        for reader in self.readers:
+            reader.offer(entries)
 
-    def _wake(self, entries: list[Entry] | None = None) -> None:
-        for waiter, serve in self._waiters.items():
-            if waiter.done():
-                continue
-            try:
-                if serve is None or not serve(entries):
-                    waiter.set_result(None)
-            except Exception as error:  # it is the reader's own, and must not hit the others
-                waiter.set_exception(error)
+    def _wake(self) -> None:
+        for waiter in self._stopping:
+            if not waiter.done():
+                waiter.set_result(None)
 
-    async def changed(self, serve: Serve | None = None) -> None:
-        """Wait for the next entries that readers may see, and that ``serve`` did not deal with."""
+    async def next_stop(self) -> None:
+        """Wait until the task ends, or waits for a person, or the service leaves it."""
         waiter = asyncio.get_running_loop().create_future()
-        self._waiters[waiter] = serve
+        self._stopping.add(waiter)
         try:
             await waiter
         finally:
-            del self._waiters[waiter]
-
-    @property
-    def crowded(self) -> bool:
-        """Whether several wait for what is new."""
-        return len(self._waiters) > 1
+            self._stopping.discard(waiter)
 
     async def steady(self) -> TaskState:
         """Return the state once nothing in it waits to be stored; valid until the next await."""
         while self._firm > self._stored:
             try:
                 async with asyncio.timeout(STORE_SECONDS):
-                    await asyncio.shield(self._journal.commit())
+                    await asyncio.shield(self._writer.commit())
             except TimeoutError:
                 raise StoreUnavailableError(operation="loading") from None
         return self.state
@@ -196,7 +203,7 @@ class TaskLog:
                 return state
             if self._left:
                 raise StreamEndedError(LEFT, cause="drained", task_id=self.ref.id)
-            await self.changed(lambda _: not (self._left or self.stopped(since)))
+            await self.next_stop()
 
     def leave(self) -> None:
         """Let nobody wait any longer until the task stops: the service ends before."""
@@ -215,28 +222,22 @@ class TaskLog:
             return None
         return self._tail[start : min(start + BATCH, self._shown - self._base + 1)]
 
-    def tap(self, cursor: Cursor | None = None) -> "LogReader":
+    def reader(self, cursor: Cursor | None = None, *, until_asked: bool = False) -> "LogReader":
         """Return a reader that goes on where another ended, or begins with the task as it is.
 
-        Render the task before the next await: what is appended later follows as entries.
+        Render the task before the next await: what is appended later follows as entries. With
+        ``until_asked`` the reader ends when the task waits for a person, else only with the task.
         """
         if cursor is not None and resumable(self.state, cursor):
-            return LogReader(self, cursor.seq, resync=False)
-        return LogReader(self, self.state.seq, resync=True)
+            return LogReader(self, cursor.seq, resync=False, until_asked=until_asked)
+        return LogReader(self, self.state.seq, resync=True, until_asked=until_asked)
 
 
-_OPEN = {state: metrics.TASKS.labels(state) for state in OPEN}
-_ENDED = {state: metrics.TASKS_ENDED.labels(state) for state in TERMINAL}
-
-
-def _count(before: State, after: State) -> None:
-    if before is after:
-        return
-    _OPEN[before].dec()
-    if after in _ENDED:
-        _ENDED[after].inc()
-    else:
-        _OPEN[after].inc()
+def resumable(state: TaskState, cursor: Cursor) -> bool:
+    """Whether a reader with this cursor has seen nothing but entries that still exist."""
+    if cursor.epoch > state.epoch or cursor.seq > state.seq:
+        return False
+    return cursor.epoch == state.epoch or cursor.seq < state.epochs[cursor.epoch]
 
 
 class LogForgottenError(Exception):
@@ -246,40 +247,71 @@ class LogForgottenError(Exception):
 class LogReader:
     """One reader's place in a log."""
 
-    def __init__(self, log: TaskLog, after: int, *, resync: bool) -> None:
+    def __init__(self, log: TaskLog, after: int, *, resync: bool, until_asked: bool) -> None:
+        self.log = log
         self.state = log.state
         self.resync = resync
         """Whether the reader has to be given the task as it is before the entries that follow."""
-        self.log = log
         self._after = after
+        self._until_asked = until_asked
+        self._ended = False
+        self._push: Push | None = None
+        self._waiter: asyncio.Future[None] | None = None
         self._replay: Replay | None = None
 
-    async def batch(self, hear: Callable[[list[Entry]], bool] | None = None) -> list[Entry]:
-        """Return the next entries; none when the log is over.
+    async def next(self, push: Push | None = None) -> list[Entry]:
+        """Return the next entries; none when there are no more.
 
-        With ``hear``, growing text is handed over while waiting: most of a log is text, and to
-        wake the reader for it would cost more than to write it. A reader that cannot take it
-        now returns False and gets it by the usual way.
+        While there are none, new ones go to ``push`` as they come: to wake the reader's task for
+        each piece of text would cost more than to write it. Entries that ``push`` cannot take now
+        are returned.
         """
-
-        def serve(entries: list[Entry] | None) -> bool:
-            if entries is None or entries[0].seq != self._after + 1:
-                return False
-            if hear is None or not hear(entries):
-                return False
-            self._after = entries[-1].seq
-            return True
-
-        while True:
+        while not self._ended:
             entries = self.log.after(self._after)
             if entries is None:
                 entries = await self._catch_up()
             if entries:
                 self._after = entries[-1].seq
-                return entries
+                return self._wanted(entries)
             if self.log.over:
-                return []
-            await self.log.changed(serve)
+                break
+            self._push, self._waiter = push, asyncio.get_running_loop().create_future()
+            self.log.readers.add(self)
+            try:
+                await self._waiter
+            finally:
+                self.log.readers.discard(self)
+                self._waiter = None
+        return []
+
+    def offer(self, entries: list[Entry]) -> None:
+        """Push entries that are new, or wake the reader to get them."""
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return
+        try:
+            if self._push is not None and entries[0].seq == self._after + 1:
+                if self._push(self._wanted(entries)):
+                    self._after = entries[-1].seq
+                    if not self._ended:
+                        return
+                else:
+                    self._ended = False
+            waiter.set_result(None)
+        except Exception as error:  # it is the reader's own, and must not hit the others
+            waiter.set_exception(error)
+
+    def _wanted(self, entries: list[Entry]) -> list[Entry]:
+        """Return the entries up to the one that ends the reading, if it is among them."""
+        for count, entry in enumerate(entries, 1):
+            if entry.status is None or not entry.stops:
+                continue
+            # An interrupt that was answered meanwhile, as in a replay, stops nobody.
+            asked = self._until_asked and self.state.status.state.interrupted
+            if entry.status.state.terminal or asked:
+                self._ended = True
+                return entries[:count]
+        return entries
 
     async def _catch_up(self) -> list[Entry]:
         if self._replay is None:
@@ -303,7 +335,7 @@ class Replay:
         while True:
             first = self.state.seq + 1
 
-            def read(connection: Connection, first: int = first) -> list[rows.Segment]:
+            def read(connection: Connection, first: int = first) -> list[Segment]:
                 return rows.load_segments(connection, self._no, first)
 
             segments = await self._database.read(read)
@@ -317,8 +349,130 @@ class Replay:
                 return wanted
 
 
-def resumable(state: TaskState, cursor: Cursor) -> bool:
-    """Whether a reader with this cursor has seen nothing but entries that still exist."""
-    if cursor.epoch > state.epoch or cursor.seq > state.seq:
-        return False
-    return cursor.epoch == state.epoch or cursor.seq < state.epochs[cursor.epoch]
+@dataclass(slots=True)
+class _Unstored:
+    """What one task has waiting to be stored."""
+
+    log: TaskLog
+    before: State
+    """The state that is stored now."""
+    entries: list[Entry] = field(default_factory=list[Entry])
+    also: list[Write] = field(default_factory=list[Write])
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What goes into one transaction."""
+
+    shares: list[_Unstored]
+    done: asyncio.Future[None] | None
+
+    def write(self, connection: Connection) -> None:
+        segments: list[Segment] = []
+        moves: list[Move] = []
+        for share in self.shares:
+            no, entries = share.log.no, share.entries
+            segments.append(Segment(no, entries[0].seq, entries[-1].seq, dump_entries(entries)))
+            status = next((e.status for e in reversed(entries) if e.status is not None), None)
+            if status is not None:
+                archive = dump_archive(share.log.state) if status.state.terminal else None
+                change = (share.log.ref.principal, share.before, status.state, status.at)
+                moves.append(Move(no, *change, dump_status(status), archive))
+        rows.append(connection, segments, moves)
+        for share in self.shares:
+            for also in share.also:
+                also(connection)
+
+    def stored(self) -> None:
+        for share in self.shares:
+            share.log.stored(share.entries[-1].seq)
+        if self.done is not None and not self.done.done():
+            self.done.set_result(None)
+
+
+class LogWriter:
+    """Stores the entries of all logs, in groups.
+
+    Text is written in batches, at most 50 ms apart; a change of state is written at once. While
+    the database is away, what it has not taken stays here, in order, and ``run`` tries again.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[int, _Unstored] = {}
+        self._count = 0
+        self._done: asyncio.Future[None] | None = None
+        """Done when all that waits now is stored."""
+        self._due: asyncio.Handle | None = None
+        """The next write, as soon as the one under way is done."""
+        self._hurry = False
+        self._writing: _Batch | None = None
+        self._refused = asyncio.Event()
+
+    def add(
+        self, log: TaskLog, before: State, entries: Sequence[Entry], also: Write | None = None
+    ) -> None:
+        """Queue entries of a log whose task was in the state ``before``."""
+        share = self._waiting.get(log.no)
+        if share is None:
+            share = self._waiting[log.no] = _Unstored(log, before)
+        share.entries += entries
+        if also is not None:
+            share.also.append(also)
+        self._count += len(entries)
+        if self._due is None:
+            self._due = self._loop.call_later(GROUP_SECONDS, self._write)
+        if self._count >= GROUP_ENTRIES:
+            self._hasten()
+
+    def commit(self) -> asyncio.Future[None]:
+        """Write at once; the future is done when all that was queued is stored."""
+        if self._done is None:
+            self._done = self._loop.create_future()
+        self._hasten()
+        return self._done
+
+    def _hasten(self) -> None:
+        if not self._hurry:
+            self._hurry = True
+            if self._due is not None:
+                self._due.cancel()
+            self._due = self._loop.call_soon(self._write)
+
+    def _write(self) -> None:
+        if self._writing is not None:
+            self._hurry = True  # it is done as soon as that is
+            return
+        if self._due is not None:
+            self._due.cancel()
+        self._due, self._hurry, self._count = None, False, 0
+        batch = _Batch(list(self._waiting.values()), self._done)
+        self._waiting, self._done = {}, None
+        if not batch.shares:
+            batch.stored()
+            return
+        self._writing = batch
+        self._database.post(batch.write).add_done_callback(self._written)
+
+    def _written(self, done: asyncio.Future[None]) -> None:
+        if done.exception() is None:
+            self._settle()
+        else:
+            self._refused.set()
+
+    def _settle(self) -> None:
+        batch, self._writing = self._writing, None
+        if batch is not None:
+            batch.stored()
+        if self._hurry:
+            self._write()
+
+    async def run(self) -> None:
+        """Write what was refused, again and again until it is taken."""
+        while True:
+            await self._refused.wait()
+            self._refused.clear()
+            if self._writing is not None:
+                await self._database.insist(self._writing.write)
+                self._settle()

@@ -11,12 +11,10 @@ from opencode_a2a.events import Emitted, Failure, Finished, Outcome
 from opencode_a2a.messages import Answered
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
-from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks.codec import load_request, ref_of
-from opencode_a2a.tasks.log import Replay, TaskLog
+from opencode_a2a.tasks.log import LogWriter, Replay, TaskLog
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.tasks.state import OPEN, TERMINAL, Accepted, Recovered, State
-from opencode_a2a.tasks.writer import LogWriter
 
 log = structlog.get_logger(__name__)
 
@@ -31,68 +29,51 @@ LOST = Failure(
 )
 
 
-async def recover(database: Database, journal: LogWriter, board: TaskService) -> int:
+async def recover(database: Database, writer: LogWriter, tasks: TaskService) -> int:
     """Take up every open task; return how many there were."""
-
-    def read(connection: Connection) -> list[TaskRow]:
-        return rows.load_open(connection, list(OPEN))
-
-    found = await database.read(read)
+    found = await database.read(lambda connection: rows.load_open(connection, list(OPEN)))
     for row in found:
-        await _take_up(row, database, journal, board)
+        replay = Replay(database, row.no, ref_of(row))
+        emitted = Emitted()
+        """What the log has of the turn that was running."""
+        while entries := await replay.next(replay.state.seq):
+            for entry in entries:
+                match entry.event:
+                    case Finished():
+                        emitted = Emitted()
+                    case Accepted() | Answered() | Recovered():
+                        pass
+                    case event:
+                        emitted.add(event)
+        task = tasks.adopt(TaskLog(row.no, replay.state, writer, database))
+        if replay.state.status.state is State.AUTH_REQUIRED:
+            task.await_sign_in()
+            continue
+        await task.log.tell([Recovered(RESTARTED)])
+        if row.request is None:
+            await task.end(Finished(Outcome.FAILED, failure=LOST))
+        else:
+            task.start(load_request(row.request), emitted)
     return len(found)
-
-
-async def _take_up(
-    row: TaskRow, database: Database, journal: LogWriter, board: TaskService
-) -> None:
-    replay = Replay(database, row.no, ref_of(row))
-    emitted = Emitted()
-    while entries := await replay.next(replay.state.seq):
-        for entry in entries:
-            match entry.event:
-                case Finished():
-                    emitted = Emitted()
-                case Accepted() | Answered() | Recovered():
-                    pass
-                case event:
-                    emitted.add(event)
-    task = TaskLog(row.no, replay.state, journal, database)
-    job = board.adopt(task)
-    if task.state.status.state is State.AUTH_REQUIRED:
-        board.await_sign_in(job)
-        return
-    await task.tell([Recovered(RESTARTED)])
-    if row.request is None:
-        await task.tell([Finished(Outcome.FAILED, failure=LOST)])
-        board.closed(job)
-        return
-    board.run(job, load_request(row.request), emitted)
 
 
 async def sweep(database: Database, retention_seconds: float) -> None:
     """Forget, every few minutes, the logs and the tasks that have been kept long enough."""
+    ended = list(TERMINAL)
+
+    def forget_logs(connection: Connection) -> int:
+        return rows.forget_logs(connection, ended, now_ms() - LOG_SECONDS * 1000, SWEEP_TASKS)
+
+    def forget_tasks(connection: Connection) -> int:
+        oldest = now_ms() - int(retention_seconds * 1000)
+        return rows.forget_tasks(connection, ended, oldest, SWEEP_TASKS)
+
     while True:
         try:
-            await _forget(database, retention_seconds)
+            while await database.write(forget_logs) == SWEEP_TASKS:
+                pass
+            while retention_seconds > 0 and await database.write(forget_tasks) == SWEEP_TASKS:
+                pass
         except StoreUnavailableError:
             log.warning("old tasks not removed, trying again later")
         await asyncio.sleep(SWEEP_SECONDS)
-
-
-async def _forget(database: Database, retention_seconds: float) -> None:
-    ended = list(TERMINAL)
-    now = now_ms()
-
-    def logs(connection: Connection) -> int:
-        return rows.forget_logs(connection, ended, now - LOG_SECONDS * 1000, SWEEP_TASKS)
-
-    def whole(connection: Connection) -> int:
-        before = now - int(retention_seconds * 1000)
-        return rows.forget_tasks(connection, ended, before, SWEEP_TASKS)
-
-    while await database.write(logs) == SWEEP_TASKS:
-        pass
-    if retention_seconds > 0:
-        while await database.write(whole) == SWEEP_TASKS:
-            pass

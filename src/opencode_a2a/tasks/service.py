@@ -1,12 +1,16 @@
 """Every task: what ``server`` and ``extensions`` may ask of them.
 
-The board holds the open tasks, starts their turns, and finds the ended ones in the store. A
-task of another principal is not found.
+``TaskService`` admits messages, holds the tasks that are open, and finds the ended ones in the
+store. An ``OpenTask`` owns the log of a task and the turn that runs for it. A task of another
+principal is not found.
 """
 
+import asyncio
 import base64
+import hashlib
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -15,33 +19,71 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
+from opencode_a2a.clock import now_ms
 from opencode_a2a.config import LimitSettings
 from opencode_a2a.errors import (
     InterruptNotFoundError,
     InvalidParamsError,
+    LimitExceededError,
+    ServiceError,
     TaskNotCancelableError,
     TaskNotFoundError,
     UnsupportedOperationError,
     Violation,
 )
-from opencode_a2a.events import Emitted, Finished, Outcome
-from opencode_a2a.ids import Principal, TaskId, new_message_id
-from opencode_a2a.messages import ANYWHERE, Answered
+from opencode_a2a.events import Emitted, Failure, Finished, Outcome
+from opencode_a2a.ids import ContextId, Principal, TaskId, new_message_id, new_uuid
+from opencode_a2a.messages import ANYWHERE, Answered, Message, PromptPart, Routing
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
-from opencode_a2a.store.tasks import Filter, Key, TaskRow
-from opencode_a2a.tasks.admit import Admission, Admitted, digest
-from opencode_a2a.tasks.codec import Request, dump_request, load_task
-from opencode_a2a.tasks.commands import Cursor, Page, Query, SendCommand
-from opencode_a2a.tasks.log import LogReader, TaskLog
-from opencode_a2a.tasks.runner import OpenTask, Runner
-from opencode_a2a.tasks.state import State, TaskState
-from opencode_a2a.tasks.writer import LogWriter, Write
+from opencode_a2a.store.tasks import Key, Segment, TaskRow
+from opencode_a2a.tasks.codec import (
+    Request,
+    dump_entries,
+    dump_request,
+    dump_status,
+    load_task,
+)
+from opencode_a2a.tasks.log import LogReader, LogWriter, TaskLog, Write
+from opencode_a2a.tasks.state import Accepted, Cursor, Query, State, TaskRef, TaskState
 from opencode_a2a.turns.answers import Answer, NotUnderstoodError, understand
 from opencode_a2a.turns.sessions import Locks
-from opencode_a2a.turns.turn import Turn, Turns
+from opencode_a2a.turns.turn import Turn, Turns, TurnSpec
 
 log = structlog.get_logger(__name__)
+
+WORKING = "The task is working and asks nothing; wait until it ends, or cancel it"
+UNSIGNED = Failure(
+    "SIGN_IN_EXPIRED", "Nobody signed in to the model provider in time. Send the message again."
+)
+INTERNAL = Failure(
+    "INTERNAL_ERROR", "The service failed while running the turn. Send the message again."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SendCommand:
+    """A message that starts a task, or continues the one it names."""
+
+    principal: Principal
+    message: Message
+    prompt: tuple[PromptPart, ...]
+    task_id: str | None = None
+    context_id: str | None = None
+    routing: Routing = ANYWHERE
+    output_modes: tuple[str, ...] | None = None
+
+    @property
+    def digest(self) -> bytes:
+        """What identifies the content: a repeat has the same message id and the same digest.
+
+        A message on a task is an answer. It stays the same answer whatever else the request says:
+        a client that repeats it may have learnt the context meanwhile.
+        """
+        content: tuple[object, ...] = (self.message, self.task_id)
+        if self.task_id is None:
+            content += (self.context_id, self.routing, self.output_modes)
+        return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,184 +94,352 @@ class Submitted:
     seq: int
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    tasks: list[TaskState]
+    next_token: str
+    """Empty on the last page."""
+    size: int
+    total: int
+
+
+class OpenTask:
+    """A task that has not ended: its log, and the turn that runs for it.
+
+    It is the only one to write the log, and runs one turn at a time.
+    """
+
+    def __init__(self, log: TaskLog, turns: Turns, closed: Callable[["OpenTask"], None]) -> None:
+        self.log = log
+        self._turns = turns
+        self._closed = closed
+        self._turn: Turn | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._sign_in: asyncio.Task[None] | None = None
+
+    def start(
+        self, request: Request, emitted: Emitted | None = None, *, new_context: bool = False
+    ) -> None:
+        """Run a turn; ``emitted`` is what the log has of it if an earlier process began it."""
+        self._turn = self._new_turn(request, emitted, new_context=new_context)
+        self._run(self._turn)
+
+    def _new_turn(self, request: Request, emitted: Emitted | None, *, new_context: bool) -> Turn:
+        ref = self.log.ref
+        return self._turns.turn(
+            TurnSpec(
+                task_id=ref.id,
+                context_id=ref.context_id,
+                principal=ref.principal,
+                prompt=request.prompt,
+                routing=request.routing,
+                user_message_id=request.user_message_id,
+                session_id=self.log.state.status.session_id,
+                new_context=new_context,
+                emitted=emitted,
+            )
+        )
+
+    def _run(self, turn: Turn) -> None:
+        self._running = asyncio.create_task(self._follow(turn), name=f"turn {self.log.ref.id}")
+
+    async def _follow(self, turn: Turn) -> None:
+        with structlog.contextvars.bound_contextvars(task_id=self.log.ref.id):
+            try:
+                await turn.run(self.log)
+            except ServiceError as error:
+                failure = Failure(error.reason, error.message)
+                await self.log.tell([Finished(Outcome.FAILED, failure=failure)])
+            except Exception:
+                log.exception("turn failed")
+                await self.log.tell([Finished(Outcome.FAILED, failure=INTERNAL)])
+            if not self.ended and self.log.state.status.state is not State.AUTH_REQUIRED:
+                log.error("turn ended without an end")
+                await self.log.tell([Finished(Outcome.FAILED, failure=INTERNAL)])
+        self._turn = None
+        if self.ended:
+            self._closed(self)
+        else:
+            self.await_sign_in()
+
+    @property
+    def ended(self) -> bool:
+        return self.log.state.status.state.terminal
+
+    def await_sign_in(self) -> None:
+        """Let the task wait for another try after a sign-in, but not for ever."""
+
+        async def expire() -> None:
+            seconds = self._turns.interrupts.settings.interrupt_request_ttl_seconds
+            waited = (now_ms() - self.log.state.status.at) / 1000
+            await asyncio.sleep(max(0.0, seconds - waited))
+            await self.end(Finished(Outcome.FAILED, failure=UNSIGNED))
+
+        self._sign_in = asyncio.create_task(expire(), name=f"sign-in {self.log.ref.id}")
+
+    async def retry(self, message: Message, request: Request, also: Write) -> None:
+        """Run another turn after a sign-in; ``also`` is stored with the message."""
+        if self._running is not None:
+            await asyncio.wait([self._running])  # it has told its end, and may be cleaning up
+        if self._turn is not None or self.log.state.status.state is not State.AUTH_REQUIRED:
+            raise UnsupportedOperationError(WORKING)
+        self._turn = turn = self._new_turn(request, None, new_context=False)
+        if self._sign_in is not None:
+            self._sign_in.cancel()
+        await self.log.tell([Answered(message)], also)
+        if not self.ended:  # it may have been canceled meanwhile
+            self._run(turn)
+
+    async def answer(self, request_id: str, answer: Answer, also: Write | None = None) -> None:
+        """Answer a pending interrupt; return when OpenCode has taken the answer."""
+        if self._turn is None:
+            raise UnsupportedOperationError("The task is not running")
+        await self._turn.ready()
+        await self._turn.answer(request_id, answer, also)
+
+    async def repeat(self, message: Message) -> None:
+        """See to it that OpenCode gets the answer in a message that was taken before."""
+        if self._turn is not None:
+            await self._turn.ready()
+            await self._turn.repeat(message)
+
+    async def cancel(self) -> None:
+        """End the task; return when it has ended."""
+        if self._turn is not None:
+            self._turn.cancel()
+        while not self.ended:
+            # A turn that needs a sign-in is over, even if it has only just said so.
+            if self._turn is None or self.log.state.status.state is State.AUTH_REQUIRED:
+                await self.end(Finished(Outcome.CANCELED))
+            else:
+                await self.log.next_stop()
+
+    async def end(self, end: Finished) -> None:
+        """End the task from outside of a turn."""
+        await self.log.tell([end])
+        self._closed(self)
+        if self._sign_in is not None and self._sign_in is not asyncio.current_task():
+            self._sign_in.cancel()
+
+    async def leave(self) -> None:
+        """Stop following the turn; the task stays open."""
+        tasks = [task for task in (self._running, self._sign_in) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class TaskService:
     def __init__(
-        self, database: Database, journal: LogWriter, turns: Turns, limits: LimitSettings
+        self, database: Database, writer: LogWriter, turns: Turns, limits: LimitSettings
     ) -> None:
         self._database = database
-        self._journal = journal
+        self._writer = writer
         self._turns = turns
-        self._admission = Admission(database, limits)
-        self._jobs: dict[TaskId, OpenTask] = {}
-        self.further: Locks[tuple[Principal, str]] = Locks()
-        """Held while a message on a task, or a reply to a request, is dealt with: copies wait."""
-        self._runner = Runner(turns, self.closed)
+        self._limits = limits
+        # One process has all open tasks, and counts them for the limits.
+        self._open: dict[TaskId, OpenTask] = {}
+        self._counts: Counter[Principal] = Counter()
+        self.answering: Locks[tuple[Principal, str]] = Locks()
+        """Held while a message on a task, or the reply to an interrupt, is handled: a copy of it
+        waits, and is then known as a copy."""
 
     # Sending
 
-    async def submit(self, order: SendCommand) -> Submitted:
-        """Start a task, or go on with the one that the message names."""
+    async def submit(self, command: SendCommand) -> Submitted:
+        """Start a task, or continue the one that the message names."""
         await self._turns.reachable()
-        if order.task_id is not None:
-            return await self._go_on(order, order.task_id)
-        if order.routing != ANYWHERE:
-            earlier = await self._admission.repeated(order)
+        if command.task_id is not None:
+            return await self._continue(command, command.task_id)
+        if command.routing != ANYWHERE:
+            earlier = await self._repeated(command)
             if earlier is not None:
                 return Submitted(await self._log(earlier), 0)
-            await self._turns.sessions.check(order.principal, order.routing)
-        outcome = await self._admission.admit(order)
-        if isinstance(outcome, TaskRow):
-            return Submitted(await self._log(outcome), 0)
-        return Submitted(self._begin(outcome), outcome.state.seq)
+            await self._turns.sessions.check(command.principal, command.routing)
+        request = Request(command.prompt, command.routing, new_message_id())
+        task = await self.admit(command, request)
+        if isinstance(task, TaskRow):
+            return Submitted(await self._log(task), 0)
+        task.start(request, new_context=command.context_id is None)
+        return Submitted(task.log, task.log.state.seq)
 
-    def _begin(self, admitted: Admitted) -> TaskLog:
-        """Run a task that is stored, from where its log is."""
-        log = TaskLog(admitted.no, admitted.state, self._journal, self._database)
-        self._runner.start(self.adopt(log), admitted.request, new_context=admitted.new_context)
-        return log
+    async def admit(self, command: SendCommand, request: Request) -> OpenTask | TaskRow:
+        """Store a new task before anything runs; if the message is a repeat, return its task.
+
+        A message with the same id and other content is a new message.
+        """
+        principal, digest = command.principal, command.digest
+        state = TaskState(
+            TaskRef(
+                TaskId(new_uuid()),
+                ContextId(command.context_id or new_uuid()),
+                principal,
+                command.output_modes,
+                now_ms(),
+            )
+        )
+        ref = state.ref
+        segment = dump_entries([state.apply(Accepted(command.message), ref.created_at)])
+        row = TaskRow(
+            id=ref.id,
+            principal=principal,
+            context_id=ref.context_id,
+            state=state.status.state,
+            created_at=ref.created_at,
+            updated_at=ref.created_at,
+            status=dump_status(state.status),
+            output_modes=None if ref.output_modes is None else orjson.dumps(ref.output_modes),
+            request=dump_request(request),
+        )
+        room = (
+            self._counts[principal] < self._limits.max_tasks_per_principal
+            and self._counts.total() < self._limits.max_open_tasks
+        )
+
+        def write(connection: Connection) -> int | TaskRow:
+            message = (principal, command.message.message_id)
+            earlier = rows.find_message(connection, *message, digest)
+            if earlier is not None:
+                return earlier
+            if not room:
+                raise LimitExceededError(limit=self._limits.max_tasks_per_principal)
+            no = rows.add_task(connection, row)
+            rows.add_message(connection, *message, no, digest)
+            rows.append(connection, [Segment(no, 1, 1, segment)], [])
+            return no
+
+        # The place is held during the write, in which others ask for room. It is given back after
+        # the task has been counted, before anything else can run.
+        self._counts[principal] += room
+        try:
+            outcome = await self._database.write(write)
+            if isinstance(outcome, TaskRow):
+                return outcome
+            return self.adopt(TaskLog(outcome, state, self._writer, self._database))
+        finally:
+            self._counts[principal] -= room
 
     def adopt(self, log: TaskLog) -> OpenTask:
-        """Take an open task onto the board."""
-        job = self._jobs[log.ref.id] = OpenTask(log)
+        """Take charge of a task that is open."""
+        task = self._open[log.ref.id] = OpenTask(log, self._turns, self._closed)
         metrics.TASKS.labels(log.state.status.state).inc()
-        self._admission.opened(log.ref.principal)
-        return job
+        self._counts[log.ref.principal] += 1
+        return task
 
-    def run(self, job: OpenTask, request: Request, emitted: Emitted | None = None) -> None:
-        """Run a turn for a task, or go on with one of which ``emitted`` is in the log."""
-        self._runner.start(job, request, emitted)
+    def _closed(self, task: OpenTask) -> None:
+        ref = task.log.ref
+        if self._open.pop(ref.id, None) is not None:
+            self._counts[ref.principal] -= 1
 
-    def await_sign_in(self, job: OpenTask) -> None:
-        """Let a task wait for another try after a sign-in, but not for ever."""
-        self._runner.await_sign_in(job)
+    async def _repeated(self, command: SendCommand) -> TaskRow | None:
+        """Return the task that this very message led to before."""
+        message = (command.principal, command.message.message_id, command.digest)
+        return await self._database.read(lambda connection: rows.find_message(connection, *message))
 
-    async def _go_on(self, order: SendCommand, task_id: str) -> Submitted:
-        row = await self._row(order.principal, task_id)
-        if order.context_id is not None and order.context_id != row.context_id:
+    async def _continue(self, command: SendCommand, task_id: str) -> Submitted:
+        """Give a task the answer that it waits for, or another try after a sign-in."""
+        row = await self._row(command.principal, task_id)
+        if command.context_id is not None and command.context_id != row.context_id:
             text = "is not the context of this task; leave it out"
             raise InvalidParamsError(
                 f"message.contextId {text}", violations=(Violation("message.contextId", text),)
             )
-        async with self.further[order.principal, order.message.message_id]:
-            earlier = await self._admission.repeated(order)
+        async with self.answering[command.principal, command.message.message_id]:
+            earlier = await self._repeated(command)
             if earlier is not None:
-                return await self._repeat(order, earlier)
-            return await self._take(order, self._jobs.get(TaskId(task_id)))
+                return await self._repeat(command, earlier)
+            task = self._open.get(TaskId(task_id))
+            if task is None:
+                raise UnsupportedOperationError(
+                    "The task has ended and takes no further message; send it without taskId and "
+                    "with the same contextId to go on"
+                )
+            state = await task.log.steady()
+            match state.status.state:
+                case State.INPUT_REQUIRED:
+                    return await self._answer(command, task)
+                case State.AUTH_REQUIRED:
+                    seq, session_id = state.seq, state.status.session_id
+                    request = Request(command.prompt, command.routing, new_message_id(), session_id)
+                    await task.retry(
+                        command.message, request, _remember(command, task.log.no, request)
+                    )
+                    return Submitted(task.log, seq)
+                case _:
+                    raise UnsupportedOperationError(WORKING)
 
-    async def _repeat(self, order: SendCommand, earlier: TaskRow) -> Submitted:
+    async def _repeat(self, command: SendCommand, earlier: TaskRow) -> Submitted:
         """Return what became of a further message that was here before."""
-        job = self._jobs.get(TaskId(earlier.id))
-        if job is not None and job.turn is not None:
-            await job.turn.ready()
-            await job.turn.repeat(order.message)
+        task = self._open.get(TaskId(earlier.id))
+        if task is not None:
+            await task.repeat(command.message)
         log = await self._log(earlier)
-        if order.message not in log.state.history:
+        if command.message not in log.state.history:
             raise InterruptNotFoundError("The request was settled before this answer came")
         return Submitted(log, 0)
 
-    async def _take(self, order: SendCommand, job: OpenTask | None) -> Submitted:
-        if job is None:
-            raise UnsupportedOperationError(
-                "The task has ended and takes no further message; send it without taskId and "
-                "with the same contextId to go on"
-            )
-        state = await job.log.steady()
-        match state.status.state:
-            case State.INPUT_REQUIRED:
-                return await self._answer(order, job)
-            case State.AUTH_REQUIRED:
-                return await self._retry(order, job)
-            case _:
-                raise UnsupportedOperationError(
-                    "The task is working and asks nothing; wait until it ends, or cancel it"
-                )
-
-    async def _answer(self, order: SendCommand, job: OpenTask) -> Submitted:
-        status = job.log.state.status
+    async def _answer(self, command: SendCommand, task: OpenTask) -> Submitted:
+        state = task.log.state
         try:
-            asked, reply = understand(order.message, status.pending)
+            asked, reply = understand(command.message, state.status.pending)
         except NotUnderstoodError as error:
             raise InvalidParamsError(
                 str(error), violations=(Violation("message.parts", str(error)),)
             ) from None
-        seq = job.log.state.seq
-        answer, remember = Answer(reply, order.principal, order.message), self._remember(order, job)
+        seq, remember = state.seq, _remember(command, task.log.no)
+        answer = Answer(reply, command.principal, command.message)
         try:
-            await self.answer(job, asked.request_id, answer, remember)
+            await task.answer(asked.request_id, answer, remember)
         except InterruptNotFoundError:
             # It came too late. Sent again it must not answer what is asked next.
             await self._database.write(remember)
             raise
-        return Submitted(job.log, seq)
-
-    async def answer(
-        self, job: OpenTask, request_id: str, answer: Answer, also: Write | None = None
-    ) -> None:
-        """Answer a pending interrupt of a task; return when OpenCode has taken the answer."""
-        turn = _turn(job)
-        await turn.ready()
-        await turn.answer(request_id, answer, also)
-
-    async def _retry(self, order: SendCommand, job: OpenTask) -> Submitted:
-        """Run another turn in a task that waits for a sign-in."""
-        seq = job.log.state.seq
-        session = job.log.state.status.session_id
-        request = Request(order.prompt, order.routing, new_message_id(), session)
-        await job.log.tell([Answered(order.message)], self._remember(order, job, request))
-        self.run(job, request)
-        return Submitted(job.log, seq)
-
-    def _remember(self, order: SendCommand, job: OpenTask, request: Request | None = None) -> Write:
-        """Return what stores that a message on a task was taken, and what it makes it prompt."""
-        message = (order.principal, order.message.message_id)
-        known = digest(order)
-
-        def write(connection: Connection) -> None:
-            if rows.find_message(connection, *message, known) is None:
-                rows.add_message(connection, *message, job.log.no, known)
-            if request is not None:
-                rows.set_request(connection, job.log.no, dump_request(request))
-
-        return write
+        return Submitted(task.log, seq)
 
     # Reading
 
     async def task(self, principal: Principal, task_id: str) -> TaskState:
-        job = self._live(principal, task_id)
-        if job is not None:
-            return await job.log.steady()
+        task = self._found(principal, task_id)
+        if task is not None:
+            return await task.log.steady()
         return load_task(await self._row(principal, task_id))
 
     async def page(self, principal: Principal, query: Query) -> Page:
-        which = Filter(principal, query.context_id, query.state, query.since)
-        after = _key(query.token)
         whole = query.artifacts or query.history
+        after = _read_token(query.token) if query.token else None
 
         def read(connection: Connection) -> tuple[list[TaskRow], int]:
+            which = rows.Filter(principal, query.context_id, query.state, query.since)
             return rows.page(connection, which, after, query.size + 1, whole)
 
         found, total = await self._database.read(read)
-        more = len(found) > query.size
-        found = found[: query.size]
-        tasks = [await self._current(row) if whole else load_task(row) for row in found]
-        token = _token(found[-1]) if more else ""
+        tasks: list[TaskState] = []
+        for row in found[: query.size]:
+            task = self._open.get(TaskId(row.id)) if whole else None
+            tasks.append(load_task(row) if task is None else await task.log.steady())
+        token = ""
+        if len(found) > query.size:
+            last = found[query.size - 1]
+            place = orjson.dumps([last.updated_at, last.no])
+            token = base64.urlsafe_b64encode(place).decode().rstrip("=")
         return Page(tasks, token, query.size, total)
 
-    async def _current(self, row: TaskRow) -> TaskState:
-        job = self._jobs.get(TaskId(row.id))
-        return load_task(row) if job is None else await job.log.steady()
-
     async def follow(
-        self, principal: Principal, task_id: str, after: Cursor | None = None
+        self,
+        principal: Principal,
+        task_id: str,
+        after: Cursor | None = None,
+        *,
+        until_asked: bool = False,
     ) -> LogReader:
-        """Return a reader of a task's log; see ``TaskLog.tap``."""
-        job = self._live(principal, task_id)
-        if job is None:
+        """Return a reader of a task's log; see ``TaskLog.reader``."""
+        task = self._found(principal, task_id)
+        if task is None:
             log = await self._log(await self._row(principal, task_id))
         else:
-            log = job.log
+            log = task.log
             await log.steady()
-        return log.tap(after)
+        return log.reader(after, until_asked=until_asked)
 
     # Ending
 
@@ -237,95 +447,77 @@ class TaskService:
         """End a task; an ended one is returned if it was canceled before, else refused."""
         metrics.CANCEL_REQUESTS.inc()
         began = time.monotonic()
-        job = self._live(principal, task_id)
-        if job is None:
+        task = self._found(principal, task_id)
+        if task is None:
             state = load_task(await self._row(principal, task_id))
         else:
-            await self.stop(job)
-            state = await job.log.steady()
+            await task.cancel()
+            state = await task.log.steady()
         if state.status.state is not State.CANCELED:
             raise TaskNotCancelableError("The task has ended and cannot be canceled")
         sure = "success" if state.status.failure is None else "timeout"
         metrics.CANCEL_SECONDS.labels(sure).observe(time.monotonic() - began)
         return state
 
-    async def stop(self, job: OpenTask) -> None:
-        """End an open task; return when it has ended."""
-        if job.turn is None:
-            await job.log.tell([Finished(Outcome.CANCELED)])
-            self.closed(job)
-            return
-        job.turn.cancel()
-        while not job.log.state.status.state.terminal:
-            if job.log.state.status.state is State.AUTH_REQUIRED:
-                # The turn had just ended by itself.
-                await job.log.tell([Finished(Outcome.CANCELED)])
-                self.closed(job)
-                return
-            await job.log.changed()
-
     def leave(self) -> None:
         """Let nobody wait any longer for a task: the service is about to stop."""
-        for job in self._jobs.values():
-            job.log.leave()
+        for task in self._open.values():
+            task.log.leave()
 
     async def close(self) -> None:
         """Leave every open task as it is, for the next start, with all of it stored."""
-        await self._runner.close()
-        await self._journal.commit()
+        await asyncio.gather(*(task.leave() for task in self._open.values()))
+        await self._writer.commit()
+
+    # Finding
 
     def open_tasks(self) -> Sequence[OpenTask]:
-        return list(self._jobs.values())
+        return list(self._open.values())
 
     def find(self, principal: Principal, task_id: str) -> OpenTask:
         """Return an open task of a principal."""
-        job = self._live(principal, task_id)
-        if job is None:
+        task = self._found(principal, task_id)
+        if task is None:
             raise TaskNotFoundError
-        return job
+        return task
 
-    def closed(self, job: OpenTask) -> None:
-        """Take an ended task off the board."""
-        if self._jobs.pop(job.log.ref.id, None) is not None:
-            self._admission.closed(job.log.ref.principal)
-
-    def _live(self, principal: Principal, task_id: str) -> OpenTask | None:
-        job = self._jobs.get(TaskId(task_id))
-        return job if job is not None and job.log.ref.principal == principal else None
+    def _found(self, principal: Principal, task_id: str) -> OpenTask | None:
+        task = self._open.get(TaskId(task_id))
+        return task if task is not None and task.log.ref.principal == principal else None
 
     async def _row(self, principal: Principal, task_id: str) -> TaskRow:
-        def read(connection: Connection) -> TaskRow | None:
-            return rows.load(connection, principal, task_id)
-
-        row = await self._database.read(read)
+        row = await self._database.read(
+            lambda connection: rows.load(connection, principal, task_id)
+        )
         if row is None:
             raise TaskNotFoundError
         return row
 
     async def _log(self, row: TaskRow) -> TaskLog:
-        job = self._jobs.get(TaskId(row.id))
-        if job is not None:
-            await job.log.steady()
-            return job.log
+        task = self._open.get(TaskId(row.id))
+        if task is not None:
+            await task.log.steady()
+            return task.log
         if not State(row.state).terminal:
             # The task has ended since the row was read, and its history is in the row of now.
             row = await self._row(Principal(row.principal), row.id)
-        return TaskLog(row.no, load_task(row), self._journal, self._database)
+        return TaskLog(row.no, load_task(row), self._writer, self._database)
 
 
-def _turn(job: OpenTask) -> Turn:
-    if job.turn is None:
-        raise UnsupportedOperationError("The task is not running")
-    return job.turn
+def _remember(command: SendCommand, task_no: int, request: Request | None = None) -> Write:
+    """Return what stores that a message on a task was taken, and what it makes it prompt."""
+    message, digest = (command.principal, command.message.message_id), command.digest
+
+    def write(connection: Connection) -> None:
+        if rows.find_message(connection, *message, digest) is None:
+            rows.add_message(connection, *message, task_no, digest)
+        if request is not None:
+            rows.set_request(connection, task_no, dump_request(request))
+
+    return write
 
 
-def _token(row: TaskRow) -> str:
-    return base64.urlsafe_b64encode(orjson.dumps([row.updated_at, row.no])).decode().rstrip("=")
-
-
-def _key(token: str | None) -> Key | None:
-    if not token:
-        return None
+def _read_token(token: str) -> Key:
     with suppress(ValueError):
         padded = token.encode() + b"=" * (-len(token) % 4)
         match orjson.loads(base64.b64decode(padded, altchars=b"-_", validate=True)):

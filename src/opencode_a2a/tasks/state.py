@@ -1,9 +1,10 @@
 """What state a task is in, as the fold of its log. Pure.
 
-``journal`` stores the entries, ``live`` applies them, ``a2a.render`` reads the result.
-The first terminal state wins: nothing can be appended after it.
+``log`` applies and stores the entries, ``a2a.render`` reads the result. The first terminal state
+wins: nothing can be appended after it.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -116,6 +117,46 @@ class Entry:
     at: int
     event: LogEvent
     status: Status | None = None
+
+    @property
+    def stops(self) -> bool:
+        """Whether the task stops here: it has ended, or begins to wait for a person."""
+        if self.status is None or not isinstance(self.event, Interrupted | Resumed | Finished):
+            return False
+        return self.status.state.terminal or self.status.state.interrupted
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The last entry that a reader has: its number, and how often the task had been recovered."""
+
+    seq: int
+    epoch: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.seq}.{self.epoch}" if self.epoch else str(self.seq)
+
+    @classmethod
+    def parse(cls, text: str) -> "Cursor":
+        """Read what ``str`` wrote; raise ValueError for anything else."""
+        found = re.fullmatch(r"([0-9]{1,15})(?:\.([0-9]{0,9}))?", text)
+        if found is None:
+            raise ValueError("not a cursor")
+        return cls(int(found[1]), int(found[2] or 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which tasks to list; newest status first."""
+
+    context_id: str | None = None
+    state: State | None = None
+    since: int | None = None
+    """Milliseconds: only tasks whose status is from then or later."""
+    size: int = 50
+    token: str | None = None
+    artifacts: bool = False
+    history: bool = False
 
 
 class TerminalError(Exception):
