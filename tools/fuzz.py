@@ -30,7 +30,6 @@ import httpx2
 from opencode_a2a.a2a.versions import Version
 from opencode_a2a.events import JsonObject
 from opencode_a2a.server.contracts import declared
-from opencode_a2a.server.openapi import example_params
 from opencode_a2a.server.operations import METHODS
 from opencode_a2a.server.rest import CARDS, PREFIXES, ROUTES
 from tests.support.opencode import FakeOpenCode
@@ -152,7 +151,7 @@ class Maker:
 
     def _extension(self) -> Request:
         method = self.random.choice(self._methods)
-        params: Any = copy.deepcopy(example_params(method))
+        params: Any = copy.deepcopy(method.example)
         if "session_id" in params and self.random.random() < 0.7:
             params["session_id"] = self._id()
         if "request_id" in params and self.random.random() < 0.7:

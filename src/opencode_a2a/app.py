@@ -34,7 +34,9 @@ from opencode_a2a.errors import (
     UpstreamUnreachableError,
 )
 from opencode_a2a.events import JsonObject
-from opencode_a2a.extensions import Deps, Dispatcher, dispatcher
+from opencode_a2a.extensions import EXTENSIONS
+from opencode_a2a.extensions.call import Deps
+from opencode_a2a.extensions.dispatch import Dispatcher
 from opencode_a2a.opencode import versions
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.feed import Feed
@@ -255,7 +257,8 @@ class Service:
         stack.push_async_callback(errands.close)
         await errands.recover()
         fetch = _fetcher(settings)
-        methods = dispatcher(_deps(settings, turns, board, errands, fetch), settings)
+        deps = _deps(settings, turns, board, errands, fetch)
+        methods = Dispatcher(EXTENSIONS, deps, settings)
         if upstream.managed is None:
             self.trouble = await _trouble(opencode, settings)
             if self.trouble is None:

@@ -41,7 +41,7 @@ class Violation:
 class ServiceError(Exception):
     """An error with a number, an HTTP status, a gRPC status and a reason.
 
-    A subclass says what differs from its base; ``message`` is told unless a better one is given.
+    A subclass says what differs from its base; ``message`` is used unless a better one is given.
     """
 
     code: ClassVar[int] = -32603
@@ -49,6 +49,10 @@ class ServiceError(Exception):
     status: ClassVar[str] = "INTERNAL"
     reason: ClassVar[str] = "INTERNAL_ERROR"
     message: str = "Internal error"
+    data_fields: ClassVar[tuple[str, ...]] = ()
+    """What ``data`` can hold besides the type."""
+    outcome: ClassVar[str] = "internal_error"
+    """What the audit record of a call that ends so says."""
 
     def __init__(
         self, message: str | None = None, *, violations: tuple[Violation, ...] = (), **data: Json
@@ -78,6 +82,9 @@ class MethodNotFoundError(ServiceError):
 
     code, http, status, reason = -32601, 404, "NOT_FOUND", "METHOD_NOT_SUPPORTED"
     message = "Method not found"
+    data_fields = (
+        *("method", "supported_methods", "protocol_version", "conditional", "toggle", "disabled"),
+    )
 
 
 class MethodNotAllowedError(MethodNotFoundError):
@@ -92,6 +99,8 @@ class InvalidParamsError(ServiceError):
 
     code, http, status, reason = -32602, 400, "INVALID_ARGUMENT", "INVALID_PARAMS"
     message = "Invalid parameters"
+    data_fields = ("field", "fields", "violations")
+    outcome = "invalid_params"
 
 
 class InvalidListingError(InvalidParamsError):
@@ -110,12 +119,14 @@ class InvalidFieldError(InvalidParamsError):
     """A method of ours got unknown or wrong fields; ``field`` and ``fields`` name them."""
 
     reason = "INVALID_FIELD"
+    data_fields = ("field", "fields", "violations", "max")
 
 
 class PaginationModeError(InvalidParamsError):
     """A list of ours was asked for by page or cursor where it only has a limit."""
 
     reason = "INVALID_PAGINATION_MODE"
+    data_fields = ("fields", "supported", "unsupported", "violations")
 
 
 class ContentTypeNotSupportedError(ServiceError):
@@ -123,6 +134,7 @@ class ContentTypeNotSupportedError(ServiceError):
 
     code, http, status, reason = -32005, 400, "INVALID_ARGUMENT", "CONTENT_TYPE_NOT_SUPPORTED"
     message = "Content type not supported"
+    data_fields = ("supported_media_types", "violations")
 
 
 class MediaTypeNotSupportedError(ContentTypeNotSupportedError):
@@ -130,6 +142,7 @@ class MediaTypeNotSupportedError(ContentTypeNotSupportedError):
 
     http, reason = 415, "MEDIA_TYPE_NOT_SUPPORTED"
     message = "Send JSON in UTF-8, as application/json or application/a2a+json"
+    data_fields = ()
 
 
 class ContentEncodingNotSupportedError(ContentTypeNotSupportedError):
@@ -137,6 +150,7 @@ class ContentEncodingNotSupportedError(ContentTypeNotSupportedError):
 
     http, reason = 415, "CONTENT_ENCODING_NOT_SUPPORTED"
     message = "The body is compressed; send it uncompressed"
+    data_fields = ()
 
 
 class VersionNotSupportedError(ServiceError):
@@ -144,6 +158,10 @@ class VersionNotSupportedError(ServiceError):
 
     code, http, status, reason = -32009, 400, "FAILED_PRECONDITION", "VERSION_NOT_SUPPORTED"
     message = "Protocol version not supported"
+    data_fields = (
+        *("requested_version", "required_version", "supported_protocol_versions"),
+        *("default_protocol_version", "header"),
+    )
 
 
 class ExtensionSupportRequiredError(ServiceError):
@@ -180,6 +198,7 @@ class UnsupportedOperationError(ServiceError):
 
     code, http, status, reason = -32004, 400, "FAILED_PRECONDITION", "UNSUPPORTED_OPERATION"
     message = "This operation is not supported"
+    data_fields = ("accepted_output_modes", "required_output_modes", "supported_output_modes")
 
 
 class ExtendedCardNotConfiguredError(ServiceError):
@@ -195,6 +214,7 @@ class StoreUnavailableError(ServiceError):
 
     code, http, status, reason = -32603, 503, "UNAVAILABLE", "TASK_STORE_UNAVAILABLE"
     message = "Task store unavailable; try again"
+    data_fields = ("operation",)
 
 
 class LimitExceededError(ServiceError):
@@ -209,6 +229,7 @@ class StreamEndedError(ServiceError):
 
     code, http, status, reason = -31011, 503, "UNAVAILABLE", "STREAM_ENDED"
     message = "The stream ended before the task; subscribe again with the header Last-Event-ID"
+    data_fields = ("cause",)
 
 
 class InternalError(ServiceError):
@@ -235,6 +256,8 @@ class UpstreamUnreachableError(UpstreamError):
 
     code, http, reason = -31002, 503, "UPSTREAM_UNREACHABLE"
     message = "OpenCode cannot be reached"
+    data_fields = ("method",)
+    outcome = "upstream_unreachable"
 
 
 class UpstreamTimeoutError(UpstreamUnreachableError):
@@ -248,6 +271,8 @@ class UpstreamHttpError(UpstreamError):
 
     code, reason = -31003, "UPSTREAM_HTTP_ERROR"
     message = "OpenCode answered with an error"
+    data_fields = ("method", "upstream_status", "detail", "session_id")
+    outcome = "upstream_http_error"
 
 
 class UpstreamNotFoundError(UpstreamHttpError):
@@ -255,6 +280,7 @@ class UpstreamNotFoundError(UpstreamHttpError):
 
     http, status = 404, "NOT_FOUND"
     message = "OpenCode does not know this id"
+    outcome = "upstream_404"
 
 
 class SessionBusyError(UpstreamHttpError):
@@ -262,6 +288,7 @@ class SessionBusyError(UpstreamHttpError):
 
     code, http, status, reason = -31006, 409, "FAILED_PRECONDITION", "SESSION_BUSY"
     message = "The session is busy; wait for its turn to end"
+    data_fields = ("method", "session_id", "upstream_status", "detail")
 
 
 class UpstreamPayloadError(UpstreamError):
@@ -269,6 +296,8 @@ class UpstreamPayloadError(UpstreamError):
 
     code, reason = -31005, "UPSTREAM_PAYLOAD_ERROR"
     message = "OpenCode answered in an unexpected form"
+    data_fields = ("method", "detail")
+    outcome = "upstream_payload_error"
 
 
 class UpstreamBackpressureError(UpstreamError):
@@ -276,6 +305,8 @@ class UpstreamBackpressureError(UpstreamError):
 
     code, http, status, reason = -31010, 429, "RESOURCE_EXHAUSTED", "UPSTREAM_BACKPRESSURE"
     message = "Too many calls to OpenCode at once; try again"
+    data_fields = ("limit",)
+    outcome = "upstream_backpressure"
 
 
 class SessionNotFoundError(ServiceError):
@@ -283,6 +314,8 @@ class SessionNotFoundError(ServiceError):
 
     code, http, status, reason = -31001, 404, "NOT_FOUND", "SESSION_NOT_FOUND"
     message = "Session not found"
+    data_fields = ("session_id",)
+    outcome = "upstream_404"
 
 
 class InterruptNotFoundError(ServiceError):
@@ -290,6 +323,7 @@ class InterruptNotFoundError(ServiceError):
 
     code, http, status, reason = -31004, 404, "NOT_FOUND", "INTERRUPT_REQUEST_NOT_FOUND"
     message = "No such pending request"
+    data_fields = ("request_id",)
 
 
 class AuthorizationForbiddenError(ServiceError):
@@ -297,6 +331,8 @@ class AuthorizationForbiddenError(ServiceError):
 
     code, http, status, reason = -31007, 403, "PERMISSION_DENIED", "AUTHORIZATION_FORBIDDEN"
     message = "The credential lacks a capability"
+    data_fields = ("method", "capability", "credential_id")
+    outcome = "authorization_forbidden"
 
 
 class InterruptTypeMismatchError(ServiceError):
@@ -304,6 +340,7 @@ class InterruptTypeMismatchError(ServiceError):
 
     code, http, status, reason = -31008, 400, "FAILED_PRECONDITION", "INTERRUPT_TYPE_MISMATCH"
     message = "The request is of another type"
+    data_fields = ("request_id", "expected_interrupt_type", "actual_interrupt_type")
 
 
 class InterruptExpiredError(ServiceError):
@@ -311,6 +348,7 @@ class InterruptExpiredError(ServiceError):
 
     code, http, status, reason = -31009, 400, "FAILED_PRECONDITION", "INTERRUPT_REQUEST_EXPIRED"
     message = "The request has expired"
+    data_fields = ("request_id",)
 
 
 # --- at the edge ------------------------------------------------------------------------------
@@ -328,6 +366,7 @@ class RateLimitError(ServiceError):
 
     code, http, status, reason = -31013, 429, "RESOURCE_EXHAUSTED", "RATE_LIMIT_EXCEEDED"
     message = "Too many requests; try again later"
+    data_fields = ("retry_after_seconds",)
 
 
 class TooManyFailuresError(RateLimitError):
@@ -342,6 +381,7 @@ class RequestTooLargeError(ServiceError):
 
     code, http, status, reason = -31014, 413, "RESOURCE_EXHAUSTED", "REQUEST_BODY_TOO_LARGE"
     message = "The body is too large; send large files by URL"
+    data_fields = ("max_bytes", "actual_size")
 
 
 class HeadersTooLargeError(RequestTooLargeError):

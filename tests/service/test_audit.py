@@ -8,7 +8,6 @@ import pytest
 import pytest_asyncio
 
 from opencode_a2a.server.contracts import declared
-from opencode_a2a.server.openapi import example_params
 from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
 from tests.support.program import Program
@@ -37,7 +36,7 @@ async def audited(program: Program) -> list[Any]:
 
 async def test_every_call_of_an_audited_method_leaves_a_record(program: Program) -> None:
     for method in AUDITED:
-        await program.rpc(method.name, example_params(method))
+        await program.rpc(method.name, method.example)
 
     records = await audited(program)
 

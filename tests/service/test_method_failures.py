@@ -15,7 +15,6 @@ from opencode_a2a.config import Settings, load
 from opencode_a2a.events import JsonObject
 from opencode_a2a.extensions.registry import Method
 from opencode_a2a.server.contracts import declared
-from opencode_a2a.server.openapi import example_params
 from tests.support.methods import client
 from tests.support.running import running
 from tests.support.service import TOKEN, Running, serving
@@ -95,7 +94,7 @@ async def test_a_failing_opencode_is_told_by_a_declared_error(tmp_path: Path, re
     async with failing(tmp_path, reason) as service:
         caller = client(service)
         for method in METHODS:
-            answer = await caller.answer(method.name, example_params(method), "0.3")
+            answer = await caller.answer(method.name, method.example, "0.3")
             error = answer.get("error", {"code": 0, "data": {"type": "OK"}})
             told = error["data"]["type"]
 

@@ -34,16 +34,15 @@ from opencode_a2a.events import (
     UsageCounted,
 )
 from opencode_a2a.extensions import EXTENSIONS
-from opencode_a2a.extensions.contracts import DATA_FIELDS
 from opencode_a2a.extensions.metadata import SESSION_BINDING, STREAM_HINTS
-from opencode_a2a.extensions.payloads import Listing, OfSession, read
-from opencode_a2a.extensions.reference import errors_page, methods_page, specifications_page
+from opencode_a2a.extensions.params import Listing, OfSession, read
 from opencode_a2a.extensions.registry import Access
 from opencode_a2a.extensions.sessions import ListParams
 from opencode_a2a.ids import ContextId, MessageId, Principal, RequestId, SessionId, TaskId
 from opencode_a2a.messages import Message, Part
 from opencode_a2a.server.contracts import ALL_EXTENSIONS, contracts, declared, wire_contract
 from opencode_a2a.tasks.state import Accepted, TaskRef, TaskState
+from tools.docs import errors_page, methods_page, specifications_page
 
 METHODS = [method for _, method in declared()]
 ON = load({}, {"A2A_ENABLE_SESSION_SHELL": "true", "A2A_ENABLE_WORKSPACE_MUTATIONS": "true"})
@@ -80,7 +79,7 @@ def test_a_method_says_what_it_is(method: Any) -> None:
     for error in method.all_errors:
         assert issubclass(error, ServiceError)
         assert error.code == -32601 or not -32100 < error.code <= -32000
-        assert any(issubclass(error, known) for known in DATA_FIELDS) or error.code == -32603
+        assert error.data_fields or error.code == -32603
 
 
 def test_the_reference_has_every_method_and_every_error() -> None:
@@ -227,8 +226,8 @@ def _collect(value: Any, found: dict[str, set[str]]) -> None:
 
 
 def test_the_declared_metadata_are_those_that_are_written() -> None:
-    declared_: Any = STREAM_HINTS.public | STREAM_HINTS.extended
-    session: Any = SESSION_BINDING.extended
+    declared_: Any = STREAM_HINTS.public(Settings()) | STREAM_HINTS.extended(Settings())
+    session: Any = SESSION_BINDING.extended(Settings())
 
     fields = written()
 
@@ -241,7 +240,7 @@ def test_the_declared_metadata_are_those_that_are_written() -> None:
 
 
 def test_the_declared_blocks_are_those_that_are_written() -> None:
-    declared_: Any = STREAM_HINTS.extended["block_contracts"]
+    declared_: Any = STREAM_HINTS.extended(Settings())["block_contracts"]
     blocks: dict[str, set[str]] = {}
     for told in _updates():
         artifact = told.get("artifactUpdate", {}).get("artifact")

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from opencode_a2a.config import OpenCodeSettings, ServiceSettings
 from opencode_a2a.errors import InvalidFieldError
 from opencode_a2a.events import JsonObject
-from opencode_a2a.extensions.prompting import PromptRequest
+from opencode_a2a.extensions.messages import PromptRequest
 from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.types import Prompt
 from opencode_a2a.peers.network import Egress, Fetcher

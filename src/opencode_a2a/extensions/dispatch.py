@@ -9,14 +9,18 @@ from collections.abc import Iterable, Mapping
 import structlog
 from structlog.typing import FilteringBoundLogger
 
-from opencode_a2a import errors
 from opencode_a2a.callers import Caller
 from opencode_a2a.config import Settings
-from opencode_a2a.errors import InvalidFieldError, InvalidParamsError, ServiceError, UpstreamError
+from opencode_a2a.errors import (
+    AuthorizationForbiddenError,
+    InvalidFieldError,
+    InvalidParamsError,
+    ServiceError,
+    UpstreamError,
+)
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.extensions.calls import Call, Catalogue, Deps
-from opencode_a2a.extensions.contracts import nearest
-from opencode_a2a.extensions.payloads import read, write
+from opencode_a2a.extensions.call import Call, Deps
+from opencode_a2a.extensions.params import read, write
 from opencode_a2a.extensions.registry import Extension, Method
 from opencode_a2a.telemetry import AUDIT
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
@@ -29,6 +33,7 @@ class Dispatcher:
 
     def __init__(self, extensions: Iterable[Extension], deps: Deps, settings: Settings) -> None:
         declared = [method for extension in extensions for method in extension.methods.values()]
+        self._deps = deps
         self._methods = {m.name: m for m in declared if m.state(settings) == "enabled"}
         self.names: Iterable[str] = self._methods
         self.disabled: Mapping[str, Mapping[str, str]] = {
@@ -36,83 +41,58 @@ class Dispatcher:
             for method in declared
             if method.condition and method.name not in self._methods
         }
-        """Methods that are declared but switched off: by which setting, and why."""
-        self._deps = deps
-        self._catalogue = Catalogue(deps.opencode)
+        """Methods that are declared but disabled: by which setting, and why."""
 
-    async def call(self, caller: Caller, method: str, params: JsonObject, line: str) -> Json:
-        """Call a method; raise what it declares."""
-        declared = self._methods[method]
+    async def call(self, caller: Caller, name: str, sent: JsonObject, version: str) -> Json:
+        """Call a method; raise what it declares. Every call of some methods is audited."""
+        method, outcome = self._methods[name], "internal_error"
         try:
-            result = await self._run(declared, caller, params, line)
+            wanted = method.capability
+            if wanted is not None and wanted not in caller.capabilities:
+                raise AuthorizationForbiddenError(
+                    f"The credential lacks the capability {wanted}",
+                    method=method.name,
+                    capability=wanted,
+                    credential_id=caller.credential_id,
+                )
+            params = read(method.params, sent, version)
+            call = Call(caller, version, self._deps, params)
+            await call.enter()
+            result = write(await method.handler(call, params))
+            outcome = "success"
         except ServiceError as error:
-            outcome = nearest(_OUTCOMES, type(error)) or "internal_error"
-            _record(declared, caller, params, outcome)
-            raise _told(declared, error) from None
+            outcome = error.outcome
+            raise _completed(error, method) from None
         except asyncio.CancelledError:
-            _record(declared, caller, params, "canceled")
+            outcome = "canceled"
             raise
-        except Exception:
-            _record(declared, caller, params, "internal_error")
-            raise
-        _record(declared, caller, params, "success")
+        finally:
+            if method.audit is not None:
+                session_id = sent.get("session_id")
+                known = session_id[:128] if isinstance(session_id, str) else None
+                AUDIT.info(
+                    method.audit,
+                    method=method.name,
+                    identity=caller.principal,
+                    credential_id=caller.credential_id,
+                    task_id=None,
+                    context_id=f"{DERIVED_CONTEXT}{known}" if known else None,
+                    session_id=known,
+                    outcome=outcome,
+                )
         return result
 
-    async def _run(self, method: Method, caller: Caller, sent: JsonObject, line: str) -> JsonObject:
-        wanted = method.capability
-        if wanted is not None and wanted not in caller.capabilities:
-            raise errors.AuthorizationForbiddenError(
-                f"The credential lacks the capability {wanted}",
-                method=method.name,
-                capability=wanted,
-                credential_id=caller.credential_id,
-            )
-        params = read(method.params, sent, line)
-        call = Call(caller, line, self._deps, self._catalogue, params)
-        await call.enter()
-        return write(await method.handler(call, params))
 
-
-def _told(method: Method, error: ServiceError) -> ServiceError:
-    """Return an error as a method of ours tells it."""
-    if type(error) is InvalidParamsError:
+def _completed(error: ServiceError, method: Method) -> ServiceError:
+    """Return an error with the data that it declares, as far as only the dispatcher knows it."""
+    if type(error) is InvalidParamsError:  # raised below, where methods are not known
         first = error.violations[0].field if error.violations else None
         error = InvalidFieldError(error.message, violations=error.violations, field=first)
-    if isinstance(error, UpstreamError) and not isinstance(error, errors.UpstreamBackpressureError):
-        error.data = {"method": method.name, **error.data}
-        if error.detail and not isinstance(error, errors.UpstreamUnreachableError):
+    if isinstance(error, UpstreamError):
+        if "method" in error.data_fields:
+            error.data = {"method": method.name, **error.data}
+        if error.detail and "detail" in error.data_fields:
             error.data["detail"] = error.detail
     if not isinstance(error, method.all_errors):
         log.error("undeclared error", method=method.name, reason=error.reason)
     return error
-
-
-# --- audit ------------------------------------------------------------------------------------
-
-_OUTCOMES: dict[type[ServiceError], str] = {
-    errors.AuthorizationForbiddenError: "authorization_forbidden",
-    errors.SessionNotFoundError: "upstream_404",
-    errors.UpstreamNotFoundError: "upstream_404",
-    errors.UpstreamHttpError: "upstream_http_error",
-    errors.UpstreamUnreachableError: "upstream_unreachable",
-    errors.UpstreamBackpressureError: "upstream_backpressure",
-    errors.UpstreamPayloadError: "upstream_payload_error",
-    errors.InvalidParamsError: "invalid_params",
-}
-
-
-def _record(method: Method, caller: Caller, params: JsonObject, outcome: str) -> None:
-    if method.audit is None:
-        return
-    session_id = params.get("session_id")
-    known = session_id[:128] if isinstance(session_id, str) else None
-    AUDIT.info(
-        method.audit,
-        method=method.name,
-        identity=caller.principal,
-        credential_id=caller.credential_id,
-        task_id=None,
-        context_id=f"{DERIVED_CONTEXT}{known}" if known else None,
-        session_id=known,
-        outcome=outcome,
-    )

@@ -25,8 +25,8 @@ from opencode_a2a.errors import (
     UpstreamNotFoundError,
 )
 from opencode_a2a.events import Interrupted, Json, JsonObject, Resumed
-from opencode_a2a.extensions.calls import Call
-from opencode_a2a.extensions.payloads import Done, Id, Payload, Routed, Text, invalid
+from opencode_a2a.extensions.call import Call
+from opencode_a2a.extensions.params import Done, Id, Items, Payload, Routed, Text, invalid
 from opencode_a2a.extensions.registry import Access, Extension, aliases
 from opencode_a2a.ids import ContextId
 from opencode_a2a.opencode.client import Location, well_formed
@@ -58,18 +58,20 @@ INTERRUPTS = Extension(
     anchor="shared-interactive-interrupt-v1",
     summary="Answer the permissions and questions that a task waits for.",
     aliases=aliases("urn:a2a:interactive-interrupt/v1", "interactive-interrupt"),
-    public={
+    public=lambda _: {
         "supported_interrupt_events": ["permission.asked", "question.asked"],
         "request_id_field": "metadata.shared.interrupt.request_id",
     },
     public_methods=True,
-    extended={
+    extended=lambda settings: {
         "question_reply_contract": {
             "answers": "array of arrays of strings",
             "order": "one array for each question, in their order",
         },
+        "permission_reply_values": permission_replies(settings),
     },
-    extended_here=lambda settings: {"permission_reply_values": permission_replies(settings)},
+    skill="opencode.interrupt.callback",
+    tags=("permissions", "questions"),
     notes=(
         "A message on the task answers as well: a word, an option, or a data part.",
         '"always" is refused unless the deployment allows it: it holds for every session.',
@@ -77,7 +79,7 @@ INTERRUPTS = Extension(
     ),
     errors=(InterruptNotFoundError, InterruptExpiredError, InterruptTypeMismatchError),
 )
-RECOVERY_SCOPE: JsonObject = {
+_SCOPE: JsonObject = {
     "data_source": "local_interrupt_binding_registry_and_upstream",
     "identity_scope": "current_authenticated_caller",
     "empty_result_when_identity_unavailable": True,
@@ -88,13 +90,19 @@ RECOVERY = Extension(
     anchor="opencode-interrupt-recovery-v1",
     summary="List the prompts that wait for the caller, after a lost connection for example.",
     aliases=aliases("urn:opencode-a2a:interrupt-recovery/v1", "interrupt-recovery"),
-    extended={
-        "recovery_scope": RECOVERY_SCOPE,
+    extended=lambda _: {
+        "recovery_scope": _SCOPE,
         "item_fields": [
             *("request_id", "session_id", "interrupt_type", "task_id", "context_id"),
             *("details", "asked_at", "expires_at", "default"),
         ],
     },
+    scope={
+        "implementation_scope": _SCOPE["data_source"],
+        "identity_scope": _SCOPE["identity_scope"],
+    },
+    skill="opencode.interrupt.recovery",
+    tags=("permissions", "questions"),
     notes=(
         "The most urgent comes first.",
         "What a command or a prompt given by method asks is listed without a task.",
@@ -303,12 +311,8 @@ class InterruptItem(Payload):
     default: str | None = None
 
 
-class Items(Payload):
-    items: list[InterruptItem]
-
-
 @RECOVERY.method("opencode.permissions.list", Access.READ)
-async def list_permissions(call: Call, params: Routed) -> Items:
+async def list_permissions(call: Call, params: Routed) -> Items[InterruptItem]:
     """List the permissions that wait for the caller, the most urgent first.
 
     Those of commands and prompts that were given by method have no task, but a deadline as well.
@@ -319,12 +323,12 @@ async def list_permissions(call: Call, params: Routed) -> Items:
 
 
 @RECOVERY.method("opencode.questions.list", Access.READ)
-async def list_questions(call: Call, params: Routed) -> Items:
+async def list_questions(call: Call, params: Routed) -> Items[InterruptItem]:
     """List the questions that wait for the caller, as for permissions."""
     return await _list(call, "question")
 
 
-async def _list(call: Call, kind: Kind) -> Items:
+async def _list(call: Call, kind: Kind) -> Items[InterruptItem]:
     strays = await _strays(call)  # first: one that is taken up meanwhile is among the rows
     rows = await call.deps.interrupts.pending(call.principal, kind)
     waiting = ((row, _live(call, row)) for row in rows)

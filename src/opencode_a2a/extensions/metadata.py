@@ -1,7 +1,7 @@
 """The shared metadata as extensions: session binding, model selection, stream hints.
 
-They have no methods: ``server.content`` reads the metadata of requests, ``a2a.render``
-writes those of answers, and a test compares what is declared here with what is written there.
+They have no methods: ``server.content`` reads the metadata of requests, ``a2a.render`` writes
+that of answers, and a test compares what is declared here with what is written there.
 """
 
 from opencode_a2a.config import Settings
@@ -26,18 +26,17 @@ SESSION_BINDING = Extension(
     anchor="shared-session-binding-v1",
     summary="Continue a known OpenCode session, in a chosen directory.",
     aliases=aliases("urn:a2a:session-binding/v1", "session-binding"),
-    public={
+    public=lambda settings: {
         "metadata_field": "metadata.shared.session.id",
         "behavior": "prefer_metadata_binding_else_create_session",
-    },
-    public_here=lambda settings: {
         "supported_metadata": ["shared.session.id", *_place(settings)],
         "provider_private_metadata": _place(settings),
     },
-    extended={
+    extended=lambda _: {
         "session_metadata_field": "metadata.shared.session",
         "session_fields": ["id", "title"],
     },
+    surface="core-runtime-metadata",
     notes=(
         "Without a session id the context continues its session, or gets a new one.",
         "A session that belongs to another caller looks like one that does not exist.",
@@ -49,18 +48,19 @@ MODEL_SELECTION = Extension(
     anchor="shared-model-selection-v1",
     summary="Choose the model for one message.",
     aliases=aliases("urn:a2a:model-selection/v1", "model-selection"),
-    public={
+    public=lambda settings: {
         "metadata_field": "metadata.shared.model",
         "behavior": "prefer_metadata_model_else_upstream_default",
         "supported_metadata": ["shared.model.providerID", "shared.model.modelID"],
         "provider_private_metadata": [],
         "fields": ["providerID", "modelID"],
-    },
-    public_here=lambda settings: {
         "applies_to_methods": [
-            name for line in settings.a2a.supported_protocol_versions for name in _SENDING[line]
-        ]
+            name
+            for version in settings.a2a.supported_protocol_versions
+            for name in _SENDING[version]
+        ],
     },
+    surface="core-runtime-metadata",
     notes=("Both fields are needed; half a pair is an error.",),
 )
 STREAM_HINTS = Extension(
@@ -69,7 +69,7 @@ STREAM_HINTS = Extension(
     anchor="shared-stream-hints-v1",
     summary="What a chunk or status is: block type, progress, interrupt, session, usage.",
     aliases=aliases("urn:a2a:stream-hints/v1", "stream-hints"),
-    public={
+    public=lambda _: {
         "artifact_metadata_field": "metadata.shared.stream",
         "progress_metadata_field": "metadata.shared.progress",
         "interrupt_metadata_field": "metadata.shared.interrupt",
@@ -82,7 +82,7 @@ STREAM_HINTS = Extension(
         "session_fields": ["id", "title"],
         "usage_fields": ["input_tokens", "output_tokens", "total_tokens"],
     },
-    extended={
+    extended=lambda _: {
         "block_contracts": {
             "text": {"part": "text", "fields": ["text"]},
             "reasoning": {"part": "text", "fields": ["text"]},
@@ -105,5 +105,6 @@ STREAM_HINTS = Extension(
             *("cache_tokens.read_tokens", "cache_tokens.write_tokens", "cost", "children"),
         ],
     },
+    surface="core-runtime-metadata",
     notes=("The metadata are always there; a reader who ignores them misses nothing.",),
 )

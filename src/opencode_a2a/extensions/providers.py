@@ -1,7 +1,9 @@
 """Providers and models, without any key; agents and commands: what a prompt can name."""
 
-from opencode_a2a.extensions.calls import Call
-from opencode_a2a.extensions.payloads import Flag, Payload, Placed, Routed, Text
+import time
+
+from opencode_a2a.extensions.call import Call
+from opencode_a2a.extensions.params import Flag, Items, Payload, Placed, Routed, Text
 from opencode_a2a.extensions.registry import Access, Extension, aliases
 from opencode_a2a.opencode.types import Provider, ProviderCatalogue
 
@@ -11,11 +13,27 @@ PROVIDERS = Extension(
     anchor="opencode-provider-discovery-v1",
     summary="List the providers, models, agents and commands that a prompt can name.",
     aliases=aliases("urn:opencode-a2a:provider-discovery/v1", "provider-discovery"),
+    skill="opencode.providers.query",
+    tags=("providers", "models"),
     notes=(
         "Keys and options of providers are never told.",
         "A malformed entry of OpenCode's catalogue is left out, the others stay.",
     ),
 )
+
+
+CATALOGUE_SECONDS = 60.0
+
+
+async def _catalogue(call: Call) -> ProviderCatalogue:
+    """Return every provider that OpenCode knows, kept for a while: it takes seven megabytes."""
+    now, kept = time.monotonic(), call.deps.catalogues
+    for location in [one for one, (read, _) in kept.items() if now - read >= CATALOGUE_SECONDS]:
+        del kept[location]
+    if call.at not in kept:
+        found = await call.opencode.provider_catalogue(at=call.at)
+        kept[call.at] = now, found
+    return kept[call.at][1]
 
 
 class ProviderItem(Payload):
@@ -27,8 +45,7 @@ class ProviderItem(Payload):
     default_model_id: str | None = None
 
 
-class Providers(Payload):
-    items: list[ProviderItem]
+class Providers(Items[ProviderItem]):
     default_by_provider: dict[str, str]
     connected: list[str]
 
@@ -47,8 +64,7 @@ class ModelItem(Payload):
     supports_attachments: bool | None = None
 
 
-class Models(Payload):
-    items: list[ModelItem]
+class Models(Items[ModelItem]):
     default_by_provider: dict[str, str]
     connected: list[str]
 
@@ -60,7 +76,7 @@ class ProvidersParams(Routed):
 @PROVIDERS.method("opencode.providers.list", Access.READ, example={"connected": True})
 async def list_providers(call: Call, params: ProvidersParams) -> Providers:
     """List the providers that OpenCode knows, and which of them can be used now."""
-    catalogue = await call.catalogue.at(call.at)
+    catalogue = await _catalogue(call)
     items = [
         ProviderItem(
             provider_id=provider.id,
@@ -84,7 +100,7 @@ class ModelsParams(ProvidersParams):
 @PROVIDERS.method("opencode.models.list", Access.READ, example={"connected": True})
 async def list_models(call: Call, params: ModelsParams) -> Models:
     """List models, of all providers or of one."""
-    catalogue = await call.catalogue.at(call.at)
+    catalogue = await _catalogue(call)
     items = [
         ModelItem(
             provider_id=provider.id,
@@ -131,14 +147,10 @@ class AgentItem(Payload):
     model: ModelName | None = None
 
 
-class Agents(Payload):
-    items: list[AgentItem]
-
-
 @PROVIDERS.method("opencode.agents.list", Access.READ)
-async def list_agents(call: Call, params: Placed) -> Agents:
+async def list_agents(call: Call, params: Placed) -> Items[AgentItem]:
     """List the agents; ``selectable`` ones can be named in a prompt."""
-    return Agents.of(items=await call.opencode.agents(at=call.at))
+    return Items[AgentItem].of(items=await call.opencode.agents(at=call.at))
 
 
 class CommandItem(Payload):
@@ -151,11 +163,7 @@ class CommandItem(Payload):
     hints: list[str]
 
 
-class Commands(Payload):
-    items: list[CommandItem]
-
-
 @PROVIDERS.method("opencode.commands.list", Access.READ)
-async def list_commands(call: Call, params: Placed) -> Commands:
+async def list_commands(call: Call, params: Placed) -> Items[CommandItem]:
     """List the commands that ``opencode.sessions.command`` can run."""
-    return Commands.of(items=await call.opencode.commands(at=call.at))
+    return Items[CommandItem].of(items=await call.opencode.commands(at=call.at))

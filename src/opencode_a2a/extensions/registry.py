@@ -1,20 +1,21 @@
-"""How an extension and its methods are declared.
+"""How an extension and its methods are declared, and what follows from a declaration.
 
-One declaration per method: name, access and possible errors; params and result from the
-annotations, the summary from the docstring. Dispatch, validation, cards, OpenAPI, contracts and
-the reference pages are all read from it.
+A method is declared once: name, access, possible errors and an example; params and result are read
+from the annotations, the summary from the docstring. Dispatch, validation, cards, OpenAPI and the
+reference pages are all computed from it.
 """
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from inspect import getdoc
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_type_hints
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args, get_type_hints
 
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
     AuthorizationForbiddenError,
     InvalidFieldError,
+    InvalidParamsError,
     MethodNotFoundError,
     MissingFieldError,
     ServiceError,
@@ -26,15 +27,20 @@ from opencode_a2a.errors import (
     UpstreamUnreachableError,
 )
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.extensions.calls import Call
-from opencode_a2a.extensions.payloads import Payload, Routed
+from opencode_a2a.extensions.call import Call
+from opencode_a2a.extensions.params import Payload, Routed
 
 PAGE = "https://github.com/Intelligent-Internet/opencode-a2a/blob/main/docs/extension-specifications.md"
+PROFILE = "opencode-a2a-single-tenant-coding-v1"
 
 Errors = tuple[type[ServiceError], ...]
 Handler = Callable[[Call, Any], Awaitable[Payload]]
 """Takes a call and params, and returns a result."""
 H = TypeVar("H", bound=Handler)
+Description = Callable[[Settings], JsonObject]
+"""What a card says of an extension, given the settings of the deployment."""
+Availability = Literal["enabled", "disabled_by_configuration", "disabled_by_policy"]
+Stability = Literal["stable", "experimental"]
 
 _ALWAYS: Errors = (
     UpstreamUnreachableError,
@@ -43,7 +49,7 @@ _ALWAYS: Errors = (
     UpstreamBackpressureError,
     StoreUnavailableError,
 )
-"""What any method can end in: all of them call OpenCode and look up whose things are."""
+"""What any method can end in: all of them call OpenCode and look up who owns what."""
 
 
 class Access(StrEnum):
@@ -58,26 +64,15 @@ class Access(StrEnum):
     """Acts on the machine without a model or a permission in between."""
 
 
-Availability = Literal["enabled", "disabled_by_configuration", "disabled_by_policy"]
-
-
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What a deployment has to say for a method to be there."""
+    """What a deployment has to allow for a method to be there."""
 
     variable: str
     enabled: Callable[[Settings], bool]
     default: bool = False
     permitted: Callable[[Settings], bool] = lambda _: True
     """Whether the declared execution environment leaves room for it."""
-
-    def state(self, settings: Settings) -> Availability:
-        if not self.enabled(settings):
-            return "disabled_by_configuration"
-        return "enabled" if self.permitted(settings) else "disabled_by_policy"
-
-
-Stability = Literal["stable", "experimental"]
 
 
 class Rules(TypedDict, total=False):
@@ -119,7 +114,54 @@ class Method:
         return tuple(dict.fromkeys((*self.errors, *implied)))
 
     def state(self, settings: Settings) -> Availability:
-        return self.condition.state(settings) if self.condition else "enabled"
+        condition = self.condition
+        if condition is None:
+            return "enabled"
+        if not condition.enabled(settings):
+            return "disabled_by_configuration"
+        return "enabled" if condition.permitted(settings) else "disabled_by_policy"
+
+    def routing_fields(self, settings: Settings) -> list[str]:
+        """Return the fields that choose where the method runs."""
+        fields = ["metadata.opencode.workspace.id"]
+        if settings.workspace is not None:  # without a root no directory can be named
+            fields.append("metadata.opencode.directory")
+            fields += ["directory"] if "directory" in self.params.model_fields else []
+        return fields
+
+    def contract(self, settings: Settings) -> JsonObject:
+        """Return what the extended card says of the method."""
+        names: dict[bool, list[Json]] = {True: [], False: []}
+        for name, info in self.params.model_fields.items():
+            names[info.is_required()].append(info.alias or name)
+        fields = self.result.model_fields
+        result: JsonObject = {"fields": [*fields]}
+        for name in ("items", "item"):
+            if name in fields:
+                result["items_type"] = _type_name(fields[name].annotation)
+        contract: JsonObject = {
+            "summary": self.summary,
+            "access": self.access.value,
+            "availability": self.state(settings),
+            "params": {
+                "required": names[True],
+                "optional": names[False],
+                "unsupported": [*self.params.foreign],
+            },
+            "result": result,
+            "routing_fields": [*self.routing_fields(settings)],
+            "errors": [*sorted({error.reason for error in self.all_errors})],
+            "notification_response_status": 204,
+        }
+        return contract | ({"capability": self.capability} if self.capability else {})
+
+
+def _type_name(annotation: object) -> str:
+    """Name what a list holds, or what stands alone."""
+    inner = [kind for kind in get_args(annotation) if kind is not type(None)]
+    if inner:
+        return _type_name(inner[0])
+    return annotation.__name__ if isinstance(annotation, type) else "object"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,19 +176,23 @@ class Extension:
     summary: str
     aliases: tuple[str, ...] = ()
     """Earlier names of it."""
-    public: JsonObject = field(default_factory=dict[str, Json])
+    public: Description = lambda _: {}
     """What the public card says of it."""
-    extended: JsonObject = field(default_factory=dict[str, Json])
-    """What the extended card says in addition."""
-    public_here: Callable[[Settings], JsonObject] = lambda _: {}
-    """What the public card says of it in one deployment but not in another."""
-    extended_here: Callable[[Settings], JsonObject] = lambda _: {}
-    """The same for the extended card."""
+    extended: Description = lambda _: {}
+    """What the extended card says in addition, besides notes and methods."""
     public_methods: bool = False
     """Whether the public card names its methods."""
     notes: tuple[str, ...] = ()
     errors: Errors = ()
     """What any of its methods can end in, besides what any method can."""
+    surface: Literal["jsonrpc-extension", "core-runtime-metadata", "discovery"] = (
+        "jsonrpc-extension"
+    )
+    scope: JsonObject = field(default_factory=dict[str, Json])
+    """What the compatibility profile says of it in addition."""
+    skill: str | None = None
+    """The id of the skill that stands for it on the extended card."""
+    tags: tuple[str, ...] = ()
     methods: dict[str, Method] = field(default_factory=dict[str, Method])
 
     @property
@@ -161,12 +207,13 @@ class Extension:
         example: JsonObject | None = None,
         **rules: Unpack[Rules],
     ) -> Callable[[H], H]:
-        """Declare a method; one that names a session can always end in there being none."""
+        """Declare a method; ``example`` is added to what its params have as one."""
 
         def declare(handler: H) -> H:
             hints = get_type_hints(handler)
             params: type[Routed] = hints["params"]
             summary, _, details = (getdoc(handler) or "").replace("``", "`").partition("\n\n")
+            # A method that names a session can always end in there being none.
             missing = (SessionNotFoundError,) if "session_id" in params.model_fields else ()
             self.methods[name] = Method(
                 name=name,
@@ -177,12 +224,64 @@ class Extension:
                 result=hints["return"],
                 errors=(*missing, *errors, *self.errors, *_ALWAYS),
                 handler=handler,
-                example=example or {},
+                example={**params.example, **(example or {})},
                 **rules,
             )
             return handler
 
         return declare
+
+    def enabled(self, settings: Settings) -> list[Method]:
+        """Return the methods that a deployment offers."""
+        return [method for method in self.methods.values() if method.state(settings) == "enabled"]
+
+    def public_params(self, settings: Settings) -> JsonObject:
+        """Return what everybody may know of the extension."""
+        named: JsonObject = {"methods": [*self.methods]} if self.public_methods else {}
+        return named | self.public(settings)
+
+    def extended_params(self, settings: Settings) -> JsonObject:
+        """Return what only authenticated callers get to know, in addition."""
+        params: JsonObject = {"profile": PROFILE, **self.extended(settings)}
+        if self.notes:
+            params["notes"] = [*self.notes]
+        if not self.methods:
+            return params
+        methods, enabled = self.methods.values(), self.enabled(settings)
+        params["methods"] = [method.name for method in enabled]
+        for access in Access:
+            names: list[Json] = [method.name for method in enabled if method.access is access]
+            if names:
+                params[f"{access}_methods"] = names
+        flags: JsonObject = {
+            method.name: {"enabled_by_default": on.default, "config_key": on.variable}
+            for method in methods
+            if (on := method.condition)
+        }
+        if flags:
+            params["control_method_flags"] = flags
+        every = [method.routing_fields(settings) for method in methods]
+        shared = [one for one in every[0] if all(one in fields for fields in every)]
+        errors = {
+            error.reason: error
+            for method in methods
+            for error in method.all_errors
+            if not issubclass(error, InvalidParamsError)
+        }
+        params |= {
+            "routing_fields": [*shared],
+            "upstream_stability": {method.name: method.stability for method in methods},
+            "method_contracts": {method.name: method.contract(settings) for method in methods},
+            "errors": {
+                "business_codes": {reason: error.code for reason, error in errors.items()},
+                "error_types": [*errors],
+                "error_data_fields": {
+                    reason: [*error.data_fields] for reason, error in errors.items()
+                },
+                "invalid_params_data_fields": ["type", *InvalidFieldError.data_fields],
+            },
+        }
+        return params
 
 
 def aliases(founding: str, later: str) -> tuple[str, ...]:

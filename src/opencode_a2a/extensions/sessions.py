@@ -14,13 +14,16 @@ from opencode_a2a.errors import (
     UpstreamNotFoundError,
 )
 from opencode_a2a.events import Json
-from opencode_a2a.extensions.calls import Call
-from opencode_a2a.extensions.payloads import (
+from opencode_a2a.extensions.call import Call
+from opencode_a2a.extensions.messages import CommandRequest, Model, PromptRequest, ShellRequest
+from opencode_a2a.extensions.params import (
     DEFAULT_LIMIT,
     MAX_LIMIT,
     Body,
     Flag,
     Id,
+    Item,
+    Items,
     Listing,
     MessageRef,
     Number,
@@ -32,13 +35,14 @@ from opencode_a2a.extensions.payloads import (
     invalid,
     shaped,
 )
-from opencode_a2a.extensions.prompting import CommandRequest, Model, PromptRequest, ShellRequest
 from opencode_a2a.extensions.registry import Access, Condition, Extension, Rules, aliases
 from opencode_a2a.ids import MessageId, ModelRef, SessionId, scoped_id
 from opencode_a2a.opencode import types as upstream
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 from opencode_a2a.validation import FREE_OBJECT, wrong
 
+_MESSAGE = "msg_1deb3fc6b000iKn0wo4MZ7ksDZ"
+"""A message in the examples."""
 SCAN_LIMIT = 3200
 """How many sessions are looked through for one page of a caller's own."""
 
@@ -51,7 +55,7 @@ SESSIONS = Extension(
         *aliases("urn:opencode-a2a:session-query/v1", "session-management"),
         "urn:opencode-a2a:extension:session-query:v1",
     ),
-    extended={
+    extended=lambda _: {
         "context_semantics": {
             "a2a_context_id_field": "contextId",
             "a2a_context_id_prefix": DERIVED_CONTEXT,
@@ -92,6 +96,8 @@ SESSIONS = Extension(
             "notes": ["Parts are checked and forwarded; sub-agents are run by OpenCode."],
         },
     },
+    skill="opencode.sessions.management",
+    tags=("sessions", "history"),
     notes=(
         "A session that belongs to another caller, or to a sub-agent of theirs, is not found.",
         "A session that belongs to nobody becomes the caller's when the caller changes it, and so "
@@ -138,23 +144,10 @@ class Message(RootModel[Annotated[dict[str, Json], FREE_OBJECT]]):
     model_config = ConfigDict(frozen=True, json_schema_extra={"required": ["messageId", "parts"]})
 
 
-class Tasks(Payload):
-    items: list[Task]
-
-
-class OneTask(Payload):
-    item: Task
-
-
-class Messages(Payload):
+class Messages(Items[Message]):
     nullable = frozenset({"next_cursor"})
 
-    items: list[Message]
     next_cursor: str | None = None
-
-
-class OneMessage(Payload):
-    item: Message
 
 
 class StatusItem(Payload):
@@ -165,19 +158,11 @@ class StatusItem(Payload):
     next: int | None = None
 
 
-class Statuses(Payload):
-    items: list[StatusItem]
-
-
 class TodoItem(Payload):
     id: str
     content: str
     status: str
     priority: str
-
-
-class Todos(Payload):
-    items: list[TodoItem]
 
 
 class DiffItem(Payload):
@@ -186,10 +171,6 @@ class DiffItem(Payload):
     additions: int
     deletions: int
     status: str | None = None
-
-
-class Diffs(Payload):
-    items: list[DiffItem]
 
 
 class RevertState(Payload):
@@ -210,8 +191,7 @@ class SessionSummary(Payload):
     revert: RevertState | None = None
 
 
-class OneSession(Payload):
-    item: SessionSummary
+OneSession = Item[SessionSummary]
 
 
 # --- reading ----------------------------------------------------------------------------------
@@ -224,7 +204,7 @@ class ListParams(Listing):
 
 
 @SESSIONS.method("opencode.sessions.status", Access.READ)
-async def status(call: Call, params: Placed) -> Statuses:
+async def status(call: Call, params: Placed) -> Items[StatusItem]:
     """List the sessions that are busy, or wait for their provider."""
     states = await call.opencode.session_status(at=call.at)
     sessions: list[upstream.Session] = []
@@ -235,13 +215,13 @@ async def status(call: Call, params: Placed) -> Statuses:
         StatusItem(session_id=session.id, **dict(states[session.id]))
         for session in await call.visible(sessions)
     ]
-    return Statuses(items=items)
+    return Items(items=items)
 
 
 @SESSIONS.method(
     "opencode.sessions.list", Access.READ, PaginationModeError, example={"limit": DEFAULT_LIMIT}
 )
-async def list_sessions(call: Call, params: ListParams) -> Tasks:
+async def list_sessions(call: Call, params: ListParams) -> Items[Task]:
     """List sessions, newest first, each as the completed task that stands for it.
 
     Their contextId continues them: a message with it goes on in the session.
@@ -253,32 +233,32 @@ async def list_sessions(call: Call, params: ListParams) -> Tasks:
         )
         mine = await call.visible(found)
         if len(mine) >= params.limit or len(found) < wanted or wanted >= SCAN_LIMIT:
-            return Tasks(items=[Task(call.task(session)) for session in mine[: params.limit]])
+            return Items(items=[Task(call.task(session)) for session in mine[: params.limit]])
         wanted *= 4
 
 
 @SESSIONS.method("opencode.sessions.get", Access.READ)
-async def get(call: Call, params: OfSession) -> OneTask:
+async def get(call: Call, params: OfSession) -> Item[Task]:
     """Return a session as the completed task that stands for it."""
-    return OneTask(item=Task(call.task(await call.session(params.session_id))))
+    return Item(item=Task(call.task(await call.session(params.session_id))))
 
 
 @SESSIONS.method("opencode.sessions.children", Access.READ)
-async def children(call: Call, params: OfSession) -> Tasks:
+async def children(call: Call, params: OfSession) -> Items[Task]:
     """List the sessions that sub-agents of a session ran in."""
     session = await call.session(params.session_id)
     found = await call.opencode.session_children(session.id, at=call.at)
-    return Tasks(items=[Task(call.task(child)) for child in await call.visible(found)])
+    return Items(items=[Task(call.task(child)) for child in await call.visible(found)])
 
 
 @SESSIONS.method("opencode.sessions.todo", Access.READ)
-async def todo(call: Call, params: OfSession) -> Todos:
+async def todo(call: Call, params: OfSession) -> Items[TodoItem]:
     """Return the plan that the agent keeps in a session."""
     session = await call.session(params.session_id)
     found = await call.opencode.session_todo(session.id, at=call.at)
     # OpenCode's own have no id; their place in the plan is what tells them apart.
     items = [{**dict(item), "id": item.id or str(number)} for number, item in enumerate(found, 1)]
-    return Todos.of(items=items)
+    return Items[TodoItem].of(items=items)
 
 
 class DiffParams(OfSession):
@@ -286,7 +266,7 @@ class DiffParams(OfSession):
 
 
 @SESSIONS.method("opencode.sessions.diff", Access.READ, UpstreamNotFoundError)
-async def diff(call: Call, params: DiffParams) -> Diffs:
+async def diff(call: Call, params: DiffParams) -> Items[DiffItem]:
     """List the file changes that the answer to one user message made.
 
     Without a message it is the last user message whose answer changed a file.
@@ -299,11 +279,13 @@ async def diff(call: Call, params: DiffParams) -> Diffs:
         named = [message.info.id for message in reversed(messages) if message.info.role == "user"]
     for message_id in named:
         if changes := await call.opencode.session_diff(session.id, message_id, at=call.at):
-            return Diffs.of(items=changes)
-    return Diffs(items=[])
+            return Items[DiffItem].of(items=changes)
+    return Items(items=[])
 
 
 class MessagesParams(Listing):
+    example = OfSession.example
+
     session_id: Id
     before: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
 
@@ -328,12 +310,17 @@ class MessageParams(OfSession):
     message_id: MessageRef
 
 
-@SESSIONS.method("opencode.sessions.messages.get", Access.READ, UpstreamNotFoundError)
-async def get_message(call: Call, params: MessageParams) -> OneMessage:
+@SESSIONS.method(
+    "opencode.sessions.messages.get",
+    Access.READ,
+    UpstreamNotFoundError,
+    example={"message_id": _MESSAGE},
+)
+async def get_message(call: Call, params: MessageParams) -> Item[Message]:
     """Return one message of a session."""
     session = await call.session(params.session_id)
     stored = await call.opencode.message(session.id, params.message_id, at=call.at)
-    return OneMessage(item=Message(call.message(stored, session.id)))
+    return Item(item=Message(call.message(stored, session.id)))
 
 
 # --- control ----------------------------------------------------------------------------------
@@ -347,7 +334,11 @@ class PromptDone(SessionDone):
     message_id: str | None = None
 
 
-@SESSIONS.method("opencode.sessions.prompt_async", Access.CONTROL)
+@SESSIONS.method(
+    "opencode.sessions.prompt_async",
+    Access.CONTROL,
+    example={"request": {"parts": [{"type": "text", "text": "hello"}]}},
+)
 async def prompt_async(call: Call, params: PromptParams) -> PromptDone:
     """Give a session a prompt and return at once; nothing tells how it ends.
 
@@ -381,8 +372,13 @@ class CommandParams(OfSession):
     request: CommandRequest
 
 
-@SESSIONS.method("opencode.sessions.command", Access.CONTROL, SessionBusyError)
-async def command(call: Call, params: CommandParams) -> OneMessage:
+@SESSIONS.method(
+    "opencode.sessions.command",
+    Access.CONTROL,
+    SessionBusyError,
+    example={"request": {"command": "review", "arguments": ""}},
+)
+async def command(call: Call, params: CommandParams) -> Item[Message]:
     """Run one of OpenCode's commands in a session and return the answer."""
     at, session_id = call.at, SessionId(params.session_id)
     wanted = await params.request.call(session_id, call.deps.defaults, call.deps.fetch)
@@ -393,19 +389,25 @@ async def command(call: Call, params: CommandParams) -> OneMessage:
         wanted = wanted.model_copy(update={"message_id": message_id})
         async with call.deps.errands.following(call.principal, session.id, session.directory):
             answer = await call.opencode.run_command(session.id, wanted, at=at)
-    return OneMessage(item=Message(call.message(answer, session.id)))
+    return Item(item=Message(call.message(answer, session.id)))
 
 
 class ShellParams(OfSession):
     request: ShellRequest
 
 
-@SESSIONS.method("opencode.sessions.shell", Access.OPERATE, SessionBusyError, **_SHELL)
-async def shell(call: Call, params: ShellParams) -> OneMessage:
+@SESSIONS.method(
+    "opencode.sessions.shell",
+    Access.OPERATE,
+    SessionBusyError,
+    example={"request": {"agent": "build", "command": "git status"}},
+    **_SHELL,
+)
+async def shell(call: Call, params: ShellParams) -> Item[Message]:
     """Run a shell command in a session's directory, without model and without permission."""
     async with call.working(params.session_id) as session:
         answer = await call.opencode.run_shell(session.id, params.request.call(), at=call.at)
-    return OneMessage(item=Message(call.message(answer, session.id)))
+    return Item(item=Message(call.message(answer, session.id)))
 
 
 @SESSIONS.method("opencode.sessions.abort", Access.CONTROL)
@@ -480,7 +482,12 @@ class UpdateParams(OfSession):
     request: UpdateRequest
 
 
-@SESSIONS.method("opencode.sessions.update", Access.MUTATE, **_MUTATIONS)
+@SESSIONS.method(
+    "opencode.sessions.update",
+    Access.MUTATE,
+    example={"request": {"title": "A better title"}},
+    **_MUTATIONS,
+)
 async def update(call: Call, params: UpdateParams) -> OneSession:
     """Change a session's title, or put it into the archive."""
     archived = upstream.ArchiveTime(archived=now_ms()) if params.request.archived else None
@@ -583,7 +590,12 @@ class RevertParams(OfSession):
 
 
 @SESSIONS.method(
-    "opencode.sessions.revert", Access.MUTATE, SessionBusyError, UpstreamNotFoundError, **_MUTATIONS
+    "opencode.sessions.revert",
+    Access.MUTATE,
+    SessionBusyError,
+    UpstreamNotFoundError,
+    example={"request": {"messageID": _MESSAGE}},
+    **_MUTATIONS,
 )
 async def revert(call: Call, params: RevertParams) -> OneSession:
     """Take back a message and what followed, and the file changes with it."""

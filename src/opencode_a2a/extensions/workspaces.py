@@ -13,12 +13,14 @@ from pydantic import Field
 
 from opencode_a2a.errors import InvalidFieldError, UpstreamHttpError, UpstreamNotFoundError
 from opencode_a2a.events import Json
-from opencode_a2a.extensions.calls import Call
-from opencode_a2a.extensions.payloads import (
+from opencode_a2a.extensions.call import Call
+from opencode_a2a.extensions.params import (
     DEFAULT_LIMIT,
     Body,
     Done,
     Id,
+    Item,
+    Items,
     Limit,
     Path,
     Payload,
@@ -43,6 +45,8 @@ WORKSPACES = Extension(
     anchor="opencode-workspace-control-v1",
     summary="Projects, workspaces and worktrees; files and changes, read only.",
     aliases=aliases("urn:opencode-a2a:workspace-control/v1", "workspace-control"),
+    skill="opencode.workspace.control",
+    tags=("files", "worktrees", "git"),
     notes=(
         "Files are those below the workspace root, after symbolic links are followed.",
         "Workspaces and worktrees are experimental in OpenCode.",
@@ -70,27 +74,11 @@ class ProjectItem(Payload):
     worktree: str | None = None
 
 
-class Projects(Payload):
-    items: list[ProjectItem]
-
-
-class OneProject(Payload):
-    item: ProjectItem
-
-
 class WorkspaceItem(Payload):
     id: str
     type: str
     name: str
     branch: str | None = None
-
-
-class Workspaces(Payload):
-    items: list[WorkspaceItem]
-
-
-class OneWorkspace(Payload):
-    item: WorkspaceItem
 
 
 class MaybeWorkspace(Payload):
@@ -109,22 +97,18 @@ class WorktreeItem(Payload):
     branch: str | None = None
 
 
-class OneWorktree(Payload):
-    item: WorktreeItem
-
-
 @WORKSPACES.method("opencode.projects.list", Access.READ)
-async def list_projects(call: Call, params: Routed) -> Projects:
+async def list_projects(call: Call, params: Routed) -> Items[ProjectItem]:
     """List the projects that lie in the workspace, or around it."""
     found = await call.opencode.projects(at=call.at)
-    return Projects(items=[_project(call, one) for one in found if _related(call, one)])
+    return Items(items=[_project(call, one) for one in found if _related(call, one)])
 
 
 @WORKSPACES.method("opencode.projects.current", Access.READ)
-async def current_project(call: Call, params: Routed) -> OneProject:
+async def current_project(call: Call, params: Routed) -> Item[ProjectItem]:
     """Return the project that the workspace belongs to."""
     found = await call.opencode.current_project(at=call.at)
-    return OneProject(item=_project(call, found))
+    return Item(item=_project(call, found))
 
 
 def _related(call: Call, project: upstream.Project) -> bool:
@@ -145,10 +129,10 @@ def _project(call: Call, project: upstream.Project) -> ProjectItem:
 
 
 @WORKSPACES.method("opencode.workspaces.list", Access.READ, **_EXPERIMENTAL)
-async def list_workspaces(call: Call, params: Routed) -> Workspaces:
+async def list_workspaces(call: Call, params: Routed) -> Items[WorkspaceItem]:
     """List the workspaces of the project, without those that other callers made."""
     found = {one.id: one for one in await call.opencode.workspaces(at=call.at)}
-    return Workspaces.of(items=[found[one] for one in await _visible(call, found)])
+    return Items[WorkspaceItem].of(items=[found[one] for one in await _visible(call, found)])
 
 
 @WORKSPACES.method("opencode.worktrees.list", Access.READ, **_EXPERIMENTAL)
@@ -180,8 +164,13 @@ class CreateWorkspaceParams(Routed):
     request: WorkspaceRequest
 
 
-@WORKSPACES.method("opencode.workspaces.create", Access.OPERATE, **_MUTATION)
-async def create_workspace(call: Call, params: CreateWorkspaceParams) -> OneWorkspace:
+@WORKSPACES.method(
+    "opencode.workspaces.create",
+    Access.OPERATE,
+    example={"request": {"type": "worktree"}},
+    **_MUTATION,
+)
+async def create_workspace(call: Call, params: CreateWorkspaceParams) -> Item[WorkspaceItem]:
     """Make a workspace; OpenCode has to be started with `OPENCODE_EXPERIMENTAL_WORKSPACES=1`."""
     if params.request.id is not None:
         _check_id("request.id", params.request.id)
@@ -199,7 +188,7 @@ async def create_workspace(call: Call, params: CreateWorkspaceParams) -> OneWork
         ) from None
     directories = [made.directory] if made.directory else []
     await call.places.own(call.principal, made.id, *directories)
-    return OneWorkspace.of(item=made)
+    return Item[WorkspaceItem].of(item=made)
 
 
 def _check_id(field: str, named: str) -> None:
@@ -212,7 +201,13 @@ class RemoveWorkspaceParams(Routed):
     force: bool = False
 
 
-@WORKSPACES.method("opencode.workspaces.remove", Access.OPERATE, UpstreamNotFoundError, **_MUTATION)
+@WORKSPACES.method(
+    "opencode.workspaces.remove",
+    Access.OPERATE,
+    UpstreamNotFoundError,
+    example={"workspace_id": "wrk_1deb3fc6b000iKn0wo4MZ7ksDZ"},
+    **_MUTATION,
+)
 async def remove_workspace(call: Call, params: RemoveWorkspaceParams) -> MaybeWorkspace:
     """Remove a workspace and its worktree; ``item`` is null when there was none.
 
@@ -241,12 +236,12 @@ class CreateWorktreeParams(Routed):
 
 
 @WORKSPACES.method("opencode.worktrees.create", Access.OPERATE, **_MUTATION)
-async def create_worktree(call: Call, params: CreateWorktreeParams) -> OneWorktree:
+async def create_worktree(call: Call, params: CreateWorktreeParams) -> Item[WorktreeItem]:
     """Make a git worktree of the project; its files are there a moment later."""
     name, command = params.request.name, params.request.start_command
     made = await call.opencode.create_worktree(name, command, at=call.at)
     await call.places.own(call.principal, made.directory)
-    return OneWorktree.of(item=made)
+    return Item[WorktreeItem].of(item=made)
 
 
 class DirectoryRequest(Body):
@@ -265,7 +260,12 @@ class RemoveWorktreeParams(Routed):
     request: RemovalRequest
 
 
-@WORKSPACES.method("opencode.worktrees.remove", Access.OPERATE, **_MUTATION)
+@WORKSPACES.method(
+    "opencode.worktrees.remove",
+    Access.OPERATE,
+    example={"request": {"directory": "/srv/worktrees/one"}},
+    **_MUTATION,
+)
 async def remove_worktree(call: Call, params: RemoveWorktreeParams) -> Done:
     """Remove a worktree of the project and its branch.
 
@@ -278,7 +278,12 @@ async def remove_worktree(call: Call, params: RemoveWorktreeParams) -> Done:
     return Done(ok=done)
 
 
-@WORKSPACES.method("opencode.worktrees.reset", Access.OPERATE, **_MUTATION)
+@WORKSPACES.method(
+    "opencode.worktrees.reset",
+    Access.OPERATE,
+    example={"request": {"directory": "/srv/worktrees/one"}},
+    **_MUTATION,
+)
 async def reset_worktree(call: Call, params: WorktreeParams) -> Done:
     """Bring a worktree of the project back to its branch point; changes in it are lost."""
     directory = await _worktree(call, params.request)
@@ -329,19 +334,15 @@ class FileItem(Payload):
     ignored: bool
 
 
-class Files(Payload):
-    items: list[FileItem]
-
-
 class FilesParams(Placed):
     path: Path = ""
 
 
 @WORKSPACES.method("opencode.files.list", Access.READ, example={"path": "."})
-async def list_files(call: Call, params: FilesParams) -> Files:
+async def list_files(call: Call, params: FilesParams) -> Items[FileItem]:
     """List a directory of the workspace."""
     path = _inside(call, params.path, "directory")
-    return Files.of(items=await call.opencode.list_files(path, at=call.at))
+    return Items[FileItem].of(items=await call.opencode.list_files(path, at=call.at))
 
 
 class FileContent(Payload):
@@ -378,10 +379,6 @@ class Match(Payload):
     text: str | None = None
 
 
-class Matches(Payload):
-    items: list[Match]
-
-
 class FindParams(Placed):
     query: Text
     type: Literal["name", "text"] = "name"
@@ -389,7 +386,7 @@ class FindParams(Placed):
 
 
 @WORKSPACES.method("opencode.files.find", Access.READ, example={"query": "TODO", "type": "text"})
-async def find_files(call: Call, params: FindParams) -> Matches:
+async def find_files(call: Call, params: FindParams) -> Items[Match]:
     """Find files by a part of their name, or lines by a regular expression."""
     if params.type == "name":
         names = await call.opencode.find_files(params.query, limit=params.limit, at=call.at)
@@ -402,7 +399,7 @@ async def find_files(call: Call, params: FindParams) -> Matches:
         ]
     # OpenCode's search by name follows links that lead out of the workspace (1.18).
     inside = [match for match in found[: params.limit] if _holds(call, match.path)]
-    return Matches(items=inside)
+    return Items(items=inside)
 
 
 def _holds(call: Call, found: str) -> bool:
@@ -439,8 +436,7 @@ class VcsParams(Placed):
     context: Annotated[int, Field(ge=0, le=1000)] | None = None
 
 
-class VcsDiff(Payload):
-    items: list[DiffItem]
+class VcsDiff(Items[DiffItem]):
     branch: str | None = None
     default_branch: str | None = None
 

@@ -7,6 +7,7 @@ work without asking; the header is a courtesy.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from opencode_a2a.config import Settings
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions import metadata
 from opencode_a2a.extensions.registry import Extension
@@ -23,12 +24,11 @@ class Announcement:
     extended: JsonObject = field(default_factory=dict[str, Json])
 
 
-def announce(extension: Extension, extended: JsonObject | None = None) -> Announcement:
-    """Return a declared extension as the cards have it."""
-    details = extension.extended if extended is None else extended
-    return Announcement(
-        extension.uri, extension.summary, extension.aliases, extension.public, details
-    )
+def announce(extension: Extension) -> Announcement:
+    """Return a declared extension as the cards of a service with default settings have it."""
+    default = Settings()
+    public, extended = extension.public(default), extension.extended(default)
+    return Announcement(extension.uri, extension.summary, extension.aliases, public, extended)
 
 
 SESSION_BINDING = announce(metadata.SESSION_BINDING)

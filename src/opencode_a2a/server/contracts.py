@@ -17,10 +17,8 @@ from opencode_a2a.errors import (
     UnsupportedOperationError,
 )
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.extensions import EXTENSIONS
-from opencode_a2a.extensions.contracts import PROFILE, data_fields, extended, public
-from opencode_a2a.extensions.interrupts import RECOVERY_SCOPE
-from opencode_a2a.extensions.registry import Extension, Method, aliases
+from opencode_a2a.extensions import EXTENSIONS, SKILLS
+from opencode_a2a.extensions.registry import PROFILE, Extension, Method, aliases
 from opencode_a2a.server.announced import Announcement
 from opencode_a2a.server.card import BINDINGS, DISCOVERY, CardFacts
 from opencode_a2a.server.operations import METHODS
@@ -32,6 +30,7 @@ COMPATIBILITY_PROFILE = Extension(
     anchor="a2a-compatibility-profile-v1",
     summary="What this deployment runs as, what it keeps stable, and how it behaves.",
     aliases=aliases("urn:a2a:compatibility-profile/v1", "compatibility-profile"),
+    surface="discovery",
 )
 WIRE_CONTRACT = Extension(
     key="wire_contract",
@@ -39,9 +38,9 @@ WIRE_CONTRACT = Extension(
     anchor="a2a-wire-contract-v1",
     summary="Every method and endpoint that answers, and those that could be switched on.",
     aliases=aliases("urn:a2a:wire-contract/v1", "wire-contract"),
+    surface="discovery",
 )
 ALL_EXTENSIONS = (*EXTENSIONS, COMPATIBILITY_PROFILE, WIRE_CONTRACT)
-_METADATA_ONLY = ("session_binding", "model_selection", "streaming")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +55,16 @@ class Contracts:
 
 def contracts(settings: Settings) -> Contracts:
     """Return everything that is to be published about a deployment."""
-    told = {extension.key: extended(extension, settings) for extension in EXTENSIONS}
+    told = {extension.key: extension.extended_params(settings) for extension in EXTENSIONS}
     told[COMPATIBILITY_PROFILE.key] = profile(settings)
     told[WIRE_CONTRACT.key] = wire_contract(settings)
     announced = tuple(
-        Announcement(e.uri, e.summary, e.aliases, public(e, settings), told[e.key])
+        Announcement(e.uri, e.summary, e.aliases, e.public_params(settings), told[e.key])
         for e in ALL_EXTENSIONS
     )
-    whole = {e.key: {"uri": e.uri, **public(e, settings), **told[e.key]} for e in ALL_EXTENSIONS}
+    whole = {
+        e.key: {"uri": e.uri, **e.public_params(settings), **told[e.key]} for e in ALL_EXTENSIONS
+    }
     return Contracts(announced, tuple(_skills(settings)), whole)
 
 
@@ -346,20 +347,16 @@ def _runtime_context(settings: Settings) -> JsonObject:
 def _extension_retention(extension: Extension) -> JsonObject:
     methods = extension.methods.values()
     experimental = any(method.stability == "experimental" for method in methods)
-    surface, retention = "jsonrpc-extension" if methods else "discovery", "stable"
+    retention = "required" if extension.surface == "core-runtime-metadata" else "stable"
     if experimental or any(method.condition for method in methods):
         retention = "mixed"
-    if extension.key in _METADATA_ONLY:
-        surface, retention = "core-runtime-metadata", "required"
-    told: JsonObject = {"surface": surface, "availability": "always", "retention": retention}
-    if experimental:
-        told["upstream_stability"] = "mixed"
-    if extension.key == "interrupt_recovery":
-        told |= {
-            "implementation_scope": RECOVERY_SCOPE["data_source"],
-            "identity_scope": RECOVERY_SCOPE["identity_scope"],
-        }
-    return told
+    return {
+        "surface": extension.surface,
+        "availability": "always",
+        "retention": retention,
+        **({"upstream_stability": "mixed"} if experimental else {}),
+        **extension.scope,
+    }
 
 
 def _method_retention(extension: Extension, method: Method, settings: Settings) -> JsonObject:
@@ -403,32 +400,22 @@ def wire_contract(settings: Settings) -> JsonObject:
         "unsupported_method_error": {
             "code": MethodNotFoundError.code,
             "type": MethodNotFoundError.reason,
-            "data_fields": [*data_fields(MethodNotFoundError)],
+            "data_fields": [*MethodNotFoundError.data_fields],
         },
     }
 
 
 # --- skills -----------------------------------------------------------------------------------
 
-_SKILLS = (
-    ("opencode.sessions.management", "session_query", ("sessions", "history")),
-    ("opencode.providers.query", "provider_discovery", ("providers", "models")),
-    ("opencode.workspace.control", "workspace_control", ("files", "worktrees", "git")),
-    ("opencode.interrupt.recovery", "interrupt_recovery", ("permissions", "questions")),
-    ("opencode.interrupt.callback", "interrupt_callback", ("permissions", "questions")),
-)
-
 
 def _skills(settings: Settings) -> Iterable[JsonObject]:
-    known = {extension.key: extension for extension in EXTENSIONS}
-    for skill, key, tags in _SKILLS:
-        extension = known[key]
-        methods = [m for m in extension.methods.values() if m.state(settings) == "enabled"]
+    for extension in SKILLS:
+        methods = extension.enabled(settings)
         yield {
-            "id": skill,
+            "id": extension.skill,
             "name": extension.title,
             "description": f"{extension.summary} JSON-RPC methods, listed in the extension.",
-            "tags": ["opencode", *tags],
+            "tags": ["opencode", *extension.tags],
             "inputModes": ["application/json"],
             "outputModes": ["application/json"],
             "examples": [f"{method.name}: {method.summary}" for method in methods[:8]],

@@ -59,7 +59,7 @@ class ExtensionMethods(Protocol):
         ...
 
     async def call(
-        self, caller: Caller, method: str, params: JsonObject, line: Version
+        self, caller: Caller, method: str, params: JsonObject, line: Version, /
     ) -> Json: ...
 
 

@@ -24,7 +24,7 @@ from opencode_a2a.a2a.versions import HEADER, Dialect, Version
 from opencode_a2a.config import Settings
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions.interrupts import permission_replies
-from opencode_a2a.extensions.payloads import DEFAULT_LIMIT
+from opencode_a2a.extensions.params import OfSession, PublishedSchema
 from opencode_a2a.extensions.registry import Method
 from opencode_a2a.messages import Part
 from opencode_a2a.server.card import DISCOVERY
@@ -181,44 +181,12 @@ def _rpc_examples(core: list[str], methods: list[Method]) -> Iterator[tuple[str,
         if name in core:
             yield name, _rpc_example(name, _send_example(line), f"A2A {line}: send a message")
     for method in methods:
-        yield method.name, _rpc_example(method.name, example_params(method), method.summary)
+        yield method.name, _rpc_example(method.name, method.example, method.summary)
 
 
 def _rpc_example(method: str, params: JsonObject, summary: str) -> JsonObject:
     value: JsonObject = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
     return {"summary": summary, "value": value}
-
-
-_EXAMPLES: dict[str, Json] = {
-    "session_id": "ses_e222241e6ffeQZbiYrXEPgqFtd",
-    "message_id": "msg_1deb3fc6b000iKn0wo4MZ7ksDZ",
-    "workspace_id": "wrk_1deb3fc6b000iKn0wo4MZ7ksDZ",
-    "limit": DEFAULT_LIMIT,
-}
-_REQUESTS: dict[str, JsonObject] = {
-    "opencode.sessions.prompt_async": {"parts": [{"type": "text", "text": "hello"}]},
-    "opencode.sessions.command": {"command": "review", "arguments": ""},
-    "opencode.sessions.shell": {"agent": "build", "command": "git status"},
-    "opencode.sessions.update": {"title": "A better title"},
-    "opencode.sessions.revert": {"messageID": "msg_1deb3fc6b000iKn0wo4MZ7ksDZ"},
-    "opencode.workspaces.create": {"type": "worktree"},
-    "opencode.worktrees.remove": {"directory": "/srv/worktrees/one"},
-    "opencode.worktrees.reset": {"directory": "/srv/worktrees/one"},
-}
-
-
-def example_params(method: Method) -> JsonObject:
-    """Return params that a method would take."""
-    if method.example:
-        return method.example
-    params: JsonObject = {
-        name: _EXAMPLES[name]
-        for name, info in method.params.model_fields.items()
-        if info.is_required() and name in _EXAMPLES
-    }
-    if method.name in _REQUESTS:
-        params["request"] = _REQUESTS[method.name]
-    return params
 
 
 def _send_example(line: Version, **metadata: Json) -> JsonObject:
@@ -286,7 +254,7 @@ def _send_body(line: Version) -> JsonObject:
         "basic_message": _send_example(line),
         "message_with_file_input": _file_example(line),
         "continue_session": _send_example(
-            line, shared={"session": {"id": _EXAMPLES["session_id"]}}
+            line, shared={"session": {"id": OfSession.example["session_id"]}}
         ),
         "message_with_model_override": _send_example(
             line, shared={"model": {"providerID": "demo", "modelID": "demo"}}
@@ -359,7 +327,11 @@ def _schemas(settings: Settings) -> JsonObject:
     for _, method in declared():
         models.append((method.params, "validation"))
         models.append((method.result, "serialization"))
-    refs, generated = models_json_schema(models, ref_template=_REF + "{model}")
+    refs, generated = models_json_schema(
+        models, ref_template=_REF + "{model}", schema_generator=PublishedSchema
+    )
+    for name, schema in generated["$defs"].items():
+        schema["title"] = name
     schemas: JsonObject = {**generated["$defs"], **_BASIC}
     generated["$defs"]["PermissionParams"]["properties"]["reply"]["enum"] = permission_replies(
         settings

@@ -1,13 +1,12 @@
-"""What a method of ours works with: the caller, and the parts of the service it may use.
+"""What a method works with: the caller, and the parts of the service that it may use.
 
-A handler gets a ``Call`` and typed params. Whose a session is and which directories may be named
-is decided here, for reads and writes alike. Nothing here knows methods or wire formats.
+A handler gets a ``Call`` and typed params. Who owns a session and which directories may be named
+is decided here, for reads and writes alike. Methods and wire formats are not known here.
 """
 
-import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
@@ -15,8 +14,8 @@ from opencode_a2a.callers import Caller
 from opencode_a2a.config import OpenCodeSettings
 from opencode_a2a.errors import SessionBusyError
 from opencode_a2a.events import Interrupted, JsonObject
-from opencode_a2a.extensions.payloads import Routed, invalid
-from opencode_a2a.extensions.transcript import read_message
+from opencode_a2a.extensions.messages import read_message
+from opencode_a2a.extensions.params import Routed, invalid
 from opencode_a2a.ids import Principal, SessionId
 from opencode_a2a.messages import Message
 from opencode_a2a.opencode.client import Location, OpenCode, well_formed
@@ -29,41 +28,21 @@ from opencode_a2a.turns.interrupts import Interrupts
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT, WORKSPACE_FIELD, Sessions
 from opencode_a2a.turns.workspace import Workspace
 
-CATALOGUE_SECONDS = 60.0
-
 
 class Spelling(Protocol):
-    """How a protocol line writes what our methods return in A2A's own terms."""
+    """How a version of A2A writes what methods return in its terms."""
 
     def task(
         self, session_id: SessionId, context_id: str, at: int, about: JsonObject, line: str
     ) -> JsonObject:
-        """Return a session as a completed Task; ``about`` are its metadata."""
+        """Return a session as a completed Task; ``about`` is its metadata."""
         ...
 
     def message(self, message: Message, context_id: str, line: str) -> JsonObject: ...
 
     def interrupt(self, asked: Interrupted) -> JsonObject:
-        """Return a prompt as ``metadata.shared.interrupt`` has it."""
+        """Return an interrupt as ``metadata.shared.interrupt`` has it."""
         ...
-
-
-class Catalogue:
-    """Every provider that OpenCode knows, kept for a while: the answer has seven megabytes."""
-
-    def __init__(self, opencode: OpenCode) -> None:
-        self._opencode = opencode
-        self._kept: dict[Location, tuple[float, ProviderCatalogue]] = {}
-
-    async def at(self, location: Location) -> ProviderCatalogue:
-        now = time.monotonic()
-        kept = self._kept.get(location)
-        if kept is not None and now - kept[0] < CATALOGUE_SECONDS:
-            return kept[1]
-        found = await self._opencode.provider_catalogue(at=location)
-        self._kept = {k: v for k, v in self._kept.items() if now - v[0] < CATALOGUE_SECONDS}
-        self._kept[location] = now, found
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +58,10 @@ class Deps:
     spelling: Spelling
     defaults: OpenCodeSettings
     fetch: Fetch
+    catalogues: dict[Location, tuple[float, ProviderCatalogue]] = field(
+        default_factory=dict[Location, tuple[float, ProviderCatalogue]]
+    )
+    """The providers that OpenCode knows, and when they were read: see ``providers``."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +69,9 @@ class Call:
     """One call of a method."""
 
     caller: Caller
-    line: str
+    version: str
+    """Of A2A, for what is returned in its terms."""
     deps: Deps
-    catalogue: Catalogue
     params: Routed
 
     @property
@@ -105,7 +88,7 @@ class Call:
         workspace = self.params.place.workspace
         if workspace is not None:
             if not well_formed("wrk", workspace.id):
-                raise invalid(WORKSPACE_FIELD, "is no id of a workspace")
+                raise invalid(WORKSPACE_FIELD, "is not the id of a workspace")
             return Location(workspace=workspace.id)
         return Location(directory=self.deps.workspace.directory(*self.params.named_directory))
 
@@ -113,21 +96,19 @@ class Call:
         """Refuse a workspace that another caller made."""
         named = self.params.place.workspace
         if named is not None and not await self.places.visible(self.principal, [named.id]):
-            raise invalid(WORKSPACE_FIELD, "is no id of a workspace")
+            raise invalid(WORKSPACE_FIELD, "is not the id of a workspace")
 
     @property
     def places(self) -> Places:
         return self.deps.sessions.places
 
-    # Sessions
-
     async def session(self, session_id: str) -> Session:
         """Return a session that the caller may use; another's looks like one that is not there."""
-        _ = self.at  # a place that may not be named is told first
+        _ = self.at  # a place that may not be named is refused first
         return await self.deps.sessions.find(self.principal, SessionId(session_id))
 
     async def visible(self, sessions: list[Session]) -> list[Session]:
-        """Return those sessions that the caller may know of."""
+        """Return those sessions that the caller may know about."""
         return await self.deps.sessions.visible(self.principal, sessions)
 
     @asynccontextmanager
@@ -141,13 +122,13 @@ class Call:
     async def working(self, session_id: str, *, briefly: bool = False) -> AsyncGenerator[Session]:
         """Keep turns out of a session while something else runs in it.
 
-        What takes its time makes the session the caller's at once: OpenCode may ask something.
+        Unless it is brief, the session becomes the caller's at once: OpenCode may ask something.
         """
         async with self.changing(session_id) as session:
             lock = self.deps.sessions.turns[session.id]
             if lock.locked():
                 raise SessionBusyError(
-                    "A turn runs in the session; wait for it to end, or stop it with "
+                    "A turn is running in the session; wait for it to end, or stop it with "
                     "opencode.sessions.abort",
                     session_id=session.id,
                 )
@@ -155,8 +136,6 @@ class Call:
                 if not briefly:
                     await self.deps.sessions.own(self.principal, session)
                 yield session
-
-    # Spelling
 
     def task(self, session: Session) -> JsonObject:
         """Return the task that stands for a session."""
@@ -173,8 +152,8 @@ class Call:
             "opencode": {name: value for name, value in known.items() if value is not None},
         }
         context_id, at = f"{DERIVED_CONTEXT}{session.id}", session.time.updated
-        return self.deps.spelling.task(session.id, context_id, at, about, self.line)
+        return self.deps.spelling.task(session.id, context_id, at, about, self.version)
 
     def message(self, stored: MessageWithParts, session_id: SessionId) -> JsonObject:
         context_id = f"{DERIVED_CONTEXT}{session_id}"
-        return self.deps.spelling.message(read_message(stored), context_id, self.line)
+        return self.deps.spelling.message(read_message(stored), context_id, self.version)

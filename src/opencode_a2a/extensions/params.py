@@ -1,11 +1,11 @@
-"""Params and results of our methods: how they are read, refused and written.
+"""Params and results of the methods beyond A2A: how they are read, refused and written.
 
 Every method's params and result are a ``Payload``. Reading is strict, and one error lists every
-field that is wrong. Knows nothing of the methods themselves.
+field that is wrong. The methods themselves are not known here.
 """
 
-from collections.abc import Sequence
-from typing import Annotated, ClassVar, Self, TypeVar
+import re
+from typing import Annotated, ClassVar, Generic, Self, TypeVar
 
 import orjson
 from pydantic import (
@@ -19,7 +19,8 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import PydanticCustomError
 
 from opencode_a2a.errors import (
     InvalidFieldError,
@@ -35,6 +36,7 @@ from opencode_a2a.opencode.types import wire_name
 from opencode_a2a.validation import FREE_OBJECT, listed, violations, wrong
 
 P = TypeVar("P", bound="Payload")
+T = TypeVar("T")
 E = TypeVar("E", bound=InvalidParamsError)
 
 DEFAULT_LIMIT = 20
@@ -46,11 +48,17 @@ MAX_FIELDS = 5000
 
 
 class Payload(BaseModel):
-    """Base of all params and results; unknown fields are refused."""
+    """Base of all params and results; unknown fields are refused.
+
+    What is published under a name of ours has a class here even if OpenCode's own type is much
+    alike: that one has more fields, and defaults for what some version of OpenCode leaves out.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+    example: ClassVar[JsonObject] = {}
+    """Params that a method with no more than these would take."""
     nullable: ClassVar[frozenset[str]] = frozenset()
-    """Fields of a result that are told even when there is nothing to tell."""
+    """Fields of a result that are there even when they are null."""
     foreign: ClassVar[tuple[str, ...]] = ()
     """Params that other services have here, refused by name."""
 
@@ -65,8 +73,36 @@ class Body(Payload):
 
     model_config = ConfigDict(alias_generator=wire_name)
 
-    def given(self) -> JsonObject:
-        return self.model_dump(by_alias=True, exclude_none=True)
+
+class Item(Payload, Generic[T]):
+    item: T
+
+
+class Items(Payload, Generic[T]):
+    items: list[T]
+
+
+class Done(Payload):
+    ok: bool = True
+
+
+class SessionDone(Done):
+    session_id: str
+
+
+class PublishedSchema(GenerateJsonSchema):
+    """Names schemas as they are published: ``OneTask`` for ``Item[Task]``, ``Todos`` for a list."""
+
+    def normalize_name(self, name: str) -> str:
+        generic = re.fullmatch(r"(Items?)\[(\w+?)(?:Item|Summary)?\]", name)
+        if generic is None:
+            return super().normalize_name(name)
+        wrapper, kind = generic.groups()
+        if wrapper == "Item":
+            return f"One{kind}"
+        if kind == "Interrupt":
+            return wrapper  # as it was published first
+        return kind + ("es" if kind.endswith(("s", "ch")) else "s")
 
 
 # --- values -----------------------------------------------------------------------------------
@@ -178,6 +214,8 @@ class Placed(Routed):
 
 
 class OfSession(Placed):
+    example: ClassVar[JsonObject] = {"session_id": "ses_e222241e6ffeQZbiYrXEPgqFtd"}
+
     session_id: Id
 
 
@@ -190,9 +228,9 @@ class Listing(Placed):
     @model_validator(mode="before")
     @classmethod
     def _one_place(cls, sent: JsonObject, info: ValidationInfo) -> JsonObject:
-        line = info.context["line"] if info.context else None
+        version = info.context["version"] if info.context else None
         query = sent.get("query")
-        if line == "0.3" and isinstance(query, dict):
+        if version == "0.3" and isinstance(query, dict):
             outside = {name: value for name, value in sent.items() if name != "query"}
             for name, value in query.items():
                 if name in outside and outside[name] != value:
@@ -205,29 +243,32 @@ class Listing(Placed):
         return sent
 
 
-# --- results that several methods share -------------------------------------------------------
-
-
-class Done(Payload):
-    ok: bool = True
-
-
-class SessionDone(Done):
-    session_id: str
-
-
 # --- reading and writing ----------------------------------------------------------------------
 
 
-def read(model: type[P], params: JsonObject, line: str) -> P:
+def read(model: type[P], params: JsonObject, version: str) -> P:
     """Return params as their type, or raise what is wrong with them."""
     if _fields(params) > MAX_FIELDS:
         raise invalid("params", f"must not have more than {MAX_FIELDS} fields in all")
     try:
-        return model.model_validate_json(orjson.dumps(params), context={"line": line})
+        return model.model_validate_json(orjson.dumps(params), context={"version": version})
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)
-    raise _explain(model, details)
+    found = violations(details, _TAGS)
+    kinds = {detail["type"] for detail in details}
+    fields: list[Json] = [*sorted({one.field for one in found})]
+    if kinds == {"pagination_mode"}:
+        used: list[Json] = [*(one.field for one in found)]
+        known: list[Json] = [name for name in ("limit", "before") if name in model.model_fields]
+        raise refusal(PaginationModeError, found, supported=known, unsupported=used, fields=fields)
+    kind = MissingFieldError if kinds == {"missing"} else InvalidFieldError
+    bounds = (detail.get("ctx", {}).get("le") for detail in details)
+    most = next((bound for bound in bounds if bound is not None), None)
+    raise refusal(kind, found, field=found[0].field, fields=fields, max=most)
+
+
+_TAGS = frozenset({"text", "file", "agent", "subtask"})
+"""The kinds of parts of a prompt."""
 
 
 def _fields(value: Json) -> int:
@@ -239,8 +280,8 @@ def _fields(value: Json) -> int:
 
 def write(result: Payload) -> JsonObject:
     """Return a result as JSON: what is not known has no key."""
-    told: JsonObject = result.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return dict.fromkeys(sorted(result.nullable)) | told
+    known: JsonObject = result.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return dict.fromkeys(sorted(result.nullable)) | known
 
 
 def invalid(field: str, description: str) -> InvalidFieldError:
@@ -250,21 +291,3 @@ def invalid(field: str, description: str) -> InvalidFieldError:
 
 def refusal(kind: type[E], found: tuple[Violation, ...], **data: Json) -> E:
     return kind(listed(found), violations=found, **data)
-
-
-def _explain(model: type[Payload], details: Sequence[ErrorDetails]) -> InvalidParamsError:
-    found = violations(details, _TAGS)
-    kinds = {detail["type"] for detail in details}
-    fields: list[Json] = [*sorted({v.field for v in found})]
-    if kinds == {"pagination_mode"}:
-        used: list[Json] = [*(v.field for v in found)]
-        known: list[Json] = [name for name in ("limit", "before") if name in model.model_fields]
-        return refusal(PaginationModeError, found, supported=known, unsupported=used, fields=fields)
-    kind = MissingFieldError if kinds == {"missing"} else InvalidFieldError
-    bounds = (detail.get("ctx", {}).get("le") for detail in details)
-    most = next((bound for bound in bounds if bound is not None), None)
-    return refusal(kind, found, field=found[0].field, fields=fields, max=most)
-
-
-_TAGS = frozenset({"text", "file", "agent", "subtask"})
-"""The kinds of parts of a prompt."""

@@ -1,9 +1,12 @@
-"""What a session can be told to do: prompt, command and shell command, as callers write them.
+"""What goes into a session and what comes out of it.
 
-Fields have OpenCode's spelling. Files reach OpenCode as bytes only, in a form that it survives:
-those behind http(s) URLs are fetched here, and no URL of any other kind is passed on.
+In: prompts, commands and shell commands as callers write them, in OpenCode's spelling but checked
+more strictly. Files reach OpenCode as bytes only, in a form that it can handle: those behind
+http(s) URLs are fetched here, and no URL of any other kind is passed on. Out: OpenCode's stored
+messages as messages of A2A.
 """
 
+import base64
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
@@ -12,7 +15,7 @@ from pydantic import Field, model_validator
 from opencode_a2a.config import OpenCodeSettings
 from opencode_a2a.errors import MAX_VIOLATIONS, InvalidFieldError, Violation
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.extensions.payloads import (
+from opencode_a2a.extensions.params import (
     Body,
     Id,
     LongText,
@@ -25,6 +28,8 @@ from opencode_a2a.extensions.payloads import (
 )
 from opencode_a2a.ids import SessionId, scoped_id
 from opencode_a2a.media import UnfitError, fit_file, read_data_url
+from opencode_a2a.messages import Message
+from opencode_a2a.messages import Part as MessagePart
 from opencode_a2a.opencode import types as upstream
 from opencode_a2a.peers.network import Fetch, Fetched, FetchResult, TooManyFilesError
 from opencode_a2a.validation import FREE_OBJECT, wrong
@@ -166,16 +171,15 @@ class PromptRequest(Body):
         self, session_id: SessionId, defaults: OpenCodeSettings, fetch: Fetch
     ) -> upstream.Prompt:
         """Return what OpenCode is given; what the request leaves open is as in any turn."""
-        said = {name: value for name, value in self.given().items() if value != ""}
-        given = {
+        defaulted = {
             "model": defaults.model,
             "agent": defaults.agent,
             "system": defaults.system,
             "variant": defaults.variant,
-            **said,
-            "parts": await _inputs(session_id, self.parts, fetch),
         }
-        return upstream.Prompt.model_validate(given)
+        chosen = {name: value for name, value in given(self).items() if value != ""}
+        parts = await _inputs(session_id, self.parts, fetch)
+        return upstream.Prompt.model_validate({**defaulted, **chosen, "parts": parts})
 
 
 class CommandRequest(Body):
@@ -190,13 +194,13 @@ class CommandRequest(Body):
     async def call(
         self, session_id: SessionId, defaults: OpenCodeSettings, fetch: Fetch
     ) -> upstream.CommandCall:
-        given = self.given() | {
+        call = given(self) | {
             "agent": self.agent or defaults.agent,
             "variant": self.variant or defaults.variant,
             "model": f"{self.model.provider_id}/{self.model.model_id}" if self.model else None,
             "parts": await _inputs(session_id, self.parts, fetch) if self.parts else None,
         }
-        return upstream.CommandCall.model_validate(given)
+        return upstream.CommandCall.model_validate(call)
 
 
 class ShellRequest(Body):
@@ -205,11 +209,16 @@ class ShellRequest(Body):
     model: Model | None = None
 
     def call(self) -> upstream.ShellCall:
-        return upstream.ShellCall.model_validate(self.given())
+        return upstream.ShellCall.model_validate(given(self))
+
+
+def given(body: Body) -> JsonObject:
+    """Return a request as OpenCode is given it."""
+    return body.model_dump(by_alias=True, exclude_none=True)
 
 
 async def _inputs(session_id: SessionId, parts: Sequence[Part], fetch: Fetch) -> list[JsonObject]:
-    """Return parts with files in a form that OpenCode survives; list all that have none."""
+    """Return parts with files in a form that OpenCode can handle; name all that have none."""
     urls = [part.url for part in parts if isinstance(part, FilePart) and part.linked]
     try:
         links = iter(await fetch(urls) if urls else ())
@@ -218,13 +227,14 @@ async def _inputs(session_id: SessionId, parts: Sequence[Part], fetch: Fetch) ->
     inputs: list[JsonObject] = []
     refused: list[Violation] = []
     for index, part in enumerate(parts):
+        # OpenCode stores a part over one with the same id, be it another session's.
         named: JsonObject = {"id": scoped_id(session_id, part.id)} if part.id else {}
         try:
-            given = _file(part, links) if isinstance(part, FilePart) else part.given()
+            file = _file(part, links) if isinstance(part, FilePart) else {}
         except UnfitError as error:
             refused.append(Violation(f"request.parts[{index}].url", str(error)))
         else:
-            inputs.append(given | named)
+            inputs.append(given(part) | file | named)
     if refused:
         fields: list[Json] = [violation.field for violation in refused[:MAX_VIOLATIONS]]
         raise refusal(InvalidFieldError, tuple(refused), field=fields[0], fields=fields)
@@ -240,7 +250,85 @@ def _file(part: FilePart, links: Iterator[FetchResult]) -> JsonObject:
     else:
         data = read_data_url(part.url)
     fitted = fit_file(data, part.mime, part.filename)
-    return part.given() | {
-        "mime": fitted.media_type or "text/plain",
-        "url": f"data:{fitted.media_type};base64,{fitted.data}",
-    }
+    url = f"data:{fitted.media_type};base64,{fitted.data}"
+    return {"mime": fitted.media_type or "text/plain", "url": url}
+
+
+# --- out --------------------------------------------------------------------------------------
+
+
+def read_message(stored: upstream.MessageWithParts) -> Message:
+    """Return a stored message as one of A2A.
+
+    Text, files, tool calls and what was given to sub-agents are kept; reasoning, steps and patches
+    are not part of what was said.
+    """
+    info, assistant = stored.info, isinstance(stored.info, upstream.AssistantMessage)
+    parts = [part for one in stored.parts for part in _read_part(one)]
+    if not parts:
+        # Nothing but what OpenCode added itself; a message must have a part.
+        texts = [part.text for part in stored.parts if isinstance(part, upstream.TextPart)]
+        parts = [MessagePart("text", text="\n".join(texts))]
+    shared: JsonObject = {"session": {"id": info.session_id}}
+    model = info if isinstance(info, upstream.AssistantMessage) else info.model
+    if model and model.provider_id and model.model_id:
+        shared["model"] = {"providerID": model.provider_id, "modelID": model.model_id}
+    about: dict[str, Json] = {"agent": info.agent, "created": info.time.created}
+    if isinstance(info, upstream.AssistantMessage):
+        about |= {
+            "parent_id": info.parent_id,
+            "completed": info.time.completed,
+            "finish": info.finish,
+            "error": info.error and {"type": info.error.name, "message": info.error.data.message},
+            "summary": info.summary or None,
+        }
+    known: JsonObject = {name: value for name, value in about.items() if value is not None}
+    return Message(
+        message_id=info.id,
+        role="agent" if assistant else "user",
+        parts=parts,
+        metadata={"shared": shared, "opencode": known},
+    )
+
+
+def _read_part(part: upstream.Part) -> Iterator[MessagePart]:
+    match part:
+        case upstream.TextPart() if not part.synthetic and not part.ignored and part.text:
+            yield MessagePart("text", text=part.text)
+        case upstream.FilePart():
+            yield _read_file(part)
+        case upstream.AgentPart() | upstream.SubtaskPart():
+            # As prompts have it, without the ids that OpenCode adds.
+            own = {"id", "session_id", "message_id"}
+            data = part.model_dump(mode="json", by_alias=True, exclude=own, exclude_none=True)
+            yield MessagePart("data", data=data, media_type="application/json")
+        case upstream.ToolPart(state=state):
+            told, fields = dict(state), ("title", "input", "output", "error")
+            yield MessagePart(
+                "data",
+                data={
+                    "call_id": part.call_id,
+                    "tool": part.tool,
+                    "status": state.status,
+                    **{name: told[name] for name in fields if told.get(name) is not None},
+                },
+                media_type="application/json",
+                metadata={"shared": {"stream": {"block_type": "tool_call"}}},
+            )
+            if isinstance(state, upstream.ToolCompleted):
+                yield from map(_read_file, state.attachments)
+        case _:
+            pass
+
+
+def _read_file(part: upstream.FilePart) -> MessagePart:
+    if part.url.startswith(("http://", "https://")):
+        return MessagePart("url", url=part.url, media_type=part.mime, filename=part.filename)
+    try:
+        data = read_data_url(part.url)
+    except UnfitError:
+        # A file on OpenCode's machine: its name may be known, its path may not.
+        known: JsonObject = {"type": "file", "filename": part.filename, "mime": part.mime}
+        return MessagePart("data", data=known, media_type="application/json")
+    raw = base64.b64encode(data).decode()
+    return MessagePart("raw", raw=raw, media_type=part.mime, filename=part.filename)
