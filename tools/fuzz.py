@@ -32,6 +32,7 @@ from opencode_a2a.events import JsonObject
 from opencode_a2a.server.contracts import declared
 from opencode_a2a.server.operations import METHODS
 from opencode_a2a.server.rest import CARDS, PREFIXES, ROUTES
+from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
 from tests.support.program import Program
 from tests.support.service import TOKEN, message, variables_for
@@ -427,15 +428,15 @@ class Fuzzer:
     async def settle(self) -> None:
         """Cancel what waits for a person."""
         listing: JsonObject = {"status": "TASK_STATE_INPUT_REQUIRED", "pageSize": 100}
-        waiting = (await self.program.rpc("ListTasks", listing))["result"]["tasks"]
+        waiting = (await Caller(self.program).answer("ListTasks", listing))["result"]["tasks"]
         for task in waiting:
-            await self.program.rpc("CancelTask", {"id": task["id"]})
+            await Caller(self.program).answer("CancelTask", {"id": task["id"]})
 
     async def check(self) -> None:
         """See that the service still does its work."""
         await self.settle()
         async with asyncio.timeout(ANSWER_SECONDS):
-            answer = await self.program.rpc("SendMessage", message("hello"))
+            answer = await Caller(self.program).answer("SendMessage", message("hello"))
         if answer["result"]["task"]["status"]["state"] != "TASK_STATE_COMPLETED":
             self.report.failures["a plain message after all"] = str(answer)
 

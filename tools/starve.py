@@ -19,8 +19,9 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from tests.conftest import make_repository
+from tests.support.answers import Task
 from tests.support.backstage import Backstage, script
-from tests.support.caller import Caller, Task
+from tests.support.caller import Caller
 from tests.support.program import Program
 from tests.support.service import variables_for
 

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from types import CodeType, FrameType
 from typing import Any
 
+from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
 from tests.support.service import message, serving, settings_for
 
@@ -53,7 +54,7 @@ async def walk() -> Walk:
             FakeOpenCode(workspace).running() as opencode,
             serving(settings_for(opencode, state)) as service,
         ):
-            await service.send("hello")
+            await Caller(service).send("hello")
             seen.on = True
             await service.http.post(
                 "/message:stream", json=message("hello"), headers={"A2A-Version": "1.0"}

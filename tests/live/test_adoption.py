@@ -13,8 +13,9 @@ import pytest
 
 from opencode_a2a.events import JsonObject
 from opencode_a2a_demo.server import DemoModel, opencode_config
+from tests.support.answers import Task, fold
 from tests.support.backstage import script
-from tests.support.caller import Caller, Task, fold
+from tests.support.caller import Caller
 from tests.support.program import Program
 from tests.support.service import TOKEN
 
@@ -125,7 +126,7 @@ async def test_a_stop_says_what_is_open_and_keeps_what_waits_for_a_person(
         "session_id": session,
         "request": {"parts": [{"type": "text", "text": prompt}]},
     }
-    assert "result" in await program.rpc("opencode.sessions.prompt_async", params)
+    assert "result" in await Caller(program).answer("opencode.sessions.prompt_async", params)
     await model.gate(errand).reached.wait()
     first, before = opencode_pid(program), len(program.lines)
 
@@ -140,7 +141,7 @@ async def test_a_stop_says_what_is_open_and_keeps_what_waits_for_a_person(
 
     await program.start()
     assert opencode_pid(program) == first
-    statuses = await program.rpc("opencode.sessions.status", {})
+    statuses = await Caller(program).answer("opencode.sessions.status", {})
     assert session not in orjson.dumps(statuses).decode()
     model.gate(gate).opened.set()
     assert (await caller.ended(working.id)).state != "completed"  # nobody watched it

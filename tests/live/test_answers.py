@@ -23,8 +23,9 @@ from opencode_a2a.ids import RequestId
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.launch import USERNAME
 from tests.live.conftest import Serve
+from tests.support.answers import RefusedError, Task, Update
 from tests.support.backstage import Backstage, script
-from tests.support.caller import Caller, RefusedError, Task, Update
+from tests.support.caller import Caller
 from tests.support.heard import listening
 from tests.support.program import Program
 from tests.support.proxy import Moment, Proxy

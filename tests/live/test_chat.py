@@ -10,6 +10,7 @@ import pytest
 
 from opencode_a2a.opencode.launch import free_port
 from tests.support.backstage import Backstage, script
+from tests.support.caller import Caller
 from tests.support.service import TOKEN, Running, serving, settings_for
 from tests.support.terminal import Terminal
 
@@ -41,7 +42,7 @@ def gate() -> str:
 
 
 async def tasks(service: Running) -> list[Any]:
-    answer: Any = await service.rpc("ListTasks", {"historyLength": 10})
+    answer: Any = await Caller(service).answer("ListTasks", {"historyLength": 10})
     return answer["result"]["tasks"]
 
 

@@ -21,8 +21,9 @@ from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.client import OpenCode
 from opencode_a2a.opencode.types import TextPart
+from tests.support.answers import Task, Update, Wire, fold
 from tests.support.backstage import Backstage, script
-from tests.support.caller import Caller, Following, Task, Update, Wire, fold
+from tests.support.caller import Caller, Following
 from tests.support.heard import listening
 from tests.support.program import Program
 from tests.support.proxy import Proxy
@@ -67,7 +68,7 @@ async def prompts(opencode: OpenCode, task: Task) -> list[list[str]]:
 
 async def working(program: Program) -> list[Any]:
     """Return the tasks that are neither ended nor waiting for a person."""
-    answer = await program.rpc("ListTasks", {"pageSize": 100})
+    answer = await Caller(program).answer("ListTasks", {"pageSize": 100})
     states = {"TASK_STATE_SUBMITTED", "TASK_STATE_WORKING"}
     return [t for t in answer["result"]["tasks"] if t["status"]["state"] in states]
 
@@ -315,7 +316,7 @@ async def test_no_task_is_lost_or_doubled_whenever_the_service_is_killed(
         assert (task.state, task.text) == ("completed", answer)
         assert await prompts(opencode, task) == [[spoken(answer)]]
     assert await working(program) == []
-    listed = await program.rpc("ListTasks", {"pageSize": 100})
+    listed = await Caller(program).answer("ListTasks", {"pageSize": 100})
     assert listed["result"]["totalSize"] == len(sent)
 
 

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from opencode_a2a.server.contracts import ALL_EXTENSIONS
 from tests.support.backstage import Backstage
-from tests.support.methods import Client, client
+from tests.support.caller import Caller
 from tests.support.service import Running, serving, settings_for
 
 pytestmark = pytest.mark.live
@@ -44,8 +44,8 @@ async def running(
 
 
 @pytest.fixture
-def caller(running: Running) -> Client:
-    return client(running)
+def caller(running: Running) -> Caller:
+    return Caller(running)
 
 
 async def fetch(http: httpx2.AsyncClient, path: str) -> Any:
@@ -61,7 +61,7 @@ def params_of(card: Any) -> dict[str, Any]:
     return {anchor: params for anchor, params in found.items() if anchor}
 
 
-async def number(caller: Client, method: str) -> int | None:
+async def number(caller: Caller, method: str) -> int | None:
     """Return the error number of a call without params; None when it has a result."""
     version = "0.3" if "/" in method else "1.0"
     answer = await caller.answer(method, {}, version)
@@ -69,7 +69,7 @@ async def number(caller: Client, method: str) -> int | None:
 
 
 async def test_everything_declared_answers_and_nothing_else_does(
-    running: Running, caller: Client
+    running: Running, caller: Caller
 ) -> None:
     extended = params_of(await fetch(running.http, "/extendedAgentCard"))
     document = await fetch(running.http, "/openapi.json")
@@ -182,7 +182,7 @@ async def test_document_and_page_need_the_credential_and_nothing_else(running: R
     assert "fetch(" not in page
 
 
-async def test_the_examples_are_accepted_as_they_are(running: Running, caller: Client) -> None:
+async def test_the_examples_are_accepted_as_they_are(running: Running, caller: Caller) -> None:
     document = await fetch(running.http, "/openapi.json")
     content = document["paths"]["/"]["post"]["requestBody"]["content"]["application/json"]
 

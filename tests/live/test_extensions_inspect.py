@@ -9,28 +9,28 @@ from structlog.testing import capture_logs
 
 from opencode_a2a.events import JsonObject
 from tests.support.backstage import Backstage
-from tests.support.methods import Client, client
+from tests.support.caller import Caller
 from tests.support.service import Running, serving, settings_for
 
 pytestmark = pytest.mark.live
 
 
 @pytest.fixture
-def caller(service: Running) -> Client:
-    return client(service)
+def caller(service: Running) -> Caller:
+    return Caller(service)
 
 
 @pytest.fixture
-async def operator(backstage: Backstage, tmp_path: Path) -> AsyncGenerator[Client]:
+async def operator(backstage: Backstage, tmp_path: Path) -> AsyncGenerator[Caller]:
     """A caller of a service that lets workspaces be changed."""
     settings = settings_for(backstage, tmp_path, A2A_ENABLE_WORKSPACE_MUTATIONS="true")
     async with serving(settings) as running:
-        yield client(running)
+        yield Caller(running)
 
 
-async def test_providers_and_models_are_told_without_keys(caller: Client) -> None:
-    providers = await caller.call("opencode.providers.list", {"connected": True})
-    models = await caller.call("opencode.models.list", {"provider_id": "demo"})
+async def test_providers_and_models_are_told_without_keys(caller: Caller) -> None:
+    providers = await caller.method("opencode.providers.list", {"connected": True})
+    models = await caller.method("opencode.models.list", {"provider_id": "demo"})
 
     assert providers == {
         "items": [
@@ -59,7 +59,7 @@ async def test_providers_and_models_are_told_without_keys(caller: Client) -> Non
         "supports_tool_call": True,
         "supports_attachments": True,
     }
-    none = await caller.call("opencode.models.list", {"provider_id": "nope"})
+    none = await caller.method("opencode.models.list", {"provider_id": "nope"})
     assert none["items"] == []
     blank = await caller.refused("opencode.models.list", {"provider_id": " "})
     assert blank.fields == ("provider_id",)
@@ -68,9 +68,9 @@ async def test_providers_and_models_are_told_without_keys(caller: Client) -> Non
     assert outside.fields == ("metadata.opencode.directory",)
 
 
-async def test_agents_and_commands_are_listed(caller: Client) -> None:
-    agents = await caller.call("opencode.agents.list")
-    commands = await caller.call("opencode.commands.list")
+async def test_agents_and_commands_are_listed(caller: Caller) -> None:
+    agents = await caller.method("opencode.agents.list")
+    commands = await caller.method("opencode.commands.list")
 
     modes = {agent["name"]: (agent["mode"], agent["selectable"]) for agent in agents["items"]}
     assert modes["build"] == ("primary", True)
@@ -78,25 +78,25 @@ async def test_agents_and_commands_are_listed(caller: Client) -> None:
     assert {"init", "review"} <= {command["name"] for command in commands["items"]}
 
 
-async def test_projects_of_the_workspace_are_listed(caller: Client, backstage: Backstage) -> None:
-    current = await caller.call("opencode.projects.current")
-    listed = await caller.call("opencode.projects.list")
+async def test_projects_of_the_workspace_are_listed(caller: Caller, backstage: Backstage) -> None:
+    current = await caller.method("opencode.projects.current")
+    listed = await caller.method("opencode.projects.list")
 
     assert current["item"]["worktree"] == str(backstage.workspace)
     assert current["item"]["vcs"] == "git"
     assert current["item"] in listed["items"]
-    assert await caller.call("opencode.workspaces.list") == {"items": []}
+    assert await caller.method("opencode.workspaces.list") == {"items": []}
 
 
-async def test_files_are_listed_read_and_found(caller: Client, backstage: Backstage) -> None:
+async def test_files_are_listed_read_and_found(caller: Caller, backstage: Backstage) -> None:
     (backstage.workspace / "sub").mkdir(exist_ok=True)
     (backstage.workspace / "sub" / "inner.bin").write_bytes(b"\x00\x01\x02")
 
-    top = await caller.call("opencode.files.list")
-    sub = await caller.call("opencode.files.list", {"directory": "sub"})
-    read = await caller.call("opencode.files.read", {"path": "hello.txt"})
-    binary = await caller.call("opencode.files.read", {"path": "sub/inner.bin"})
-    names = await caller.call("opencode.files.find", {"query": "hello"})
+    top = await caller.method("opencode.files.list")
+    sub = await caller.method("opencode.files.list", {"directory": "sub"})
+    read = await caller.method("opencode.files.read", {"path": "hello.txt"})
+    binary = await caller.method("opencode.files.read", {"path": "sub/inner.bin"})
+    names = await caller.method("opencode.files.find", {"query": "hello"})
 
     kinds = {one["name"]: one["type"] for one in top["items"]}
     assert (kinds["hello.txt"], kinds["sub"]) == ("file", "directory")
@@ -106,7 +106,7 @@ async def test_files_are_listed_read_and_found(caller: Client, backstage: Backst
     assert {"path": "hello.txt"} in names["items"]
 
 
-async def test_lines_are_found_by_a_pattern_that_is_no_option(caller: Client) -> None:
+async def test_lines_are_found_by_a_pattern_that_is_no_option(caller: Caller) -> None:
     answer = await caller.answer("opencode.files.find", {"query": "hel+o", "type": "text"})
     hostile = await caller.answer(
         "opencode.files.find", {"query": "--pre=touch pwned", "type": "text"}
@@ -124,7 +124,7 @@ async def test_lines_are_found_by_a_pattern_that_is_no_option(caller: Client) ->
 )
 @pytest.mark.parametrize("method", ["opencode.files.list", "opencode.files.read"])
 async def test_no_path_leads_out_of_the_workspace(
-    caller: Client, backstage: Backstage, path: str, method: str
+    caller: Caller, backstage: Backstage, path: str, method: str
 ) -> None:
     link = backstage.workspace / "way-out"
     if not link.is_symlink():
@@ -155,17 +155,17 @@ async def test_no_path_leads_out_of_the_workspace(
     ],
 )
 async def test_wrong_params_are_named(
-    caller: Client, method: str, params: JsonObject, field: str
+    caller: Caller, method: str, params: JsonObject, field: str
 ) -> None:
     refused = await caller.refused(method, params)
 
     assert (refused.code, refused.fields) == (-32602, (field,))
 
 
-async def test_changes_of_the_working_tree_are_shown(caller: Client, backstage: Backstage) -> None:
+async def test_changes_of_the_working_tree_are_shown(caller: Caller, backstage: Backstage) -> None:
     (backstage.workspace / "hello.txt").write_text("hello\nworld\n")
     try:
-        diff = await caller.call("opencode.vcs.diff", {"context": 1})
+        diff = await caller.method("opencode.vcs.diff", {"context": 1})
     finally:
         (backstage.workspace / "hello.txt").write_text("hello\n")
 
@@ -175,35 +175,35 @@ async def test_changes_of_the_working_tree_are_shown(caller: Client, backstage: 
     assert diff["branch"] == diff["default_branch"]
 
 
-async def test_worktrees_are_made_reset_and_removed(operator: Client) -> None:
+async def test_worktrees_are_made_reset_and_removed(operator: Caller) -> None:
     with capture_logs() as logs:
-        made = await operator.call("opencode.worktrees.create", {"request": {"name": "one two"}})
+        made = await operator.method("opencode.worktrees.create", {"request": {"name": "one two"}})
     directory = made["item"]["directory"]
     request: JsonObject = {"request": {"directory": directory}}
 
-    listed = await operator.call("opencode.worktrees.list")
-    reset = await operator.call("opencode.worktrees.reset", request)
-    removed = await operator.call("opencode.worktrees.remove", request)
+    listed = await operator.method("opencode.worktrees.list")
+    reset = await operator.method("opencode.worktrees.reset", request)
+    removed = await operator.method("opencode.worktrees.remove", request)
 
     assert made["item"]["name"] == "one-two"
     assert directory in listed["items"]
     assert (reset, removed) == ({"ok": True}, {"ok": True})
-    assert directory not in (await operator.call("opencode.worktrees.list"))["items"]
+    assert directory not in (await operator.method("opencode.worktrees.list"))["items"]
     assert [e["outcome"] for e in logs if e["event"] == "workspace_mutation_audit"] == ["success"]
 
 
 @pytest.mark.parametrize("directory", ["/tmp", "/", "..", ""])  # noqa: S108 - never touched
 @pytest.mark.parametrize("method", ["opencode.worktrees.remove", "opencode.worktrees.reset"])
 async def test_only_worktrees_of_the_project_can_be_touched(
-    operator: Client, directory: str, method: str
+    operator: Caller, directory: str, method: str
 ) -> None:
     refused = await operator.refused(method, {"request": {"directory": directory}})
 
     assert refused.fields == ("request.directory",)
 
 
-async def test_a_workspace_that_is_not_there_is_removed_as_null(operator: Client) -> None:
-    gone = await operator.call("opencode.workspaces.remove", {"workspace_id": "wrk_none"})
+async def test_a_workspace_that_is_not_there_is_removed_as_null(operator: Caller) -> None:
+    gone = await operator.method("opencode.workspaces.remove", {"workspace_id": "wrk_none"})
     hostile = await operator.refused("opencode.workspaces.remove", {"workspace_id": "../config"})
     odd = await operator.refused(
         "opencode.workspaces.create", {"request": {"type": "worktree", "id": "x/../y"}}
@@ -214,7 +214,7 @@ async def test_a_workspace_that_is_not_there_is_removed_as_null(operator: Client
     assert odd.fields == ("request.id",)
 
 
-async def test_workspace_changes_are_off_by_default(caller: Client) -> None:
+async def test_workspace_changes_are_off_by_default(caller: Caller) -> None:
     for name in ("workspaces.create", "workspaces.remove", "worktrees.create", "worktrees.reset"):
         refused = await caller.refused(f"opencode.{name}", {})
         assert (refused.code, refused.data["toggle"]) == (-32601, "A2A_ENABLE_WORKSPACE_MUTATIONS")

@@ -20,7 +20,6 @@ from opencode_a2a.opencode.feed import Feed
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller
 from tests.support.heard import listening
-from tests.support.methods import Client, client
 from tests.support.service import TOKEN, Running, serving, settings_for
 
 pytestmark = pytest.mark.live
@@ -65,13 +64,13 @@ async def shared(backstage: Backstage, tmp_path: Path) -> AsyncGenerator[Running
 
 
 @pytest.fixture
-def ann(shared: Running) -> Client:
-    return client(shared, ANN)
+def ann(shared: Running) -> Caller:
+    return Caller(shared, token=ANN)
 
 
 @pytest.fixture
-def bob(shared: Running) -> Client:
-    return client(shared, BOB)
+def bob(shared: Running) -> Caller:
+    return Caller(shared, token=BOB)
 
 
 def request_of(task: Any) -> str:
@@ -80,43 +79,43 @@ def request_of(task: Any) -> str:
 
 async def ended(service: Running, task: Any, token: str = ANN) -> Any:
     """Follow a task to its end and return it."""
-    return (await Caller(service, token=token).ended(task["id"])).raw
+    return (await Caller(service, token=token).ended(task.id)).raw
 
 
-async def permissions(caller: Client) -> Any:
+async def permissions(caller: Caller) -> Any:
     """Return the list of permissions once there is one with a deadline."""
     async with asyncio.timeout(30):
         while True:
-            listed = await caller.call("opencode.permissions.list")
+            listed = await caller.method("opencode.permissions.list")
             if any("expires_at" in item for item in listed["items"]):
                 return listed
 
 
 async def test_a_permission_is_listed_and_allowed_by_method(
-    shared: Running, ann: Client, bob: Client
+    shared: Running, ann: Caller, bob: Caller
 ) -> None:
     task = await ann.send(script(FETCH, {"say": "done"}))
     request_id = request_of(task)
 
-    listed = await ann.call("opencode.permissions.list")
-    others = await bob.call("opencode.permissions.list")
-    questions = await ann.call("opencode.questions.list")
+    listed = await ann.method("opencode.permissions.list")
+    others = await bob.method("opencode.permissions.list")
+    questions = await ann.method("opencode.questions.list")
     reply: JsonObject = {"request_id": request_id, "reply": " Once "}
     foreign = await bob.refused("a2a.interrupt.permission.reply", reply)
     mismatch = await ann.refused("a2a.interrupt.question.reject", {"request_id": request_id})
     always = await ann.refused("a2a.interrupt.permission.reply", {**reply, "reply": "always"})
-    done = await ann.call("a2a.interrupt.permission.reply", reply)
-    again = await ann.call("a2a.interrupt.permission.reply", reply)
+    done = await ann.method("a2a.interrupt.permission.reply", reply)
+    again = await ann.method("a2a.interrupt.permission.reply", reply)
     other = await ann.refused("a2a.interrupt.permission.reply", {**reply, "reply": "reject"})
 
     waiting = listed["items"][0]
-    interrupt = task["metadata"]["shared"]["interrupt"]
+    interrupt = task.interrupt
     assert waiting == {
         "request_id": request_id,
-        "session_id": task["metadata"]["shared"]["session"]["id"],
+        "session_id": task.session_id,
         "interrupt_type": "permission",
-        "task_id": task["id"],
-        "context_id": task["contextId"],
+        "task_id": task.id,
+        "context_id": task.context_id,
         "details": interrupt["details"],
         "asked_at": interrupt["asked_at"],
         "expires_at": interrupt["expires_at"],
@@ -137,17 +136,17 @@ async def test_a_permission_is_listed_and_allowed_by_method(
     assert done == again == {"ok": True, "request_id": request_id}
     assert other.code == -31004
     assert (await ended(shared, task))["status"]["state"] == "TASK_STATE_COMPLETED"
-    assert await ann.call("opencode.permissions.list") == {"items": []}
+    assert await ann.method("opencode.permissions.list") == {"items": []}
 
 
 async def test_copies_of_one_answer_by_method_get_the_same_good_answer(
-    shared: Running, ann: Client
+    shared: Running, ann: Caller
 ) -> None:
     task = await ann.send(script(FETCH, {"say": "done"}))
     reply = {"request_id": request_of(task), "reply": "once"}
 
     answers = await asyncio.gather(
-        *(ann.call("a2a.interrupt.permission.reply", reply) for _ in range(10))
+        *(ann.method("a2a.interrupt.permission.reply", reply) for _ in range(10))
     )
 
     assert answers == [{"ok": True, "request_id": request_of(task)}] * 10
@@ -156,34 +155,34 @@ async def test_copies_of_one_answer_by_method_get_the_same_good_answer(
 
 @pytest.mark.requirement("I16")
 async def test_a_clock_that_jumps_by_a_day_does_not_expire_what_was_just_asked(
-    shared: Running, ann: Client, monkeypatch: pytest.MonkeyPatch
+    shared: Running, ann: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = await ann.send(script(FETCH, {"say": "done"}))
 
     later = time.time_ns() + 24 * 3600 * 10**9
     monkeypatch.setattr("opencode_a2a.clock.time", SimpleNamespace(time_ns=lambda: later))
     reply = {"request_id": request_of(task), "reply": "once"}
-    done = await ann.call("a2a.interrupt.permission.reply", reply)
+    done = await ann.method("a2a.interrupt.permission.reply", reply)
 
     assert done == {"ok": True, "request_id": request_of(task)}
     assert (await ended(shared, task))["status"]["state"] == "TASK_STATE_COMPLETED"
 
 
-async def test_a_refusal_with_a_message_lets_the_model_go_on(shared: Running, ann: Client) -> None:
+async def test_a_refusal_with_a_message_lets_the_model_go_on(shared: Running, ann: Caller) -> None:
     task = await ann.send(script(FETCH, {"say": "without it"}))
     reply: JsonObject = {"request_id": request_of(task), "reply": "reject", "message": "not now"}
 
-    await ann.call("a2a.interrupt.permission.reply", reply)
+    await ann.method("a2a.interrupt.permission.reply", reply)
 
     last = await ended(shared, task)
     assert last["status"]["state"] == "TASK_STATE_COMPLETED"
     assert "without it" in orjson.dumps(last["artifacts"]).decode()
 
 
-async def test_questions_are_answered_and_dismissed_by_method(shared: Running, ann: Client) -> None:
+async def test_questions_are_answered_and_dismissed_by_method(shared: Running, ann: Caller) -> None:
     task = await ann.send(script(QUESTION, {"say": "{{result}}"}))
     request_id = request_of(task)
-    listed = await ann.call("opencode.questions.list")
+    listed = await ann.method("opencode.questions.list")
     many: JsonObject = {"request_id": request_id, "answers": [["Red"], ["Blue"]]}
     refused = await ann.refused("a2a.interrupt.question.reply", many)
     mismatch = await ann.refused(
@@ -191,7 +190,7 @@ async def test_questions_are_answered_and_dismissed_by_method(shared: Running, a
     )
 
     answers: list[Json] = [[" Blue ", ""]]
-    done = await ann.call(
+    done = await ann.method(
         "a2a.interrupt.question.reply", {"request_id": request_id, "answers": answers}
     )
 
@@ -204,7 +203,7 @@ async def test_questions_are_answered_and_dismissed_by_method(shared: Running, a
     assert "Blue" in orjson.dumps(last["artifacts"]).decode()
 
     other = await ann.send(script(QUESTION, {"say": "never"}))
-    await ann.call("a2a.interrupt.question.reject", {"request_id": request_of(other)})
+    await ann.method("a2a.interrupt.question.reject", {"request_id": request_of(other)})
     assert str((await ended(shared, other))["status"]["state"]) in (
         "TASK_STATE_REJECTED",
         "TASK_STATE_COMPLETED",
@@ -212,9 +211,9 @@ async def test_questions_are_answered_and_dismissed_by_method(shared: Running, a
 
 
 async def test_what_a_prompt_given_by_method_asks_is_answered_by_method(
-    ann: Client, bob: Client, backstage: Backstage
+    ann: Caller, bob: Caller, backstage: Backstage
 ) -> None:
-    made = await ann.call("opencode.sessions.create", {"request": {"title": "Asked"}})
+    made = await ann.method("opencode.sessions.create", {"request": {"title": "Asked"}})
     session_id = made["item"]["id"]
     parts = [{"type": "text", "text": script(TIMED, {"gate": "stray"}, {"say": "done"})}]
     params = {"session_id": session_id, "request": {"parts": parts}}
@@ -224,20 +223,20 @@ async def test_what_a_prompt_given_by_method_asks_is_answered_by_method(
         async with asyncio.timeout(60):
             await feed.connected()
             with feed.follow(SessionId(session_id)) as heard:
-                await ann.call("opencode.sessions.prompt_async", params)
+                await ann.method("opencode.sessions.prompt_async", params)
                 while not any(isinstance(one, PermissionAsked) for one in await heard.batch()):
                     pass
         listening.cancel()
 
     listed = await permissions(ann)
-    others = await bob.call("opencode.permissions.list")
+    others = await bob.method("opencode.permissions.list")
     reply = {"request_id": listed["items"][0]["request_id"], "reply": "once"}
     foreign = await bob.refused("a2a.interrupt.permission.reply", reply)
     always = await ann.refused("a2a.interrupt.permission.reply", {**reply, "reply": "always"})
     mismatch = await ann.refused(
         "a2a.interrupt.question.reject", {"request_id": reply["request_id"]}
     )
-    await ann.call("a2a.interrupt.permission.reply", reply)
+    await ann.method("a2a.interrupt.permission.reply", reply)
 
     asked = listed["items"][0]
     assert (asked["session_id"], asked["details"]["permission"]) == (session_id, "webfetch")
@@ -248,9 +247,9 @@ async def test_what_a_prompt_given_by_method_asks_is_answered_by_method(
     assert (foreign.code, always.fields, mismatch.code) == (-31004, ("reply",), -31008)
     async with asyncio.timeout(60):
         await backstage.reached("stray")
-    assert await ann.call("opencode.permissions.list") == {"items": []}
-    assert (await ann.call("a2a.interrupt.permission.reply", reply))["ok"]
-    await ann.call("opencode.sessions.abort", {"session_id": session_id})
+    assert await ann.method("opencode.permissions.list") == {"items": []}
+    assert (await ann.method("a2a.interrupt.permission.reply", reply))["ok"]
+    await ann.method("opencode.sessions.abort", {"session_id": session_id})
 
 
 RULES = '[{"permission": "webfetch", "pattern": "*", "action": "deny"}]'
@@ -279,10 +278,10 @@ async def test_what_is_asked_without_a_task_has_a_deadline_rules_and_an_audit_re
             serving(settings_for(backstage, tmp_path, **setting)) as running,
             asyncio.TaskGroup() as group,
         ):
-            caller = client(running)
-            made = await caller.call("opencode.sessions.create", {})
+            caller = Caller(running)
+            made = await caller.method("opencode.sessions.create", {})
             params = {"session_id": made["item"]["id"], "request": requests[method]}
-            group.create_task(caller.call(f"opencode.sessions.{method}", params))
+            group.create_task(caller.method(f"opencode.sessions.{method}", params))
             await backstage.reached(gate)
             await backstage.open(gate)
 
@@ -299,21 +298,21 @@ async def test_what_is_asked_without_a_task_keeps_its_deadline_over_a_restart(
     parts = [{"type": "text", "text": script([TIMED], [{"say": "went on"}, {"gate": gate}])}]
     settings = settings_for(backstage, tmp_path)
     async with serving(settings) as running, listening(opencode) as heard:
-        caller = client(running)
-        made = await caller.call("opencode.sessions.create", {})
+        caller = Caller(running)
+        made = await caller.method("opencode.sessions.create", {})
         params = {"session_id": made["item"]["id"], "request": {"parts": parts}}
-        await caller.call("opencode.sessions.prompt_async", params)
+        await caller.method("opencode.sessions.prompt_async", params)
         await heard.until(b'"permission.asked"')
         before = await permissions(caller)
 
     with capture_logs() as logs:
         async with serving(settings) as running:
-            caller = client(running)
-            after = await caller.call("opencode.permissions.list")
+            caller = Caller(running)
+            after = await caller.method("opencode.permissions.list")
             reply = {"request_id": after["items"][0]["request_id"], "reply": "once"}
-            await caller.call("a2a.interrupt.permission.reply", reply)
+            await caller.method("a2a.interrupt.permission.reply", reply)
             await backstage.reached(gate)
-            await caller.call("opencode.sessions.abort", {"session_id": made["item"]["id"]})
+            await caller.method("opencode.sessions.abort", {"session_id": made["item"]["id"]})
 
     assert before["items"][0]["expires_at"]
     assert after == before
@@ -324,7 +323,7 @@ async def test_what_is_asked_without_a_task_keeps_its_deadline_over_a_restart(
 async def test_an_expired_request_says_so_for_a_while(backstage: Backstage, tmp_path: Path) -> None:
     settings = settings_for(backstage, tmp_path, A2A_INTERRUPT_REQUEST_TTL_SECONDS="1")
     async with serving(settings) as running:
-        caller = client(running)
+        caller = Caller(running)
         task = await caller.send(script(FETCH, {"say": "went on"}))
         request_id = request_of(task)
         last = await ended(running, task, TOKEN)
@@ -346,7 +345,7 @@ async def test_without_a_tombstone_an_expired_request_is_missing(
         A2A_INTERRUPT_REQUEST_TOMBSTONE_TTL_SECONDS="0.001",
     )
     async with serving(settings) as running:
-        caller = client(running)
+        caller = Caller(running)
         task = await caller.send(script(FETCH, {"say": "went on"}))
         await ended(running, task, TOKEN)
         reply: JsonObject = {"request_id": request_of(task), "reply": "once"}
@@ -384,14 +383,14 @@ async def test_without_a_tombstone_an_expired_request_is_missing(
 async def test_wrong_params_are_named(
     service: Running, method: str, params: JsonObject, fields: tuple[str, ...]
 ) -> None:
-    refused = await client(service).refused(method, params)
+    refused = await Caller(service).refused(method, params)
 
     assert (refused.code, refused.fields) == (-32602, fields)
 
 
 @pytest.mark.parametrize("request_id", ["per_none", "../config", "per_1?x=", "x/../per_1"])
 async def test_unknown_and_hostile_ids_are_missing(service: Running, request_id: str) -> None:
-    refused = await client(service).refused(
+    refused = await Caller(service).refused(
         "a2a.interrupt.permission.reply", {"request_id": request_id, "reply": "once"}
     )
 

@@ -15,9 +15,9 @@ from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.launch import USERNAME
 from opencode_a2a.opencode.types import SessionDraft
+from tests.support.answers import Task
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller
-from tests.support.methods import Client, client, session_of
 from tests.support.service import Running, serving, settings_for
 
 pytestmark = pytest.mark.live
@@ -58,25 +58,25 @@ async def shared(backstage: Backstage, tmp_path: Path) -> AsyncGenerator[Running
 
 
 @pytest.fixture
-def ann(shared: Running) -> Client:
-    return client(shared, ANN)
+def ann(shared: Running) -> Caller:
+    return Caller(shared, token=ANN)
 
 
 @pytest.fixture
-def bob(shared: Running) -> Client:
-    return client(shared, BOB)
+def bob(shared: Running) -> Caller:
+    return Caller(shared, token=BOB)
 
 
-async def make(caller: Client, title: str = "A session") -> str:
-    made = await caller.call("opencode.sessions.create", {"request": {"title": title}})
+async def make(caller: Caller, title: str = "A session") -> str:
+    made = await caller.method("opencode.sessions.create", {"request": {"title": title}})
     return made["item"]["id"]
 
 
-async def note(caller: Client, session_id: str, *parts: Json, **fields: Json) -> None:
+async def note(caller: Caller, session_id: str, *parts: Json, **fields: Json) -> None:
     """Put a message into a session without asking a model."""
     request: JsonObject = {"parts": [*parts], "noReply": True, **fields}
     params: JsonObject = {"session_id": session_id, "request": request}
-    await caller.call("opencode.sessions.prompt_async", params)
+    await caller.method("opencode.sessions.prompt_async", params)
 
 
 def ids(result: Any) -> list[str]:
@@ -87,11 +87,11 @@ def item(result: Any) -> Any:
     return result["item"]
 
 
-async def test_a_session_is_a_completed_task_in_the_spelling_of_the_line(ann: Client) -> None:
+async def test_a_session_is_a_completed_task_in_the_spelling_of_the_line(ann: Caller) -> None:
     session_id = await make(ann, "Spelled")
 
-    modern = item(await ann.call("opencode.sessions.get", {"session_id": session_id}))
-    old = item(await ann.call("opencode.sessions.get", {"session_id": session_id}, "0.3"))
+    modern = item(await ann.method("opencode.sessions.get", {"session_id": session_id}))
+    old = item(await ann.method("opencode.sessions.get", {"session_id": session_id}, "0.3"))
 
     assert modern["id"] == old["id"] == session_id
     assert modern["contextId"] == old["contextId"] == f"ctx:opencode-session:{session_id}"
@@ -101,12 +101,12 @@ async def test_a_session_is_a_completed_task_in_the_spelling_of_the_line(ann: Cl
     assert isinstance(modern["metadata"]["opencode"]["created"], int)
 
 
-async def test_lists_have_a_limit_and_filters(ann: Client) -> None:
+async def test_lists_have_a_limit_and_filters(ann: Caller) -> None:
     first, second = await make(ann, "needle one"), await make(ann, "needle two")
 
-    listed = await ann.call("opencode.sessions.list", {"search": "needle"})
-    newest = await ann.call("opencode.sessions.list", {"search": "needle", "limit": "1"})
-    old = await ann.call(
+    listed = await ann.method("opencode.sessions.list", {"search": "needle"})
+    newest = await ann.method("opencode.sessions.list", {"search": "needle", "limit": "1"})
+    old = await ann.method(
         "opencode.sessions.list", {"query": {"search": "needle", "limit": 1}, "limit": 1}, "0.3"
     )
 
@@ -114,8 +114,8 @@ async def test_lists_have_a_limit_and_filters(ann: Client) -> None:
     assert ids(newest) == [second]
     assert ids(old) == [second]
     later = {"search": "needle", "start": 2**52}
-    assert await ann.call("opencode.sessions.list", later) == {"items": []}
-    roots = await ann.call("opencode.sessions.list", {"search": "needle", "roots": "true"})
+    assert await ann.method("opencode.sessions.list", later) == {"items": []}
+    roots = await ann.method("opencode.sessions.list", {"search": "needle", "roots": "true"})
     assert ids(roots) == [second, first]
 
 
@@ -149,14 +149,14 @@ async def test_lists_have_a_limit_and_filters(ann: Client) -> None:
     ],
 )
 async def test_wrong_params_of_a_list_are_named(
-    ann: Client, params: JsonObject, reason: str, fields: tuple[str, ...]
+    ann: Caller, params: JsonObject, reason: str, fields: tuple[str, ...]
 ) -> None:
     refused = await ann.refused("opencode.sessions.list", params)
 
     assert (refused.code, refused.reason, refused.fields) == (-32602, reason, fields)
 
 
-async def test_the_0_3_line_names_wrong_fields_in_its_data(ann: Client) -> None:
+async def test_the_0_3_line_names_wrong_fields_in_its_data(ann: Caller) -> None:
     missing = await ann.answer("opencode.sessions.get", {}, "0.3")
     large = await ann.answer("opencode.sessions.list", {"limit": 500, "b": 1, "a": 1}, "0.3")
     mixed = await ann.answer("opencode.sessions.list", {"query": {"limit": 1}, "limit": 2}, "0.3")
@@ -195,16 +195,16 @@ async def test_the_0_3_line_names_wrong_fields_in_its_data(ann: Client) -> None:
         "opencode.sessions.delete",
     ],
 )
-async def test_no_id_reaches_another_endpoint(ann: Client, hostile: str, method: str) -> None:
+async def test_no_id_reaches_another_endpoint(ann: Caller, hostile: str, method: str) -> None:
     session_id = await make(ann)
 
     refused = await ann.refused(method, {"session_id": hostile.format(session_id)})
 
     assert (refused.code, refused.reason) == (-31001, "SESSION_NOT_FOUND")
-    await ann.call("opencode.sessions.get", {"session_id": session_id})
+    await ann.method("opencode.sessions.get", {"session_id": session_id})
 
 
-async def test_ids_of_messages_and_parts_have_to_look_like_some(ann: Client) -> None:
+async def test_ids_of_messages_and_parts_have_to_look_like_some(ann: Caller) -> None:
     session_id = await make(ann)
 
     for hostile in ("../config", "msg_1?x=", "msg_1%2f.."):
@@ -240,7 +240,7 @@ SESSION_METHODS: dict[str, JsonObject] = {
 }
 
 
-async def test_a_session_of_another_caller_does_not_exist(ann: Client, bob: Client) -> None:
+async def test_a_session_of_another_caller_does_not_exist(ann: Caller, bob: Caller) -> None:
     theirs = await make(bob, "secret needle")
 
     for method, params in SESSION_METHODS.items():
@@ -249,23 +249,23 @@ async def test_a_session_of_another_caller_does_not_exist(ann: Client, bob: Clie
         assert (told.code, told.reason) == (missing.code, missing.reason), method
         assert (told.code, told.data) == (-31001, {"sessionId": theirs}), method
 
-    assert await ann.call("opencode.sessions.list", {"search": "secret needle"}) == {"items": []}
+    assert await ann.method("opencode.sessions.list", {"search": "secret needle"}) == {"items": []}
     parent: JsonObject = {"request": {"parentID": theirs}}
     assert (await ann.refused("opencode.sessions.create", parent)).code == -31001
-    kept = item(await bob.call("opencode.sessions.get", {"session_id": theirs}))
+    kept = item(await bob.method("opencode.sessions.get", {"session_id": theirs}))
     assert kept["metadata"]["shared"]["session"]["title"] == "secret needle"
 
 
-async def test_a_sub_agents_session_belongs_to_its_parents_owner(ann: Client, bob: Client) -> None:
+async def test_a_sub_agents_session_belongs_to_its_parents_owner(ann: Caller, bob: Caller) -> None:
     parent = await make(bob)
     request: JsonObject = {"request": {"parentID": parent, "title": "child needle"}}
-    child = item(await bob.call("opencode.sessions.create", request))["id"]
+    child = item(await bob.method("opencode.sessions.create", request))["id"]
 
-    children = await bob.call("opencode.sessions.children", {"session_id": parent})
+    children = await bob.method("opencode.sessions.children", {"session_id": parent})
 
     assert ids(children) == [child]
     assert (
-        item(await bob.call("opencode.sessions.get", {"session_id": child}))["metadata"][
+        item(await bob.method("opencode.sessions.get", {"session_id": child}))["metadata"][
             "opencode"
         ]["parent_id"]
         == parent
@@ -274,23 +274,23 @@ async def test_a_sub_agents_session_belongs_to_its_parents_owner(ann: Client, bo
 
 
 async def test_a_session_of_nobody_becomes_the_callers_by_a_change(
-    ann: Client, bob: Client, backstage: Backstage
+    ann: Caller, bob: Caller, backstage: Backstage
 ) -> None:
     async with OpenCode(backstage.url, password=backstage.password) as opencode:
         at = Location(directory=str(backstage.workspace))
         nobodys = (await opencode.create_session(SessionDraft(title="Nobody's"), at=at)).id
 
-    await bob.call("opencode.sessions.get", {"session_id": nobodys})
-    await ann.call(
+    await bob.method("opencode.sessions.get", {"session_id": nobodys})
+    await ann.method(
         "opencode.sessions.update", {"session_id": nobodys, "request": {"title": "Ann's"}}
     )
 
     assert (await bob.refused("opencode.sessions.get", {"session_id": nobodys})).code == -31001
-    await ann.call("opencode.sessions.get", {"session_id": nobodys})
+    await ann.method("opencode.sessions.get", {"session_id": nobodys})
 
 
 async def test_whoever_has_a_session_has_what_it_would_be_deleted_with(
-    ann: Client, bob: Client, backstage: Backstage
+    ann: Caller, bob: Caller, backstage: Backstage
 ) -> None:
     """OpenCode deletes the sessions of sub-agents together with their parent."""
     async with OpenCode(backstage.url, password=backstage.password) as opencode:
@@ -302,29 +302,31 @@ async def test_whoever_has_a_session_has_what_it_would_be_deleted_with(
         ]
 
     change: JsonObject = {"session_id": children[0], "request": {"title": "Bob's"}}
-    await bob.call("opencode.sessions.update", change)
+    await bob.method("opencode.sessions.update", change)
     named = {"shared": {"session": {"id": children[1]}}}
     await bob.send(script({"say": "here"}), metadata=named)
-    await bob.call("opencode.sessions.create", {"request": {"parentID": parents[2]}})
+    await bob.method("opencode.sessions.create", {"request": {"parentID": parents[2]}})
 
     for parent in parents:
         refused = await ann.refused("opencode.sessions.delete", {"session_id": parent})
         assert refused.reason == "SESSION_NOT_FOUND"
-        await bob.call("opencode.sessions.get", {"session_id": parent})
+        await bob.method("opencode.sessions.get", {"session_id": parent})
 
 
-async def test_messages_keep_files_and_tools_and_are_paged(ann: Client) -> None:
+async def test_messages_keep_files_and_tools_and_are_paged(ann: Caller) -> None:
     session_id = await make(ann)
     await note(ann, session_id, {"type": "text", "text": "first"})
     image: JsonObject = {"type": "file", "mime": "image/png", "url": f"data:image/png;base64,{PNG}"}
     await note(ann, session_id, {"type": "text", "text": "second"}, {**image, "filename": "a.png"})
     shell: JsonObject = {"command": "echo hi", "agent": "build"}
-    await ann.call("opencode.sessions.shell", {"session_id": session_id, "request": shell})
+    await ann.method("opencode.sessions.shell", {"session_id": session_id, "request": shell})
 
-    whole = await ann.call("opencode.sessions.messages.list", {"session_id": session_id})
-    page = await ann.call("opencode.sessions.messages.list", {"session_id": session_id, "limit": 1})
+    whole = await ann.method("opencode.sessions.messages.list", {"session_id": session_id})
+    page = await ann.method(
+        "opencode.sessions.messages.list", {"session_id": session_id, "limit": 1}
+    )
     before: JsonObject = {"session_id": session_id, "limit": 1, "before": page["next_cursor"]}
-    earlier = await ann.call("opencode.sessions.messages.list", before)
+    earlier = await ann.method("opencode.sessions.messages.list", before)
 
     messages = whole["items"]
     assert whole["next_cursor"] is None
@@ -339,8 +341,8 @@ async def test_messages_keep_files_and_tools_and_are_paged(ann: Client) -> None:
     assert page["items"] == messages[-1:]
     assert earlier["items"] == messages[-2:-1]
     named: JsonObject = {"session_id": session_id, "message_id": messages[0]["messageId"]}
-    assert item(await ann.call("opencode.sessions.messages.get", named)) == messages[0]
-    old = item(await ann.call("opencode.sessions.messages.get", named, "0.3"))
+    assert item(await ann.method("opencode.sessions.messages.get", named)) == messages[0]
+    old = item(await ann.method("opencode.sessions.messages.get", named, "0.3"))
     assert (old["kind"], old["role"], old["parts"][0]["kind"]) == ("message", "user", "text")
     lost = {"session_id": session_id, "message_id": "msg_none"}
     refused = await ann.refused("opencode.sessions.messages.get", lost)
@@ -398,7 +400,7 @@ async def test_messages_keep_files_and_tools_and_are_paged(ann: Client) -> None:
     ],
 )
 async def test_a_prompt_is_checked_before_it_is_sent(
-    ann: Client, request_: JsonObject, fields: tuple[str, ...]
+    ann: Caller, request_: JsonObject, fields: tuple[str, ...]
 ) -> None:
     session_id = await make(ann)
 
@@ -407,23 +409,23 @@ async def test_a_prompt_is_checked_before_it_is_sent(
     )
 
     assert (refused.code, refused.fields) == (-32602, fields)
-    told = await ann.call("opencode.sessions.messages.list", {"session_id": session_id})
+    told = await ann.method("opencode.sessions.messages.list", {"session_id": session_id})
     assert told["items"] == []
 
 
-async def test_a_prompt_runs_and_can_be_aborted(ann: Client, backstage: Backstage) -> None:
+async def test_a_prompt_runs_and_can_be_aborted(ann: Caller, backstage: Backstage) -> None:
     session_id = await make(ann)
     prompt = script({"say": "half "}, {"gate": "abort-me"}, {"say": "whole"})
     parts: list[Json] = [{"type": "text", "text": prompt}]
-    await ann.call(
+    await ann.method(
         "opencode.sessions.prompt_async", {"session_id": session_id, "request": {"parts": parts}}
     )
     async with asyncio.timeout(60):
         await backstage.reached("abort-me")
 
-    busy = await ann.call("opencode.sessions.status")
-    done = await ann.call("opencode.sessions.abort", {"session_id": session_id})
-    idle = await ann.call("opencode.sessions.status")
+    busy = await ann.method("opencode.sessions.status")
+    done = await ann.method("opencode.sessions.abort", {"session_id": session_id})
+    idle = await ann.method("opencode.sessions.status")
 
     assert {"session_id": session_id, "type": "busy"} in busy["items"]
     assert done == {"ok": True, "session_id": session_id}
@@ -431,7 +433,7 @@ async def test_a_prompt_runs_and_can_be_aborted(ann: Client, backstage: Backstag
 
 
 async def test_work_in_a_session_with_a_running_task_is_refused_until_it_is_stopped(
-    ann: Client, backstage: Backstage
+    ann: Caller, backstage: Backstage
 ) -> None:
     session_id = await make(ann)
     prompt = script({"say": "half "}, {"gate": "busy-task"}, {"say": "whole"})
@@ -448,16 +450,16 @@ async def test_work_in_a_session_with_a_running_task_is_refused_until_it_is_stop
         refused = await ann.refused(name, {"session_id": session_id, **SESSION_METHODS[name]})
         assert (refused.code, refused.reason) == (-31006, "SESSION_BUSY"), method
         assert refused.data["sessionId"] == session_id
-    await ann.call("opencode.sessions.delete", {"session_id": session_id})
+    await ann.method("opencode.sessions.delete", {"session_id": session_id})
 
-    ended = await ann.call("GetTask", {"id": task["id"]})
+    ended = await ann.method("GetTask", {"id": task.id})
     assert ended["status"]["state"] == "TASK_STATE_CANCELED"
     gone = await ann.refused("opencode.sessions.get", {"session_id": session_id})
     assert gone.reason == "SESSION_NOT_FOUND"
 
 
 async def test_a_prompt_joins_a_running_task(
-    shared: Running, ann: Client, backstage: Backstage
+    shared: Running, ann: Caller, backstage: Backstage
 ) -> None:
     session_id = await make(ann)
     named: JsonObject = {"session_id": session_id}
@@ -471,16 +473,16 @@ async def test_a_prompt_joins_a_running_task(
 
     await note(ann, session_id, {"type": "text", "text": script({"say": "and more"})})
     await backstage.open("join-task")
-    ended = await Caller(shared, token=ANN).ended(task["id"])
+    ended = await Caller(shared, token=ANN).ended(task.id)
 
     assert ended.state == "completed"
-    messages = (await ann.call("opencode.sessions.messages.list", named))["items"]
+    messages = (await ann.method("opencode.sessions.messages.list", named))["items"]
     said = [part["text"] for message in messages for part in message["parts"] if "text" in part]
     assert "half whole" in said
     assert script({"say": "and more"}) in said
 
 
-async def test_a_prompt_keeps_opencodes_optional_fields(ann: Client, backstage: Backstage) -> None:
+async def test_a_prompt_keeps_opencodes_optional_fields(ann: Caller, backstage: Backstage) -> None:
     session_id = await make(ann)
     mention: JsonObject = {"value": "@a.txt", "start": 0, "end": 6}
     source: JsonObject = {"type": "file", "path": "/etc/passwd", "text": mention}
@@ -497,8 +499,8 @@ async def test_a_prompt_keeps_opencodes_optional_fields(ann: Client, backstage: 
     request: JsonObject = {"parts": named, "noReply": True, "messageID": "msg_mine"}
     params: JsonObject = {"session_id": session_id, "request": request}
 
-    first = await ann.call("opencode.sessions.prompt_async", params)
-    again = await ann.call("opencode.sessions.prompt_async", params)
+    first = await ann.method("opencode.sessions.prompt_async", params)
+    again = await ann.method("opencode.sessions.prompt_async", params)
 
     assert again == first
     raw = await stored(backstage, session_id)
@@ -508,7 +510,7 @@ async def test_a_prompt_keeps_opencodes_optional_fields(ann: Client, backstage: 
     assert [message["info"]["id"] for message in raw] == [first["message_id"]]
     assert [{**part, "id": ""} for part in kept] == [{**part, **where, "id": ""} for part in parts]
     assert "root:" not in str(raw)
-    messages = await ann.call("opencode.sessions.messages.list", {"session_id": session_id})
+    messages = await ann.method("opencode.sessions.messages.list", {"session_id": session_id})
     data = [part["data"] for part in messages["items"][0]["parts"] if "data" in part]
     assert data == [
         {"type": "agent", "name": "general"},
@@ -517,7 +519,7 @@ async def test_a_prompt_keeps_opencodes_optional_fields(ann: Client, backstage: 
 
 
 async def test_a_prompt_cannot_change_a_message_of_another_session(
-    ann: Client, bob: Client, backstage: Backstage
+    ann: Caller, bob: Caller, backstage: Backstage
 ) -> None:
     """OpenCode stores a message or part over the one that has its id, in any session."""
     theirs, mine = await make(bob), await make(ann)
@@ -529,7 +531,7 @@ async def test_a_prompt_cannot_change_a_message_of_another_session(
 
     await note(ann, mine, text, messageID=message_id)
     await note(ann, mine, {**text, "id": part_id})
-    await ann.call(
+    await ann.method(
         "opencode.sessions.command",
         {"session_id": mine, "request": {**command, "messageID": message_id}},
     )
@@ -546,7 +548,7 @@ async def stored(backstage: Backstage, session_id: str) -> Any:
         return (await http.get(f"{backstage.url}/session/{session_id}/message")).json()
 
 
-async def test_plan_diff_and_revert_tell_what_a_turn_did(ann: Client, backstage: Backstage) -> None:
+async def test_plan_diff_and_revert_tell_what_a_turn_did(ann: Caller, backstage: Backstage) -> None:
     todos: list[Json] = [{"content": "one", "status": "pending", "priority": "high"}]
     task = await ann.send(
         script(
@@ -555,16 +557,16 @@ async def test_plan_diff_and_revert_tell_what_a_turn_did(ann: Client, backstage:
             {"say": "done"},
         )
     )
-    session_id = session_of(task)
+    session_id = task.session_id
     named: JsonObject = {"session_id": session_id}
 
-    plan = await ann.call("opencode.sessions.todo", named)
-    diff = await ann.call("opencode.sessions.diff", named)
-    messages = (await ann.call("opencode.sessions.messages.list", named))["items"]
+    plan = await ann.method("opencode.sessions.todo", named)
+    diff = await ann.method("opencode.sessions.diff", named)
+    messages = (await ann.method("opencode.sessions.messages.list", named))["items"]
     user = messages[0]["messageId"]
-    same = await ann.call("opencode.sessions.diff", {**named, "message_id": user})
+    same = await ann.method("opencode.sessions.diff", {**named, "message_id": user})
     request: JsonObject = {**named, "request": {"messageID": user}}
-    reverted = item(await ann.call("opencode.sessions.revert", request))
+    reverted = item(await ann.method("opencode.sessions.revert", request))
 
     planned = {"id": "1", "content": "one", "status": "pending", "priority": "high"}
     assert plan["items"] == [planned]
@@ -574,7 +576,7 @@ async def test_plan_diff_and_revert_tell_what_a_turn_did(ann: Client, backstage:
     assert same == diff
     assert reverted["revert"]["message_id"] == user
     assert not (backstage.workspace / "made.txt").exists()
-    restored = item(await ann.call("opencode.sessions.unrevert", named))
+    restored = item(await ann.method("opencode.sessions.unrevert", named))
     assert "revert" not in restored
     assert (backstage.workspace / "made.txt").read_text() == "made\n"
     (backstage.workspace / "made.txt").unlink()
@@ -582,16 +584,16 @@ async def test_plan_diff_and_revert_tell_what_a_turn_did(ann: Client, backstage:
     assert (await ann.refused("opencode.sessions.revert", lost)).data["upstreamStatus"] == "404"
 
 
-async def test_sessions_are_made_changed_copied_and_deleted(ann: Client, bob: Client) -> None:
+async def test_sessions_are_made_changed_copied_and_deleted(ann: Caller, bob: Caller) -> None:
     session_id = await make(ann, "Before")
     named: JsonObject = {"session_id": session_id}
 
     changed = item(
-        await ann.call("opencode.sessions.update", {**named, "request": {"title": "After"}})
+        await ann.method("opencode.sessions.update", {**named, "request": {"title": "After"}})
     )
-    await ann.call("opencode.sessions.update", {**named, "request": {"archived": True}})
-    copy = item(await ann.call("opencode.sessions.fork", named))
-    unshared = item(await ann.call("opencode.sessions.unshare", named))
+    await ann.method("opencode.sessions.update", {**named, "request": {"archived": True}})
+    copy = item(await ann.method("opencode.sessions.fork", named))
+    unshared = item(await ann.method("opencode.sessions.unshare", named))
     share = await ann.refused("opencode.sessions.share", named)
 
     assert (changed["id"], changed["title"]) == (session_id, "After")
@@ -601,17 +603,17 @@ async def test_sessions_are_made_changed_copied_and_deleted(ann: Client, bob: Cl
     assert (share.code, share.data["method"]) == (-31003, "opencode.sessions.share")
     nothing: JsonObject = {**named, "request": {}}
     assert (await ann.refused("opencode.sessions.update", nothing)).fields == ("request",)
-    assert await ann.call("opencode.sessions.delete", named) == {"ok": True, **named}
+    assert await ann.method("opencode.sessions.delete", named) == {"ok": True, **named}
     assert (await ann.refused("opencode.sessions.delete", named)).reason == "SESSION_NOT_FOUND"
 
 
-async def test_a_command_and_a_summary_are_run_by_the_model(ann: Client) -> None:
+async def test_a_command_and_a_summary_are_run_by_the_model(ann: Caller) -> None:
     session_id = await make(ann)
     named: JsonObject = {"session_id": session_id}
     request: JsonObject = {"command": "init", "arguments": script({"say": "initialised"})}
 
-    answer = item(await ann.call("opencode.sessions.command", {**named, "request": request}))
-    summary = await ann.call("opencode.sessions.summarize", named)
+    answer = item(await ann.method("opencode.sessions.command", {**named, "request": request}))
+    summary = await ann.method("opencode.sessions.summarize", named)
 
     assert answer["role"] == "ROLE_AGENT"
     assert [part["text"] for part in answer["parts"]] == ["initialised"]
@@ -624,13 +626,13 @@ async def test_a_command_and_a_summary_are_run_by_the_model(ann: Client) -> None
 
 
 async def test_the_shell_needs_a_capability_and_leaves_an_audit_record(
-    ann: Client, bob: Client
+    ann: Caller, bob: Caller
 ) -> None:
     mine, theirs = await make(ann), await make(bob)
     request: JsonObject = {"command": "echo hi", "agent": "build"}
 
     with capture_logs() as logs:
-        await ann.call("opencode.sessions.shell", {"session_id": mine, "request": request})
+        await ann.method("opencode.sessions.shell", {"session_id": mine, "request": request})
         refused = await bob.refused(
             "opencode.sessions.shell", {"session_id": theirs, "request": request}
         )
@@ -671,7 +673,7 @@ async def test_a_switched_off_method_says_so_and_lists_what_there_is(
     backstage: Backstage, tmp_path: Path, variables: dict[str, str], disabled: str
 ) -> None:
     async with serving(settings_for(backstage, tmp_path, **variables)) as running:
-        answer = await client(running).answer("opencode.sessions.shell", {}, "0.3")
+        answer = await Caller(running).answer("opencode.sessions.shell", {}, "0.3")
 
     error = answer["error"]
     assert (error["code"], error["data"]["type"]) == (-32601, "METHOD_NOT_SUPPORTED")
@@ -683,7 +685,7 @@ async def test_a_switched_off_method_says_so_and_lists_what_there_is(
 
 
 async def test_a_call_without_id_is_executed_and_answered_with_nothing(
-    shared: Running, ann: Client
+    shared: Running, ann: Caller
 ) -> None:
     session_id = await make(ann)
     body = {
@@ -692,19 +694,17 @@ async def test_a_call_without_id_is_executed_and_answered_with_nothing(
         "params": {"session_id": session_id, "request": {"title": "told in passing"}},
     }
 
-    answer = await shared.http.post(
-        "/", json=body, headers={"A2A-Version": "1.0", **ann.credentials}
-    )
+    answer = await shared.http.post("/", json=body, headers=ann.headers)
 
     assert (answer.status_code, answer.content) == (204, b"")
-    told = item(await ann.call("opencode.sessions.get", {"session_id": session_id}))
+    told = item(await ann.method("opencode.sessions.get", {"session_id": session_id}))
     assert told["metadata"]["shared"]["session"]["title"] == "told in passing"
 
 
-async def test_a_listed_context_continues_its_session(ann: Client) -> None:
+async def test_a_listed_context_continues_its_session(ann: Caller) -> None:
     session_id = await make(ann)
 
-    sent = await ann.call(
+    sent = await ann.method(
         "SendMessage",
         {
             "message": {
@@ -716,4 +716,4 @@ async def test_a_listed_context_continues_its_session(ann: Client) -> None:
         },
     )
 
-    assert session_of(sent["task"]) == session_id
+    assert Task(sent["task"]).session_id == session_id

@@ -10,8 +10,9 @@ import pytest
 from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.client import Location, OpenCode
 from tests.live.conftest import Serve
+from tests.support.answers import RefusedError, Wire
 from tests.support.backstage import Backstage, script
-from tests.support.caller import Caller, RefusedError, Wire
+from tests.support.caller import Caller
 from tests.support.service import Running
 
 pytestmark = pytest.mark.live

@@ -18,8 +18,9 @@ from opencode_a2a.ids import RequestId, SessionId
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.launch import USERNAME
 from tests.live.conftest import Serve
+from tests.support.answers import RefusedError, Task, Wire
 from tests.support.backstage import Backstage, script
-from tests.support.caller import Caller, RefusedError, Task, Wire
+from tests.support.caller import Caller
 from tests.support.service import TOKEN, Running, serving, settings_for
 
 pytestmark = pytest.mark.live

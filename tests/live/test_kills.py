@@ -22,8 +22,9 @@ from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.client import OpenCode
 from opencode_a2a.opencode.launch import USERNAME
+from tests.support.answers import Task, Update, fold
 from tests.support.backstage import Backstage, script
-from tests.support.caller import Caller, Task, Update, fold
+from tests.support.caller import Caller
 from tests.support.program import Program
 from tests.support.service import variables_for
 

@@ -18,8 +18,9 @@ import pytest
 
 from opencode_a2a.opencode.launch import free_port
 from opencode_a2a.opencode.process import marked_processes
+from tests.support.answers import RefusedError, Wire, fold
 from tests.support.backstage import Backstage, script
-from tests.support.caller import Caller, Following, RefusedError, Wire, fold
+from tests.support.caller import Caller, Following
 from tests.support.program import Program, bare, run
 from tests.support.proxy import Proxy
 from tests.support.service import TOKEN, variables_for

@@ -11,8 +11,9 @@ from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.types import Prompt, TextInput
 from tests.conftest import make_repository
 from tests.live.conftest import EVERYTHING_ASKED, Serve
+from tests.support.answers import Task
 from tests.support.backstage import Backstage, script
-from tests.support.caller import Caller, Task
+from tests.support.caller import Caller
 from tests.support.proxy import Proxy
 from tests.support.service import serving, settings_for
 

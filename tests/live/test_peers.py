@@ -17,8 +17,9 @@ from structlog.testing import capture_logs
 
 from opencode_a2a.events import JsonObject
 from opencode_a2a.opencode.launch import free_port
+from tests.support.answers import Task
 from tests.support.backstage import Backstage, script
-from tests.support.caller import PATIENCE, Caller, Task
+from tests.support.caller import PATIENCE, Caller
 from tests.support.service import TOKEN, Running, serving, settings_for
 
 pytestmark = pytest.mark.live
@@ -40,7 +41,7 @@ class Pair:
 
     async def helped(self) -> list[Task]:
         """The tasks that the helper has, newest first."""
-        answer = await self.running.rpc("ListTasks", {})
+        answer = await Caller(self.running).answer("ListTasks", {})
         result: Any = answer["result"]
         return [Task(task) for task in result["tasks"]]
 

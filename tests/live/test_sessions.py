@@ -11,8 +11,9 @@ from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.types import SessionDraft
 from tests.live.conftest import Serve
+from tests.support.answers import RefusedError
 from tests.support.backstage import Backstage, script
-from tests.support.caller import Caller, RefusedError
+from tests.support.caller import Caller
 
 pytestmark = pytest.mark.live
 

@@ -44,9 +44,9 @@ async def test_the_files_of_the_workspace_tell_nothing_about_another_callers_tas
 
     async with Program(variables, directory=backstage.workspace) as program:
         await Caller(program).send(script({"say": canary}))
-        program.http.headers["Authorization"] = f"Bearer {OTHER_TOKEN}"
-        listed = await program.rpc("opencode.files.list", {"path": "."})
-        found = await program.rpc("opencode.files.find", {"query": canary, "type": "text"})
+        other = Caller(program, token=OTHER_TOKEN)
+        listed = await other.answer("opencode.files.list", {"path": "."})
+        found = await other.answer("opencode.files.find", {"query": canary, "type": "text"})
 
     assert canary in "".join(
         file.read_bytes().decode(errors="replace") for file in databases(tmp_path)
@@ -72,13 +72,14 @@ async def test_a_link_in_the_workspace_does_not_lead_to_the_database(
         await Caller(program).send(script({"say": canary}))
         [file, *_] = databases(tmp_path)
         link.symlink_to(file.parent)
+        caller = Caller(program)
         try:
-            read = await program.rpc(
+            read = await caller.answer(
                 "opencode.files.read", {"path": f"{link.name}/{file.name}-wal"}
             )
-            listed = await program.rpc("opencode.files.list", {"path": link.name})
-            found = await program.rpc("opencode.files.find", {"query": canary, "type": "text"})
-            named = await program.rpc("opencode.files.find", {"query": file.name})
+            listed = await caller.answer("opencode.files.list", {"path": link.name})
+            found = await caller.answer("opencode.files.find", {"query": canary, "type": "text"})
+            named = await caller.answer("opencode.files.find", {"query": file.name})
         finally:
             link.unlink()
 

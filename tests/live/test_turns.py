@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tests.live.conftest import Serve
+from tests.support.answers import Task, Wire
 from tests.support.backstage import Backstage, script
-from tests.support.caller import Caller, Following, Task, Wire
-from tests.support.methods import client
+from tests.support.caller import Caller, Following
 from tests.support.service import Running
 
 pytestmark = pytest.mark.live
@@ -375,7 +375,7 @@ async def test_half_a_character_of_a_tool_harms_neither_the_turn_nor_the_session
 
     task = await Caller(service).send(script(read, {"say": "read"}))
     params = {"session_id": task.session_id}
-    listed = await client(service).call("opencode.sessions.messages.list", params)
+    listed = await Caller(service).method("opencode.sessions.messages.list", params)
 
     assert (task.state, task.text) == ("completed", "read")
     assert "x\N{REPLACEMENT CHARACTER}" in named(task)["read"]["output"]

@@ -20,8 +20,9 @@ import pytest
 
 from bench.systems import install_adapter
 from opencode_a2a.opencode.launch import free_port
+from tests.support.answers import RefusedError
 from tests.support.backstage import Backstage, script
-from tests.support.caller import Caller, RefusedError
+from tests.support.caller import Caller
 from tests.support.program import Program, run
 from tests.support.service import TOKEN, variables_for
 

@@ -14,7 +14,7 @@ from opencode_a2a.events import JsonObject
 from opencode_a2a.opencode.launch import USERNAME
 from tests.conftest import ASKING, make_repository
 from tests.support.backstage import Backstage, script
-from tests.support.methods import Client, client
+from tests.support.caller import Caller
 from tests.support.service import serving, settings_for
 
 pytestmark = pytest.mark.live
@@ -36,19 +36,19 @@ CALLERS = {
 
 
 @pytest.fixture
-async def people(backstage: Backstage, tmp_path: Path) -> AsyncGenerator[tuple[Client, Client]]:
+async def people(backstage: Backstage, tmp_path: Path) -> AsyncGenerator[tuple[Caller, Caller]]:
     """Two callers who may both change workspaces."""
     async with serving(settings_for(backstage, tmp_path / "state", **CALLERS)) as running:
-        yield client(running, TOKENS["ann"]), client(running, TOKENS["bob"])
+        yield Caller(running, token=TOKENS["ann"]), Caller(running, token=TOKENS["bob"])
 
 
 @pytest.fixture
-def ann(people: tuple[Client, Client]) -> Client:
+def ann(people: tuple[Caller, Caller]) -> Caller:
     return people[0]
 
 
 @pytest.fixture
-def bob(people: tuple[Client, Client]) -> Client:
+def bob(people: tuple[Caller, Caller]) -> Caller:
     return people[1]
 
 
@@ -68,14 +68,14 @@ def opencode(backstage: Backstage) -> httpx2.AsyncClient:
     return httpx2.AsyncClient(base_url=backstage.url, auth=auth, timeout=30, trust_env=False)
 
 
-async def make(caller: Client, backstage: Backstage) -> Path:
+async def make(caller: Caller, backstage: Backstage) -> Path:
     """Make a worktree, and wait for its files."""
     async with (
         asyncio.timeout(30),
         opencode(backstage) as http,
         http.stream("GET", "/global/event") as events,
     ):
-        made = await caller.call("opencode.worktrees.create", {"request": {"name": "mine"}})
+        made = await caller.method("opencode.worktrees.create", {"request": {"name": "mine"}})
         directory: str = made["item"]["directory"]
         async for line in events.aiter_lines():
             if "worktree.ready" in line and directory in line:
@@ -92,14 +92,14 @@ async def visit(backstage: Backstage, directory: Path) -> list[str]:
 
 
 async def test_an_ordinary_clone_is_never_taken_for_a_worktree(
-    ann: Client, backstage: Backstage, tmp_path: Path
+    ann: Caller, backstage: Backstage, tmp_path: Path
 ) -> None:
     clone = tmp_path / "clone"
     git(tmp_path, "clone", "-q", str(backstage.workspace), str(clone))
     (clone / "work.txt").write_text("a day's work\n")
     assert str(clone) in await visit(backstage, clone)
 
-    listed = await ann.call("opencode.worktrees.list")
+    listed = await ann.method("opencode.worktrees.list")
     refused = [
         await ann.refused("opencode.worktrees.remove", named(clone)),
         await ann.refused("opencode.worktrees.remove", named(clone, force=True)),
@@ -112,7 +112,7 @@ async def test_an_ordinary_clone_is_never_taken_for_a_worktree(
 
 
 async def test_a_worktree_with_changes_is_removed_by_force_only(
-    ann: Client, backstage: Backstage
+    ann: Caller, backstage: Backstage
 ) -> None:
     worktree = await make(ann, backstage)
     (worktree / "work.txt").write_text("a day's work\n")
@@ -121,12 +121,14 @@ async def test_a_worktree_with_changes_is_removed_by_force_only(
 
     assert refused.fields == ("request.directory",)
     assert (worktree / "work.txt").exists()
-    assert await ann.call("opencode.worktrees.remove", named(worktree, force=True)) == {"ok": True}
+    assert await ann.method("opencode.worktrees.remove", named(worktree, force=True)) == {
+        "ok": True
+    }
     assert not worktree.exists()
 
 
 async def test_a_worktree_with_commits_of_its_own_is_removed_by_force_only(
-    ann: Client, backstage: Backstage
+    ann: Caller, backstage: Backstage
 ) -> None:
     worktree = await make(ann, backstage)
     (worktree / "work.txt").write_text("a day's work\n")
@@ -135,7 +137,7 @@ async def test_a_worktree_with_commits_of_its_own_is_removed_by_force_only(
 
     refused = await ann.refused("opencode.worktrees.remove", named(worktree))
     git(worktree, "branch", "kept")
-    removed = await ann.call("opencode.worktrees.remove", named(worktree))
+    removed = await ann.method("opencode.worktrees.remove", named(worktree))
 
     assert refused.fields == ("request.directory",)
     assert removed == {"ok": True}
@@ -145,11 +147,11 @@ async def test_a_worktree_with_commits_of_its_own_is_removed_by_force_only(
 
 
 async def test_a_worktree_of_another_caller_does_not_exist(
-    ann: Client, bob: Client, backstage: Backstage
+    ann: Caller, bob: Caller, backstage: Backstage
 ) -> None:
     worktree = await make(ann, backstage)
 
-    listed = await bob.call("opencode.worktrees.list")
+    listed = await bob.method("opencode.worktrees.list")
     for method in ("opencode.worktrees.remove", "opencode.worktrees.reset"):
         foreign = await bob.answer(method, named(worktree))
         missing = await bob.answer(method, named(worktree.parent / "none"))
@@ -157,8 +159,8 @@ async def test_a_worktree_of_another_caller_does_not_exist(
 
     assert str(worktree) not in listed["items"]
     assert worktree.exists()
-    assert str(worktree) in (await ann.call("opencode.worktrees.list"))["items"]
-    assert await ann.call("opencode.worktrees.remove", named(worktree)) == {"ok": True}
+    assert str(worktree) in (await ann.method("opencode.worktrees.list"))["items"]
+    assert await ann.method("opencode.worktrees.remove", named(worktree)) == {"ok": True}
 
 
 # Workspaces
@@ -186,21 +188,21 @@ async def test_a_workspace_of_another_caller_does_not_exist(
     with_workspaces: Backstage, tmp_path: Path
 ) -> None:
     async with serving(settings_for(with_workspaces, tmp_path, **CALLERS)) as running:
-        ann, bob = client(running, TOKENS["ann"]), client(running, TOKENS["bob"])
-        made = await ann.call("opencode.workspaces.create", {"request": {"type": "worktree"}})
+        ann, bob = Caller(running, token=TOKENS["ann"]), Caller(running, token=TOKENS["bob"])
+        made = await ann.method("opencode.workspaces.create", {"request": {"type": "worktree"}})
         workspace_id = made["item"]["id"]
         mine: JsonObject = {"workspace_id": workspace_id}
 
-        assert await bob.call("opencode.workspaces.list") == {"items": []}
-        assert await bob.call("opencode.worktrees.list") == {"items": []}
-        assert await bob.call("opencode.workspaces.remove", mine) == {"item": None}
+        assert await bob.method("opencode.workspaces.list") == {"items": []}
+        assert await bob.method("opencode.worktrees.list") == {"items": []}
+        assert await bob.method("opencode.workspaces.remove", mine) == {"item": None}
         listing = await bob.refused("opencode.files.list", at(workspace_id))
         sending = await bob.answer("SendMessage", message(at(workspace_id)))
-        own = await ann.call("SendMessage", message(at(workspace_id)))
-        (directory,) = (await ann.call("opencode.worktrees.list"))["items"]
+        own = await ann.method("SendMessage", message(at(workspace_id)))
+        (directory,) = (await ann.method("opencode.worktrees.list"))["items"]
         (Path(directory) / "work.txt").write_text("a day's work\n")
         refused = await ann.refused("opencode.workspaces.remove", mine)
-        removed = await ann.call("opencode.workspaces.remove", {**mine, "force": True})
+        removed = await ann.method("opencode.workspaces.remove", {**mine, "force": True})
 
     assert listing.fields == ("metadata.opencode.workspace.id",)
     assert sending["error"]["code"] == -32602
@@ -215,7 +217,7 @@ def message(place: JsonObject) -> Any:
     return {"message": sent, **place}
 
 
-async def test_making_a_workspace_names_the_flag_that_opencode_lacks(ann: Client) -> None:
+async def test_making_a_workspace_names_the_flag_that_opencode_lacks(ann: Caller) -> None:
     params: JsonObject = {"request": {"type": "worktree"}}
 
     answer = await ann.answer("opencode.workspaces.create", params)

@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 from a2a.client import Client
 
-from tests.support.caller import Caller, Wire
-from tests.support.exchange import Exchange
+from tests.support.answers import Wire
+from tests.support.caller import Caller
 from tests.support.front import STRANGERS, Serve, sdk_client, started
 from tests.support.opencode import FakeOpenCode
 from tests.support.service import Running
@@ -67,11 +67,6 @@ def wire(request: pytest.FixtureRequest) -> Wire:
 @pytest.fixture
 def caller(service: Running, opencode: FakeOpenCode, wire: Wire) -> Caller:
     return Caller(service, wire)
-
-
-@pytest.fixture
-def exchange(service: Running, opencode: FakeOpenCode, wire: Wire) -> Exchange:
-    return Exchange(service, wire)
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.support.answers import PARAMS
 from tests.support.caller import Caller
-from tests.support.exchange import PARAMS, Exchange
 from tests.support.front import Serve
 from tests.support.opencode import FakeOpenCode
 
@@ -32,16 +32,14 @@ async def test_a_permission_is_asked_for_and_given_by_a_message(
 
 
 @pytest.mark.requirement("3.4.3-input-required")
-async def test_a_question_is_answered_by_data(
-    caller: Caller, exchange: Exchange, opencode: FakeOpenCode
-) -> None:
+async def test_a_question_is_answered_by_data(caller: Caller, opencode: FakeOpenCode) -> None:
     opencode.play("question-answered")
     asked = await caller.send("ask me")
     label = asked.interrupt["details"]["questions"][0]["options"][0]["label"]
 
     answers = [[label] for _ in asked.interrupt["details"]["questions"]]
-    answer = exchange.message(exchange.data({"answers": answers}), taskId=asked.id)
-    done = (await exchange.call("send", answer)).task
+    answer = caller.message(caller.data({"answers": answers}), taskId=asked.id)
+    done = (await caller.ask("send", answer)).task
 
     assert asked.interrupt["type"] == "question"
     assert label in asked.said
@@ -50,12 +48,12 @@ async def test_a_question_is_answered_by_data(
 
 @pytest.mark.requirement("3.4.3-input-required")
 async def test_an_answer_that_is_not_understood_changes_nothing(
-    caller: Caller, exchange: Exchange, opencode: FakeOpenCode
+    caller: Caller, opencode: FakeOpenCode
 ) -> None:
     opencode.play("permission-once")
     asked = await caller.get((await caller.send("run it")).id)
 
-    answer = await exchange.call("send", exchange.message("what is this?", taskId=asked.id))
+    answer = await caller.ask("send", caller.message("what is this?", taskId=asked.id))
 
     assert answer.refuses(PARAMS) == ["message.parts"]
     assert (await caller.get(asked.id)).raw == asked.raw

@@ -36,7 +36,7 @@ async def audited(program: Program) -> list[Any]:
 
 async def test_every_call_of_an_audited_method_leaves_a_record(program: Program) -> None:
     for method in AUDITED:
-        await program.rpc(method.name, method.example)
+        await Caller(program).answer(method.name, method.example)
 
     records = await audited(program)
 

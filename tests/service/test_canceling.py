@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from tests.support.answers import NOT_CANCELABLE, NOT_FOUND
 from tests.support.caller import Caller
-from tests.support.exchange import NOT_CANCELABLE, NOT_FOUND, Exchange
 from tests.support.opencode import FakeOpenCode
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -50,19 +50,19 @@ async def test_many_cancels_at_once_are_one(caller: Caller, opencode: FakeOpenCo
 @pytest.mark.requirement("3.1.5-terminal")
 @pytest.mark.parametrize("name", ["plain-text", "error-400"])
 async def test_a_task_that_ended_otherwise_cannot_be_canceled(
-    exchange: Exchange, caller: Caller, opencode: FakeOpenCode, name: str
+    caller: Caller, opencode: FakeOpenCode, name: str
 ) -> None:
     opencode.play(name)
     task = await caller.get((await caller.send("hello")).id)
 
-    (await exchange.call("cancel", {"id": task.id})).refuses(NOT_CANCELABLE)
+    (await caller.ask("cancel", {"id": task.id})).refuses(NOT_CANCELABLE)
 
     assert (await caller.get(task.id)).raw == task.raw
 
 
 @pytest.mark.requirement("3.1.5-unknown")
-async def test_a_task_that_does_not_exist_cannot_be_canceled(exchange: Exchange) -> None:
-    (await exchange.call("cancel", {"id": "no-such-task"})).refuses(NOT_FOUND)
+async def test_a_task_that_does_not_exist_cannot_be_canceled(caller: Caller) -> None:
+    (await caller.ask("cancel", {"id": "no-such-task"})).refuses(NOT_FOUND)
 
 
 @pytest.mark.requirement("3.1.5-streams-told")

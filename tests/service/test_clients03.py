@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 import pytest_asyncio
 
-from tests.support.caller import Task, Wire
+from tests.support.answers import Task, Wire
 from tests.support.foreign import (
     SECONDS,
     ForeignClient,

@@ -10,8 +10,8 @@ from a2a.types import AgentCard
 from google.protobuf.json_format import ParseDict
 
 from opencode_a2a.server.announced import METADATA_EXTENSIONS
-from tests.support.caller import Wire
-from tests.support.exchange import Exchange
+from tests.support.answers import Wire
+from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
 from tests.support.service import Running
 
@@ -101,13 +101,13 @@ async def test_the_card_is_cached_and_compressed(service: Running, path: str) ->
 
 @pytest.mark.requirement("3.1.11-extended-card")
 async def test_the_extended_card_is_for_those_with_a_credential(
-    service: Running, exchange: Exchange
+    service: Running, caller: Caller
 ) -> None:
-    answer = await exchange.call("card", {})
-    refused = await exchange.call("card", {}, Authorization="Bearer wrong-token-altogether")
+    answer = await caller.ask("card", {})
+    refused = await caller.ask("card", {}, Authorization="Bearer wrong-token-altogether")
 
     body = answer.result
-    if exchange.wire is Wire.RPC03:
+    if caller.wire is Wire.RPC03:
         assert v03.AgentCard.model_validate(body).url == service.url
     else:
         assert len(parse_agent_card(body).supported_interfaces) == 4
@@ -127,18 +127,18 @@ async def test_the_founding_address_of_the_extended_card_works(service: Running)
 @pytest.mark.requirement("4.6-echo")
 @pytest.mark.requirement("4.6-unknown-ignored")
 async def test_active_extensions_are_echoed_by_the_names_they_were_asked_for(
-    exchange: Exchange, opencode: FakeOpenCode
+    caller: Caller, opencode: FakeOpenCode
 ) -> None:
     known = METADATA_EXTENSIONS[0]
     asked = f"{known.uri}, urn:unknown , {known.aliases[0]}"
-    header = "A2A-Extensions" if exchange.wire.modern else "X-A2A-Extensions"
+    header = "A2A-Extensions" if caller.wire.modern else "X-A2A-Extensions"
     spelled = header.replace("-", "_")
 
     results = [
-        await exchange.call(operation, exchange.message("hello"), **{spelled: asked})
+        await caller.ask(operation, caller.message("hello"), **{spelled: asked})
         for operation in ("send", "stream")
     ]
-    error = await exchange.call("get", {"id": "no-such-task"}, **{spelled: asked})
+    error = await caller.ask("get", {"id": "no-such-task"}, **{spelled: asked})
 
     active = f"{known.uri}, {known.aliases[0]}"
     assert [answer.headers.get(header) for answer in results] == [active, active]
@@ -148,14 +148,14 @@ async def test_active_extensions_are_echoed_by_the_names_they_were_asked_for(
 @pytest.mark.requirement("4.6-echo")
 @pytest.mark.requirement("I17")
 async def test_every_extension_of_the_card_can_be_asked_for(
-    service: Running, exchange: Exchange
+    service: Running, caller: Caller
 ) -> None:
     card = orjson.loads((await service.http.get(CARD)).content)
     uris = [one["uri"] for one in card["capabilities"]["extensions"]]
-    header = "A2A-Extensions" if exchange.wire.modern else "X-A2A-Extensions"
+    header = "A2A-Extensions" if caller.wire.modern else "X-A2A-Extensions"
 
-    answer = await exchange.call(
-        "send", exchange.message("hello"), **{header.replace("-", "_"): ",".join(uris)}
+    answer = await caller.ask(
+        "send", caller.message("hello"), **{header.replace("-", "_"): ",".join(uris)}
     )
 
     assert uris
@@ -164,25 +164,25 @@ async def test_every_extension_of_the_card_can_be_asked_for(
 
 
 @pytest.mark.requirement("ours-metadata-without-asking")
-async def test_metadata_are_there_whether_or_not_they_were_asked_for(exchange: Exchange) -> None:
-    answer = await exchange.call("send", exchange.message("hello"))
+async def test_metadata_are_there_whether_or_not_they_were_asked_for(caller: Caller) -> None:
+    answer = await caller.ask("send", caller.message("hello"))
 
     shared = answer.task["metadata"]["shared"]
     assert {"session", "usage"} <= set(shared)
 
 
 @pytest.mark.requirement("I17")
-async def test_every_interface_of_the_card_answers(service: Running, exchange: Exchange) -> None:
+async def test_every_interface_of_the_card_answers(service: Running, caller: Caller) -> None:
     card = orjson.loads((await service.http.get(CARD, headers={"A2A-Version": "1.0"})).content)
-    binding = "JSONRPC" if exchange.wire.rpc else "HTTP+JSON"
-    line = exchange.headers["A2A-Version"]
+    binding = "JSONRPC" if caller.wire.rpc else "HTTP+JSON"
+    line = caller.headers["A2A-Version"]
 
     (url,) = [
         i["url"]
         for i in card["supportedInterfaces"]
         if (i["protocolBinding"], i["protocolVersion"]) == (binding, line)
     ]
-    target = url.rstrip("/") + exchange.target("send", {})[1]
-    answer = await exchange.post(exchange.encode("send", exchange.message("hello")), target)
+    target = url.rstrip("/") + caller.target("send", {})[1]
+    answer = await caller.post(caller.encode("send", caller.message("hello")), target)
 
     assert answer.task["id"]

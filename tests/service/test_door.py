@@ -9,15 +9,8 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from tests.support.caller import Caller, Wire
-from tests.support.exchange import (
-    HOST,
-    LARGE,
-    MEDIA_TYPE,
-    RATE,
-    UNAUTHENTICATED,
-    Exchange,
-)
+from tests.support.answers import HOST, LARGE, MEDIA_TYPE, RATE, UNAUTHENTICATED, Wire
+from tests.support.caller import Caller
 from tests.support.front import STRANGERS, Serve
 from tests.support.opencode import FakeOpenCode
 from tests.support.service import TOKEN, Running
@@ -42,19 +35,19 @@ async def anyone(service: Running) -> AsyncGenerator[httpx2.AsyncClient]:
 @pytest.mark.requirement("13-every-request-authenticated")
 @pytest.mark.parametrize("sent", [None, "Bearer wrong-but-long-enough-to-be-one"])
 async def test_every_operation_wants_a_credential(
-    exchange: Exchange, anyone: httpx2.AsyncClient, sent: str | None
+    caller: Caller, anyone: httpx2.AsyncClient, sent: str | None
 ) -> None:
-    exchange.http = anyone
-    del exchange.headers["Authorization"]
+    caller.http = anyone
+    del caller.headers["Authorization"]
     every = ["send", "stream", "get", "list", "cancel", "subscribe", "card", "push list"]
     headers = {"Authorization": sent} if sent else {}
 
     for operation in ["send"] if sent else every:
-        params = exchange.message("hello") | {"id": "any"}
-        answer = await exchange.call(operation, params, **headers)
+        params = caller.message("hello") | {"id": "any"}
+        answer = await caller.ask(operation, params, **headers)
         answer.refuses(UNAUTHENTICATED)
         assert answer.headers["www-authenticate"].startswith("Bearer")
-        assert answer.headers["a2a-version"] == exchange.headers["A2A-Version"]
+        assert answer.headers["a2a-version"] == caller.headers["A2A-Version"]
 
 
 @pytest.mark.requirement("7-authenticated")
@@ -89,9 +82,9 @@ async def test_basic_credentials_have_a_principal_of_their_own(serve: Serve) -> 
     service = await serve(A2A_STATIC_AUTH_CREDENTIALS=orjson.dumps([entry]).decode())
     mine = await Caller(service, Wire.RPC).send("hello")
     value = base64.b64encode(b"ann:a-password-of-some-length").decode()
-    theirs = Exchange(service, Wire.RPC)
+    theirs = Caller(service, Wire.RPC)
 
-    answer = await theirs.call("get", {"id": mine.id}, Authorization=f"Basic {value}")
+    answer = await theirs.ask("get", {"id": mine.id}, Authorization=f"Basic {value}")
 
     assert answer.body["error"]["code"] == -32001
 
@@ -100,8 +93,8 @@ async def test_basic_credentials_have_a_principal_of_their_own(serve: Serve) -> 
 async def test_a_body_over_the_limit_is_refused(serve: Serve) -> None:
     service = await serve(A2A_MAX_REQUEST_BODY_BYTES="4096")
     for wire in Wire:
-        exchange = Exchange(service, wire)
-        answer = await exchange.call("send", exchange.message("x" * 5000))
+        caller = Caller(service, wire)
+        answer = await caller.ask("send", caller.message("x" * 5000))
         answer.refuses(LARGE)
         assert b"4096" in answer.content
 
@@ -118,25 +111,25 @@ async def test_too_many_requests_are_told_to_wait(serve: Serve) -> None:
     assert int(answers[-1].headers["retry-after"]) >= 1
     assert probe.status_code == 200
     for wire in Wire:
-        exchange = Exchange(service, wire)
-        (await exchange.call("send", exchange.message("hello"))).refuses(RATE)
+        caller = Caller(service, wire)
+        (await caller.ask("send", caller.message("hello"))).refuses(RATE)
 
 
 @pytest.mark.requirement("5-same-errors")
-async def test_the_edge_answers_in_the_form_of_what_was_called(exchange: Exchange) -> None:
-    body = exchange.encode("send", exchange.message("hello"))
+async def test_the_edge_answers_in_the_form_of_what_was_called(caller: Caller) -> None:
+    body = caller.encode("send", caller.message("hello"))
 
-    (await exchange.post(body, Host="evil.example")).refuses(HOST)
-    (await exchange.post(body, Content_Type="text/plain")).refuses(MEDIA_TYPE)
+    (await caller.post(body, Host="evil.example")).refuses(HOST)
+    (await caller.post(body, Content_Type="text/plain")).refuses(MEDIA_TYPE)
 
 
 async def test_without_a_version_the_edge_answers_in_the_default_one(serve: Serve) -> None:
     for version, wire in (("0.3", Wire.RPC03), ("1.0", Wire.RPC)):
         service = await serve(A2A_PROTOCOL_VERSION=version)
-        exchange = Exchange(service, wire)
-        del exchange.headers["A2A-Version"]
+        caller = Caller(service, wire)
+        del caller.headers["A2A-Version"]
 
-        answer = await exchange.call("send", exchange.message("hi"), Authorization="Bearer no")
+        answer = await caller.ask("send", caller.message("hi"), Authorization="Bearer no")
 
         answer.refuses(UNAUTHENTICATED)
         assert answer.headers["a2a-version"] == version
@@ -158,8 +151,8 @@ async def test_open_tasks_of_a_caller_are_limited(serve: Serve, opencode: FakeOp
     task = await caller.begin("hello")
 
     for wire in Wire:
-        exchange = Exchange(service, wire)
-        answer = await exchange.call("send", exchange.message("hello"))
+        caller = Caller(service, wire)
+        answer = await caller.ask("send", caller.message("hello"))
         assert b"LIMIT_EXCEEDED" in answer.content
         assert answer.status == (200 if wire.rpc else 429)
     opencode.release()
@@ -175,12 +168,12 @@ async def test_exactly_as_many_tasks_are_admitted_at_once_as_there_is_room_for(
 ) -> None:
     service = await serve(**{limit: "5"}, A2A_TASK_STORE_BACKEND="database")
     opencode.hold()
-    exchange = Exchange(service, Wire.REST)
+    caller = Caller(service, Wire.REST)
     now = {"configuration": {"returnImmediately": True}}
 
     for _ in range(2):
         answers = await asyncio.gather(
-            *(exchange.call("send", exchange.message(f"task {n}") | now) for n in range(60))
+            *(caller.ask("send", caller.message(f"task {n}") | now) for n in range(60))
         )
 
         admitted = [answer.task["id"] for answer in answers if answer.status == 200]
@@ -188,7 +181,7 @@ async def test_exactly_as_many_tasks_are_admitted_at_once_as_there_is_room_for(
         assert (len(admitted), len(refused)) == (5, 55)
         assert all(b'"LIMIT_EXCEEDED"' in answer.content for answer in refused)
         for task_id in admitted:
-            await exchange.call("cancel", {"id": task_id})
+            await caller.ask("cancel", {"id": task_id})
 
 
 @pytest.mark.requirement("ours-host-and-origin")
@@ -255,8 +248,8 @@ async def test_a_listed_page_calls_as_a_browser_does(serve: Serve) -> None:
     assert "access-control-allow-origin" not in foreign.headers
     assert unknown.status_code == 401
     for wire in Wire:
-        exchange = Exchange(service, wire)
-        answer = await exchange.call("stream", exchange.message("hello"), Origin=PAGE)
+        caller = Caller(service, wire)
+        answer = await caller.ask("stream", caller.message("hello"), Origin=PAGE)
         assert answer.status == 200
         for told in (answer, preflight, unknown):
             assert told.headers["access-control-allow-origin"] == PAGE
@@ -305,12 +298,12 @@ async def test_a_quiet_stream_is_kept_alive(serve: Serve, opencode: FakeOpenCode
     service = await serve(A2A_STREAM_KEEPALIVE_SECONDS="0.05")
     opencode.hold()
     for wire in Wire:
-        exchange = Exchange(service, wire)
-        verb, target = exchange.target("stream", {})
-        body = exchange.encode("stream", exchange.message("hello"))
+        caller = Caller(service, wire)
+        verb, target = caller.target("stream", {})
+        body = caller.encode("stream", caller.message("hello"))
         async with (
             asyncio.timeout(5),
-            exchange.http.stream(verb, target, content=body, headers=exchange.headers) as response,
+            caller.http.stream(verb, target, content=body, headers=caller.headers) as response,
         ):
             pings = 0
             async for line in response.aiter_lines():
@@ -327,8 +320,8 @@ async def test_a_stream_that_is_cut_off_says_how_to_come_back(
     service = await serve(A2A_STREAM_MAX_DURATION_SECONDS="0.3")
     opencode.hold()
     for wire in Wire:
-        exchange = Exchange(service, wire)
-        answer = await exchange.call("stream", exchange.message("hello"))
+        caller = Caller(service, wire)
+        answer = await caller.ask("stream", caller.message("hello"))
         last = answer.content.decode().strip().split("\n\n")[-1]
         *kind, data = last.splitlines()
         # Clients of 0.3 JSON-RPC want a plain event.

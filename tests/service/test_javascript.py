@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 import pytest
 import pytest_asyncio
 
-from tests.support.caller import Task, Wire
+from tests.support.answers import Task, Wire
 from tests.support.foreign import (
     SECONDS,
     ForeignClient,

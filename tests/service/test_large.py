@@ -33,7 +33,7 @@ async def test_the_service_answers_while_an_answer_of_20_megabytes_arrives(
                 begun = await caller.begin("hello")
                 state = begun.state
                 while state != "completed":
-                    listed = await program.rpc("ListTasks", {"pageSize": 1})
+                    listed = await Caller(program).answer("ListTasks", {"pageSize": 1})
                     (task,) = listed["result"]["tasks"]
                     assert task["id"] == begun.id
                     state = task["status"]["state"].removeprefix("TASK_STATE_").lower()

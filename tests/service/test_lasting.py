@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.support.caller import Caller, Update, Wire, fold
-from tests.support.exchange import Answer, Exchange
+from tests.support.answers import Answer, Update, Wire, fold
+from tests.support.caller import Caller
 from tests.support.front import started
 from tests.support.opencode import FakeOpenCode
 
@@ -80,14 +80,14 @@ async def test_a_locked_database_holds_nobody_for_long(
     loop = asyncio.get_running_loop()
     async with started(opencode, tmp_path, **STORED) as service:
         known = await Caller(service).send("before")
-        exchange = Exchange(service, Wire.REST)
+        caller = Caller(service, Wire.REST)
         with closing(sqlite3.connect(tmp_path / "tasks.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
 
             async def send(number: int) -> tuple[float, Answer]:
                 await asyncio.sleep(number / 4)  # some come while others are waiting already
                 began = loop.time()
-                answer = await exchange.call("send", exchange.message(f"message {number}"))
+                answer = await caller.ask("send", caller.message(f"message {number}"))
                 return loop.time() - began, answer
 
             answers = await asyncio.gather(*(send(number) for number in range(12)))
@@ -114,10 +114,10 @@ async def test_output_modes_outlive_the_service(opencode: FakeOpenCode, tmp_path
     tasks: dict[Wire, str] = {}
     async with started(opencode, tmp_path, **STORED) as service:
         for wire in Wire:
-            exchange = Exchange(service, wire)
-            params = exchange.message("run it")
+            caller = Caller(service, wire)
+            params = caller.message("run it")
             params["configuration"] = {"acceptedOutputModes": ["text/plain"]}
-            tasks[wire] = (await exchange.call("send", params)).task["id"]
+            tasks[wire] = (await caller.ask("send", params)).task["id"]
 
     async with started(opencode, tmp_path, **STORED) as service:
         for wire, task_id in tasks.items():
@@ -137,10 +137,10 @@ async def test_a_stopped_service_tells_its_readers_and_takes_the_turn_up_again(
     wire = Wire.RPC
     async with httpx2.AsyncClient(trust_env=False) as http:
         async with started(opencode, tmp_path, **STORED) as service:
-            exchange = Exchange(service, wire)
-            exchange.http = http
-            body = exchange.encode("stream", exchange.message("hello"))
-            stream = asyncio.create_task(exchange.post(body, service.url))
+            caller = Caller(service, wire)
+            caller.http = http
+            body = caller.encode("stream", caller.message("hello"))
+            stream = asyncio.create_task(caller.post(body, service.url))
             async with asyncio.timeout(5):
                 await hold.reached.wait()
         answer = await stream
@@ -150,7 +150,7 @@ async def test_a_stopped_service_tells_its_readers_and_takes_the_turn_up_again(
 
     async with started(opencode, tmp_path, **STORED) as service:
         caller = Caller(service, wire)
-        listed = (await Exchange(service, wire).call("list", {})).result
+        listed = (await Caller(service, wire).ask("list", {})).result
         (task,) = listed["tasks"]
         async with caller.subscribe(task["id"], ids[-1]) as following:
             opencode.release()

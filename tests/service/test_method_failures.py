@@ -15,7 +15,7 @@ from opencode_a2a.config import Settings, load
 from opencode_a2a.events import JsonObject
 from opencode_a2a.extensions.registry import Method
 from opencode_a2a.server.contracts import declared
-from tests.support.methods import client
+from tests.support.caller import Caller
 from tests.support.running import running
 from tests.support.service import TOKEN, Running, serving
 
@@ -92,7 +92,7 @@ def expected(method: Method, reason: str) -> set[str]:
 @pytest.mark.parametrize("reason", FAILURES)
 async def test_a_failing_opencode_is_told_by_a_declared_error(tmp_path: Path, reason: str) -> None:
     async with failing(tmp_path, reason) as service:
-        caller = client(service)
+        caller = Caller(service)
         for method in METHODS:
             answer = await caller.answer(method.name, method.example, "0.3")
             error = answer.get("error", {"code": 0, "data": {"type": "OK"}})
@@ -120,8 +120,8 @@ async def test_too_many_calls_at_once_are_refused_by_name(tmp_path: Path) -> Non
         serving(settings_for(url, tmp_path, OPENCODE_MAX_CONCURRENT_REQUESTS="1")) as service,
         asyncio.timeout(30),
     ):
-        caller = client(service)
-        first = asyncio.create_task(caller.call("opencode.agents.list"))
+        caller = Caller(service)
+        first = asyncio.create_task(caller.method("opencode.agents.list"))
         await entered.wait()
         refused = await caller.refused("opencode.commands.list")
         leave.set()
@@ -155,10 +155,10 @@ async def test_a_worktree_on_another_machine_is_listed_but_not_touched(tmp_path:
         running(Starlette(routes=routes)) as url,
         serving(settings_for(url, tmp_path)) as service,
     ):
-        caller = client(service)
+        caller = Caller(service)
         for method, sent in (("remove", request), ("remove", request | FORCE), ("reset", request)):
             refused = await caller.refused(f"opencode.worktrees.{method}", {"request": sent})
             assert refused.fields == ("request.directory",)
-        assert await caller.call("opencode.worktrees.list") == {"items": ["/elsewhere/one"]}
+        assert await caller.method("opencode.worktrees.list") == {"items": ["/elsewhere/one"]}
 
     assert touched == []

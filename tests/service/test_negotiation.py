@@ -3,8 +3,8 @@
 import orjson
 import pytest
 
-from tests.support.caller import Wire
-from tests.support.exchange import VERSION, Exchange
+from tests.support.answers import VERSION, Wire
+from tests.support.caller import Caller
 from tests.support.front import Serve
 from tests.support.service import Running
 
@@ -17,11 +17,11 @@ OTHER = {Wire.RPC: "0.3", Wire.REST: "0.3", Wire.RPC03: "1.0", Wire.REST03: "1.0
 @pytest.mark.requirement("3.6-patch-ignored")
 @pytest.mark.parametrize("patch", ["", ".0", ".7", ".123"])
 async def test_major_and_minor_choose_the_line_whatever_the_patch(
-    exchange: Exchange, patch: str
+    caller: Caller, patch: str
 ) -> None:
-    line = exchange.headers["A2A-Version"]
+    line = caller.headers["A2A-Version"]
 
-    answer = await exchange.call("send", exchange.message("hello"), A2A_Version=line + patch)
+    answer = await caller.ask("send", caller.message("hello"), A2A_Version=line + patch)
 
     assert answer.task["id"]
     assert answer.headers["a2a-version"] == line
@@ -30,9 +30,9 @@ async def test_major_and_minor_choose_the_line_whatever_the_patch(
 @pytest.mark.requirement("3.6-unsupported")
 @pytest.mark.parametrize("version", ["2.0", "1.1", "1.9", "0.2", "0.30", "1", "v1.0", "1.0-x", "*"])
 async def test_every_other_version_is_refused_with_the_ones_there_are(
-    exchange: Exchange, version: str
+    caller: Caller, version: str
 ) -> None:
-    answer = await exchange.call("send", exchange.message("hello"), A2A_Version=version)
+    answer = await caller.ask("send", caller.message("hello"), A2A_Version=version)
 
     answer.refuses(VERSION)
     assert b"1.0" in answer.content
@@ -41,13 +41,13 @@ async def test_every_other_version_is_refused_with_the_ones_there_are(
 
 @pytest.mark.requirement("3.6-absent-is-0.3")
 @pytest.mark.parametrize("empty", [True, False])
-async def test_a_request_without_version_speaks_0_3(exchange: Exchange, empty: bool) -> None:
-    exchange.headers.pop("A2A-Version")
+async def test_a_request_without_version_speaks_0_3(caller: Caller, empty: bool) -> None:
+    caller.headers.pop("A2A-Version")
     sent = {"A2A_Version": ""} if empty else {}
 
-    answer = await exchange.call("send", exchange.message("hello"), **sent)
+    answer = await caller.ask("send", caller.message("hello"), **sent)
 
-    if exchange.wire.modern:
+    if caller.wire.modern:
         answer.refuses(VERSION)
         assert b"A2A-Version: 1.0" in answer.content
     else:
@@ -57,23 +57,23 @@ async def test_a_request_without_version_speaks_0_3(exchange: Exchange, empty: b
 
 @pytest.mark.requirement("3.6-unsupported")
 async def test_a_method_or_route_of_one_line_refuses_the_version_of_the_other(
-    exchange: Exchange,
+    caller: Caller,
 ) -> None:
-    other = OTHER[exchange.wire]
+    other = OTHER[caller.wire]
 
-    answer = await exchange.call("send", exchange.message("hello"), A2A_Version=other)
+    answer = await caller.ask("send", caller.message("hello"), A2A_Version=other)
 
     answer.refuses(VERSION)
 
 
 @pytest.mark.requirement("3.6-query-parameter")
 async def test_the_version_may_come_as_a_query_parameter(service: Running, wire: Wire) -> None:
-    exchange = Exchange(service, wire)
-    line = exchange.headers.pop("A2A-Version")
-    target = exchange.target("send", {})[1]
+    caller = Caller(service, wire)
+    line = caller.headers.pop("A2A-Version")
+    target = caller.target("send", {})[1]
 
-    answer = await exchange.post(
-        exchange.encode("send", exchange.message("hello")), f"{target}?A2A-Version={line}"
+    answer = await caller.post(
+        caller.encode("send", caller.message("hello")), f"{target}?A2A-Version={line}"
     )
 
     assert answer.task["id"]
@@ -81,11 +81,11 @@ async def test_the_version_may_come_as_a_query_parameter(service: Running, wire:
 
 
 @pytest.mark.requirement("3.6-query-parameter")
-async def test_the_header_wins_over_the_query_parameter(exchange: Exchange) -> None:
-    target = exchange.target("send", {})[1]
-    body = exchange.encode("send", exchange.message("hello"))
+async def test_the_header_wins_over_the_query_parameter(caller: Caller) -> None:
+    target = caller.target("send", {})[1]
+    body = caller.encode("send", caller.message("hello"))
 
-    answer = await exchange.post(body, f"{target}?A2A-Version=2.0")
+    answer = await caller.post(body, f"{target}?A2A-Version=2.0")
 
     assert answer.task["id"]
 
@@ -98,13 +98,13 @@ async def test_a_service_of_one_line_says_so_and_keeps_to_it(serve: Serve, line:
     card = orjson.loads((await service.http.get("/.well-known/agent-card.json")).content)
     listed = {one["protocolVersion"] for one in card.get("supportedInterfaces", [])}
     for wire in Wire:
-        exchange = Exchange(service, wire)
-        own = exchange.headers["A2A-Version"] == line
-        answer = await exchange.call("send", exchange.message("hello"))
+        caller = Caller(service, wire)
+        own = caller.headers["A2A-Version"] == line
+        answer = await caller.ask("send", caller.message("hello"))
         if own:
             assert answer.task["id"]
-            exchange.headers["A2A-Version"] = ""
-            assert (await exchange.call("send", exchange.message("hello"))).task["id"]
+            caller.headers["A2A-Version"] = ""
+            assert (await caller.ask("send", caller.message("hello"))).task["id"]
         else:
             answer.refuses(VERSION)
 

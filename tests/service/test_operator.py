@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from opencode_a2a.events import JsonObject
+from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
 from tests.support.program import Program, bare, run
 from tests.support.service import TOKEN, message, variables_for
@@ -25,7 +26,7 @@ async def test_payloads_are_logged_at_the_default_level(
 ) -> None:
     variables = variables_for(opencode, tmp_path, A2A_LOG_PAYLOADS="true")
     async with Program(variables) as program:
-        answer = await program.rpc("SendMessage", message("hello"))
+        answer = await Caller(program).answer("SendMessage", message("hello"))
         await program.stop()
 
     [record] = [record for record in program.records() if record["event"] == "payload"]
@@ -37,10 +38,10 @@ async def test_payloads_are_logged_at_the_default_level(
 
 async def test_the_access_log_names_the_operation(opencode: FakeOpenCode, tmp_path: Path) -> None:
     async with Program(variables_for(opencode, tmp_path, A2A_LOG_LEVEL="INFO")) as program:
-        sent = await program.rpc("SendMessage", message("hello"))
+        sent = await Caller(program).answer("SendMessage", message("hello"))
         task_id = sent["result"]["task"]["id"]
-        await program.rpc("opencode.agents.list", {})
-        await program.rpc("\x1b[31mnobody", {})
+        await Caller(program).answer("opencode.agents.list", {})
+        await Caller(program).answer("\x1b[31mnobody", {})
         modern, old = {"A2A-Version": "1.0"}, {"A2A-Version": "0.3"}
         await program.http.post("/", json=old_get(task_id), headers=old)
         await program.http.get(f"/tasks/{task_id}", headers=modern)

@@ -7,8 +7,8 @@ import orjson
 import pytest
 
 from opencode_a2a.events import Json, JsonObject
-from tests.support.caller import Caller, Task, Wire
-from tests.support.exchange import Exchange
+from tests.support.answers import Task, Wire
+from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
 from tests.support.service import Running
 
@@ -39,12 +39,12 @@ def first_part(task: Any) -> Any:
 
 @pytest.mark.requirement("ours-integers")
 async def test_data_and_metadata_come_back_as_they_were_sent(
-    exchange: Exchange, opencode: FakeOpenCode
+    caller: Caller, opencode: FakeOpenCode
 ) -> None:
-    params = exchange.message(exchange.data(DATA), metadata={"n": 7, "f": 1.0})
+    params = caller.message(caller.data(DATA), metadata={"n": 7, "f": 1.0})
 
-    sent = (await exchange.call("send", params)).task
-    read = (await exchange.call("get", {"id": sent["id"]})).result
+    sent = (await caller.ask("send", params)).task
+    read = (await caller.ask("get", {"id": sent["id"]})).result
 
     for task in (sent, read):
         data = first_part(task)["data"]
@@ -58,9 +58,9 @@ async def test_data_and_metadata_come_back_as_they_were_sent(
 
 @pytest.mark.requirement("ours-files")
 async def test_files_reach_opencode_and_stay_in_the_history(
-    exchange: Exchange, opencode: FakeOpenCode
+    caller: Caller, opencode: FakeOpenCode
 ) -> None:
-    sent = await exchange.call("send", exchange.message("look", exchange.file(PNG, "image/png")))
+    sent = await caller.ask("send", caller.message("look", caller.file(PNG, "image/png")))
 
     prompt: Any = opencode.prompts[0]["parts"]
     text, image = prompt
@@ -68,21 +68,21 @@ async def test_files_reach_opencode_and_stay_in_the_history(
     assert (image["type"], image["mime"]) == ("file", "image/png")
     assert image["url"] == f"data:image/png;base64,{PNG}"
     kept = sent.task["history"][0]["parts"][1]
-    assert kept == exchange.file(PNG, "image/png")
+    assert kept == caller.file(PNG, "image/png")
 
 
 @pytest.mark.requirement("3.2.2-output-modes")
 @pytest.mark.requirement("ours-output-modes")
 @pytest.mark.parametrize("modes", [None, [], ["*/*"], ["*"], ["image/png", "*/*"]])
 async def test_without_a_restriction_tool_calls_are_data(
-    exchange: Exchange, opencode: FakeOpenCode, modes: Json
+    caller: Caller, opencode: FakeOpenCode, modes: Json
 ) -> None:
     opencode.play("tool-completed")
-    params = exchange.message("run it")
+    params = caller.message("run it")
     if modes is not None:
         params["configuration"] = {"acceptedOutputModes": modes}
 
-    task = Task((await exchange.call("send", params)).task)
+    task = Task((await caller.ask("send", params)).task)
 
     assert task.tools[0]["tool"] == "bash"
     assert "output_negotiation" not in task.opencode
@@ -105,13 +105,13 @@ async def test_output_modes_hold_for_the_task_wherever_it_is_read(
     service: Running, wire: Wire, opencode: FakeOpenCode, stranger: str
 ) -> None:
     opencode.play("tool-completed")
-    exchange, caller = Exchange(service, wire, stranger), Caller(service, wire, stranger)
-    params = exchange.message("run it") | {"configuration": TEXT_ONLY}
+    caller = Caller(service, wire, stranger)
+    params = caller.message("run it") | {"configuration": TEXT_ONLY}
 
-    sent = (await exchange.call("send", params)).task
-    read = (await exchange.call("get", {"id": sent["id"]})).result
-    lists = Exchange(service, Wire.REST if wire.modern else Wire.REST03, stranger)
-    listed = (await lists.call("list", {"includeArtifacts": "true"})).result["tasks"][0]
+    sent = (await caller.ask("send", params)).task
+    read = (await caller.ask("get", {"id": sent["id"]})).result
+    lists = Caller(service, Wire.REST if wire.modern else Wire.REST03, stranger)
+    listed = (await lists.ask("list", {"includeArtifacts": "true"})).result["tasks"][0]
     async with caller.subscribe(sent["id"], "1") as following:
         updates = await following.rest()
 
@@ -128,13 +128,13 @@ async def test_output_modes_hold_for_the_task_wherever_it_is_read(
 
 @pytest.mark.requirement("ours-output-modes")
 async def test_a_diff_is_left_out_for_those_who_do_not_take_one(
-    exchange: Exchange, opencode: FakeOpenCode
+    caller: Caller, opencode: FakeOpenCode
 ) -> None:
     opencode.play("write-edit")
 
-    whole = Task((await exchange.call("send", exchange.message("write"))).task)
-    params = exchange.message("write") | {"configuration": TEXT_ONLY}
-    plain = Task((await exchange.call("send", params)).task)
+    whole = Task((await caller.ask("send", caller.message("write"))).task)
+    params = caller.message("write") | {"configuration": TEXT_ONLY}
+    plain = Task((await caller.ask("send", params)).task)
 
     assert whole.diff is not None
     assert len(whole.diff["parts"]) == 2
@@ -143,16 +143,14 @@ async def test_a_diff_is_left_out_for_those_who_do_not_take_one(
 
 
 @pytest.mark.requirement("ours-output-modes")
-async def test_output_modes_hold_in_a_live_stream(
-    exchange: Exchange, caller: Caller, opencode: FakeOpenCode
-) -> None:
+async def test_output_modes_hold_in_a_live_stream(caller: Caller, opencode: FakeOpenCode) -> None:
     opencode.play("tool-completed")
     hold = opencode.hold("permission.asked")
     configuration = TEXT_ONLY | (
-        {"returnImmediately": True} if exchange.wire.modern else {"blocking": False}
+        {"returnImmediately": True} if caller.wire.modern else {"blocking": False}
     )
-    params = exchange.message("run it") | {"configuration": configuration}
-    task = (await exchange.call("send", params)).task
+    params = caller.message("run it") | {"configuration": configuration}
+    task = (await caller.ask("send", params)).task
 
     async with asyncio.timeout(5):
         async with caller.subscribe(task["id"], "1") as following:

@@ -20,8 +20,8 @@ import pytest_asyncio
 from opencode_a2a.a2a.versions import Version
 from opencode_a2a.server.contracts import ALL_EXTENSIONS
 from opencode_a2a.server.operations import METHODS
+from tests.support.caller import Caller
 from tests.support.front import started
-from tests.support.methods import Client, client
 from tests.support.opencode import FakeOpenCode
 from tests.support.service import TOKEN, Running
 
@@ -54,10 +54,10 @@ class Deployment:
         self.service = service
         self.opencode = opencode
         self.line = "0.3" if name == "0.3 only" else "1.0"
-        self.caller: Client = client(service)
+        self.caller: Caller = Caller(service)
         if name == "basic only":
             value = base64.b64encode(f"ann:{PASSWORD}".encode()).decode()
-            self.caller = Client(service.http, {"Authorization": f"Basic {value}"})
+            self.caller = Caller(service, authorization=f"Basic {value}")
         self.public: Any = None
         self.extended: Any = None
         self.openapi: Any = None
@@ -69,7 +69,7 @@ class Deployment:
         self.openapi = await self._get("/openapi.json")
 
     async def _get(self, path: str) -> Any:
-        headers = {"A2A-Version": self.line, **self.caller.credentials}
+        headers = {**self.caller.headers, "A2A-Version": self.line}
         answer = await self.service.http.get(path, headers=headers)
         assert answer.status_code == 200, answer.content
         return orjson.loads(answer.content)
@@ -208,7 +208,7 @@ async def test_only_methods_of_the_versions_spoken_are_named(deployment: Deploym
     for method in wire["all_jsonrpc_methods"]:
         version = "0.3" if "/" in method else "1.0"
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {"no_such_field": 5}}
-        headers = {"A2A-Version": version, **deployment.caller.credentials}
+        headers = {**deployment.caller.headers, "A2A-Version": version}
         if method.startswith(("opencode.", "a2a.")):
             headers["A2A-Version"] = deployment.line
         answer = await deployment.service.http.post("/", json=body, headers=headers)
@@ -222,7 +222,7 @@ async def test_features_of_a_version_are_there(deployment: Deployment) -> None:
     versions = deployment.said("wire_contract")["protocol_compatibility"]["versions"]
     for version, said in versions.items():
         prefix = "" if version == "1.0" else "/v1"
-        headers = {"A2A-Version": version, **deployment.caller.credentials}
+        headers = {**deployment.caller.headers, "A2A-Version": version}
         rest = await deployment.service.http.get(f"{prefix}/tasks", headers=headers)
         rpc = await deployment.caller.answer("ListTasks", {}, version)
         assert rest.status_code == 200
@@ -293,7 +293,7 @@ async def test_every_name_of_an_extension_is_in_both_cards_and_works(
         task = sent["result"].get("task", sent["result"])
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {"id": task["id"]}}
         answer = await deployment.service.http.post(
-            "/", json=body, headers={**asked, **deployment.caller.credentials}
+            "/", json=body, headers={**deployment.caller.headers, **asked}
         )
         assert answer.headers[header] == ", ".join(listed)
 
@@ -322,7 +322,7 @@ async def test_the_behaviors_are_those_of_the_service(deployment: Deployment) ->
 
     bound = said["request_body"]["max_bytes"]
     body = b"x" * (bound + 1)
-    headers = {"Content-Type": "application/json", **deployment.caller.credentials}
+    headers = deployment.caller.headers
     large = await deployment.service.http.post("/", content=body, headers=headers)
     assert (large.status_code, said["request_body"]["http_status"]) == (413, 413)
     assert said["request_body"]["error_type"].encode() in large.content
@@ -333,7 +333,7 @@ async def test_the_behaviors_are_those_of_the_service(deployment: Deployment) ->
     deployment.opencode.play("permission-once")
     stream = "SendStreamingMessage" if modern else "message/stream"
     call = {"jsonrpc": "2.0", "id": 1, "method": stream, "params": deployment.message("ask me")}
-    asked = {"A2A-Version": deployment.line, **deployment.caller.credentials}
+    asked = {**deployment.caller.headers, "A2A-Version": deployment.line}
     answer = await deployment.service.http.post("/", json=call, headers=asked)
     last = orjson.loads(answer.content.decode().strip().rpartition("data: ")[2])["result"]
     status = last["statusUpdate"] if modern else last

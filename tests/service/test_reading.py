@@ -9,8 +9,8 @@ from a2a.types import ListTasksResponse
 from google.protobuf.json_format import ParseDict
 
 from opencode_a2a.events import Json
-from tests.support.caller import Caller, Task, Wire
-from tests.support.exchange import LISTING, NOT_FOUND, PARAMS, Exchange
+from tests.support.answers import LISTING, NOT_FOUND, PARAMS, Task, Wire
+from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
 from tests.support.service import Running
 
@@ -30,12 +30,12 @@ def theirs(service: Running, opencode: FakeOpenCode, wire: Wire, stranger: str) 
 
 
 @pytest.fixture
-def lists(service: Running, wire: Wire, stranger: str) -> Exchange:
-    return Exchange(service, wire, stranger)
+def lists(service: Running, wire: Wire, stranger: str) -> Caller:
+    return Caller(service, wire, stranger)
 
 
-async def page(lists: Exchange, **params: Json) -> Any:
-    result = (await lists.call("list", params)).result
+async def page(lists: Caller, **params: Json) -> Any:
+    result = (await lists.ask("list", params)).result
     if lists.wire.modern:
         ParseDict(result, ListTasksResponse())
     return result
@@ -62,8 +62,8 @@ async def test_a_task_is_read_as_it_was_told(caller: Caller) -> None:
 
 @pytest.mark.requirement("3.1.3-unknown")
 @pytest.mark.parametrize("task_id", ["no-such-task", "x" * 256, "é", "%2e%2e"])
-async def test_a_task_that_does_not_exist_is_not_found(exchange: Exchange, task_id: str) -> None:
-    (await exchange.call("get", {"id": task_id})).refuses(NOT_FOUND)
+async def test_a_task_that_does_not_exist_is_not_found(caller: Caller, task_id: str) -> None:
+    (await caller.ask("get", {"id": task_id})).refuses(NOT_FOUND)
 
 
 @pytest.mark.requirement("3.2.4-history-length")
@@ -72,18 +72,18 @@ async def test_a_task_that_does_not_exist_is_not_found(exchange: Exchange, task_
     [(None, ["run it", "once"]), (0, None), (1, ["once"]), (2, ["run it", "once"]), (9, ...)],
 )
 async def test_history_is_cut_to_the_newest(
-    exchange: Exchange, caller: Caller, opencode: FakeOpenCode, length: int | None, told: Any
+    caller: Caller, opencode: FakeOpenCode, length: int | None, told: Any
 ) -> None:
     opencode.play("permission-once")
     asked = await caller.send("run it")
     await caller.send("once", task=asked.id)
 
     params: dict[str, Json] = {"id": asked.id}
-    task = (await exchange.call("get", params | ({"historyLength": length} if length else {}))).body
+    task = (await caller.ask("get", params | ({"historyLength": length} if length else {}))).body
     if length == 0:
-        task = (await exchange.call("get", params | {"historyLength": 0})).body
+        task = (await caller.ask("get", params | {"historyLength": 0})).body
 
-    raw = task["result"] if exchange.wire.rpc else task
+    raw = task["result"] if caller.wire.rpc else task
     if told is None:
         assert "history" not in raw
     else:
@@ -91,22 +91,22 @@ async def test_history_is_cut_to_the_newest(
 
 
 @pytest.mark.requirement("3.2.4-history-length")
-async def test_the_answer_to_a_message_has_as_much_history_as_wanted(exchange: Exchange) -> None:
-    params = exchange.message("hello") | {"configuration": {"historyLength": 0}}
-    if not exchange.wire.modern:
+async def test_the_answer_to_a_message_has_as_much_history_as_wanted(caller: Caller) -> None:
+    params = caller.message("hello") | {"configuration": {"historyLength": 0}}
+    if not caller.wire.modern:
         params["configuration"] = {"historyLength": 0, "blocking": True}
 
-    answer = await exchange.call("send", params)
+    answer = await caller.ask("send", params)
 
     assert "history" not in answer.task
 
 
 @pytest.mark.requirement("3.2.4-history-length")
 @pytest.mark.parametrize("length", [-1, "x", 1.5, 2**40])
-async def test_a_wrong_history_length_is_refused(exchange: Exchange, length: Json) -> None:
-    wanted = length if exchange.wire.rpc else str(length)
+async def test_a_wrong_history_length_is_refused(caller: Caller, length: Json) -> None:
+    wanted = length if caller.wire.rpc else str(length)
 
-    answer = await exchange.call("get", {"id": "any", "historyLength": wanted})
+    answer = await caller.ask("get", {"id": "any", "historyLength": wanted})
 
     assert answer.refuses(PARAMS) == ["historyLength"]
 
@@ -125,7 +125,7 @@ async def test_text_is_one_part_however_it_was_streamed(caller: Caller) -> None:
 @WITH_LIST
 @pytest.mark.requirement("3.1.4-scoped")
 @pytest.mark.requirement("3.1.4-envelope")
-async def test_a_list_of_nothing_has_all_its_fields(lists: Exchange) -> None:
+async def test_a_list_of_nothing_has_all_its_fields(lists: Caller) -> None:
     assert await page(lists) == {"tasks": [], "nextPageToken": "", "pageSize": 50, "totalSize": 0}
 
 
@@ -133,7 +133,7 @@ async def test_a_list_of_nothing_has_all_its_fields(lists: Exchange) -> None:
 @pytest.mark.requirement("3.1.4-order")
 @pytest.mark.requirement("3.1.4-artifacts")
 async def test_the_newest_status_comes_first_and_artifacts_when_asked_for(
-    lists: Exchange, theirs: Caller, opencode: FakeOpenCode
+    lists: Caller, theirs: Caller, opencode: FakeOpenCode
 ) -> None:
     opencode.play("permission-once")
     waiting = await theirs.send("run it")
@@ -155,7 +155,7 @@ async def test_the_newest_status_comes_first_and_artifacts_when_asked_for(
 
 @WITH_LIST
 @pytest.mark.requirement("3.1.4-cursor")
-async def test_pages_are_stable_while_tasks_are_added(lists: Exchange, theirs: Caller) -> None:
+async def test_pages_are_stable_while_tasks_are_added(lists: Caller, theirs: Caller) -> None:
     old = [(await theirs.send("hello")).id for _ in range(5)]
 
     first = await page(lists, pageSize=2)
@@ -172,7 +172,7 @@ async def test_pages_are_stable_while_tasks_are_added(lists: Exchange, theirs: C
 
 @WITH_LIST
 @pytest.mark.requirement("3.1.4-cursor")
-async def test_the_last_full_page_says_that_it_is_the_last(lists: Exchange, theirs: Caller) -> None:
+async def test_the_last_full_page_says_that_it_is_the_last(lists: Caller, theirs: Caller) -> None:
     for _ in range(2):
         await theirs.send("hello")
 
@@ -182,7 +182,7 @@ async def test_the_last_full_page_says_that_it_is_the_last(lists: Exchange, thei
 @WITH_LIST
 @pytest.mark.requirement("3.1.4-filters")
 async def test_a_list_is_filtered_by_context_state_and_time(
-    lists: Exchange, theirs: Caller, opencode: FakeOpenCode
+    lists: Caller, theirs: Caller, opencode: FakeOpenCode
 ) -> None:
     hold = opencode.hold()
     running = await theirs.begin("hello", context="one")
@@ -208,7 +208,7 @@ async def test_a_list_is_filtered_by_context_state_and_time(
 @WITH_LIST
 @pytest.mark.requirement("3.1.4-running-tasks")
 async def test_a_running_task_is_in_the_list(
-    lists: Exchange, theirs: Caller, opencode: FakeOpenCode
+    lists: Caller, theirs: Caller, opencode: FakeOpenCode
 ) -> None:
     hold = opencode.hold()
     running = await theirs.begin("hello")
@@ -240,8 +240,8 @@ async def test_a_running_task_is_in_the_list(
         ("includeArtifacts", "yes"),
     ],
 )
-async def test_a_wrong_filter_is_refused_by_name(lists: Exchange, field: str, value: Json) -> None:
-    answer = await lists.call("list", {field: value})
+async def test_a_wrong_filter_is_refused_by_name(lists: Caller, field: str, value: Json) -> None:
+    answer = await lists.ask("list", {field: value})
 
     assert answer.refuses(PARAMS if lists.wire.modern else LISTING) == [field]
 
@@ -250,7 +250,7 @@ async def test_a_wrong_filter_is_refused_by_name(lists: Exchange, field: str, va
 @pytest.mark.requirement("5-snake-case-taken")
 @pytest.mark.requirement("5-unknown-fields")
 async def test_snake_case_is_taken_and_unknown_fields_are_ignored(
-    lists: Exchange, theirs: Caller
+    lists: Caller, theirs: Caller
 ) -> None:
     mine = await theirs.send("hello", context="mine")
     await theirs.send("hello", context="other")
@@ -262,8 +262,8 @@ async def test_snake_case_is_taken_and_unknown_fields_are_ignored(
 
 @pytest.mark.requirement("0.3-no-list-in-json-rpc")
 async def test_the_older_json_rpc_has_no_list(service: Running, opencode: FakeOpenCode) -> None:
-    exchange = Exchange(service, Wire.RPC03)
+    caller = Caller(service, Wire.RPC03)
 
-    answer = await exchange.post(b'{"jsonrpc":"2.0","id":1,"method":"tasks/list","params":{}}')
+    answer = await caller.post(b'{"jsonrpc":"2.0","id":1,"method":"tasks/list","params":{}}')
 
     assert answer.body["error"]["code"] == -32601

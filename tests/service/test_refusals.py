@@ -9,8 +9,7 @@ import orjson
 import pytest
 
 from opencode_a2a.events import Json, JsonObject
-from tests.support.caller import Wire
-from tests.support.exchange import (
+from tests.support.answers import (
     CONTENT_TYPE,
     MEDIA_TYPE,
     METHOD,
@@ -20,8 +19,9 @@ from tests.support.exchange import (
     REQUEST,
     UNSUPPORTED,
     Answer,
-    Exchange,
+    Wire,
 )
+from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
 from tests.support.service import Running
 
@@ -55,21 +55,19 @@ REST = pytest.mark.parametrize("wire", [Wire.REST, Wire.REST03], ids=lambda wire
     ],
     ids=lambda body: body[:24],
 )
-async def test_what_is_no_json_is_a_parse_error(exchange: Exchange, body: bytes) -> None:
-    (await exchange.post(body)).refuses(PARSE)
+async def test_what_is_no_json_is_a_parse_error(caller: Caller, body: bytes) -> None:
+    (await caller.post(body)).refuses(PARSE)
 
 
 @pytest.mark.requirement("I9")
 @pytest.mark.requirement("13-limits")
 @pytest.mark.parametrize("count", [500, 50_000])
-async def test_many_wrong_parts_are_refused_briefly_and_at_once(
-    exchange: Exchange, count: int
-) -> None:
+async def test_many_wrong_parts_are_refused_briefly_and_at_once(caller: Caller, count: int) -> None:
     parts: list[Json] = [{"text": 1}] * count
     loop, took = asyncio.get_running_loop(), list[float]()
     for _ in range(3):
         began = loop.time()
-        answer = await exchange.call("send", exchange.message(*parts))
+        answer = await caller.ask("send", caller.message(*parts))
         took.append(loop.time() - began)
 
         assert 1 <= len(answer.refuses(PARAMS)) <= 20
@@ -79,11 +77,9 @@ async def test_many_wrong_parts_are_refused_briefly_and_at_once(
 
 @pytest.mark.requirement("I9")
 @pytest.mark.parametrize("field", ["extensions", "referenceTaskIds"])
-async def test_many_wrong_entries_of_a_list_are_refused_briefly(
-    exchange: Exchange, field: str
-) -> None:
+async def test_many_wrong_entries_of_a_list_are_refused_briefly(caller: Caller, field: str) -> None:
     wrong: list[Json] = [1] * 50_000
-    answer = await exchange.call("send", exchange.message("hello", **{field: wrong}))
+    answer = await caller.ask("send", caller.message("hello", **{field: wrong}))
 
     assert answer.refuses(PARAMS) == [f"message.{field}[0]"]
 
@@ -98,7 +94,7 @@ async def test_many_unknown_params_of_a_method_are_refused_briefly(
     loop, took = asyncio.get_running_loop(), list[float]()
     for _ in range(3):
         began = loop.time()
-        answer = await service.rpc("opencode.files.list", params)
+        answer = await Caller(service).answer("opencode.files.list", params)
         took.append(loop.time() - began)
 
         error: Any = answer["error"]
@@ -110,11 +106,11 @@ async def test_many_unknown_params_of_a_method_are_refused_briefly(
 
 @pytest.mark.requirement("13-limits")
 async def test_more_files_than_are_fetched_for_a_message_are_refused_at_once(
-    exchange: Exchange,
+    caller: Caller,
 ) -> None:
-    parts = [exchange.file("https://files.invalid/a", "text/plain", url=True)] * 60
+    parts = [caller.file("https://files.invalid/a", "text/plain", url=True)] * 60
 
-    answer = await exchange.call("send", exchange.message("look", *parts))
+    answer = await caller.ask("send", caller.message("look", *parts))
 
     assert answer.refuses(PARAMS) == ["message.parts"]
 
@@ -122,11 +118,11 @@ async def test_more_files_than_are_fetched_for_a_message_are_refused_at_once(
 @pytest.mark.requirement("I9")
 @pytest.mark.parametrize("name", ["a" * 256, "é" * 128, "a/" * 2500], ids=["ascii", "é", "path"])
 async def test_a_directory_with_a_name_that_cannot_exist_is_refused(
-    exchange: Exchange, name: str
+    caller: Caller, name: str
 ) -> None:
-    params = exchange.message("hello") | {"metadata": {"opencode": {"directory": name}}}
+    params = caller.message("hello") | {"metadata": {"opencode": {"directory": name}}}
 
-    assert (await exchange.call("send", params)).refuses(PARAMS) == ["metadata.opencode.directory"]
+    assert (await caller.ask("send", params)).refuses(PARAMS) == ["metadata.opencode.directory"]
 
 
 @pytest.mark.requirement("I9")
@@ -135,7 +131,7 @@ async def test_a_directory_with_a_name_that_cannot_exist_is_refused(
 async def test_a_file_with_a_name_that_cannot_exist_is_refused(
     service: Running, method: str, field: str
 ) -> None:
-    answer: Any = await service.rpc(method, {"path": ".", field: "é" * 128})
+    answer: Any = await Caller(service).answer(method, {"path": ".", field: "é" * 128})
 
     assert answer["error"]["code"] == -32602
     assert [one["field"] for one in answer["error"]["data"][1]["fieldViolations"]] == [field]
@@ -143,26 +139,26 @@ async def test_a_file_with_a_name_that_cannot_exist_is_refused(
 
 @pytest.mark.requirement("5.4-error-codes")
 @pytest.mark.parametrize("body", [b"5", b'"text"', b"null", b"[]", b"true"])
-async def test_json_that_is_no_object_is_no_request(exchange: Exchange, body: bytes) -> None:
-    (await exchange.post(body)).refuses(REQUEST)
+async def test_json_that_is_no_object_is_no_request(caller: Caller, body: bytes) -> None:
+    (await caller.post(body)).refuses(REQUEST)
 
 
 @RPC
 @pytest.mark.requirement("5.4-error-codes")
-async def test_batches_are_refused(exchange: Exchange) -> None:
-    request = orjson.loads(exchange.encode("send", exchange.message("hello")))
+async def test_batches_are_refused(caller: Caller) -> None:
+    request = orjson.loads(caller.encode("send", caller.message("hello")))
 
-    (await exchange.post(orjson.dumps([request]))).refuses(REQUEST)
+    (await caller.post(orjson.dumps([request]))).refuses(REQUEST)
 
 
 @pytest.mark.requirement("I9")
 @pytest.mark.parametrize(
     "sent", ["text/plain", "application/xml", "application/json; charset=utf-16", "json"]
 )
-async def test_a_body_of_another_type_is_refused(exchange: Exchange, sent: str) -> None:
-    body = exchange.encode("send", exchange.message("hello"))
+async def test_a_body_of_another_type_is_refused(caller: Caller, sent: str) -> None:
+    body = caller.encode("send", caller.message("hello"))
 
-    answer = await exchange.post(body, Content_Type=sent)
+    answer = await caller.post(body, Content_Type=sent)
 
     answer.refuses(MEDIA_TYPE)
 
@@ -170,12 +166,12 @@ async def test_a_body_of_another_type_is_refused(exchange: Exchange, sent: str) 
 @RPC
 @pytest.mark.requirement("5.4-error-codes")
 @pytest.mark.parametrize("wrong", [{"jsonrpc": "1.0"}, {"method": 5}, {"message": {}}])
-async def test_a_wrong_request_is_answered_with_its_id(exchange: Exchange, wrong: Any) -> None:
-    request = orjson.loads(exchange.encode("get", {"id": "any"}))
+async def test_a_wrong_request_is_answered_with_its_id(caller: Caller, wrong: Any) -> None:
+    request = orjson.loads(caller.encode("get", {"id": "any"}))
 
     ids: list[tuple[Json, Json]] = [("seven", "seven"), (7, 7), (None, None), (True, None)]
     for request_id, told in [*ids, ({}, None)]:
-        answer = await exchange.post(orjson.dumps(request | wrong | {"id": request_id}))
+        answer = await caller.post(orjson.dumps(request | wrong | {"id": request_id}))
 
         answer.refuses(REQUEST)
         assert answer.body["id"] == told
@@ -185,14 +181,14 @@ async def test_a_wrong_request_is_answered_with_its_id(exchange: Exchange, wrong
 @RPC
 @pytest.mark.requirement("ours-notifications")
 async def test_a_notification_is_carried_out_and_not_answered(
-    exchange: Exchange, opencode: FakeOpenCode
+    caller: Caller, opencode: FakeOpenCode
 ) -> None:
-    request = orjson.loads(exchange.encode("send", exchange.message("hello")))
+    request = orjson.loads(caller.encode("send", caller.message("hello")))
     unknown = {"jsonrpc": "2.0", "method": "no.such.method"}
     del request["id"]
 
-    answers = [await exchange.post(orjson.dumps(one)) for one in (request, unknown)]
-    await exchange.call("send", exchange.message("hello"))
+    answers = [await caller.post(orjson.dumps(one)) for one in (request, unknown)]
+    await caller.ask("send", caller.message("hello"))
 
     assert [(answer.status, answer.content) for answer in answers] == [(204, b"")] * 2
     assert len(opencode.prompts) == 2
@@ -201,10 +197,10 @@ async def test_a_notification_is_carried_out_and_not_answered(
 @RPC
 @pytest.mark.requirement("5.4-error-codes")
 @pytest.mark.parametrize("method", ["no/such", "", "sendmessage", "__init__", "x" * 5000])
-async def test_an_unknown_method_is_refused(exchange: Exchange, method: str) -> None:
+async def test_an_unknown_method_is_refused(caller: Caller, method: str) -> None:
     body: Json = {"jsonrpc": "2.0", "id": "7", "method": method, "params": {}}
 
-    answer = await exchange.post(orjson.dumps(body))
+    answer = await caller.post(orjson.dumps(body))
 
     answer.refuses(METHOD)
     assert answer.body["id"] == "7"
@@ -214,10 +210,10 @@ async def test_an_unknown_method_is_refused(exchange: Exchange, method: str) -> 
 @REST
 @pytest.mark.requirement("5.4-error-codes")
 @pytest.mark.parametrize("path", ["/no/such", "/tasks/", "/tasks/a/b", "/message:ask"])
-async def test_an_unknown_path_is_refused(exchange: Exchange, path: str) -> None:
-    prefix = "" if exchange.wire.modern else "/v1"
+async def test_an_unknown_path_is_refused(caller: Caller, path: str) -> None:
+    prefix = "" if caller.wire.modern else "/v1"
 
-    answer = await exchange.post(b"{}", prefix + path)
+    answer = await caller.post(b"{}", prefix + path)
 
     answer.refuses(METHOD)
 
@@ -251,12 +247,12 @@ WRONG: list[tuple[Any, list[str]]] = [
 @pytest.mark.requirement("13-wrong-role")
 @pytest.mark.parametrize(("change", "fields"), WRONG, ids=lambda value: str(value)[:40])
 async def test_a_wrong_field_of_a_message_is_named(
-    exchange: Exchange, opencode: FakeOpenCode, change: Any, fields: list[str]
+    caller: Caller, opencode: FakeOpenCode, change: Any, fields: list[str]
 ) -> None:
-    params = exchange.message("hello")
+    params = caller.message("hello")
     params["message"] |= change
 
-    answers = [await exchange.call(operation, params) for operation in ("send", "stream")]
+    answers = [await caller.ask(operation, params) for operation in ("send", "stream")]
 
     assert [answer.refuses(PARAMS) for answer in answers] == [fields, fields]
     assert opencode.prompts == []
@@ -264,7 +260,7 @@ async def test_a_wrong_field_of_a_message_is_named(
 
 @pytest.mark.requirement("13-empty-part")
 @pytest.mark.requirement("13-input-validated")
-async def test_a_part_must_have_exactly_one_content(exchange: Exchange) -> None:
+async def test_a_part_must_have_exactly_one_content(caller: Caller) -> None:
     modern: list[Json] = [{}, {"text": "a", "data": {}}, {"text": None}, {"raw": "*"}, {"text": 5}]
     old: list[Json] = [
         {},
@@ -274,22 +270,20 @@ async def test_a_part_must_have_exactly_one_content(exchange: Exchange) -> None:
         {"kind": "file", "file": {"bytes": "*"}},
         {"kind": "data", "data": 5},
     ]
-    for part in modern if exchange.wire.modern else old:
-        answer = await exchange.call("send", exchange.message("hello", part))
+    for part in modern if caller.wire.modern else old:
+        answer = await caller.ask("send", caller.message("hello", part))
         assert all(field.startswith("message.parts[1]") for field in answer.refuses(PARAMS))
 
 
 @pytest.mark.requirement("13-empty-part")
 @pytest.mark.parametrize("text", ["", "  ", "\n\t"])
-async def test_a_blank_message_is_refused(exchange: Exchange, text: str) -> None:
-    assert (await exchange.call("send", exchange.message(text))).refuses(PARAMS) == [
-        "message.parts"
-    ]
+async def test_a_blank_message_is_refused(caller: Caller, text: str) -> None:
+    assert (await caller.ask("send", caller.message(text))).refuses(PARAMS) == ["message.parts"]
 
 
 @pytest.mark.requirement("ours-mixed-shapes")
-async def test_shapes_of_the_other_line_are_named(exchange: Exchange) -> None:
-    message = exchange.message("hello")["message"]
+async def test_shapes_of_the_other_line_are_named(caller: Caller) -> None:
+    message = caller.message("hello")["message"]
     modern: list[tuple[Json, str]] = [
         ({"message": message | {"role": "user"}}, "message.role"),
         ({"message": message | {"content": []}}, "message.content"),
@@ -315,14 +309,14 @@ async def test_shapes_of_the_other_line_are_named(exchange: Exchange) -> None:
             "configuration.returnImmediately",
         ),
     ]
-    for params, field in modern if exchange.wire.modern else old:
-        answer = await exchange.post(exchange.encode("send", params))
+    for params, field in modern if caller.wire.modern else old:
+        answer = await caller.post(caller.encode("send", params))
         assert field in answer.refuses(PARAMS)
 
 
 @pytest.mark.requirement("ours-mixed-shapes")
 async def test_requests_for_the_other_binding_are_told_where_they_belong(
-    service: Running, exchange: Exchange
+    service: Running, caller: Caller
 ) -> None:
     twin = {
         Wire.RPC: Wire.REST,
@@ -330,12 +324,12 @@ async def test_requests_for_the_other_binding_are_told_where_they_belong(
         Wire.RPC03: Wire.REST03,
         Wire.REST03: Wire.RPC03,
     }
-    other = Exchange(service, twin[exchange.wire])
+    other = Caller(service, twin[caller.wire])
     body = other.encode("send", other.message("hello"))
 
-    answer = await exchange.post(body)
+    answer = await caller.post(body)
 
-    if exchange.wire.rpc:
+    if caller.wire.rpc:
         assert "message" in answer.refuses(REQUEST)
     else:
         assert {"jsonrpc", "method", "params"} <= set(answer.refuses(PARAMS))
@@ -344,8 +338,8 @@ async def test_requests_for_the_other_binding_are_told_where_they_belong(
 @RPC
 @pytest.mark.requirement("5.4-error-codes")
 @pytest.mark.parametrize("params", [[], [1], "x", 5, True])
-async def test_params_must_be_an_object(exchange: Exchange, params: Json) -> None:
-    answer = await exchange.post(exchange.encode("send", params))
+async def test_params_must_be_an_object(caller: Caller, params: Json) -> None:
+    answer = await caller.post(caller.encode("send", params))
 
     assert answer.refuses(PARAMS) == ["params"]
 
@@ -379,12 +373,12 @@ def mutations(params: Any) -> Iterator[Any]:
 
 @pytest.mark.requirement("I9")
 async def test_no_odd_value_anywhere_is_a_failure_of_ours(
-    exchange: Exchange, opencode: FakeOpenCode
+    caller: Caller, opencode: FakeOpenCode
 ) -> None:
-    params = exchange.message(
+    params = caller.message(
         "hello",
-        exchange.data({"a": 1}),
-        exchange.file("aGk=", "text/plain"),
+        caller.data({"a": 1}),
+        caller.file("aGk=", "text/plain"),
         taskId="no-such-task",
         contextId="c",
         metadata={"shared": {"session": {"id": "ses_x"}, "model": {"providerID": "p"}}},
@@ -396,7 +390,7 @@ async def test_no_odd_value_anywhere_is_a_failure_of_ours(
     sent = list(mutations(params))
 
     for some in batched(sent, 25):
-        answers = await asyncio.gather(*(exchange.call("send", changed) for changed in some))
+        answers = await asyncio.gather(*(caller.ask("send", changed) for changed in some))
         for changed, answer in zip(some, answers, strict=True):
             assert answer.status < 500, (changed, answer.content)
             assert code_of(answer) in (-32602, -32001, -32004, -32005, 400, 404, None), changed
@@ -415,15 +409,15 @@ def code_of(answer: Answer) -> int | None:
 
 
 @pytest.mark.requirement("I9")
-async def test_no_odd_id_is_a_failure_of_ours(exchange: Exchange) -> None:
+async def test_no_odd_id_is_a_failure_of_ours(caller: Caller) -> None:
     operations = ("get", "cancel", "subscribe")
-    odd: list[Json] = [one for one in ODD if exchange.wire.rpc or isinstance(one, str)]
-    if not exchange.wire.rpc:
+    odd: list[Json] = [one for one in ODD if caller.wire.rpc or isinstance(one, str)]
+    if not caller.wire.rpc:
         odd = ["%00", "%2e%2e%2f", "a%0d%0ab", "x" * 300, "%ff%fe", "é😀"]
 
     for operation in operations:
         for one in odd:
-            answer = await exchange.call(operation, {"id": one})
+            answer = await caller.ask(operation, {"id": one})
             assert answer.status < 500
             assert code_of(answer) in (-32601, -32602, -32001, 400, 404)
 
@@ -433,34 +427,34 @@ async def test_no_odd_id_is_a_failure_of_ours(exchange: Exchange) -> None:
 
 @pytest.mark.requirement("3.1.7-push-unsupported")
 @pytest.mark.parametrize("operation", ["push create", "push get", "push list", "push delete"])
-async def test_push_configuration_is_not_offered(exchange: Exchange, operation: str) -> None:
+async def test_push_configuration_is_not_offered(caller: Caller, operation: str) -> None:
     params = {"id": "any", "taskId": "any", "url": "https://example.org", "token": "t"}
 
-    (await exchange.call(operation, params)).refuses(PUSH)
+    (await caller.ask(operation, params)).refuses(PUSH)
 
 
 @pytest.mark.requirement("3.1.7-push-unsupported")
 async def test_a_push_configuration_with_a_message_is_refused_before_it_is_a_task(
-    exchange: Exchange, opencode: FakeOpenCode
+    caller: Caller, opencode: FakeOpenCode
 ) -> None:
-    field = "taskPushNotificationConfig" if exchange.wire.modern else "pushNotificationConfig"
+    field = "taskPushNotificationConfig" if caller.wire.modern else "pushNotificationConfig"
     configuration = {field: {"url": "https://example.org"}}
-    params = exchange.message("hello") | {"configuration": configuration}
+    params = caller.message("hello") | {"configuration": configuration}
 
     for operation in ("send", "stream"):
-        (await exchange.call(operation, params)).refuses(PUSH)
+        (await caller.ask(operation, params)).refuses(PUSH)
     assert opencode.prompts == []
 
 
 @pytest.mark.requirement("3.1.1-content-type")
 @pytest.mark.parametrize("media_type", ["application/zip", "audio/mpeg", "video/mp4", "image/tiff"])
 async def test_a_media_type_that_the_agent_does_not_take_is_refused(
-    exchange: Exchange, opencode: FakeOpenCode, media_type: str
+    caller: Caller, opencode: FakeOpenCode, media_type: str
 ) -> None:
-    part = exchange.file("AAECAw==", media_type)
+    part = caller.file("AAECAw==", media_type)
 
     for operation in ("send", "stream"):
-        answer = await exchange.call(operation, exchange.message("look", part))
+        answer = await caller.ask(operation, caller.message("look", part))
         assert answer.refuses(CONTENT_TYPE) == ["message.parts[1]"]
     assert opencode.prompts == []
 
@@ -477,19 +471,17 @@ async def test_a_media_type_that_the_agent_does_not_take_is_refused(
     ],
 )
 async def test_text_and_data_of_another_media_type_are_refused(
-    exchange: Exchange, opencode: FakeOpenCode, part: Json
+    caller: Caller, opencode: FakeOpenCode, part: Json
 ) -> None:
     for operation in ("send", "stream"):
-        answer = await exchange.call(operation, exchange.message("look", part))
+        answer = await caller.ask(operation, caller.message("look", part))
         assert answer.refuses(CONTENT_TYPE) == ["message.parts[1]"]
     assert opencode.prompts == []
 
 
 @MODERN
 @pytest.mark.requirement("3.1.1-content-type")
-async def test_text_and_data_may_say_what_they_are(
-    exchange: Exchange, opencode: FakeOpenCode
-) -> None:
+async def test_text_and_data_may_say_what_they_are(caller: Caller, opencode: FakeOpenCode) -> None:
     parts: list[Json] = [
         {"text": "# hello", "mediaType": "text/markdown; charset=utf-8"},
         {"text": "{}", "mediaType": "application/json"},
@@ -499,7 +491,7 @@ async def test_text_and_data_may_say_what_they_are(
         {"text": "plain", "mediaType": ""},
     ]
 
-    answer = await exchange.call("send", exchange.message(*parts))
+    answer = await caller.ask("send", caller.message(*parts))
 
     assert answer.task["status"]["state"] == "TASK_STATE_COMPLETED"
 
@@ -524,11 +516,11 @@ async def test_text_and_data_may_say_what_they_are(
     ],
 )
 async def test_urls_that_must_not_be_read_are_refused(
-    exchange: Exchange, opencode: FakeOpenCode, url: str
+    caller: Caller, opencode: FakeOpenCode, url: str
 ) -> None:
-    part = exchange.file(url, "text/plain", url=True)
+    part = caller.file(url, "text/plain", url=True)
 
-    answer = await exchange.call("send", exchange.message("look", part))
+    answer = await caller.ask("send", caller.message("look", part))
 
     expected = PARAMS if url.startswith("http:") else CONTENT_TYPE
     assert answer.refuses(expected) == ["message.parts[1]"]
@@ -538,10 +530,10 @@ async def test_urls_that_must_not_be_read_are_refused(
 
 @pytest.mark.requirement("ours-text-is-required")
 @pytest.mark.parametrize("modes", [["image/png"], ["application/json"], ["text/html"]])
-async def test_output_modes_without_text_are_refused(exchange: Exchange, modes: Json) -> None:
-    params = exchange.message("hello") | {"configuration": {"acceptedOutputModes": modes}}
+async def test_output_modes_without_text_are_refused(caller: Caller, modes: Json) -> None:
+    params = caller.message("hello") | {"configuration": {"acceptedOutputModes": modes}}
 
-    (await exchange.call("send", params)).refuses(UNSUPPORTED)
+    (await caller.ask("send", params)).refuses(UNSUPPORTED)
 
 
 @pytest.mark.requirement("ours-request-metadata")
@@ -560,11 +552,11 @@ async def test_output_modes_without_text_are_refused(exchange: Exchange, modes: 
     ],
 )
 async def test_wrong_metadata_is_refused_before_it_is_a_task(
-    exchange: Exchange, opencode: FakeOpenCode, metadata: Json, field: str
+    caller: Caller, opencode: FakeOpenCode, metadata: Json, field: str
 ) -> None:
-    params = exchange.message("hello") | {"metadata": metadata}
+    params = caller.message("hello") | {"metadata": metadata}
 
-    answer = await exchange.call("send", params)
+    answer = await caller.ask("send", params)
 
     assert answer.refuses(PARAMS) == [field]
     assert opencode.prompts == []

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from opencode_a2a.opencode.launch import free_port
-from tests.support.caller import Caller, RefusedError, Wire
+from tests.support.answers import RefusedError, Wire
+from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
 from tests.support.program import Program, run
 from tests.support.proxy import Proxy
@@ -117,7 +118,7 @@ async def test_an_absent_opencode_is_said_at_once_and_calls_fail_until_it_answer
         for wire in Wire:
             with pytest.raises(RefusedError, match="UPSTREAM_UNREACHABLE"):
                 await Caller(program, wire).send("hello")
-        assert (await program.rpc("ListTasks", {}))["result"]["totalSize"] == 0
+        assert (await Caller(program).answer("ListTasks", {}))["result"]["totalSize"] == 0
 
         async with Proxy(fake.url, port=int(away.rpartition(":")[2])):
             async with asyncio.timeout(30):

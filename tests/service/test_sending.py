@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from tests.support.caller import Caller, RefusedError, Wire
-from tests.support.exchange import NOT_FOUND, PARAMS, UNSUPPORTED, Exchange
+from tests.support.answers import NOT_FOUND, PARAMS, UNSUPPORTED, RefusedError, Wire
+from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
 from tests.support.service import Running
 
@@ -28,8 +28,8 @@ async def test_a_send_waits_for_the_end_and_brings_all_artifacts(
 
 @pytest.mark.requirement("3.1.1-blocking")
 @pytest.mark.requirement("0.3-blocking-unset")
-async def test_a_send_without_configuration_waits(exchange: Exchange) -> None:
-    answer = await exchange.call("send", exchange.message("hello"))
+async def test_a_send_without_configuration_waits(caller: Caller) -> None:
+    answer = await caller.ask("send", caller.message("hello"))
 
     assert answer.task["status"]["state"] in ("TASK_STATE_COMPLETED", "completed")
 
@@ -99,11 +99,11 @@ async def test_a_stream_is_a_stream_even_if_the_answer_is_wanted_at_once(caller:
 
 
 @pytest.mark.requirement("3.1.1-task-id-unknown")
-async def test_a_task_that_does_not_exist_takes_no_message(exchange: Exchange) -> None:
-    params = exchange.message("hello", taskId="no-such-task")
+async def test_a_task_that_does_not_exist_takes_no_message(caller: Caller) -> None:
+    params = caller.message("hello", taskId="no-such-task")
 
     for operation in ("send", "stream"):
-        (await exchange.call(operation, params)).refuses(NOT_FOUND)
+        (await caller.ask(operation, params)).refuses(NOT_FOUND)
 
 
 @pytest.mark.requirement("3.4.3-context-of-the-client")
@@ -115,8 +115,8 @@ async def test_a_context_that_the_client_made_up_is_kept(caller: Caller) -> None
 
 @pytest.mark.requirement("3.4.3-context-of-the-client")
 @pytest.mark.parametrize("wrong", ["x" * 300, "a\nb"])
-async def test_a_context_that_cannot_be_kept_is_refused(exchange: Exchange, wrong: str) -> None:
-    answer = await exchange.call("send", exchange.message("hello", contextId=wrong))
+async def test_a_context_that_cannot_be_kept_is_refused(caller: Caller, wrong: str) -> None:
+    answer = await caller.ask("send", caller.message("hello", contextId=wrong))
 
     assert answer.refuses(PARAMS) == ["message.contextId"]
 
@@ -140,13 +140,13 @@ async def test_a_message_on_a_task_is_in_the_context_of_the_task(
 
 @pytest.mark.requirement("3.4.3-context-mismatch")
 async def test_a_context_that_does_not_fit_the_task_is_refused(
-    exchange: Exchange, opencode: FakeOpenCode
+    caller: Caller, opencode: FakeOpenCode
 ) -> None:
     opencode.play("permission-once")
-    asked = (await exchange.call("send", exchange.message("run it"))).task
+    asked = (await caller.ask("send", caller.message("run it"))).task
 
-    answer = await exchange.call(
-        "send", exchange.message("once", taskId=asked["id"], contextId="another")
+    answer = await caller.ask(
+        "send", caller.message("once", taskId=asked["id"], contextId="another")
     )
 
     assert answer.refuses(PARAMS) == ["message.contextId"]
@@ -155,11 +155,11 @@ async def test_a_context_that_does_not_fit_the_task_is_refused(
 @pytest.mark.requirement("3.1.1-terminal-task")
 @pytest.mark.parametrize("operation", ["send", "stream"])
 async def test_an_ended_task_takes_no_message_and_its_context_goes_on(
-    caller: Caller, exchange: Exchange, operation: str
+    caller: Caller, operation: str
 ) -> None:
     ended = await caller.send("hello")
 
-    answer = await exchange.call(operation, exchange.message("more", taskId=ended.id))
+    answer = await caller.ask(operation, caller.message("more", taskId=ended.id))
     answer.refuses(UNSUPPORTED)
     next_task = await caller.send("more", context=ended.context_id)
 
@@ -168,16 +168,14 @@ async def test_an_ended_task_takes_no_message_and_its_context_goes_on(
 
 
 @pytest.mark.requirement("ours-working-task")
-async def test_a_working_task_takes_no_message(
-    exchange: Exchange, caller: Caller, opencode: FakeOpenCode
-) -> None:
+async def test_a_working_task_takes_no_message(caller: Caller, opencode: FakeOpenCode) -> None:
     hold = opencode.hold()
     task = await caller.begin("hello")
     async with asyncio.timeout(5):
         await hold.reached.wait()
 
     for operation in ("send", "stream"):
-        answer = await exchange.call(operation, exchange.message("stop that", taskId=task.id))
+        answer = await caller.ask(operation, caller.message("stop that", taskId=task.id))
         answer.refuses(UNSUPPORTED)
     opencode.release()
 
@@ -245,15 +243,15 @@ async def test_a_task_of_somebody_else_looks_like_none(
 ) -> None:
     opencode.play("permission-once")
     mine = await Caller(service, wire).send("run it")
-    theirs = Exchange(service, wire, stranger)
+    theirs = Caller(service, wire, stranger)
 
     answers = [
-        await theirs.call(operation, {"id": task_id})
+        await theirs.ask(operation, {"id": task_id})
         for operation in ("get", "cancel", "subscribe")
         for task_id in (mine.id, "no-such-task")
     ]
     answers += [
-        await theirs.call(operation, theirs.message("once", taskId=task_id))
+        await theirs.ask(operation, theirs.message("once", taskId=task_id))
         for operation in ("send", "stream")
         for task_id in (mine.id, "no-such-task")
     ]
@@ -266,11 +264,11 @@ async def test_a_task_of_somebody_else_looks_like_none(
 @pytest.mark.requirement("proto-message-ids")
 @pytest.mark.requirement("3.2.2-reference-tasks")
 async def test_messages_of_a_task_name_task_and_context(
-    exchange: Exchange, opencode: FakeOpenCode
+    caller: Caller, opencode: FakeOpenCode
 ) -> None:
     opencode.play("permission-once")
 
-    answer = await exchange.call("send", exchange.message("run it", referenceTaskIds=["earlier"]))
+    answer = await caller.ask("send", caller.message("run it", referenceTaskIds=["earlier"]))
 
     task = answer.task
     told = [*task["history"], task["status"]["message"]]

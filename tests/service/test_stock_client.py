@@ -31,7 +31,7 @@ from a2a.utils.errors import (
     UnsupportedOperationError,
 )
 
-from tests.support.caller import Wire
+from tests.support.answers import Wire
 from tests.support.opencode import FakeOpenCode
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.support.caller import Caller, Update, Wire, fold
-from tests.support.exchange import Exchange
+from tests.support.answers import Update, Wire, fold
+from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
 from tests.support.opencode_state import OLDER
 from tests.support.service import Running
@@ -100,8 +100,8 @@ async def test_an_older_opencode_is_heard_word_by_word(
 
 
 @pytest.mark.requirement("11.7-framing")
-async def test_frames_are_whole_events_with_an_id(exchange: Exchange) -> None:
-    answer = await exchange.call("stream", exchange.message("hello"))
+async def test_frames_are_whole_events_with_an_id(caller: Caller) -> None:
+    answer = await caller.ask("stream", caller.message("hello"))
 
     assert answer.headers["content-type"] == "text/event-stream"
     ping, frames = answer.content[:7], answer.content[7:].removesuffix(b"\n\n").split(b"\n\n")
@@ -110,7 +110,7 @@ async def test_frames_are_whole_events_with_an_id(exchange: Exchange) -> None:
         first, second = frame.split(b"\n")
         assert first.startswith(b"id: ")
         body = orjson.loads(second.removeprefix(b"data: "))
-        if exchange.wire.rpc:
+        if caller.wire.rpc:
             assert (body["jsonrpc"], body["id"], set(body)) == (
                 "2.0",
                 1,
@@ -196,9 +196,7 @@ async def test_a_repeated_message_streams_the_task_it_belongs_to(caller: Caller)
 
 @pytest.mark.requirement("ours-usage")
 @pytest.mark.requirement("ours-integers")
-async def test_usage_and_numbers_are_integers_on_the_last_status(
-    exchange: Exchange, caller: Caller
-) -> None:
+async def test_usage_and_numbers_are_integers_on_the_last_status(caller: Caller) -> None:
     last = (await heard(caller))[-1]
 
     usage = last.shared["usage"]
@@ -209,12 +207,12 @@ async def test_usage_and_numbers_are_integers_on_the_last_status(
 
 
 @asynccontextmanager
-async def unread(service: Running, exchange: Exchange, body: bytes) -> AsyncGenerator[None]:
+async def unread(service: Running, caller: Caller, body: bytes) -> AsyncGenerator[None]:
     """A reader that asks for a stream and then reads nothing."""
     host, port = service.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
-    head = [f"POST {exchange.target('stream', {})[1]} HTTP/1.1", f"Host: {host}"]
-    head += [f"{name}: {value}" for name, value in exchange.headers.items()]
+    head = [f"POST {caller.target('stream', {})[1]} HTTP/1.1", f"Host: {host}"]
+    head += [f"{name}: {value}" for name, value in caller.headers.items()]
     writer.write("\r\n".join([*head, f"Content-Length: {len(body)}", "", ""]).encode() + body)
     await writer.drain()
     await reader.readuntil(b"data: ")
@@ -227,12 +225,12 @@ async def unread(service: Running, exchange: Exchange, body: bytes) -> AsyncGene
 @pytest.mark.parametrize("wire", [Wire.RPC, Wire.REST03], ids=lambda wire: wire.value)
 @pytest.mark.requirement("3.5.2-independent")
 async def test_a_reader_that_does_not_read_slows_nobody(
-    service: Running, exchange: Exchange, caller: Caller, opencode: FakeOpenCode
+    service: Running, caller: Caller, opencode: FakeOpenCode
 ) -> None:
-    name = f"unread {exchange.wire.value}"
+    name = f"unread {caller.wire.value}"
     opencode.hold()
-    body = exchange.encode("stream", exchange.message("hello", messageId=name, contextId=name))
-    async with unread(service, exchange, body):
+    body = caller.encode("stream", caller.message("hello", messageId=name, contextId=name))
+    async with unread(service, caller, body):
         opencode.release()
         async with caller.stream("hello", message_id=name, context=name) as following:
             await following.rest()

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from tests.support.caller import Caller, RefusedError, Update, Wire, fold
-from tests.support.exchange import NOT_FOUND, PARAMS, UNSUPPORTED, Exchange
+from tests.support.answers import NOT_FOUND, PARAMS, UNSUPPORTED, RefusedError, Update, Wire, fold
+from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode, Hold
 from tests.support.service import Running
 
@@ -45,12 +45,10 @@ async def test_a_subscription_is_the_task_as_it_is_and_all_that_follows(
 
 @pytest.mark.requirement("3.1.6-terminal")
 @pytest.mark.requirement("0.3-resubscribe-snapshot")
-async def test_an_ended_task_is_an_error_in_1_0_and_a_snapshot_in_0_3(
-    caller: Caller, exchange: Exchange
-) -> None:
+async def test_an_ended_task_is_an_error_in_1_0_and_a_snapshot_in_0_3(caller: Caller) -> None:
     task = await caller.send("hello")
 
-    answer = await exchange.call("subscribe", {"id": task.id})
+    answer = await caller.ask("subscribe", {"id": task.id})
 
     if caller.wire.modern:
         answer.refuses(UNSUPPORTED)
@@ -63,8 +61,8 @@ async def test_an_ended_task_is_an_error_in_1_0_and_a_snapshot_in_0_3(
 
 
 @pytest.mark.requirement("3.1.6-unknown")
-async def test_a_task_that_does_not_exist_is_a_plain_error(exchange: Exchange) -> None:
-    (await exchange.call("subscribe", {"id": "no-such-task"})).refuses(NOT_FOUND)
+async def test_a_task_that_does_not_exist_is_a_plain_error(caller: Caller) -> None:
+    (await caller.ask("subscribe", {"id": "no-such-task"})).refuses(NOT_FOUND)
 
 
 @pytest.mark.requirement("3.1.6-input-required")
@@ -101,16 +99,14 @@ async def test_a_reader_resumes_exactly_after_every_event(
 
 
 @pytest.mark.requirement("I4")
-async def test_the_query_parameter_resumes_where_the_header_does(
-    caller: Caller, exchange: Exchange
-) -> None:
+async def test_the_query_parameter_resumes_where_the_header_does(caller: Caller) -> None:
     async with caller.stream("hello") as following:
         every = await following.rest()
-    target = exchange.target("subscribe", {"id": following.task.id})[1]
-    body = exchange.encode("subscribe", {"id": following.task.id})
+    target = caller.target("subscribe", {"id": following.task.id})[1]
+    body = caller.encode("subscribe", {"id": following.task.id})
 
     for place, update in enumerate(every):
-        answer = await exchange.post(body, f"{target}?after={update.id}")
+        answer = await caller.post(body, f"{target}?after={update.id}")
         lines = answer.content.decode().splitlines()
         told = [line.removeprefix("id: ") for line in lines if line.startswith("id: ")]
         assert told == ids(every)[place + 1 :]
@@ -150,24 +146,22 @@ async def test_an_id_from_the_future_gives_the_task_anew(caller: Caller) -> None
 
 @pytest.mark.requirement("I9")
 @pytest.mark.parametrize("wrong", ["x", "-1", "1.2.3", "1e3", "9" * 40, "1.x"])
-async def test_what_is_no_event_id_is_refused(
-    exchange: Exchange, caller: Caller, wrong: str
-) -> None:
+async def test_what_is_no_event_id_is_refused(caller: Caller, wrong: str) -> None:
     task = await caller.send("hello")
 
-    answer = await exchange.call("subscribe", {"id": task.id}, Last_Event_ID=wrong)
+    answer = await caller.ask("subscribe", {"id": task.id}, Last_Event_ID=wrong)
 
     assert answer.refuses(PARAMS) == ["Last-Event-ID"]
 
 
 async def test_subscribing_by_get_is_the_same(service: Running, opencode: FakeOpenCode) -> None:
     for wire in (Wire.REST, Wire.REST03):
-        caller, exchange = Caller(service, wire), Exchange(service, wire)
+        caller = Caller(service, wire)
         task_id = await begun(caller, opencode.hold())
-        target = exchange.target("subscribe", {"id": task_id})[1]
+        target = caller.target("subscribe", {"id": task_id})[1]
         async with (
             asyncio.timeout(5),
-            exchange.http.stream("GET", target, headers=exchange.headers) as response,
+            caller.http.stream("GET", target, headers=caller.headers) as response,
         ):
             opencode.release()
             body = await response.aread()

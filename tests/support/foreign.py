@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.support.caller import Task, Wire
+from tests.support.answers import Task, Wire
 from tests.support.service import TOKEN, Running
 
 ROOT = Path(__file__).parent.parent.parent

@@ -9,7 +9,7 @@ import httpx
 import orjson
 from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
 
-from tests.support.caller import Wire
+from tests.support.answers import Wire
 from tests.support.opencode import FakeOpenCode
 from tests.support.service import TOKEN, Running, serving, settings_for
 

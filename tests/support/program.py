@@ -16,7 +16,6 @@ from typing import Any, Self
 import httpx2
 import orjson
 
-from opencode_a2a.events import JsonObject
 from opencode_a2a.opencode.launch import free_port
 from opencode_a2a.opencode.process import marked_processes
 from tests.support.service import TOKEN
@@ -148,12 +147,6 @@ class Program:
         """Kill it, and start it again."""
         await self.kill()
         await self.start(**changes)
-
-    async def rpc(self, method: str, params: JsonObject) -> Any:
-        """Call a JSON-RPC method of the 1.0 line and return the whole answer."""
-        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-        answer = await self.http.post("/", json=body, headers={"A2A-Version": "1.0"})
-        return orjson.loads(answer.content)
 
     def records(self) -> list[Any]:
         """Return the log records: every line that is JSON."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Protocol
 
 import httpx2
-import orjson
 
 from opencode_a2a.app import Service, create_app
 from opencode_a2a.config import Settings, load
@@ -62,24 +61,6 @@ class Running:
     url: str
     http: httpx2.AsyncClient
     service: Service
-
-    async def rpc(self, method: str, params: JsonObject, version: str = "1.0") -> JsonObject:
-        """Call a JSON-RPC method and return the whole answer."""
-        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-        answer = await self.http.post("/", json=body, headers={"A2A-Version": version})
-        return orjson.loads(answer.content)
-
-    async def send(
-        self, text: str, *, configuration: JsonObject | None = None, **fields: Json
-    ) -> JsonObject:
-        """Send a message on the 1.0 line, wait, and return the task."""
-        params = message(text, configuration=configuration, **fields)
-        answer = await self.rpc("SendMessage", params)
-        result = answer["result"]
-        assert isinstance(result, dict)
-        task = result["task"]
-        assert isinstance(task, dict)
-        return task
 
 
 def message(text: str, *, configuration: JsonObject | None = None, **fields: Json) -> JsonObject:
