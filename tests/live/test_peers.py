@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
@@ -37,13 +36,11 @@ class Pair:
 
     front: Caller
     helper: Caller
-    running: Running
 
     async def helped(self) -> list[Task]:
         """The tasks that the helper has, newest first."""
-        answer = await Caller(self.running).answer("ListTasks", {})
-        result: Any = answer["result"]
-        return [Task(task) for task in result["tasks"]]
+        listed = await self.helper.method("ListTasks", {})
+        return [Task(task) for task in listed["tasks"]]
 
     async def helped_until(self, state: str) -> Task:
         """Wait until the helper's only task is in a state."""
@@ -102,7 +99,7 @@ async def start(
                 A2A_BEARER_TOKEN=CANARY,
                 PEER_TOKEN=TOKEN,
             )
-            return Pair(Caller(one), Caller(other, token=CANARY), other)
+            return Pair(Caller(one), Caller(other, token=CANARY))
 
         yield both
 
