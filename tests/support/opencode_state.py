@@ -21,18 +21,15 @@ from opencode_a2a.opencode.events import (
     PartRemoved,
     PartUpdated,
     PermissionAsked,
-    PermissionReplied,
     QuestionAsked,
-    QuestionRejected,
-    QuestionReplied,
+    RequestSettled,
     SessionChanged,
     SessionDeleted,
-    SessionIdle,
     SessionInfo,
     StatusChanged,
     decode,
 )
-from opencode_a2a.opencode.reader import Snapshot
+from opencode_a2a.opencode.state import Snapshot
 from opencode_a2a.opencode.types import (
     AssistantMessage,
     CompactionPart,
@@ -127,13 +124,11 @@ class OpenCodeState:
         match event:
             case StatusChanged():
                 self.statuses[event.session_id] = event.status
-            case SessionIdle():
-                self.statuses.pop(event.session_id, None)
             case PermissionAsked():
                 self.permissions[event.id] = event
             case QuestionAsked():
                 self.questions[event.id] = event
-            case PermissionReplied() | QuestionReplied() | QuestionRejected():
+            case RequestSettled():
                 self.permissions.pop(event.request_id, None)
                 self.questions.pop(event.request_id, None)
             case _:
@@ -230,17 +225,8 @@ class Recording:
         """Return how each request was settled; void if the run ended before its answer."""
         answers: dict[RequestId, Resolution] = dict.fromkeys(self.requests(), "void")
         for event in self.events:
-            match event:
-                case PermissionReplied(reply="reject"):
-                    answers[event.request_id] = "rejected"
-                case PermissionReplied(reply="once" | "always" as reply):
-                    answers[event.request_id] = reply
-                case QuestionReplied():
-                    answers[event.request_id] = "replied"
-                case QuestionRejected():
-                    answers[event.request_id] = "rejected"
-                case _:
-                    pass
+            if isinstance(event, RequestSettled):
+                answers[event.request_id] = event.resolution
         return answers
 
 

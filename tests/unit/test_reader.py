@@ -27,7 +27,7 @@ from opencode_a2a.events import (
 )
 from opencode_a2a.opencode.events import PartDelta, PermissionAsked, StatusChanged
 from opencode_a2a.opencode.reader import Reader
-from opencode_a2a.opencode.types import ToolCompleted, ToolFailed, ToolPart
+from opencode_a2a.opencode.types import AssistantMessage, ToolCompleted, ToolFailed, ToolPart
 from tests.support.opencode_state import NAMES, OLDER, Recording, recording, recordings
 
 # By name and number, since a failing example is printed.
@@ -71,13 +71,13 @@ class Play:
         events = self.recording.events
         match kind:
             case "play":
-                self.told += self.reader.feed_all(events[self.at : self.at + count])
+                self.told += self.reader.feed(events[self.at : self.at + count])
                 self.at = min(self.at + count, len(events))
             case "repeat":
-                self.told += self.reader.feed_all(events[max(0, self.at - count) : self.at])
+                self.told += self.reader.feed(events[max(0, self.at - count) : self.at])
             case "lose":
                 self._lose(count)
-                self.reader.gap()
+                self.reader.state.gap()
             case "restart":
                 self._lose(count)
                 self.reader = self._reader(Emitted.of(self.told))
@@ -115,7 +115,7 @@ def text(told: Sequence[TurnEvent], channel: Channel) -> str:
 def assert_law(play: Play) -> None:
     told, stored = play.told, play.recording
     assert [e for e in told if isinstance(e, Finished)] == told[-1:]
-    assert play.reader.feed_all(stored.events) == []
+    assert play.reader.feed(stored.events) == []
     if stored.deleted:
         return
     for channel in Channel:
@@ -126,6 +126,14 @@ def assert_law(play: Play) -> None:
         assert not [event for event in told if isinstance(event, ChannelReplaced)]
     assert_tools(told, stored)
     assert_interrupts(play)
+    assert_end(told, stored)
+
+
+def assert_end(told: Sequence[TurnEvent], stored: Recording) -> None:
+    infos = [message.info for message in stored.run()]
+    last = infos[-1] if infos else None
+    ends = [(e.message_id, e.finish) for e in told if isinstance(e, Finished)]
+    assert ends == [(last and last.id, last.finish if isinstance(last, AssistantMessage) else None)]
 
 
 def assert_channel_opens_once_and_closes(told: Sequence[TurnEvent], channel: Channel) -> None:
@@ -220,7 +228,7 @@ def test_an_answer_never_shrinks_when_opencode_dies(turn: str) -> None:
         play.move(("play", at))
         before = {channel: text(play.told, channel) for channel in Channel}
 
-        play.reader.gap()
+        play.reader.state.gap()
         play.told += play.reader.finish(recording.states[at])
 
         for channel in Channel:
@@ -235,7 +243,7 @@ def test_an_unbroken_stream_tells_everything_before_the_end(turn: str) -> None:
     for _ in stored.events:
         play.move(("play", 1))
 
-    assert play.reader.needs_reconcile == stored.deleted
+    assert play.reader.state.needs_reconcile == stored.deleted
     if not stored.deleted and not stored.dead_parts():
         assert [text(play.told, channel) for channel in Channel] == [
             stored.text(channel) for channel in Channel
@@ -418,7 +426,7 @@ def test_an_older_snapshot_does_not_undo_the_end(back: int) -> None:
     play.move(("snapshot", -back))
 
     assert play.told == before
-    assert play.reader.complete
+    assert play.reader.state.complete
 
 
 def test_two_prompts_in_one_session_get_their_own_answers() -> None:
@@ -467,11 +475,11 @@ def test_an_interrupt_that_vanished_is_void() -> None:
     asked = 1 + stored.first(PermissionAsked)
     play.move(("play", asked))
 
-    play.reader.gap()
+    play.reader.state.gap()
     told = play.reader.reconcile(stored.states[asked + 2])
 
     assert [e.resolution for e in told if isinstance(e, Resumed)] == ["void"]
-    assert play.reader.pending == []
+    assert play.reader.state.pending == []
 
 
 def test_an_interrupt_names_the_input_of_its_tool_when_it_is_known() -> None:
@@ -489,13 +497,16 @@ def test_an_interrupt_names_the_input_of_its_tool_when_it_is_known() -> None:
 
 def test_a_retry_is_announced_with_its_time() -> None:
     play = Play(recording("abort-during-retry"))
-    while play.reader.retry is None:
+    while play.reader.state.retry is None:
         play.move(("play", 1))
 
-    assert (play.reader.retry.attempt, play.reader.retry.message) == (1, "fake http 429")
-    assert play.reader.retry.next == 1794725426894
+    assert (play.reader.state.retry.attempt, play.reader.state.retry.message) == (
+        1,
+        "fake http 429",
+    )
+    assert play.reader.state.retry.next == 1794725426894
     play.end()
-    assert play.reader.retry is None
+    assert play.reader.state.retry is None
 
 
 def test_the_turn_is_complete_only_when_the_message_is_and_the_session_idle() -> None:
@@ -504,7 +515,7 @@ def test_the_turn_is_complete_only_when_the_message_is_and_the_session_idle() ->
 
     for _ in play.recording.events:
         play.move(("play", 1))
-        state = (play.reader.idle_seen, play.reader.complete)
+        state = (play.reader.state.idle_seen, play.reader.state.complete)
         story += [] if story[-1:] == [state] else [state]
 
     assert story == [(False, False), (True, False), (True, True)]

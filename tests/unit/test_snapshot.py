@@ -1,9 +1,14 @@
-"""What OpenCode says about a directory is asked once for all turns."""
+"""What turns read from OpenCode: once for all of them, and not before it is complete."""
 
 import asyncio
 
+import pytest
+
 from opencode_a2a.opencode.client import HERE, Location
-from opencode_a2a.turns.snapshot import Shared
+from opencode_a2a.opencode.events import MessageUpdated, PartUpdated
+from opencode_a2a.opencode.types import PatchPart, UserMessage
+from opencode_a2a.turns.snapshot import Changes, Shared
+from tests.support.opencode_state import recording
 
 
 async def test_an_answer_is_shared_by_those_it_is_new_enough_for() -> None:
@@ -18,3 +23,36 @@ async def test_an_answer_is_shared_by_those_it_is_new_enough_for() -> None:
     assert await asyncio.gather(shared.of(HERE, now), shared.of(HERE, now)) == [1, 1]
     assert await shared.of(Location("/elsewhere"), now) == 2
     assert await shared.of(HERE, now + 1) == 3
+
+
+def test_a_turn_that_changes_nothing_has_nothing_to_wait_for() -> None:
+    turn = recording("tool-completed")
+    changes = Changes(turn.root)
+
+    changes.hear(turn.events)
+
+    assert changes.known
+
+
+@pytest.mark.parametrize("name", ["write-edit"])
+def test_the_diff_is_known_with_the_last_update_of_the_prompt(name: str) -> None:
+    turn = recording(name)
+    patch = max(
+        at
+        for at, event in enumerate(turn.events)
+        if isinstance(event, PartUpdated) and isinstance(event.part, PatchPart)
+    )
+    last = max(
+        at
+        for at, event in enumerate(turn.events)
+        if isinstance(event, MessageUpdated) and isinstance(event.info, UserMessage)
+    )
+    changes = Changes(turn.root)
+
+    known: list[bool] = []
+    for event in turn.events:
+        changes.hear([event])
+        known.append(changes.known)
+
+    assert not any(known[patch:last])
+    assert all(known[last:])

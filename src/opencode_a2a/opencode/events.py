@@ -5,12 +5,12 @@
 ones must be right. Nothing here knows what a turn is.
 """
 
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import orjson
 from pydantic import ValidationError
 
+from opencode_a2a.events import JsonObject, Resolution
 from opencode_a2a.ids import MessageId, RequestId, SessionId
 from opencode_a2a.jsonguard import loads
 from opencode_a2a.opencode.types import (
@@ -23,10 +23,6 @@ from opencode_a2a.opencode.types import (
     StatusIdle,
     StatusRetry,
     Todo,
-    ToolCompleted,
-    ToolFailed,
-    ToolPart,
-    ToolRunning,
     TurnError,
     Wire,
 )
@@ -94,11 +90,6 @@ class StatusChanged(NamedTuple):
     status: SessionStatus
 
 
-class SessionIdle(NamedTuple):
-    event_id: str
-    session_id: SessionId
-
-
 class PartDelta(NamedTuple):
     """Text that a part grew by."""
 
@@ -109,25 +100,22 @@ class PartDelta(NamedTuple):
     delta: str
 
 
+class RequestSettled(NamedTuple):
+    """A permission or question was answered, here or elsewhere."""
+
+    event_id: str
+    session_id: SessionId
+    request_id: RequestId
+    type: Literal["permission", "question"]
+    resolution: Resolution
+
+
 class PermissionAsked(PermissionRequest, Heard):
     pass
 
 
-class PermissionReplied(Heard):
-    request_id: RequestId
-    reply: Literal["once", "always", "reject"]
-
-
 class QuestionAsked(QuestionRequest, Heard):
     pass
-
-
-class QuestionReplied(Heard):
-    request_id: RequestId
-
-
-class QuestionRejected(Heard):
-    request_id: RequestId
 
 
 class TodoUpdated(Heard):
@@ -142,13 +130,10 @@ Validated = (
     | SessionDeleted
     | SessionFailed
     | PermissionAsked
-    | PermissionReplied
     | QuestionAsked
-    | QuestionReplied
-    | QuestionRejected
     | TodoUpdated
 )
-Event = PartDelta | StatusChanged | SessionIdle | SessionChanged | Validated
+Event = PartDelta | StatusChanged | SessionChanged | RequestSettled | Validated
 
 EVENTS: dict[str, type[Validated]] = {
     "message.part.updated": PartUpdated,
@@ -158,13 +143,33 @@ EVENTS: dict[str, type[Validated]] = {
     "session.deleted": SessionDeleted,
     "session.error": SessionFailed,
     "permission.asked": PermissionAsked,
-    "permission.replied": PermissionReplied,
     "question.asked": QuestionAsked,
-    "question.replied": QuestionReplied,
-    "question.rejected": QuestionRejected,
     "todo.updated": TodoUpdated,
 }
 
+BY_HAND = frozenset(
+    {
+        "message.part.delta",
+        "session.created",
+        "session.updated",
+        "session.status",
+        "session.idle",
+        "permission.replied",
+        "question.replied",
+        "question.rejected",
+    }
+)
+FOLLOWED = frozenset(name.encode() for name in (*BY_HAND, *EVENTS))
+"""The types that ``decode`` returns an event for, as they stand in a frame."""
+
+_BUSY, _IDLE = StatusBusy(), StatusIdle()
+_RESOLUTIONS: dict[str, Resolution] = {
+    "once": "once",
+    "always": "always",
+    "reject": "rejected",
+    "question.replied": "replied",
+    "question.rejected": "rejected",
+}
 _TYPE = b'"type":"'
 _SESSION = b'"sessionID":"'
 _ITSELF = b'"info":{"id":"'
@@ -198,92 +203,71 @@ def decode(data: bytes) -> Event | None:
         frame = loads(data)
         payload = frame.get("payload", frame)
         # Before 1.4 events have no id.
-        event_id = payload.get("id", "")
-        make = _BY_HAND.get(payload["type"])
-        if make is not None:
-            return make(event_id, payload["properties"])
-        model = EVENTS.get(payload["type"])
+        kind, event_id = payload["type"], payload.get("id", "")
+        if kind in BY_HAND:
+            return _by_hand(kind, event_id, payload["properties"])
+        model = EVENTS.get(kind)
         if model is None:
             return None
         properties = payload["properties"]
         head = {"eventID": event_id, "directory": frame.get("directory")}
         if "sessionID" not in properties:
-            head["sessionID"] = _inner_session(properties)
+            # Before 1.4 an event names its session only inside.
+            match properties:
+                case {"part": {"sessionID": str(session)}}:
+                    head["sessionID"] = session
+                case {"info": {"sessionID": str(session)} | {"id": str(session)}}:
+                    head["sessionID"] = session
+                case _:
+                    pass
         return model.model_validate(properties | head)
     except (orjson.JSONDecodeError, ValidationError, KeyError, TypeError, AttributeError) as error:
         # The text of a validation error repeats the payload, which is the user's.
         raise MalformedEventError(type(error).__name__) from error
 
 
-def _inner_session(properties: dict[str, Any]) -> str | None:
-    """Return the session of an event that names it only inside (before 1.4)."""
-    match properties:
-        case {"part": {"sessionID": str(session)}}:
-            return session
-        case {"info": {"sessionID": str(session)} | {"id": str(session)}}:
-            return session
+def _by_hand(kind: str, event_id: str, properties: dict[str, Any]) -> Event | None:
+    # Adding an empty text refuses what is no text.
+    match kind:
+        case "message.part.delta":
+            if properties["field"] != "text":
+                return None
+            return PartDelta(
+                event_id,
+                SessionId(properties["sessionID"]),
+                MessageId(properties["messageID"]),
+                properties["partID"],
+                properties["delta"] + "",
+            )
+        case "session.created" | "session.updated":
+            info = properties["info"]
+            known = SessionInfo(info["title"] + "", info["directory"] + "", info.get("parentID"))
+            session = properties["sessionID"] if "sessionID" in properties else info["id"]
+            return SessionChanged(event_id, SessionId(session + ""), known)
+        case "session.status" | "session.idle":
+            match properties["status"] if kind == "session.status" else {"type": "idle"}:
+                case {"type": "busy"}:
+                    status = _BUSY
+                case {"type": "idle"}:
+                    status = _IDLE
+                case other:
+                    status = StatusRetry.model_validate(other)
+            return StatusChanged(event_id, SessionId(properties["sessionID"] + ""), status)
         case _:
-            return None
+            permission = kind == "permission.replied"
+            return RequestSettled(
+                event_id,
+                SessionId(properties["sessionID"] + ""),
+                RequestId(properties["requestID"] + ""),
+                "permission" if permission else "question",
+                _RESOLUTIONS[properties["reply"] if permission else kind],
+            )
 
 
-# Adding an empty text refuses what is no text.
-
-
-def _delta(event_id: str, properties: dict[str, str]) -> PartDelta | None:
-    if properties["field"] != "text":
-        return None
-    return PartDelta(
-        event_id,
-        SessionId(properties["sessionID"]),
-        MessageId(properties["messageID"]),
-        properties["partID"],
-        properties["delta"] + "",
-    )
-
-
-def _status(event_id: str, properties: dict[str, Any]) -> StatusChanged:
-    match properties["status"]:
-        case {"type": "busy"}:
-            status = _BUSY
-        case {"type": "idle"}:
-            status = _IDLE
-        case other:
-            status = StatusRetry.model_validate(other)
-    return StatusChanged(event_id, SessionId(properties["sessionID"] + ""), status)
-
-
-def _idle(event_id: str, properties: dict[str, str]) -> SessionIdle:
-    return SessionIdle(event_id, SessionId(properties["sessionID"] + ""))
-
-
-def _session(event_id: str, properties: dict[str, Any]) -> SessionChanged:
-    info = properties["info"]
-    known = SessionInfo(info["title"] + "", info["directory"] + "", info.get("parentID"))
-    session = properties["sessionID"] if "sessionID" in properties else info["id"]
-    return SessionChanged(event_id, SessionId(session + ""), known)
-
-
-_BUSY, _IDLE = StatusBusy(), StatusIdle()
-_BY_HAND: dict[str, Callable[[str, dict[str, Any]], Event | None]] = {
-    "message.part.delta": _delta,
-    "session.status": _status,
-    "session.idle": _idle,
-    "session.created": _session,
-    "session.updated": _session,
-}
-FOLLOWED = frozenset(name.encode() for name in (*_BY_HAND, *EVENTS))
-"""The types that ``decode`` returns an event for, as they stand in a frame."""
-
-
-def child_session(part: ToolPart) -> SessionId | None:
-    """Return the session of the sub-agent that a call of the task tool runs."""
-    match part:
-        case ToolPart(
-            tool="task",
-            state=ToolRunning(metadata={"sessionId": str(child)})
-            | ToolCompleted(metadata={"sessionId": str(child)})
-            | ToolFailed(metadata={"sessionId": str(child)}),
-        ):
+def child_session(tool: str, metadata: JsonObject | None) -> SessionId | None:
+    """Return the session of the sub-agent that a call runs, if it is one of the task tool."""
+    match metadata:
+        case {"sessionId": str(child)} if tool == "task":
             return SessionId(child)
         case _:
             return None

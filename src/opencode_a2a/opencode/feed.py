@@ -329,7 +329,7 @@ class Feed:
         if type(event) is SessionChanged:
             self._learn_parent(data, event.session_id.encode())
         elif type(event) is PartUpdated and isinstance(event.part, ToolPart):
-            child = child_session(event.part)
+            child = child_session(event.part.tool, event.part.state.metadata)
             if child is not None:
                 for subscription in followers:
                     subscription.adopt(child)

@@ -5,9 +5,8 @@ one short line without URLs, paths and anything that looks like a secret.
 """
 
 import re
-from dataclasses import dataclass
 
-from opencode_a2a.events import Failure, Outcome, ToolChanged
+from opencode_a2a.events import Failure, Outcome
 from opencode_a2a.opencode.types import AssistantMessage, TurnError
 
 MAX_WORDS = 300
@@ -79,46 +78,38 @@ _NAMED = {
         "The model did not answer in the form that was asked for; simplify the schema or try again",
     ),
 }
-_REFUSALS = ("The user rejected permission", "The user dismissed this question")
+REFUSALS = ("The user rejected permission", "The user dismissed this question")
+"""How the error of a tool begins that failed because a person said no."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """What is known of a run when it is over."""
+def judge(
+    last: AssistantMessage | None,
+    error: TurnError | None,
+    *,
+    refused: bool,
+    retrying: bool,
+    overtaken: bool,
+) -> tuple[Outcome, Failure | None]:
+    """Return how a turn ended that nobody here stopped.
 
-    last: AssistantMessage | None
-    error: TurnError | None = None
-    """Of a ``session.error`` that no message carries."""
-    refused: bool = False
-    """A person refused what the last message asked for."""
-    retrying: bool = False
-    """OpenCode was waiting for a provider when it stopped."""
-    overtaken: bool = False
-    """Another prompt came into the session."""
-
-
-def refused(tool: ToolChanged) -> bool:
-    """Whether a tool failed because a person said no."""
-    return (tool.error or "").startswith(_REFUSALS)
-
-
-def judge(ending: Ending) -> tuple[Outcome, Failure | None]:
-    """Return how a run ended that nobody here stopped."""
-    last = ending.last
+    ``last`` is its last message and ``error`` that of a ``session.error`` which no message
+    carries. ``refused``: a person refused what the last message asked for. ``retrying``: OpenCode
+    was waiting for a provider when it stopped. ``overtaken``: another prompt came into the session.
+    """
     if last is None or last.time.completed is None:
-        error = (last and last.error) or ending.error
+        error = (last and last.error) or error
         if error is not None:
-            return explain(error)
+            return _explain(error)
         return Outcome.FAILED, INTERRUPTED if last else UNANSWERED
     if last.error is not None:
-        return explain(last.error)
-    if last.finish is None and ending.retrying:
+        return _explain(last.error)
+    if last.finish is None and retrying:
         return Outcome.FAILED, ABORTED
     if last.finish not in ("tool-calls", "unknown") or last.structured is not None:
         return Outcome.COMPLETED, None
-    if ending.refused:
+    if refused:
         return Outcome.REJECTED, REFUSED
-    return (Outcome.COMPLETED, None) if ending.overtaken else (Outcome.FAILED, INTERRUPTED)
+    return (Outcome.COMPLETED, None) if overtaken else (Outcome.FAILED, INTERRUPTED)
 
 
 def mask_paths(text: str) -> str:
@@ -133,7 +124,7 @@ def redact(text: str) -> str:
     return line if len(line) <= MAX_WORDS else line[:MAX_WORDS] + "…"
 
 
-def explain(error: TurnError) -> tuple[Outcome, Failure]:
+def _explain(error: TurnError) -> tuple[Outcome, Failure]:
     """Return how a turn with this error ended, and why."""
     status = error.data.status_code
     if error.name == "MessageAbortedError":

@@ -68,10 +68,10 @@ class _Part:
 class ChannelText:
     """One channel: its parts in order, emitted strictly one after the other."""
 
-    def __init__(self, channel: Channel, emitted: RunningText | None) -> None:
-        self.channel = channel
-        self.emitted = emitted
-        """None until the first text."""
+    def __init__(self, channel: Channel, emitted: dict[Channel, RunningText]) -> None:
+        """Continue what was emitted; ``emitted`` is kept up to date."""
+        self._channel = channel
+        self._emitted = emitted
         self.frozen = False
         """Parts may have been missed: nothing is emitted until the store was read."""
         self._parts: list[_Part] = []
@@ -82,52 +82,57 @@ class ChannelText:
         """What was emitted may no longer be a beginning of what is known."""
         self._lost = False
         """Something that was emitted is gone from OpenCode."""
-        if emitted is not None:
-            for part_id, pieces in emitted.parts:
-                part = self._add(part_id, emitted.message_id, fresh=False)
-                part.emitted = pieces
-                part.separated = len(self._parts) > 1 and pieces[0].startswith(SEPARATOR)
+        earlier = emitted.get(channel) or RunningText(MessageId(""))
+        for part_id, pieces in earlier.parts:
+            part = self._add(part_id, earlier.message_id, fresh=False)
+            part.emitted = pieces
+            part.separated = len(self._parts) > 1 and pieces[0].startswith(SEPARATOR)
 
     def open_in(self, message_id: MessageId) -> bool:
         return any(p.open and p.message_id == message_id for p in self._parts[self._cursor :])
 
-    def update(self, heard: TextPart | ReasoningPart) -> None:
-        """Hear of a part. Its final text, once it has ended, overrules everything before.
+    def update(self, heard: TextPart | ReasoningPart, *, stored: bool = False) -> None:
+        """Take over a part. Its final text, once it has ended, overrules everything before.
 
-        Before 1.2 text grew in no other way: each update had the whole of it.
+        Of an unfinished part the store has no text. Before 1.2 text grew in no other way than
+        this: each update had the whole of it.
         """
-        part = self._of(heard, fresh=True)
+        part = self._known.get(heard.id) or self._add(heard.id, heard.message_id, fresh=False)
+        part.fresh |= not stored
+        part.message_id = heard.message_id
         if ended(heard):
-            self._finish(part, heard.text)
-        elif part.open and heard.text.startswith(known := part.heard_text):
+            self.end(heard)
+        elif not stored and part.open and heard.text.startswith(known := part.heard_text):
             part.streaming = True
             if len(heard.text) > len(known):
                 part.waiting.append(heard.text[len(known) :])
 
-    def update_stored(self, stored: TextPart | ReasoningPart) -> None:
-        """Learn of a part from the store, which has no text of it before it has ended."""
-        part = self._of(stored, fresh=False)
-        if ended(stored):
-            self._finish(part, stored.text)
+    def end(self, heard: TextPart | ReasoningPart) -> None:
+        """Take the text of a known part for final, whether OpenCode says so or not."""
+        part, text = self._known[heard.id], heard.text
+        part.fresh = True  # final text stays, even if the next snapshot is an older one
+        if part.final != text:
+            if part.void or part.final is not None or not text.startswith(part.emitted_text):
+                self._dirty = True
+            part.final, part.void = text, False
 
-    def grow(self, part_id: str, text: str, out: list[TurnEvent]) -> bool:
-        """Hear more of a part, and emit it; False when it is not of this channel."""
+    def grow(self, part_id: str, text: str) -> None:
+        """Take over more text of a part, if it is of this channel."""
         part = self._known.get(part_id)
-        if part is None:
-            return False
-        if not part.streaming or part.final is not None or part.void:
-            return True
-        if self.frozen or self._dirty or part.waiting or self._parts[self._cursor] is not part:
+        if part is not None and part.streaming and part.open:
             part.waiting.append(text)
-            self.emit(out)
-        elif text:
-            # Nearly always: it is the part that is being emitted, and nothing of it waits.
-            out.append(self._grew(part, text))
-        return True
 
-    def end(self, part_id: str, text: str) -> None:
-        """Take a text for final, though OpenCode does not say so."""
-        self._finish(self._known[part_id], text)
+    def stream(self, part_id: str, text: str) -> TurnEvent | None:
+        """Take over and emit more text, if it can be emitted without looking at anything else.
+
+        That is so if it is of the part that is being emitted, and nothing waits before it.
+        """
+        part = self._known.get(part_id)
+        if part is None or not part.streaming or part.final is not None or part.void:
+            return None
+        if part.waiting or self.frozen or self._dirty or self._parts[self._cursor] is not part:
+            return None
+        return self._grew(part, text) if text else None
 
     def kill(self, part_ids: Iterable[str]) -> None:
         """Give up unfinished parts: their text is void, unless a final text comes after all."""
@@ -199,35 +204,22 @@ class ChannelText:
                     return
             self._cursor += 1
 
-    def _of(self, heard: TextPart | ReasoningPart, *, fresh: bool) -> _Part:
-        part = self._known.get(heard.id) or self._add(heard.id, heard.message_id, fresh=fresh)
-        part.fresh |= fresh
-        part.message_id = heard.message_id
-        return part
-
     def _add(self, part_id: str, message_id: MessageId, *, fresh: bool) -> _Part:
         part = self._known[part_id] = _Part(part_id, message_id, fresh=fresh)
         self._parts.append(part)
         return part
 
-    def _finish(self, part: _Part, text: str) -> None:
-        part.fresh = True  # final text stays, even if the next snapshot is an older one
-        if part.final == text:
-            return
-        if part.void or part.final is not None or not text.startswith(part.emitted_text):
-            self._dirty = True
-        part.final, part.void = text, False
-
     def _grew(self, part: _Part, text: str) -> TurnEvent:
-        opens = self.emitted is None
+        opens = False
         if not part.emitted:
-            emitted = self.emitted = self.emitted or RunningText(part.message_id)
+            opens = self._channel not in self._emitted
+            emitted = self._emitted.setdefault(self._channel, RunningText(part.message_id))
             emitted.message_id = part.message_id
             part.separated = bool(emitted.parts)
             text = SEPARATOR + text if part.separated else text
             emitted.parts.append((part.id, part.emitted))
         part.emitted.append(text)
-        return _GREW[self.channel](part.message_id, part.id, text, opens)
+        return _GREW[self._channel](part.message_id, part.id, text, opens)
 
     def _contradicted(self) -> bool:
         """Whether what was emitted is no beginning of what is known now."""
@@ -261,8 +253,8 @@ class ChannelText:
             part.separated = bool(text and kept)
             part.emitted = [SEPARATOR + text if kept else text] if text else []
             kept += [part] if text else []
-        emitted = self.emitted = self.emitted or RunningText(MessageId(""))
+        emitted = self._emitted[self._channel]
         emitted.message_id = kept[-1].message_id if kept else emitted.message_id
         emitted.parts = [(part.id, part.emitted) for part in kept]
         parts = [(part.id, part.emitted[0]) for part in kept]
-        out.append(ChannelReplaced(self.channel, emitted.message_id, parts))
+        out.append(ChannelReplaced(self._channel, emitted.message_id, parts))

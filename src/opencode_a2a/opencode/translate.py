@@ -1,14 +1,11 @@
 """OpenCode's values as turn events, one by one and without any memory.
 
-``opencode.reader`` decides what is told and when; here is only how it looks.
+``opencode.reader`` decides what is emitted and when; here is only what it looks like.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from opencode_a2a.events import (
-    DiffChanged,
-    FileChange,
     Interrupted,
     JsonObject,
     Question,
@@ -18,9 +15,7 @@ from opencode_a2a.events import (
 )
 from opencode_a2a.opencode.types import (
     AssistantMessage,
-    FileDiff,
     PermissionRequest,
-    QuestionInfo,
     QuestionRequest,
     ToolCompleted,
     ToolFailed,
@@ -29,21 +24,29 @@ from opencode_a2a.opencode.types import (
     ToolRunning,
 )
 
-MAX_PATCH = 256 * 1024
 _RANK = {"pending": 0, "running": 1, "completed": 2, "error": 2}
-# Told as the output, or of no meaning outside the machine that OpenCode runs on.
-_UNTOLD_METADATA = frozenset({"output", "outputPath"})
+# Shown as the output, or of no meaning outside the machine that OpenCode runs on.
+_HIDDEN_METADATA = frozenset({"output", "outputPath"})
 
-Call = tuple[str, JsonObject]
+ToolCall = tuple[str, JsonObject]
 """A tool and its input."""
 
 
 def interrupted(
-    request: PermissionRequest | QuestionRequest, call: Call | None, directory: str | None
+    request: PermissionRequest | QuestionRequest, call: ToolCall | None, directory: str | None
 ) -> Interrupted:
     """Return a request as the turn's interrupt, with what is known of the call that it is for."""
     if isinstance(request, QuestionRequest):
-        questions = [_question(info) for info in request.questions]
+        questions = [
+            Question(
+                info.question,
+                info.header,
+                [QuestionOption(option.label, option.description) for option in info.options],
+                info.multiple,
+                info.custom,
+            )
+            for info in request.questions
+        ]
         asked = Interrupted(request.id, "question", request.session_id, questions=questions)
     else:
         asked = Interrupted(
@@ -60,11 +63,6 @@ def interrupted(
     return replace(asked, call_id=call_id, tool=tool, tool_input=tool_input, directory=directory)
 
 
-def _question(info: QuestionInfo) -> Question:
-    options = [QuestionOption(option.label, option.description) for option in info.options]
-    return Question(info.question, info.header, options, info.multiple, info.custom)
-
-
 def tool_changed(part: ToolPart) -> ToolChanged:
     state = part.state
     title = output = error = None
@@ -79,7 +77,7 @@ def tool_changed(part: ToolPart) -> ToolChanged:
             pass
         case ToolPending():
             pass
-    shown = {k: v for k, v in (state.metadata or {}).items() if k not in _UNTOLD_METADATA}
+    shown = {k: v for k, v in (state.metadata or {}).items() if k not in _HIDDEN_METADATA}
     return ToolChanged(
         part.message_id,
         part.id,
@@ -94,15 +92,15 @@ def tool_changed(part: ToolPart) -> ToolChanged:
     )
 
 
-def behind(new: ToolChanged, old: ToolChanged) -> bool:
+def overtaken(new: ToolChanged, known: ToolChanged) -> bool:
     """Whether a state is an earlier one that a newer snapshot has overtaken."""
-    if new.status != "running" or old.status != "running":
-        return _RANK[new.status] < _RANK[old.status]
-    shown, shown_before = new.output or "", old.output or ""
+    if new.status != "running" or known.status != "running":
+        return _RANK[new.status] < _RANK[known.status]
+    output, known_output = new.output or "", known.output or ""
     return (
-        (new.title is None and old.title is not None)
-        or (new.metadata is None and old.metadata is not None)
-        or (shown != shown_before and shown_before.startswith(shown))
+        (new.title is None and known.title is not None)
+        or (new.metadata is None and known.metadata is not None)
+        or (output != known_output and known_output.startswith(output))
     )
 
 
@@ -116,9 +114,3 @@ def usage(info: AssistantMessage) -> Usage:
         tokens.cache.write,
         info.cost,
     )
-
-
-def diff(diffs: Sequence[FileDiff]) -> DiffChanged:
-    files = [FileChange(d.file, d.status or "modified", d.additions, d.deletions) for d in diffs]
-    patch = "\n".join(d.patch for d in diffs if d.patch)
-    return DiffChanged(files, patch[:MAX_PATCH], truncated=len(patch) > MAX_PATCH)

@@ -17,19 +17,16 @@ from opencode_a2a.ids import ContextId, Principal, RequestId, SessionId
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.events import (
     PermissionAsked,
-    PermissionReplied,
     QuestionAsked,
-    QuestionRejected,
-    QuestionReplied,
-    SessionIdle,
+    RequestSettled,
     StatusChanged,
 )
 from opencode_a2a.opencode.feed import Feed, FeedItem, Gap
 from opencode_a2a.opencode.translate import interrupted
 from opencode_a2a.opencode.types import StatusIdle
 from opencode_a2a.turns import snapshot
-from opencode_a2a.turns.answers import Answer, PermissionReply
-from opencode_a2a.turns.desk import ELSEWHERE, TurnInterrupts
+from opencode_a2a.turns.answers import Answer
+from opencode_a2a.turns.desk import TurnInterrupts
 from opencode_a2a.turns.interrupts import Interrupts, Owner
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 
@@ -121,17 +118,12 @@ class Errand:
                     # A turn that runs in the session asks for itself.
                     if item.id not in self._open and self._root not in self._interrupts.turns:
                         events.append(interrupted(item, None, item.directory))
-                case PermissionReplied():
-                    answer = Answer(PermissionReply(item.reply), ELSEWHERE)
-                    events.append(Resumed(item.request_id, "permission", answer.resolution))
-                case QuestionReplied():
-                    events.append(Resumed(item.request_id, "question", "replied"))
-                case QuestionRejected():
-                    events.append(Resumed(item.request_id, "question", "rejected"))
+                case RequestSettled():
+                    events.append(Resumed(item.request_id, item.type, item.resolution))
                 case StatusChanged(session_id=self._root, status=status):
                     idle = isinstance(status, StatusIdle)
                     look, self._begun = look or idle, self._begun or not idle
-                case SessionIdle(session_id=self._root) | Gap(connected=True):
+                case Gap(connected=True):
                     look = True
                 case _:
                     pass

@@ -1,7 +1,11 @@
-"""Reads from OpenCode what it has stored about a turn."""
+"""Reads from OpenCode what it has stored about a turn.
+
+``turns.turn`` asks after a gap and at the end of a turn; ``opencode.state`` makes sense of it.
+"""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 import structlog
@@ -9,14 +13,19 @@ import structlog
 from opencode_a2a.errors import SessionNotFoundError, UpstreamHttpError
 from opencode_a2a.ids import MessageId, SessionId
 from opencode_a2a.opencode.client import Location, OpenCode
-from opencode_a2a.opencode.reader import Snapshot
+from opencode_a2a.opencode.events import MessageUpdated, PartUpdated
+from opencode_a2a.opencode.feed import FeedItem
+from opencode_a2a.opencode.state import Snapshot
 from opencode_a2a.opencode.types import (
+    AssistantMessage,
     FileDiff,
     MessageWithParts,
     PatchPart,
     PermissionRequest,
     QuestionRequest,
     ToolPart,
+    UserMessage,
+    UserSummary,
 )
 
 log = structlog.get_logger(__name__)
@@ -31,10 +40,10 @@ SHARED_SECONDS = 1.0
 
 
 class Shared(Generic[T]):
-    """What OpenCode says about a directory, asked once for all turns that can use the answer.
+    """An answer of OpenCode about a directory, asked for once on behalf of many turns.
 
-    It says it of all sessions there: if each of a thousand turns asked for itself, a thousand
-    times a thousand entries would have to be read.
+    The answer covers all sessions of the directory: if each of a thousand turns asked for itself,
+    a thousand times a thousand entries would have to be read.
     """
 
     def __init__(self, ask: Callable[[Location], Coroutine[None, None, T]]) -> None:
@@ -42,7 +51,7 @@ class Shared(Generic[T]):
         self._asked: dict[Location, tuple[float, asyncio.Task[T]]] = {}
 
     async def of(self, location: Location, since: float) -> T:
-        """Return what OpenCode answered to a question of the last moment, put after ``since``."""
+        """Return an answer that was asked for a moment ago at most, and not before ``since``."""
         now = asyncio.get_running_loop().time()
         asked = self._asked.get(location)
         if asked is None or asked[0] < max(since, now - SHARED_SECONDS):
@@ -52,18 +61,18 @@ class Shared(Generic[T]):
 
 
 class Snapshots:
-    """What OpenCode has stored, as turns need it."""
+    """Reads snapshots for turns."""
 
     def __init__(self, opencode: OpenCode) -> None:
         self._opencode = opencode
         self._pending = Shared(lambda location: pending(opencode, location))
         self.statuses = Shared(lambda location: opencode.session_status(at=location))
-        """Who is busy."""
+        """The sessions that are busy."""
 
     async def read(
         self, session_id: SessionId, message_id: MessageId, location: Location, since: float
     ) -> Snapshot:
-        """Return all that is needed to go on after a gap, as it was after ``since`` or later."""
+        """Return all that is needed to continue after a gap, read at ``since`` or later."""
         messages, statuses, (permissions, questions) = await asyncio.gather(
             messages_since(self._opencode, session_id, message_id),
             self.statuses.of(location, since),
@@ -86,17 +95,20 @@ class Snapshots:
         diffs: list[FileDiff] = []
         if changed:
             diffs = await self._opencode.session_diff(session_id, message_id)
-        return Snapshot(
-            messages=messages,
-            children={child: await _child(self._opencode, child) for child in children},
-            diffs=diffs,
-        )
+        of_children: dict[SessionId, list[MessageWithParts]] = {child: [] for child in children}
+        for child in of_children:
+            with suppress(SessionNotFoundError):
+                of_children[child] = (await self._opencode.messages(child)).items
+        return Snapshot(messages=messages, children=of_children, diffs=diffs)
 
 
 async def messages_since(
     opencode: OpenCode, session_id: SessionId, message_id: MessageId
 ) -> list[MessageWithParts]:
-    """Return a session's messages from one on, which is looked for from the end; else all."""
+    """Return a session's messages from one on, all of them if it is not among them.
+
+    Pages are read from the newest back until the message is found.
+    """
     found: list[MessageWithParts] = []
     cursor: str | None = None
     while True:
@@ -109,7 +121,7 @@ async def messages_since(
         if cursor is None:
             break
     if len(page.items) == PAGE:
-        # Older versions give the newest messages and no way to those before.
+        # OpenCode 1.1 has no cursor: it returns the newest messages and no way to earlier ones.
         found = (await opencode.messages(session_id)).items
     ids = [message.info.id for message in found]
     return found[ids.index(message_id) :] if message_id in ids else found
@@ -118,9 +130,9 @@ async def messages_since(
 async def pending(
     opencode: OpenCode, location: Location
 ) -> tuple[list[PermissionRequest] | None, list[QuestionRequest] | None]:
-    """Return the prompts of a directory; None for a list that OpenCode cannot write.
+    """Return the requests that are pending in a directory; None for a list OpenCode cannot write.
 
-    One request that it cannot encode, such as a ``webfetch`` without a timeout, spoils the
+    One request that it cannot encode, such as a ``webfetch`` without a timeout (1.18), spoils the
     whole list for as long as it is pending.
     """
     return await asyncio.gather(
@@ -132,12 +144,12 @@ async def _listed(asked: Coroutine[None, None, list[R]]) -> list[R] | None:
     try:
         return await asked
     except UpstreamHttpError as error:
-        log.warning("prompts not listed", error=error.message)
+        log.warning("OpenCode could not list its pending requests", error=error.message)
         return None
 
 
 async def tool_call(opencode: OpenCode, session_id: SessionId, call_id: str) -> ToolPart | None:
-    """Return a call of a session's latest messages, which older versions store a moment late."""
+    """Return a call among a session's latest messages; older versions store it a moment late."""
     for _ in range(INPUT_TRIES):
         for message in (await opencode.messages(session_id, limit=2)).items:
             for part in message.parts:
@@ -147,8 +159,35 @@ async def tool_call(opencode: OpenCode, session_id: SessionId, call_id: str) -> 
     return None
 
 
-async def _child(opencode: OpenCode, session_id: SessionId) -> list[MessageWithParts]:
-    try:
-        return (await opencode.messages(session_id)).items
-    except SessionNotFoundError:
-        return []
+class Changes:
+    """Whether OpenCode has worked out what a turn changed.
+
+    It works that out anew after every step and once more after the turn, without waiting for it:
+    a diff that is read too early lacks the last changes. Each time ends with an update of the
+    prompt's message.
+    """
+
+    def __init__(self, root: SessionId) -> None:
+        self._root = root
+        self._steps: set[MessageId] = set()
+        self._updates = 0
+        self._any = False
+
+    def hear(self, items: Iterable[FeedItem]) -> None:
+        for item in items:
+            match item:
+                case PartUpdated(part=PatchPart(), session_id=self._root):
+                    self._any = True
+                case MessageUpdated(
+                    info=AssistantMessage(summary=False, id=step), session_id=self._root
+                ):
+                    self._steps.add(step)
+                case MessageUpdated(info=UserMessage(summary=UserSummary()), session_id=self._root):
+                    self._updates += 1
+                case _:
+                    pass
+
+    @property
+    def known(self) -> bool:
+        """Whether nothing changed, or the diff is up to date."""
+        return not self._any or self._updates > len(self._steps)

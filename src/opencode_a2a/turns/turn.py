@@ -40,21 +40,22 @@ from opencode_a2a.messages import Answered, Message, PromptPart, Routing
 from opencode_a2a.opencode.client import OpenCode
 from opencode_a2a.opencode.events import Event, PartDelta
 from opencode_a2a.opencode.feed import Feed, FeedItem, Gap, Subscription, Wake
-from opencode_a2a.opencode.reader import Reader, RetryNotice, Snapshot
+from opencode_a2a.opencode.reader import Reader
+from opencode_a2a.opencode.state import Snapshot
 from opencode_a2a.opencode.types import (
     FileInput,
     InputPart,
     MessageWithParts,
     Prompt,
+    StatusRetry,
     TextInput,
 )
 from opencode_a2a.turns.answers import Answer, Reply
-from opencode_a2a.turns.changes import Changes
 from opencode_a2a.turns.desk import TurnInterrupts, Write
 from opencode_a2a.turns.interrupts import Interrupts, Owner
 from opencode_a2a.turns.models import Models
 from opencode_a2a.turns.sessions import BoundSession, Sessions
-from opencode_a2a.turns.snapshot import Snapshots
+from opencode_a2a.turns.snapshot import Changes, Snapshots
 from opencode_a2a.turns.tools import Tools
 
 __all__ = ["Log", "Turn", "TurnSpec", "Turns"]
@@ -355,7 +356,7 @@ class Run:
         self._unlisted = False
         """OpenCode could not list its prompts, so that one may have been missed."""
         self._confirmed = False
-        self._retry: RetryNotice | None = None
+        self._retry: StatusRetry | None = None
         """The retry that was last found near enough to wait for."""
         self._timer: asyncio.TimerHandle | None = None
         self._starting: asyncio.TimerHandle | None = None
@@ -363,7 +364,7 @@ class Run:
     @property
     def pending(self) -> list[Interrupted]:
         """The interrupts that wait for an answer."""
-        return self._reader.pending
+        return self._reader.state.pending
 
     def wake(self) -> None:
         self._subscription.wake()
@@ -434,7 +435,7 @@ class Run:
     def _grow(self, deltas: list[PartDelta]) -> None:
         """Hear growing text, after which there is nothing to decide."""
         self._heard = self._loop.time()
-        self._log.say(self._reader.feed_all(deltas))
+        self._log.say(self._reader.feed(deltas))
 
     def _hear(self, items: list[FeedItem]) -> list[TurnEvent]:
         told, self._notes = self._notes, []
@@ -445,23 +446,23 @@ class Run:
         for item in items:
             match item:
                 case Gap():
-                    told += self._reader.feed_all(events)
+                    told += self._reader.feed(events)
                     events = []
                     self._heard = item.at
-                    self._reader.gap()
+                    self._reader.state.gap()
                 case Wake():
                     pass
                 case _:
                     events.append(item)
         if events:
             self._heard = self._loop.time()
-            told += self._reader.feed_all(events)
+            told += self._reader.feed(events)
         return told
 
     async def _decide(self) -> list[TurnEvent]:
         """Do what is to be done now that something was heard, or time has passed."""
         reader = self._reader
-        if reader.user_message_seen and not self._confirmed:
+        if reader.state.messages.prompt_seen and not self._confirmed:
             await self._confirm()
         if self._canceled:
             return await self._abort(None)
@@ -472,13 +473,13 @@ class Run:
         if self.desk.stale:
             self.desk.stale = False
             self._doubt()
-        if reader.needs_reconcile and self._turns.feed.up:
+        if reader.state.needs_reconcile and self._turns.feed.up:
             told = await self._reconcile()
             if told or reader.finished:
                 return told
         if self._prompt is not None and self._prompt.done():
             return await self._prompt_done(self._prompt)
-        if self._prompt is None and reader.complete:
+        if self._prompt is None and reader.state.complete:
             return await self._finish() if self._drained() else []
         return await self._guard()
 
@@ -542,15 +543,15 @@ class Run:
             self._ended = self._loop.time()
             self._loop.call_later(DRAIN_SECONDS, self.wake)
         late = self._loop.time() - self._ended >= DRAIN_SECONDS
-        return late or (self._reader.complete and self._changes.known)
+        return late or (self._reader.state.complete and self._changes.known)
 
     async def _refused(self, error: ServiceError) -> list[TurnEvent]:
         """End a turn that OpenCode would not begin; the reason may come as an event only."""
-        if self._reader.last_error is None and not self._drained():
+        if self._reader.state.last_error is None and not self._drained():
             return []
         if self._seat.named:
             await self._turns.sessions.release(self._spec.principal, self._seat.session_id)
-        if self._reader.last_error is not None:
+        if self._reader.state.last_error is not None:
             return await self._finish()
         text = f"{error.message}; check the model, the agent and the files of the message"
         return await self._finish(Failure("UPSTREAM_BAD_REQUEST", text))
@@ -558,7 +559,7 @@ class Run:
     async def _gone(self) -> list[TurnEvent]:
         """End a turn whose session was deleted, or begin anew if nothing was prompted yet."""
         await self._turns.sessions.forget(self._seat.session_id)
-        if not self._seat.named and not self._reader.user_message_seen:
+        if not self._seat.named and not self._reader.state.messages.prompt_seen:
             raise SessionGoneError
         return self._fail(GONE)
 
@@ -567,7 +568,7 @@ class Run:
     def _doubt(self) -> None:
         """Have the store read, as it is from now on."""
         self._doubted = self._loop.time()
-        self._reader.gap()
+        self._reader.state.gap()
 
     async def _reconcile(self) -> list[TurnEvent]:
         """Compare with the store; end the turn if OpenCode is no longer at it."""
@@ -605,10 +606,10 @@ class Run:
         answered = prompt is not None and prompt.done() and not prompt.cancelled()
         if prompt is not None and answered and prompt.exception() is None:
             answer = prompt.result()
-            if self._reader.ends_with(answer):
+            if self._reader.state.ends_with(answer):
                 return Snapshot(messages=[answer])
         return await self._turns.snapshots.read_end(
-            self._seat.session_id, self._spec.user_message_id, self._reader.children
+            self._seat.session_id, self._spec.user_message_id, self._reader.state.children
         )
 
     def _fail(self, failure: Failure) -> list[TurnEvent]:
@@ -627,9 +628,11 @@ class Run:
     async def _guard(self) -> list[TurnEvent]:
         """Look for signs that the turn will not end by itself, or has ended unheard."""
         reader, limits = self._reader, self._settings.turn
-        if reader.steps > limits.max_steps:
-            return await self._abort(Failure("UPSTREAM_ENDLESS", ENDLESS.format(reader.steps)))
-        retry = reader.retry
+        if reader.state.steps > limits.max_steps:
+            return await self._abort(
+                Failure("UPSTREAM_ENDLESS", ENDLESS.format(reader.state.steps))
+            )
+        retry = reader.state.retry
         if retry is not None and retry is not self._retry:
             # Judged once, when it is heard: the wall clock may jump while it is waited for.
             self._retry = retry
@@ -644,9 +647,9 @@ class Run:
             return []
         # After 5 s, 20 s, 80 s: each comparison reads the messages of the session.
         compare_after = self._tick_seconds if self._unlisted else quiet * 3 / 4
-        if not reader.needs_reconcile and now - self._compared >= compare_after:
+        if not reader.state.needs_reconcile and now - self._compared >= compare_after:
             # Events get lost without a gap as well, right after a connection above all.
-            reader.needs_reconcile = True
+            reader.state.needs_reconcile = True
             self.wake()
             return []
         if self.desk.waiting:
@@ -671,8 +674,8 @@ class Run:
         """
         reader = self._reader
         if self._answer_due:
-            return reader.complete
-        if reader.steps or reader.last_error is not None:
+            return reader.state.complete
+        if reader.state.steps or reader.state.last_error is not None:
             return True
         return self._loop.time() - max(self._heard, self._doubted) > UNBEGUN_SECONDS
 
@@ -706,7 +709,7 @@ class Run:
         )
 
     async def _stop(self) -> None:
-        sessions = {self._seat.session_id, *self._reader.children}
+        sessions = {self._seat.session_id, *self._reader.state.children}
         await self._opencode.abort_session(self._seat.session_id)
         await self.desk.reject_all(sessions)
         while True:

@@ -1,0 +1,554 @@
+"""One turn as OpenCode has it, as far as it is known.
+
+Events and snapshots both update a ``TurnState``; ``opencode.reader`` emits what is new in it.
+The events are a hint, the store is the truth. A snapshot must have been asked for after the
+last ``gap``. It may still be older or newer than the events heard since: they win over it, and
+those that it has overtaken change nothing. Pure: no clock, no input, no output.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from opencode_a2a.events import (
+    Channel,
+    Emitted,
+    Interrupted,
+    Progressed,
+    Resolution,
+    ToolChanged,
+    TurnEvent,
+)
+from opencode_a2a.ids import MessageId, RequestId, SessionId
+from opencode_a2a.opencode.events import (
+    Event,
+    MessageRemoved,
+    MessageUpdated,
+    PartDelta,
+    PartRemoved,
+    PartUpdated,
+    PermissionAsked,
+    QuestionAsked,
+    RequestSettled,
+    SessionChanged,
+    SessionDeleted,
+    SessionFailed,
+    SessionInfo,
+    StatusChanged,
+    TodoUpdated,
+    child_session,
+)
+from opencode_a2a.opencode.outcome import REFUSALS, redact
+from opencode_a2a.opencode.text import ChannelText, ended
+from opencode_a2a.opencode.translate import ToolCall, interrupted, overtaken, tool_changed
+from opencode_a2a.opencode.types import (
+    AssistantMessage,
+    CompactionPart,
+    FileDiff,
+    Message,
+    MessageWithParts,
+    Part,
+    PatchPart,
+    PermissionRequest,
+    QuestionRequest,
+    ReasoningPart,
+    SessionStatus,
+    StatusBusy,
+    StatusIdle,
+    StatusRetry,
+    StepFinishPart,
+    StepStartPart,
+    TextPart,
+    ToolPart,
+    TurnError,
+    UserMessage,
+)
+
+MessageEvent = PartDelta | PartUpdated | PartRemoved | MessageUpdated | MessageRemoved
+
+MAX_POSTPONED = 5_000
+ATTACHED = "[Attached "
+"""How the text begins that replaces a file when OpenCode repeats a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What OpenCode has stored about a turn, as far as it was read."""
+
+    messages: Sequence[MessageWithParts] = ()
+    """Of the root session, in order, at least from the turn's prompt or the answer to it on."""
+    children: Mapping[SessionId, Sequence[MessageWithParts]] = field(
+        default_factory=dict[SessionId, Sequence[MessageWithParts]]
+    )
+    statuses: Mapping[SessionId, SessionStatus] = field(
+        default_factory=dict[SessionId, SessionStatus]
+    )
+    """Sessions that are missing are idle."""
+    permissions: Sequence[PermissionRequest] | None = ()
+    questions: Sequence[QuestionRequest] | None = ()
+    """Pending requests, None when they are not known; other session trees are ignored."""
+    diffs: Sequence[FileDiff] = ()
+    session: SessionInfo | None = None
+    directory: str | None = None
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request that is waiting for an answer."""
+
+    interrupt: Interrupted
+    message_id: MessageId | None = None
+    """The message that asked."""
+    fresh: bool = False
+    """It was heard of since the last gap, so that an older snapshot may lack it."""
+
+
+class TurnMessages:
+    """Which messages of the root session belong to the turn.
+
+    Its prompt, the prompts that OpenCode adds on its own (around a compaction), and the
+    assistant messages that answer any of these.
+    """
+
+    def __init__(self, prompt: MessageId) -> None:
+        self.prompt = prompt
+        self.prompt_seen = False
+        self.answers: dict[MessageId, AssistantMessage] = {}
+        """In order; summaries of a compaction are among them."""
+        self.overtaken = False
+        """Another prompt came into the session."""
+        self.users = {prompt}
+        self.others: set[MessageId] = set()
+        """Assistant messages that answer somebody else's prompt."""
+        self.compactions: dict[MessageId, str] = {}
+        """The compaction part of each message that asks for one."""
+        self._prompts = {prompt}
+        """The user messages whose answers belong to the turn."""
+        self._prompt_texts: set[str] = set()
+
+    @property
+    def newest(self) -> AssistantMessage | None:
+        return next(reversed(self.answers.values()), None)
+
+    def place(self, info: Message, *, sure: bool) -> bool:
+        """Note whose message this is; False if that cannot be said before the store is read."""
+        match info:
+            case UserMessage():
+                self.users.add(info.id)
+                self.prompt_seen |= info.id == self.prompt
+            case AssistantMessage(parent_id=parent) if parent in self._prompts:
+                self.others.discard(info.id)
+                self.answers[info.id] = info
+            case AssistantMessage(parent_id=parent) if sure or parent in self.users:
+                self.others.add(info.id)
+            case _:
+                return False
+        return True
+
+    def add_user_part(self, part: Part) -> None:
+        """Learn from a part of a user's message whether the message belongs to the turn."""
+        if part.message_id == self.prompt:
+            self._prompt_texts.update([part.text] if isinstance(part, TextPart) else ())
+            return
+        if not self.prompt_seen:
+            return
+        match part:
+            case CompactionPart() | TextPart(synthetic=True):
+                if not self.overtaken:
+                    self._prompts.add(part.message_id)
+                    if isinstance(part, CompactionPart):
+                        self.compactions[part.message_id] = part.id
+            case TextPart(text=text) if (
+                # OpenCode repeats the prompt when a compaction has made it fit.
+                self.compactions
+                and not self.overtaken
+                and (text in self._prompt_texts or text.startswith(ATTACHED))
+            ):
+                self._prompts.add(part.message_id)
+            case _:
+                self.overtaken = True
+                self._prompts.discard(part.message_id)
+
+    def since_prompt(self, stored: Sequence[MessageWithParts]) -> Sequence[MessageWithParts]:
+        """Return the messages from the turn's prompt on; none if the store does not have it."""
+        if stored and stored[0].info.id in self.answers:
+            return stored
+        for place, message in enumerate(stored):
+            if message.info.id == self.prompt:
+                return stored[place:]
+        return ()
+
+
+class TurnState:
+    """What is known of one turn, whichever way it was learned."""
+
+    def __init__(self, root: SessionId, prompt: MessageId, emitted: Emitted) -> None:
+        """Begin with what an earlier process has emitted, if there was one."""
+        self.root = root
+        self.messages = TurnMessages(prompt)
+        self.texts = {channel: ChannelText(channel, emitted.channels) for channel in Channel}
+        self.tools = dict(emitted.tools)
+        self.asked = {key: Asked(value) for key, value in emitted.open.items()}
+        self.settled: dict[RequestId, Resolution] = dict.fromkeys(emitted.settled, "void")
+        self.todos = emitted.todos
+        self.session: SessionInfo | None = None
+        self.sessions: dict[SessionId, StatusRetry | None] = {root: None}
+        """The tree of the turn's sessions, and the retry that each of them waits for."""
+        for tool in emitted.tools.values():
+            if (child := child_session(tool.tool, tool.metadata)) is not None:
+                self.sessions[child] = None
+        self.changes: list[ToolChanged | Progressed] = []
+        """What is new among tools, steps and the like; whoever emits it takes it away."""
+        self.idle_seen = False
+        self.retrying = False
+        """The last that was heard of the root session, before it went idle, was a retry."""
+        self.last_error: TurnError | None = None
+        self.needs_reconcile = False
+        self._status_fresh = True
+        self._fresh_messages: set[MessageId] = set()
+        self._calls: dict[str, ToolCall] = {}
+        self._refused: set[MessageId] = set()
+        """Messages that asked for something which a person refused."""
+        self._steps = {part_id for _, _, part_id in emitted.progress}
+        self._postponed: dict[MessageId, list[MessageEvent]] = {}
+        """Events that wait until it is known whose message they are about."""
+
+    # What the turn needs to know
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last message of the turn is complete and its session idle."""
+        last = self.messages.newest
+        done = last is not None and last.time.completed is not None
+        return done and self.idle_seen and not self.needs_reconcile
+
+    def ends_with(self, answer: MessageWithParts) -> bool:
+        """Whether the answer to the prompt is all that the store has about the turn's end."""
+        unsure = self._postponed or self.messages.overtaken or self.asked or self.children
+        changed = any(isinstance(part, PatchPart) for part in answer.parts)
+        alone = list(self.messages.answers) == [answer.info.id]
+        return self.complete and alone and not (unsure or changed)
+
+    @property
+    def steps(self) -> int:
+        """How often the model was asked."""
+        return len(self.messages.answers)
+
+    @property
+    def retry(self) -> StatusRetry | None:
+        """The latest retry that the tree waits for."""
+        retries = [retry for retry in self.sessions.values() if retry is not None]
+        return max(retries, key=lambda retry: retry.next, default=None)
+
+    @property
+    def pending(self) -> list[Interrupted]:
+        """The interrupts that wait for an answer."""
+        return [asked.interrupt for asked in self.asked.values()]
+
+    @property
+    def children(self) -> frozenset[SessionId]:
+        """The sessions of the turn's sub-agents."""
+        return frozenset(self.sessions) - {self.root}
+
+    @property
+    def refused(self) -> bool:
+        """Whether a person refused what the last message asked for."""
+        last = self.messages.newest
+        return last is not None and (
+            last.id in self._refused
+            or any(
+                tool.message_id == last.id and (tool.error or "").startswith(REFUSALS)
+                for tool in self.tools.values()
+            )
+        )
+
+    # Events
+
+    def stream(self, part_id: str, text: str) -> TurnEvent | None:
+        """Take over growing text; return it as emitted if nothing else has to be looked at."""
+        for channel in self.texts.values():
+            grew = channel.stream(part_id, text)
+            if grew is not None:
+                return grew
+        return None
+
+    def hear(self, event: Event) -> None:
+        """Update the state with an event."""
+        session = event.session_id
+        match event:
+            case SessionChanged(info=SessionInfo(parent_id=parent)) if parent in self.sessions:
+                self.sessions.setdefault(session)
+            case _ if session not in self.sessions:
+                pass
+            case StatusChanged():
+                self._status_fresh |= session == self.root
+                self._status(session, event.status)
+            case PermissionAsked() | QuestionAsked():
+                self._ask(event, event.directory, fresh=True)
+            case RequestSettled():
+                self._settle(event.request_id, event.resolution)
+            case PartUpdated(part=ToolPart() as part) if session != self.root:
+                self._call(part)
+            case _ if session != self.root:
+                pass
+            case SessionChanged(info=info):
+                self.session = info
+            case SessionFailed(error=error):
+                # The second of two says the same with a stack trace.
+                self.last_error = self.last_error or error
+            case SessionDeleted():
+                self.needs_reconcile = True
+            case TodoUpdated():
+                self.todos = [todo.model_dump(exclude_none=True) for todo in event.todos]
+            case _:
+                self._hear_message(event)
+
+    def _hear_message(self, event: MessageEvent) -> None:
+        match event:
+            case PartDelta():
+                if event.message_id in self._postponed:
+                    self._postpone(event.message_id, event)
+                else:
+                    for text in self.texts.values():
+                        text.grow(event.part_id, event.delta)
+            case PartUpdated(part=part):
+                if not self._part(part) and part.message_id not in self.messages.others:
+                    self._postpone(part.message_id, event)
+            case MessageUpdated(info=info):
+                if not self._message(info, sure=not self.needs_reconcile):
+                    self._postpone(info.id, event)
+                    return
+                self._fresh_messages.add(info.id)
+                for postponed in self._postponed.pop(info.id, ()):
+                    self._hear_message(postponed)
+            case PartRemoved():
+                for text in self.texts.values():
+                    text.remove([event.part_id])
+            case MessageRemoved():
+                self.messages.answers.pop(event.message_id, None)
+                for text in self.texts.values():
+                    text.remove_message(event.message_id)
+
+    def _postpone(self, message_id: MessageId, event: MessageEvent) -> None:
+        if sum(map(len, self._postponed.values())) >= MAX_POSTPONED:
+            self.gap()
+            return
+        self._postponed.setdefault(message_id, []).append(event)
+
+    def gap(self) -> None:
+        """Note that events may be missing: the store has to be read before text continues."""
+        self.needs_reconcile = True
+        self._status_fresh = False
+        self._fresh_messages.clear()
+        self._postponed.clear()
+        for asked in self.asked.values():
+            asked.fresh = False
+        for text in self.texts.values():
+            text.freeze()
+
+    # Messages and parts, from events and from the store
+
+    def _message(self, info: Message, *, sure: bool) -> bool:
+        """Take over a message; False if it cannot be said yet whose it is."""
+        if not self.messages.place(info, sure=sure):
+            return False
+        answer = self.messages.answers.get(info.id)
+        if answer is None or answer.time.completed is None:
+            return True
+        if answer.summary:
+            part_id = self.messages.compactions.get(answer.parent_id)
+            self.changes.append(Progressed("compaction", "completed", part_id))
+        elif any(text.open_in(info.id) for text in self.texts.values()):
+            # The end of a part was missed.
+            self.needs_reconcile = True
+        return True
+
+    def _part(self, part: Part, *, stored: bool = False) -> bool:
+        """Take over a part; False if it is not of a message that is known to matter."""
+        if part.message_id in self.messages.users:
+            self.messages.add_user_part(part)
+            if self.messages.compactions.get(part.message_id) == part.id:
+                self.changes.append(Progressed("compaction", "running", part.id))
+            return True
+        answer = self.messages.answers.get(part.message_id)
+        if answer is None:
+            return False
+        if answer.summary:
+            return True
+        match part:
+            case TextPart() | ReasoningPart():
+                self.texts[Channel(part.type)].update(part, stored=stored)
+            case ToolPart():
+                self._tool(part)
+            case StepStartPart():
+                if part.id not in self._steps and not stored:
+                    # A second start in one message means that the provider failed in between.
+                    for text in self.texts.values():
+                        text.kill_open(part.message_id)
+                self._steps.add(part.id)
+                self.changes.append(Progressed("step-start", "running", part.id))
+            case StepFinishPart():
+                step = Progressed("step-finish", "completed", part.id, reason=part.reason)
+                self.changes.append(step)
+            case _:
+                pass
+        return True
+
+    def _tool(self, part: ToolPart) -> None:
+        self._call(part)
+        tool, known = tool_changed(part), self.tools.get(part.id)
+        if known is None or not (tool == known or overtaken(tool, known)):
+            self.tools[part.id] = known = tool
+            self.changes.append(tool)
+        if child_session(part.tool, part.state.metadata) is not None:
+            described = (known.input or {}).get("description")
+            title = known.title or (str(described) if described is not None else None)
+            self.changes.append(Progressed("subagent", known.status, part.id, title=title))
+
+    def _call(self, part: ToolPart) -> None:
+        if (child := child_session(part.tool, part.state.metadata)) is not None:
+            self.sessions.setdefault(child)
+        if part.state.status != "pending":
+            self._calls[part.call_id] = (part.tool, part.state.input)
+
+    # Statuses and interrupts, from events and from the store
+
+    def _status(self, session: SessionId, status: SessionStatus) -> None:
+        match status:
+            case StatusRetry():
+                retry = status.model_copy(update={"message": redact(status.message)})
+                if retry != self.sessions[session]:
+                    self.sessions[session] = retry
+                    attempt = f"attempt {retry.attempt}"
+                    self.changes.append(
+                        Progressed("retry", "waiting", title=retry.message, subtitle=attempt)
+                    )
+            case _:
+                self.sessions[session] = None
+        if session != self.root:
+            return
+        self.idle_seen = isinstance(status, StatusIdle)
+        match status:
+            case StatusRetry():
+                self.retrying = True
+                for text in self.texts.values():
+                    text.kill_open()
+            case StatusBusy():
+                self.retrying = False
+                self.last_error = None
+            case StatusIdle():
+                pass
+
+    def _ask(
+        self, request: PermissionRequest | QuestionRequest, directory: str | None, *, fresh: bool
+    ) -> None:
+        known = self.asked.get(request.id)
+        if known is not None:
+            known.fresh |= fresh
+            return
+        if request.id in self.settled:
+            return
+        newest = self.messages.newest
+        message_id = request.tool.message_id if request.tool else None
+        if message_id is None and request.session_id == self.root and newest:
+            message_id = newest.id
+        call = self._calls.get(request.tool.call_id) if request.tool else None
+        self.asked[request.id] = Asked(interrupted(request, call, directory), message_id, fresh)
+
+    def _settle(self, request_id: RequestId, resolution: Resolution) -> None:
+        self.settled[request_id] = resolution
+        asked = self.asked.pop(request_id, None)
+        if asked is not None and asked.message_id is not None and resolution == "rejected":
+            self._refused.add(asked.message_id)
+
+    def void_requests(self) -> None:
+        """Give up what is still asked: the turn is over."""
+        for request_id in list(self.asked):
+            self._settle(request_id, "void")
+
+    # The store
+
+    def absorb(self, stored: Snapshot, *, final: bool = False) -> None:
+        """Update the state with a snapshot; ``final`` if nothing will follow."""
+        for session, messages in stored.children.items():
+            self.sessions.setdefault(session)
+            for message in messages:
+                for part in message.parts:
+                    if isinstance(part, ToolPart):
+                        self._call(part)
+        if final:
+            self._fresh_messages.clear()
+        self._absorb_messages(self.messages.since_prompt(stored.messages), final=final)
+        if final or not self._status_fresh:
+            self._status(self.root, stored.statuses.get(self.root, StatusIdle()))
+        for child in self.children - set(stored.statuses):
+            self.sessions[child] = None
+        self._absorb_requests(stored)
+        self.session = stored.session or self.session
+        self.needs_reconcile = False
+        for text in self.texts.values():
+            text.frozen = False
+        postponed, self._postponed = self._postponed, {}
+        for events in postponed.values():
+            for event in events:
+                self._hear_message(event)
+
+    def _absorb_messages(self, messages: Sequence[MessageWithParts], *, final: bool) -> None:
+        own = self.messages
+        # In the order of the store it is seen anew what came before somebody else's prompt.
+        overtaken_before, own.overtaken = own.overtaken, False
+        order: dict[Channel, list[str]] = {channel: [] for channel in Channel}
+        for message in messages:
+            if message.info.id not in self._fresh_messages:
+                self._message(message.info, sure=True)
+            answer = own.answers.get(message.info.id)
+            for part in message.parts:
+                self._part(part, stored=True)
+                if answer and not answer.summary and isinstance(part, TextPart | ReasoningPart):
+                    order[Channel(part.type)].append(part.id)
+            if answer and not answer.summary:
+                self._bury(message, final=final)
+        own.overtaken |= overtaken_before
+        if not messages:
+            return
+        stored = [m.info.id for m in messages if m.info.id in own.answers]
+        own.answers = {message_id: own.answers[message_id] for message_id in stored} | own.answers
+        for channel, part_ids in order.items():
+            self.texts[channel].arrange(part_ids)
+            if final:
+                self.texts[channel].kill_open()
+
+    def _bury(self, message: MessageWithParts, *, final: bool) -> None:
+        """Give up text parts that the store shows as unfinished and that will stay so.
+
+        Those of a message that OpenCode never completed, because it died, keep what was emitted.
+        """
+        completed = message.info.time.completed is not None
+        starts = [i for i, part in enumerate(message.parts) if part.type == "step-start"]
+        latest = (starts or [0])[-1]
+        for place, part in enumerate(message.parts):
+            if not isinstance(part, TextPart | ReasoningPart) or ended(part):
+                continue
+            text = self.texts[Channel(part.type)]
+            if place < latest or (completed and not part.text):
+                text.kill([part.id])
+            elif completed:
+                # Before 1.2 a text is stored as it grows, and an abort does not end it.
+                text.end(part)
+        if final and not completed:
+            for text in self.texts.values():
+                text.keep_open(message.info.id)
+
+    def _absorb_requests(self, stored: Snapshot) -> None:
+        requests = [
+            request
+            for request in (*(stored.permissions or ()), *(stored.questions or ()))
+            if request.session_id in self.sessions
+        ]
+        pending = {request.id for request in requests}
+        known = {"permission": stored.permissions, "question": stored.questions}
+        for request_id, asked in list(self.asked.items()):
+            listed = known[asked.interrupt.type] is not None
+            if listed and request_id not in pending and not asked.fresh:
+                self._settle(request_id, "void")
+        for request in requests:
+            self._ask(request, stored.directory, fresh=False)
