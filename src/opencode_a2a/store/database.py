@@ -13,7 +13,7 @@ import queue
 import sqlite3
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar
 import sqlalchemy as sa
 import structlog
 from sqlalchemy import event
-from sqlalchemy.engine import URL, Connection, make_url
+from sqlalchemy.engine import Connection, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool, QueuePool
 
@@ -39,7 +39,43 @@ BUSY_SECONDS = 1.5
 the one before it as well; whoever sent it has an answer within 5 s all the same. A reader does
 not wait: the write-ahead log has its own copy for it."""
 T = TypeVar("T")
-_LOOK = sa.select(*(sa.select(table).exists() for table in metadata.sorted_tables))
+
+
+class Prepared:
+    """A statement that runs often: compiled once for a driver, and run by the driver itself.
+
+    SQLAlchemy's own execution costs eight times what SQLite needs for a small statement (730
+    against 90 µs for the five statements of an admission).
+    """
+
+    def __init__(self, sql: str) -> None:
+        self._text = sa.text(sql)
+        self._compiled: dict[str, tuple[str, Sequence[str] | None]] = {}
+        """By driver: its spelling, and the names of the values where it takes them by place."""
+
+    def run(self, connection: Connection, values: Mapping[str, object]) -> Any:
+        """Run it in the transaction of the connection; return the driver's cursor."""
+        sql, order = self._compile(connection)
+        cursor = connection.connection.cursor()
+        cursor.execute(sql, values if order is None else [values[name] for name in order])
+        return cursor
+
+    def run_many(self, connection: Connection, rows: Sequence[Mapping[str, object]]) -> None:
+        if rows:
+            sql, order = self._compile(connection)
+            cursor = connection.connection.cursor()
+            cursor.executemany(
+                sql, rows if order is None else [[row[name] for name in order] for row in rows]
+            )
+
+    def _compile(self, connection: Connection) -> tuple[str, Sequence[str] | None]:
+        dialect = connection.dialect
+        found = self._compiled.get(dialect.driver)
+        if found is None:
+            made = self._text.compile(dialect=dialect)
+            order = made.positiontup if made.positional else None
+            found = self._compiled[dialect.driver] = (made.string, order)
+        return found
 
 
 class MovedError(SQLAlchemyError):
@@ -62,21 +98,26 @@ class EarlierDatabaseError(DatabaseError):
 
 
 @dataclass(slots=True)
-class _Job:
+class _Call:
+    """A function that the writer thread is to run, and who waits for its result."""
+
     fn: Callable[[Connection], Any]
     done: asyncio.Future[Any]
 
 
-_Result = tuple[_Job, Any, Exception | None]
+_Result = tuple[_Call, Any, Exception | None]
 
 
 class Database:
     """An open database, from ``async with`` to its end."""
 
     def __init__(self, url: str) -> None:
-        self._url = _normalised(url)
+        parsed = make_url(url)
+        # Names of asynchronous drivers are understood; the driver is the synchronous one.
+        sqlite = parsed.drivername.startswith("sqlite")
+        self._url = parsed.set(drivername="sqlite") if sqlite else parsed
         self._memory = self._url.database in (None, "", ":memory:")
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="store-writer", daemon=True)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="store-reader")
         self._lock: int | None = None
@@ -108,7 +149,7 @@ class Database:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._jobs.put(None)
+        self._calls.put(None)
         await asyncio.to_thread(self._thread.join)
         self._readers.shutdown()
         self._read_engine.dispose()
@@ -150,16 +191,29 @@ class Database:
 
     async def read(self, fn: Callable[[Connection], T], operation: str = "loading") -> T:
         """Run ``fn`` on a connection of its own, beside the writer."""
+
+        def read() -> T:
+            self._check_place()
+            with self._read_engine.connect() as connection:
+                return fn(connection)
+
         try:
             if self._memory:
                 return await self.post(fn)
-            return await self._loop.run_in_executor(self._readers, self._read, fn)
+            return await self._loop.run_in_executor(self._readers, read)
         except self._failures as error:
             raise _unavailable(operation, error) from None
 
     async def check(self) -> None:
         """Raise StoreUnavailableError unless the database takes a write now."""
-        await self.write(_touch, "checking")
+
+        def touch(connection: Connection) -> None:
+            """Write something small, and look into every table."""
+            connection.execute(sa.text("UPDATE schema_version SET checked = checked + 1"))
+            tables = metadata.sorted_tables
+            connection.execute(sa.select(*(sa.select(table).exists() for table in tables)))
+
+        await self.write(touch, "checking")
 
     def _check_place(self) -> None:
         """Raise unless the file is the one that was opened; an open file can be moved away."""
@@ -172,62 +226,59 @@ class Database:
         if not os.path.samestat(now, self._file):
             raise MovedError
 
-    def _read(self, fn: Callable[[Connection], T]) -> T:
-        self._check_place()
-        with self._read_engine.connect() as connection:
-            return fn(connection)
-
     def post(self, fn: Callable[[Connection], T]) -> asyncio.Future[T]:
-        """Have ``fn`` written; the future says how it went, in the driver's words."""
-        job = _Job(fn, self._loop.create_future())
-        self._jobs.put(job)
-        return job.done
+        """Have ``fn`` written; the future holds its result, or the driver's own error."""
+        call = _Call(fn, self._loop.create_future())
+        self._calls.put(call)
+        return call.done
 
     def _work(self) -> None:
+        """Run the calls that wait, as many as there are in one transaction; in the thread."""
         connection: Connection | None = None
-        while jobs := self._waiting():
+        while calls := self._next_calls():
             try:
                 self._check_place()
                 connection = connection or self._engine.connect()
-                results = _transact(connection, jobs)
+                results = _transact(connection, calls)
             except self._failures as error:
-                results: list[_Result] = [(job, None, error) for job in jobs]
+                results: list[_Result] = [(call, None, error) for call in calls]
             self._loop.call_soon_threadsafe(_deliver, results)
-            if connection and not self._memory and any(self._broken(e) for *_, e in results):
+            # A failure may be the connection's: the next write then gets a new one.
+            broken = any(
+                isinstance(error, self._failures) and not isinstance(error, MovedError)
+                for *_, error in results
+            )
+            if connection and broken and not self._memory:
                 connection.close()
                 connection = None
         if connection:
             connection.close()
 
-    def _broken(self, error: Exception | None) -> bool:
-        """Whether a failure may be the connection's: the next write then gets a new one."""
-        return isinstance(error, self._failures) and not isinstance(error, MovedError)
-
-    def _waiting(self) -> list[_Job]:
-        """Wait for a job, and take all others that are there by then; empty at the end."""
-        jobs: list[_Job] = []
-        while not jobs or not self._jobs.empty():
-            job = self._jobs.get()
-            if job is None:
-                if jobs:
-                    self._jobs.put(None)
+    def _next_calls(self) -> list[_Call]:
+        """Wait for a call, and take all others that are there by then; empty at the end."""
+        calls: list[_Call] = []
+        while not calls or not self._calls.empty():
+            call = self._calls.get()
+            if call is None:
+                if calls:
+                    self._calls.put(None)
                 break
-            jobs.append(job)
-        return jobs
+            calls.append(call)
+        return calls
 
 
-def _transact(connection: Connection, jobs: list[_Job]) -> list[_Result]:
-    """Run all jobs in one transaction; if one of them fails, each in its own.
+def _transact(connection: Connection, calls: list[_Call]) -> list[_Result]:
+    """Run all calls in one transaction; if one of them fails, each in its own.
 
     If the database is locked, it is for all of them: they must not wait one after the other.
     """
     try:
         with connection.begin():
-            return [(job, job.fn(connection), None) for job in jobs]
-    except Exception as error:  # a job may raise anything: it belongs to whoever waits for it
-        if len(jobs) == 1 or _locked(error):
-            return [(job, None, error) for job in jobs]
-    return [result for job in jobs for result in _transact(connection, [job])]
+            return [(call, call.fn(connection), None) for call in calls]
+    except Exception as error:  # a call may raise anything: it belongs to whoever waits for it
+        if len(calls) == 1 or _locked(error):
+            return [(call, None, error) for call in calls]
+    return [result for call in calls for result in _transact(connection, [call])]
 
 
 def _locked(error: Exception) -> bool:
@@ -239,26 +290,13 @@ def _locked(error: Exception) -> bool:
 
 
 def _deliver(results: list[_Result]) -> None:
-    for job, value, error in results:
-        if job.done.done():
+    for call, value, error in results:
+        if call.done.done():
             continue
         if error is None:
-            job.done.set_result(value)
+            call.done.set_result(value)
         else:
-            job.done.set_exception(error)
-
-
-def _touch(connection: Connection) -> None:
-    """Write something small, and look into every table."""
-    connection.execute(sa.text("UPDATE schema_version SET checked = checked + 1"))
-    connection.execute(_LOOK)
-
-
-def _normalised(url: str) -> URL:
-    parsed = make_url(url)
-    if parsed.drivername.startswith("sqlite"):
-        return parsed.set(drivername="sqlite")
-    return parsed
+            call.done.set_exception(error)
 
 
 def _prepare(connection: Any, _record: object) -> None:

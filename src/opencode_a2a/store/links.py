@@ -10,49 +10,33 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.ids import ContextId, Principal, SessionId
-from opencode_a2a.store.prepared import Prepared
+from opencode_a2a.store.database import Prepared
 from opencode_a2a.store.schema import links, owners
 
-_PLACE = (
-    links.c.principal == sa.bindparam("who"),
-    links.c.context_id == sa.bindparam("context"),
-    links.c.place == sa.bindparam("where"),
-)
-_SESSION = owners.c.session_id == sa.bindparam("session")
-_LINKED = Prepared(sa.select(links.c.session_id).where(*_PLACE))
-_RELINK = Prepared(
-    links.update()
-    .where(*_PLACE)
-    .values(session_id=sa.bindparam("session"), updated_at=sa.bindparam("now"))
+_LINKED = Prepared(
+    "SELECT session_id FROM links"
+    " WHERE principal = :principal AND context_id = :context_id AND place = :place"
 )
 _LINK = Prepared(
-    links.insert().values(
-        principal=sa.bindparam("who"),
-        context_id=sa.bindparam("context"),
-        place=sa.bindparam("where"),
-        session_id=sa.bindparam("session"),
-        updated_at=sa.bindparam("now"),
-    )
-)
-_REOWN = Prepared(
-    owners.update()
-    .where(_SESSION)
-    .values(principal=sa.bindparam("who"), claimed_until=sa.bindparam("until"))
+    "INSERT INTO links (principal, context_id, place, session_id, updated_at)"
+    " VALUES (:principal, :context_id, :place, :session_id, :now)"
+    " ON CONFLICT (principal, context_id, place)"
+    " DO UPDATE SET session_id = excluded.session_id, updated_at = excluded.updated_at"
 )
 _OWN = Prepared(
-    owners.insert().values(
-        session_id=sa.bindparam("session"),
-        principal=sa.bindparam("who"),
-        claimed_until=sa.bindparam("until"),
-    )
+    "INSERT INTO owners (session_id, principal, claimed_until)"
+    " VALUES (:session_id, :principal, :until)"
+    " ON CONFLICT (session_id)"
+    " DO UPDATE SET principal = excluded.principal, claimed_until = excluded.claimed_until"
 )
-_OWNER = Prepared(sa.select(owners.c.principal, owners.c.claimed_until).where(_SESSION))
+_OWNER = Prepared("SELECT principal, claimed_until FROM owners WHERE session_id = :session_id")
 
 
 def linked(
     connection: Connection, principal: Principal, context_id: ContextId, place: str
 ) -> SessionId | None:
-    found = _LINKED.first(connection, who=principal, context=context_id, where=place)
+    values = {"principal": principal, "context_id": context_id, "place": place}
+    found = _LINKED.run(connection, values).fetchone()
     return SessionId(found[0]) if found else None
 
 
@@ -65,30 +49,21 @@ def link(
     now: int,
 ) -> None:
     """Let a context use a session, which then belongs to the principal."""
-    values = {
-        "who": principal,
-        "context": context_id,
-        "where": place,
-        "session": session_id,
-        "now": now,
-    }
-    if _RELINK.run(connection, **values) == 0:
-        _LINK.run(connection, **values)
+    where = {"principal": principal, "context_id": context_id, "place": place}
+    _LINK.run(connection, {**where, "session_id": session_id, "now": now})
     own(connection, principal, session_id)
 
 
 def own(
     connection: Connection, principal: Principal, session_id: SessionId, until: int | None = None
 ) -> None:
-    """Write down that a session belongs to a principal: for good, or until a time."""
-    values = {"session": session_id, "who": principal, "until": until}
-    if _REOWN.run(connection, **values) == 0:
-        _OWN.run(connection, **values)
+    """Note that a session belongs to a principal: for good, or until a time."""
+    _OWN.run(connection, {"session_id": session_id, "principal": principal, "until": until})
 
 
 def owner(connection: Connection, session_id: SessionId, now: int) -> Principal | None:
     """Return whom a session belongs to, or who has claimed it at the moment."""
-    row = _OWNER.first(connection, session=session_id)
+    row = _OWNER.run(connection, {"session_id": session_id}).fetchone()
     if row is None or (row[1] is not None and row[1] <= now):
         return None
     return Principal(row[0])

@@ -148,12 +148,9 @@ def load_task(row: TaskRow) -> TaskState:
     """Build a task from its row; without the archive it has a status and nothing else."""
     state = TaskState(ref_of(row))
     state.status = load_status(row.status)
-    if row.archive is not None:
-        _unpack(state, orjson.loads(row.archive))
-    return state
-
-
-def _unpack(state: TaskState, fields: _Fields) -> None:
+    if row.archive is None:
+        return state
+    fields: _Fields = orjson.loads(row.archive)
     state.seq = fields["seq"]
     state.epochs = fields["epochs"]
     state.history = [Message.load(message) for message in fields["history"]]
@@ -164,6 +161,7 @@ def _unpack(state: TaskState, fields: _Fields) -> None:
     state.diff = _diff(fields["diff"]) if fields["diff"] else None
     state.artifacts = dict.fromkeys(fields["artifacts"])
     state.settled = {one["request_id"]: Resumed(**one) for one in fields["settled"]}
+    return state
 
 
 def ref_of(row: TaskRow) -> TaskRef:

@@ -409,8 +409,16 @@ class TaskService:
         after = _read_token(query.token) if query.token else None
 
         def read(connection: Connection) -> tuple[list[TaskRow], int]:
-            which = rows.Filter(principal, query.context_id, query.state, query.since)
-            return rows.page(connection, which, after, query.size + 1, whole)
+            return rows.page(
+                connection,
+                principal,
+                context_id=query.context_id,
+                state=query.state,
+                since=query.since,
+                after=after,
+                most=query.size + 1,
+                brief=not whole,
+            )
 
         found, total = await self._database.read(read)
         tasks: list[TaskState] = []
