@@ -22,13 +22,13 @@ from typing import Literal
 
 import orjson
 
+from opencode_a2a.config import OpenCodeSettings
 from opencode_a2a.errors import UpstreamError
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import ModelRef, RequestId, SessionId
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.feed import Frames
-from opencode_a2a.opencode.launch import Launch
-from opencode_a2a.opencode.process import ManagedOpenCode
+from opencode_a2a.opencode.managed import ManagedOpenCode
 from opencode_a2a.opencode.types import (
     CommandCall,
     FileInput,
@@ -523,16 +523,15 @@ async def _record(
 ) -> tuple[str, list[str]]:
     failed: list[str] = []
     async with DemoModel() as model:
-        launch = Launch(
-            environment=os.environ,
-            command=command,
-            startup_timeout=90,
+        managed = ManagedOpenCode(
+            OpenCodeSettings(command=command, startup_timeout=90),
+            os.environ,
+            config={**opencode_config(model.url), **CONFIG},
             state=workspace.parent / "state",
             directory=workspace,
-            config={**opencode_config(model.url), **CONFIG},
         )
         async with (
-            ManagedOpenCode(launch) as managed,
+            managed,
             OpenCode(managed.url, password=managed.password) as opencode,
         ):
             recorder = Recorder()

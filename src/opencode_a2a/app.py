@@ -37,15 +37,15 @@ from opencode_a2a.events import JsonObject
 from opencode_a2a.extensions import EXTENSIONS
 from opencode_a2a.extensions.call import Deps
 from opencode_a2a.extensions.dispatch import Dispatcher
-from opencode_a2a.opencode import versions
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.feed import Feed
-from opencode_a2a.opencode.launch import passed_environment
-from opencode_a2a.opencode.process import (
-    Launch,
+from opencode_a2a.opencode.managed import (
     ManagedOpenCode,
-    OpenCodeStartError,
+    passed_environment,
+    too_old,
+    untested,
 )
+from opencode_a2a.opencode.process import OpenCodeStartError
 from opencode_a2a.opencode.types import Agent, McpServer
 from opencode_a2a.peers.network import EgressError, Fetch, Fetcher, FetchResult
 from opencode_a2a.peers.tool import SERVER, PeerTool
@@ -456,9 +456,9 @@ async def _trouble(opencode: OpenCode, settings: Settings) -> str | None:
                 "OPENCODE_SERVER_PASSWORD that it was started with."
             )
         return f"{where} does not work: {error.message}. Version 1.1 or later is needed."
-    if reason := versions.refusal(version):
+    if reason := too_old(version):
         raise OpenCodeStartError(f"{where} cannot be used: {reason}")
-    if doubt := versions.doubt(version):
+    if doubt := untested(version):
         log.warning(doubt)
     return None
 
@@ -613,17 +613,16 @@ async def _upstream(settings: Settings) -> AsyncGenerator[Upstream]:
             workers = dict.fromkeys((*WORKERS, own.agent or "build"))
             agents: JsonObject = {name: {"permission": asks} for name in workers}
             config |= {"permission": asks, "agent": agents}
-        launch = Launch(
-            environment=_opencode_environment(settings),
-            command=own.command,
-            host=own.managed_server_host,
-            port=own.managed_server_port,
-            startup_timeout=own.startup_timeout,
-            state=settings.a2a.state_dir / "opencode" if settings.a2a.demo else None,
-            directory=settings.workspace,
-            config=config,
+        managed = await stack.enter_async_context(
+            ManagedOpenCode(
+                own,
+                _opencode_environment(settings),
+                config=config,
+                state=settings.a2a.state_dir / "opencode" if settings.a2a.demo else None,
+                directory=settings.workspace,
+                record=record,
+            )
         )
-        managed = await stack.enter_async_context(ManagedOpenCode(launch, record))
         yield Upstream(managed.url, managed.username, managed.password, managed, managed.version)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from opencode_a2a.events import JsonObject
 from opencode_a2a.opencode.client import OpenCode
-from opencode_a2a.opencode.launch import USERNAME
+from opencode_a2a.opencode.managed import USERNAME
 from tests.conftest import make_repository
 from tests.support import mcp_echo
 from tests.support.backstage import Backstage

@@ -21,7 +21,7 @@ from opencode_a2a.config import load
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import RequestId
 from opencode_a2a.opencode.client import Location, OpenCode
-from opencode_a2a.opencode.launch import USERNAME
+from opencode_a2a.opencode.managed import USERNAME
 from tests.live.conftest import Serve
 from tests.support.answers import RefusedError, Task, Update
 from tests.support.backstage import Backstage, script

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from opencode_a2a.config import OpenCodeSettings
 from opencode_a2a.errors import (
     SessionNotFoundError,
     UpstreamHttpError,
@@ -17,8 +18,7 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.ids import MessageId, RequestId, SessionId, new_message_id
 from opencode_a2a.opencode.client import Location, OpenCode
-from opencode_a2a.opencode.launch import Launch
-from opencode_a2a.opencode.process import ManagedOpenCode
+from opencode_a2a.opencode.managed import ManagedOpenCode
 from opencode_a2a.opencode.types import (
     ArchiveTime,
     McpServer,
@@ -61,15 +61,14 @@ def here(repository: Path) -> Location:
 async def managed(
     opencode_command: str, repository: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[ManagedOpenCode]:
-    launch = Launch(
-        environment=os.environ,
-        command=opencode_command,
-        startup_timeout=60,
+    managed = ManagedOpenCode(
+        OpenCodeSettings(command=opencode_command, startup_timeout=60),
+        os.environ,
+        config={"share": "disabled", "autoupdate": False},
         state=tmp_path_factory.mktemp("state"),
         directory=repository,
-        config={"share": "disabled", "autoupdate": False},
     )
-    async with ManagedOpenCode(launch) as managed:
+    async with managed:
         yield managed
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from opencode_a2a.opencode.launch import free_port
+from opencode_a2a.opencode.managed import free_port
 from tests.support.backstage import Backstage, script
 from tests.support.program import Program
 from tests.support.service import TOKEN, serving, settings_for, variables_for

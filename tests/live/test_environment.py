@@ -9,10 +9,10 @@ import httpx2
 import orjson
 import pytest
 
+from opencode_a2a.config import OpenCodeSettings
 from opencode_a2a.events import JsonObject
 from opencode_a2a.opencode.client import Location, OpenCode
-from opencode_a2a.opencode.launch import USERNAME, Launch, passed_environment
-from opencode_a2a.opencode.process import ManagedOpenCode
+from opencode_a2a.opencode.managed import USERNAME, ManagedOpenCode, passed_environment
 from opencode_a2a.opencode.types import Prompt, SessionDraft, ShellCall, TextInput
 from opencode_a2a_demo.server import DemoModel, opencode_config
 from tests.support.backstage import script
@@ -103,21 +103,19 @@ async def test_no_program_that_opencode_starts_inherits_its_password(
         "lsp": {"noting": {"command": [*noting("lsp")], "extensions": [".txt"]}},
         "formatter": {"noting": {"command": [*noting("formatter")], "extensions": [".txt"]}},
     }
-    launch = Launch(
-        environment=passed_environment(os.environ),
-        command=opencode_command,
-        startup_timeout=60,
-        state=tmp_path / "state",
-        directory=workspace,
-        config=config,
-    )
     at = Location(str(workspace))
     write: JsonObject = {
         "tool": "write",
         "input": {"filePath": str(workspace / "a.txt"), "content": "a"},
     }
     async with (
-        ManagedOpenCode(launch) as managed,
+        ManagedOpenCode(
+            OpenCodeSettings(command=opencode_command, startup_timeout=60),
+            passed_environment(os.environ),
+            config=config,
+            state=tmp_path / "state",
+            directory=workspace,
+        ) as managed,
         OpenCode(managed.url, password=managed.password) as opencode,
         httpx2.AsyncClient(base_url=managed.url, trust_env=False) as http,
     ):

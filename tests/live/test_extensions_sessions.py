@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.opencode.client import Location, OpenCode
-from opencode_a2a.opencode.launch import USERNAME
+from opencode_a2a.opencode.managed import USERNAME
 from opencode_a2a.opencode.types import SessionDraft
 from tests.support.answers import Task
 from tests.support.backstage import Backstage, script

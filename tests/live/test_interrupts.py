@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from opencode_a2a.ids import RequestId, SessionId
 from opencode_a2a.opencode.client import Location, OpenCode
-from opencode_a2a.opencode.launch import USERNAME
+from opencode_a2a.opencode.managed import USERNAME
 from tests.live.conftest import Serve
 from tests.support.answers import RefusedError, Task, Wire
 from tests.support.backstage import Backstage, script

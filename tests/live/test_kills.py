@@ -21,7 +21,7 @@ import pytest
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.client import OpenCode
-from opencode_a2a.opencode.launch import USERNAME
+from opencode_a2a.opencode.managed import USERNAME
 from tests.support.answers import Task, Update, fold
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller

@@ -16,7 +16,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from opencode_a2a.opencode.launch import free_port
+from opencode_a2a.opencode.managed import free_port
 from opencode_a2a.opencode.process import marked_processes
 from tests.support.answers import RefusedError, Wire, fold
 from tests.support.backstage import Backstage, script

@@ -15,7 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from opencode_a2a.events import JsonObject
-from opencode_a2a.opencode.launch import free_port
+from opencode_a2a.opencode.managed import free_port
 from tests.support.answers import Task
 from tests.support.backstage import Backstage, script
 from tests.support.caller import PATIENCE, Caller

@@ -4,20 +4,16 @@ import asyncio
 import os
 import signal
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from opencode_a2a.config import OpenCodeSettings
 from opencode_a2a.errors import UpstreamError
 from opencode_a2a.events import JsonObject
-from opencode_a2a.opencode import versions
 from opencode_a2a.opencode.client import Location, OpenCode
-from opencode_a2a.opencode.launch import Launch, OpenCodeStartError
-from opencode_a2a.opencode.process import (
-    ManagedOpenCode,
-    marked_processes,
-)
+from opencode_a2a.opencode.managed import ManagedOpenCode, untested
+from opencode_a2a.opencode.process import OpenCodeStartError, marked_processes
 from opencode_a2a.opencode.types import Session, SessionDraft, ShellCall
 from tests.support.heard import listening
 
@@ -25,20 +21,19 @@ pytestmark = pytest.mark.live
 
 
 @pytest.fixture
-def launch(opencode_command: str, tmp_path: Path) -> Launch:
-    return configured(opencode_command, tmp_path, {"share": "disabled"})
+def workspace(tmp_path: Path) -> Path:
+    made = tmp_path / "workspace"
+    made.mkdir()
+    return made
 
 
-def configured(command: str, path: Path, config: JsonObject) -> Launch:
-    workspace = path / "workspace"
-    workspace.mkdir()
-    return Launch(
-        environment=os.environ,
-        command=command,
-        startup_timeout=60,
-        state=path / "state",
+def managed_in(workspace: Path, command: str, config: JsonObject | None = None) -> ManagedOpenCode:
+    return ManagedOpenCode(
+        OpenCodeSettings(command=command, startup_timeout=60),
+        os.environ,
+        config=config or {"share": "disabled"},
+        state=workspace.parent / "state",
         directory=workspace,
-        config=config,
     )
 
 
@@ -61,8 +56,8 @@ def ours() -> list[int]:
     return sorted(_marked() - _others)
 
 
-async def session_in(opencode: OpenCode, launch: Launch) -> Session:
-    at = Location(str(launch.directory))
+async def session_in(opencode: OpenCode, workspace: Path) -> Session:
+    at = Location(str(workspace))
     return await opencode.create_session(SessionDraft(title="T"), at=at)
 
 
@@ -75,17 +70,19 @@ async def run_for_ever(opencode: OpenCode, session: Session) -> None:
         return
 
 
-async def test_a_dead_opencode_is_started_again_at_the_same_address(launch: Launch) -> None:
+async def test_a_dead_opencode_is_started_again_at_the_same_address(
+    workspace: Path, opencode_command: str
+) -> None:
     async with (
         asyncio.timeout(120),
-        ManagedOpenCode(launch) as managed,
+        managed_in(workspace, opencode_command) as managed,
         OpenCode(managed.url, password=managed.password) as opencode,
         asyncio.TaskGroup() as group,
     ):
         restarted = asyncio.Event()
         managed.on_restart.append(restarted.set)
         first, address = managed.pid, managed.url
-        session = await session_in(opencode, launch)
+        session = await session_in(opencode, workspace)
         async with listening(opencode) as heard:
             group.create_task(run_for_ever(opencode, session))
             await heard.until(b"under way")
@@ -95,7 +92,7 @@ async def test_a_dead_opencode_is_started_again_at_the_same_address(launch: Laun
         os.kill(first, signal.SIGKILL)
         await restarted.wait()
 
-        assert versions.doubt(managed.version) is None
+        assert untested(managed.version) is None
         assert managed.running
         assert managed.pid != first
         assert managed.url == address
@@ -108,27 +105,33 @@ async def test_a_dead_opencode_is_started_again_at_the_same_address(launch: Laun
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("wrapped", [True, False], ids=["launcher", "program"])
 async def test_a_launcher_that_still_shows_the_password_is_warned_of(
-    launch: Launch, tmp_path: Path, caplog: pytest.LogCaptureFixture, wrapped: bool
+    workspace: Path,
+    opencode_command: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    wrapped: bool,
 ) -> None:
     if wrapped:
         launcher = tmp_path / "launcher"
-        launcher.write_text(f'#!/bin/sh\n"{launch.command}" "$@"\n:\n')
+        launcher.write_text(f'#!/bin/sh\n"{opencode_command}" "$@"\n:\n')
         launcher.chmod(0o755)
-        launch = replace(launch, command=str(launcher))
+        opencode_command = str(launcher)
 
-    async with asyncio.timeout(120), ManagedOpenCode(launch):
+    async with asyncio.timeout(120), managed_in(workspace, opencode_command):
         pass
 
     assert ("set OPENCODE_COMMAND to the OpenCode program itself" in caplog.text) is wrapped
 
 
-async def test_nothing_is_left_after_a_stop_in_the_middle_of_a_tool(launch: Launch) -> None:
+async def test_nothing_is_left_after_a_stop_in_the_middle_of_a_tool(
+    workspace: Path, opencode_command: str
+) -> None:
     async with asyncio.timeout(120), asyncio.TaskGroup() as group:
         async with (
-            ManagedOpenCode(launch) as managed,
+            managed_in(workspace, opencode_command) as managed,
             OpenCode(managed.url, password=managed.password) as opencode,
         ):
-            session = await session_in(opencode, launch)
+            session = await session_in(opencode, workspace)
             async with listening(opencode) as heard:
                 work = group.create_task(run_for_ever(opencode, session))
                 await heard.until(b"under way")
@@ -139,12 +142,12 @@ async def test_nothing_is_left_after_a_stop_in_the_middle_of_a_tool(launch: Laun
 
 
 async def test_an_invalid_configuration_is_a_start_error_that_names_it(
-    opencode_command: str, tmp_path: Path
+    workspace: Path, opencode_command: str
 ) -> None:
-    launch = configured(opencode_command, tmp_path, {"model": 5})
+    managed = managed_in(workspace, opencode_command, {"model": 5})
 
     with pytest.raises(OpenCodeStartError) as caught:
-        async with ManagedOpenCode(launch):
+        async with managed:
             pass
 
     assert "OPENCODE_CONFIG_CONTENT: model:" in caught.value.reason

@@ -19,7 +19,7 @@ import httpx2
 import pytest
 
 from bench.systems import install_adapter
-from opencode_a2a.opencode.launch import free_port
+from opencode_a2a.opencode.managed import free_port
 from tests.support.answers import RefusedError
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from opencode_a2a.events import JsonObject
-from opencode_a2a.opencode.launch import USERNAME
+from opencode_a2a.opencode.managed import USERNAME
 from tests.conftest import ASKING, make_repository
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller

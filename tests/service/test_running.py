@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from opencode_a2a.opencode.launch import free_port
+from opencode_a2a.opencode.managed import free_port
 from tests.support.answers import RefusedError, Wire
 from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode

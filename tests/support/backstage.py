@@ -12,8 +12,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from opencode_a2a.config import OpenCodeSettings
 from opencode_a2a.events import JsonObject
-from opencode_a2a.opencode.process import Launch, ManagedOpenCode
+from opencode_a2a.opencode.managed import ManagedOpenCode
 from opencode_a2a_demo.script import enclose
 from opencode_a2a_demo.server import DemoModel, opencode_config
 
@@ -34,7 +35,7 @@ class Backstage:
         self._config = config
         self.workspace = workspace
         self.model = DemoModel()
-        self.opencode = ManagedOpenCode(Launch(environment={}))
+        self.opencode = ManagedOpenCode(OpenCodeSettings(), {})
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="backstage")
 
@@ -95,15 +96,13 @@ class Backstage:
 
     async def _start(self) -> None:
         await self.model.__aenter__()
-        launch = Launch(
-            environment=os.environ,
-            command=self._command,
-            startup_timeout=90,
+        self.opencode = ManagedOpenCode(
+            OpenCodeSettings(command=self._command, startup_timeout=90),
+            os.environ,
+            config={**opencode_config(self.model.url), **self._config},
             state=self._state,
             directory=self.workspace,
-            config={**opencode_config(self.model.url), **self._config},
         )
-        self.opencode = ManagedOpenCode(launch)
         await self.opencode.__aenter__()
 
     async def _stop(self) -> None:

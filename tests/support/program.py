@@ -16,7 +16,7 @@ from typing import Any, Self
 import httpx2
 import orjson
 
-from opencode_a2a.opencode.launch import free_port
+from opencode_a2a.opencode.managed import free_port
 from opencode_a2a.opencode.process import marked_processes
 from tests.support.service import TOKEN
 

@@ -16,18 +16,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencode_a2a.app import managed_record
-from opencode_a2a.config import VARIABLES, Settings, TaskSettings
+from opencode_a2a.config import VARIABLES, OpenCodeSettings, Settings, TaskSettings
 from opencode_a2a.events import JsonObject
-from opencode_a2a.opencode import versions
-from opencode_a2a.opencode.launch import (
-    Launch,
-    OpenCodeStartError,
+from opencode_a2a.opencode.managed import (
+    QUALIFIED,
+    ManagedOpenCode,
     find_command,
     free_port,
     passed_environment,
+    too_old,
+    untested,
 )
-from opencode_a2a.opencode.process import ManagedOpenCode, listening_url, marked_processes
-from opencode_a2a.opencode.survivor import Claim, Record, birth
+from opencode_a2a.opencode.process import (
+    Claim,
+    OpenCodeStartError,
+    Record,
+    birth,
+    listening_url,
+    marked_processes,
+)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +54,7 @@ def test_the_url_is_read_from_the_line_about_it(line: str, url: str | None) -> N
 
 @pytest.mark.parametrize("version", ["0.18.1", "1.0.0", "v1.0.185"])
 def test_a_version_that_is_too_old_is_refused_by_name(version: str) -> None:
-    refused = versions.refusal(version)
+    refused = too_old(version)
 
     assert refused is not None
     assert refused.startswith(f"OpenCode {version} is too old: version 1.1 or later is needed; ")
@@ -58,7 +65,7 @@ def test_a_version_that_is_too_old_is_refused_by_name(version: str) -> None:
     [
         ("1.1.0", True),
         ("1.9.10", True),
-        (versions.QUALIFIED, True),
+        (QUALIFIED, True),
         ("1.18.34", False),
         ("1.100.0", False),
         ("2.0.0", False),
@@ -66,8 +73,8 @@ def test_a_version_that_is_too_old_is_refused_by_name(version: str) -> None:
     ],
 )
 def test_a_version_newer_than_the_last_qualified_is_doubted(version: str, known: bool) -> None:
-    assert versions.refusal(version) is None
-    assert (versions.doubt(version) is None) is known
+    assert too_old(version) is None
+    assert (untested(version) is None) is known
 
 
 def test_a_missing_command_is_an_error_with_its_remedy() -> None:
@@ -136,13 +143,14 @@ def test_the_environment_has_its_own_directories_and_merged_configuration(
 ) -> None:
     given: JsonObject = {"model": "a/b", "mcp": {"x": {"enabled": False}}, "plugin": ["theirs"]}
     theirs = orjson.dumps(given).decode()
-    launch = Launch(
-        environment={"PATH": "/bin", "HOME": "/root", "OPENCODE_CONFIG_CONTENT": theirs},
+    managed = ManagedOpenCode(
+        OpenCodeSettings(),
+        {"PATH": "/bin", "HOME": "/root", "OPENCODE_CONFIG_CONTENT": theirs},
         state=tmp_path,
         config={"share": "disabled", "mcp": {"bridge": {"type": "remote"}}},
     )
 
-    variables = launch.variables("secret", "1.abc")
+    variables = managed.variables()
 
     config = orjson.loads(variables.pop("OPENCODE_CONFIG_CONTENT"))
     first, withholding = config.pop("plugin")
@@ -162,16 +170,17 @@ def test_the_environment_has_its_own_directories_and_merged_configuration(
         "OPENCODE_DISABLE_AUTOUPDATE": "1",
         "OPENCODE_DISABLE_MODELS_FETCH": "1",
         "OPENCODE_SERVER_USERNAME": "opencode",
-        "OPENCODE_SERVER_PASSWORD": "secret",
-        "OPENCODE_A2A_INSTANCE": "1.abc",
+        "OPENCODE_SERVER_PASSWORD": managed.password,
+        "OPENCODE_A2A_INSTANCE": variables["OPENCODE_A2A_INSTANCE"],
     }
+    assert variables["OPENCODE_A2A_INSTANCE"].startswith(f"{os.getpid()}.")
 
 
 def test_a_configuration_that_is_no_json_is_said_so() -> None:
-    launch = Launch(environment={"OPENCODE_CONFIG_CONTENT": "{"}, config={})
+    managed = ManagedOpenCode(OpenCodeSettings(), {"OPENCODE_CONFIG_CONTENT": "{"})
 
     with pytest.raises(OpenCodeStartError) as caught:
-        launch.variables("secret", "1.abc")
+        managed.variables()
 
     assert caught.value.reason.startswith("OPENCODE_CONFIG_CONTENT is not JSON")
 
@@ -203,9 +212,9 @@ def ours() -> list[int]:
     return sorted(_marked() - _others)
 
 
-async def start(launch: Launch) -> OpenCodeStartError:
+async def start(settings: OpenCodeSettings) -> OpenCodeStartError:
     with pytest.raises(OpenCodeStartError) as caught:
-        async with ManagedOpenCode(launch):
+        async with ManagedOpenCode(settings, {}):
             pass
     return caught.value
 
@@ -213,7 +222,7 @@ async def start(launch: Launch) -> OpenCodeStartError:
 async def test_an_early_end_shows_the_command_and_the_last_lines(tmp_path: Path) -> None:
     command = double(tmp_path, "for i in range(60): print('line', i)\nsys.exit(1)")
 
-    error = await start(Launch(environment={}, command=command, port=4999))
+    error = await start(OpenCodeSettings(command=command, managed_server_port=4999))
 
     assert error.reason == "OpenCode ended at once"
     assert error.command == (command, "serve", "--hostname", "127.0.0.1", "--port", "4999")
@@ -225,7 +234,7 @@ async def test_a_start_that_takes_too_long_is_ended_with_its_children(tmp_path: 
     child = "if os.fork() == 0: os.setsid()"
     command = double(tmp_path, f"print('hm', flush=True)\n{child}\ntime.sleep(1000)")
 
-    error = await start(Launch(environment={}, command=command, startup_timeout=2.0))
+    error = await start(OpenCodeSettings(command=command, startup_timeout=2.0))
 
     assert (error.reason, error.output) == (
         "OpenCode was not ready after 2 s; raise OPENCODE_STARTUP_TIMEOUT",
@@ -241,7 +250,7 @@ async def test_a_port_that_was_taken_meanwhile_is_replaced_by_another(tmp_path: 
         f"open({str(record)!r}, 'a').write(sys.argv[-1] + '\\n')\nsys.exit('ServeError')",
     )
 
-    error = await start(Launch(environment={}, command=command))
+    error = await start(OpenCodeSettings(command=command))
 
     assert error.output == ("ServeError",)
     assert len(record.read_text().split()) == 3
@@ -254,7 +263,7 @@ async def test_a_given_port_that_is_taken_is_an_error_at_once(tmp_path: Path) ->
         f"open({str(record)!r}, 'a').write(sys.argv[-1] + '\\n')\nsys.exit('ServeError')",
     )
 
-    await start(Launch(environment={}, command=command, port=4999))
+    await start(OpenCodeSettings(command=command, managed_server_port=4999))
 
     assert record.read_text().split() == ["4999"]
 
@@ -270,7 +279,7 @@ async def test_what_a_killed_owner_left_behind_is_ended_at_the_next_start(tmp_pa
         env={"OPENCODE_A2A_INSTANCE": f"{gone.pid}.abc"},
     )
 
-    await start(Launch(environment={}, command=double(tmp_path, "sys.exit(1)")))
+    await start(OpenCodeSettings(command=double(tmp_path, "sys.exit(1)")))
 
     async with asyncio.timeout(5):
         assert await orphan.wait() == -signal.SIGKILL
@@ -295,9 +304,9 @@ async def start_after(left: Record, directory: Path) -> None:
     file = directory / "managed" / "opencode.json"
     left.write(file)
     assert file.stat().st_mode & 0o077 == 0
-    launch = Launch(environment={}, command=double(directory, "sys.exit(1)"))
+    settings = OpenCodeSettings(command=double(directory, "sys.exit(1)"))
     with pytest.raises(OpenCodeStartError):
-        async with ManagedOpenCode(launch, file):
+        async with ManagedOpenCode(settings, {}, record=file):
             pass
     assert not file.exists()
 
@@ -346,7 +355,7 @@ async def test_an_opencode_with_a_record_is_left_to_whom_the_record_belongs(
     await gone.wait()
     kept = await sleeper(f"{gone.pid}.abc.recorded")
 
-    await start(Launch(environment={}, command=double(tmp_path, "sys.exit(1)")))
+    await start(OpenCodeSettings(command=double(tmp_path, "sys.exit(1)")))
 
     assert birth(kept.pid) is not None
     kept.kill()
@@ -362,10 +371,10 @@ async def test_the_opencode_of_a_service_that_runs_is_left_alone(tmp_path: Path)
     known = {"pid": theirs.pid, "birth": birth(theirs.pid), "url": "http://127.0.0.1:9"}
     Record(marker=marker, password="p").model_copy(update=known).write(file)  # noqa: S106 - none
     written = file.read_bytes()
-    launch = Launch(environment={}, command=double(tmp_path, "sys.exit(1)"))
+    settings = OpenCodeSettings(command=double(tmp_path, "sys.exit(1)"))
 
     with pytest.raises(OpenCodeStartError):
-        async with ManagedOpenCode(launch, file):
+        async with ManagedOpenCode(settings, {}, record=file):
             pass
 
     assert birth(theirs.pid) is not None
@@ -401,12 +410,12 @@ async def test_a_record_that_cannot_be_written_is_an_error_with_its_remedy(
     in_the_way = tmp_path / name
     in_the_way.parent.mkdir(parents=True, exist_ok=True)
     in_the_way.touch()
-    launch = Launch(environment={}, command=double(tmp_path, "sys.exit(1)"))
+    settings = OpenCodeSettings(command=double(tmp_path, "sys.exit(1)"))
 
     with pytest.raises(
         OpenCodeStartError, match=r"cannot write .*; remove what is there"
     ) as caught:
-        async with ManagedOpenCode(launch, tmp_path / "managed" / "opencode.json"):
+        async with ManagedOpenCode(settings, {}, record=tmp_path / "managed" / "opencode.json"):
             pass
 
     assert "\n" not in str(caught.value)
@@ -432,7 +441,7 @@ def test_one_database_is_one_record_however_it_is_written(
 def test_another_terminal_is_no_other_configuration(tmp_path: Path) -> None:
     command = double(tmp_path, "")
     first, second, third = (
-        Launch(environment=environment, command=command).digest()
+        ManagedOpenCode(OpenCodeSettings(command=command), environment).setup()
         for environment in (
             {"SHLVL": "1", "KEY": "a"},
             {"SHLVL": "2", "KEY": "a", "INVOCATION_ID": "x"},
@@ -468,8 +477,8 @@ async def test_an_old_opencode_is_refused_by_name_when_it_is_started(tmp_path: P
     program = tmp_path / "opencode"
     program.write_text(OLD_OPENCODE.format(python=sys.executable))
     program.chmod(0o755)
-    launch = Launch(environment=os.environ, command=str(program), startup_timeout=30)
+    settings = OpenCodeSettings(command=str(program), startup_timeout=30)
 
     with pytest.raises(OpenCodeStartError, match=r"OpenCode 1\.0\.185 is too old: version 1\.1"):
-        async with ManagedOpenCode(launch):
+        async with ManagedOpenCode(settings, os.environ):
             pass

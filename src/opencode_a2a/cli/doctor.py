@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from opencode_a2a.cli.serve import config_option
 from opencode_a2a.config import Settings, SettingsError, database_file, import_hint, load
-from opencode_a2a.opencode import versions
+from opencode_a2a.opencode.managed import too_old, untested
 from opencode_a2a.printable import one_line
 
 
@@ -106,9 +106,9 @@ def check_command(command: str) -> Finding:
 def judge_version(version: str, where: str) -> Finding:
     version = one_line(version)
     found = f"{version} ({where})"
-    if remedy := versions.refusal(version):
+    if remedy := too_old(version):
         return Finding("opencode", found, remedy)
-    return Finding("opencode", found, versions.doubt(version), advice=True)
+    return Finding("opencode", found, untested(version), advice=True)
 
 
 def check_reachable(settings: Settings) -> Finding:

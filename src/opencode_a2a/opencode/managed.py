@@ -1,0 +1,478 @@
+"""A local ``opencode serve`` that belongs to this program: found, started, watched, stopped.
+
+``app`` and the tests open a ``ManagedOpenCode`` and point an ``OpenCode`` client at its URL,
+which stays the same when OpenCode dies and is started again. Nothing of it outlives an orderly
+end, the processes of its tools included, unless it is to be kept. With a record of it on disk,
+the next start takes over an OpenCode that was kept or whose owner was killed. Nothing here knows
+what OpenCode is used for.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import secrets
+import shutil
+import socket
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from subprocess import PIPE
+from typing import Final, Self
+from urllib.parse import urlsplit
+
+import orjson
+
+from opencode_a2a.config import OpenCodeSettings
+from opencode_a2a.errors import (
+    ServiceError,
+    UpstreamError,
+    UpstreamHttpError,
+    UpstreamUnreachableError,
+)
+from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.process import (
+    LAST_WORDS_SECONDS,
+    MARKER,
+    RECORDED,
+    STOP_SECONDS,
+    Claim,
+    OpenCodeProcess,
+    OpenCodeStartError,
+    Record,
+    birth,
+    kill_abandoned,
+    kill_leftovers,
+)
+
+log = logging.getLogger(__name__)
+
+USERNAME: Final = "opencode"
+FIRST_DELAY: Final = 0.5
+LONGEST_DELAY: Final = 30.0
+STEADY_SECONDS: Final = 60.0
+"""An OpenCode that lived this long is started again after the shortest delay."""
+PORT_ATTEMPTS: Final = 3
+HEALTHY_SECONDS: Final = 10.0
+
+OLDEST: Final = (1, 1)
+"""1.0 has neither a health check nor permissions that can be answered."""
+QUALIFIED: Final = "1.18.33"
+"""The newest version that the live tests passed with; see ``tools/qualify.py``."""
+INSTALL: Final = f"`npm install -g opencode-ai@{QUALIFIED}`"
+
+
+# Versions
+
+
+def too_old(version: str) -> str | None:
+    """Return why a version cannot be used, with the remedy; None if it can."""
+    number = _number(version)
+    if number is None or number[:2] >= OLDEST:
+        return None
+    return f"OpenCode {version} is too old: version 1.1 or later is needed; {INSTALL}"
+
+
+def untested(version: str) -> str | None:
+    """Return that a version may not work; None for those up to the last one that was qualified."""
+    number, newest = _number(version), _number(QUALIFIED)
+    if number is not None and newest is not None and number <= newest:
+        return None
+    return (
+        f"OpenCode {version} was not tested with this service; {QUALIFIED} is the newest that was"
+    )
+
+
+def _number(version: str) -> tuple[int, ...] | None:
+    """Return the three numbers of a version; a build of one's own may have any name."""
+    found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", version)
+    return tuple(int(part) for part in found.groups()) if found else None
+
+
+# What OpenCode is started with
+
+_WITHHOLD: Final = Path(__file__).with_name("withhold.js").as_uri()
+_BASIC: Final = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TZ", "TMPDIR", "LANG"),
+    *("LANGUAGE", "LC_*", "XDG_*"),
+)
+"""What no program can do without, whatever else is passed."""
+_OWN: Final = ("A2A_*", "OPENCODE_A2A_*", "OPENCODE_SERVER_USERNAME", "OPENCODE_SERVER_PASSWORD")
+_PASSING: Final = (
+    *("_", "PWD", "OLDPWD", "SHLVL", "TERM*", "COLORTERM", "COLUMNS", "LINES", "WINDOWID"),
+    *("SSH_*", "XDG_SESSION_*", "XDG_RUNTIME_DIR", "DBUS_*", "DISPLAY", "WAYLAND_*", "GPG_TTY"),
+    *("TMUX*", "STY", "VSCODE_*", "INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_*", "NOTIFY_SOCKET"),
+    *("LISTEN_*", "MEMORY_PRESSURE_*", "WATCHDOG_*"),
+)
+"""Variables of one terminal or one run of a unit: another value is no other configuration."""
+
+
+def find_command(command: str, path: str | None = None) -> str:
+    """Return the absolute path of an executable, searched for in ``path``."""
+    found = shutil.which(os.path.expanduser(command), path=path)
+    if found is None:
+        raise OpenCodeStartError(
+            f"OpenCode's command {command!r} was not found; install it with {INSTALL}, "
+            "or set OPENCODE_COMMAND to its path"
+        )
+    return os.path.abspath(found)
+
+
+def free_port(host: str) -> int:
+    """Return a port that was free a moment ago. OpenCode itself would take 4096 for 0."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def passed_environment(
+    source: Mapping[str, str], withheld: Collection[str] = (), only: Sequence[str] = ("*",)
+) -> dict[str, str]:
+    """Return what OpenCode and its tools may see: what matches ``only``, and nothing of ours."""
+    return {
+        name: value
+        for name, value in source.items()
+        if _matches(name, (*only, *_BASIC)) and not _matches(name, _OWN) and name not in withheld
+    }
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _merged(under: Json, over: Json) -> Json:
+    if not (isinstance(under, dict) and isinstance(over, dict)):
+        return over
+    return under | {key: _merged(under.get(key), value) for key, value in over.items()}
+
+
+class ManagedOpenCode:
+    """OpenCode as a child process; ``async with`` starts it and leaves nothing behind.
+
+    ``url``, ``username`` and ``password`` hold for the whole time. When OpenCode dies it is
+    started again, and every function in ``on_restart`` is called: what ran in it is lost,
+    and has to be compared with what is stored.
+
+    ``environment`` holds the variables of this program that OpenCode may see, see
+    ``passed_environment``. ``config`` goes over all of OpenCode's own files, and every tool can
+    read it. ``state`` is a directory for OpenCode's home and data; without one, those of the user
+    are used. OpenCode runs in ``directory``, and has to be usable there. ``record`` is a file
+    that the next start reads; it belongs to one service at a time.
+    """
+
+    def __init__(
+        self,
+        settings: OpenCodeSettings,
+        environment: Mapping[str, str],
+        *,
+        config: JsonObject | None = None,
+        state: Path | None = None,
+        directory: Path | None = None,
+        record: Path | None = None,
+    ) -> None:
+        self._settings = settings
+        self._environment = environment
+        self._config = config or {}
+        self._state = state
+        self._directory = directory.absolute() if directory else None
+        self._record = record
+        self._claim = Claim(record) if record else None
+        self._marker = f"{os.getpid()}.{secrets.token_hex(8)}" + (RECORDED if record else "")
+        self._process: OpenCodeProcess | None = None
+        self._port = 0
+        self._keeper: asyncio.Task[None] | None = None
+        self._taken = False
+        """Whether an earlier run of this program has started it."""
+        self.username = USERNAME
+        self.password = secrets.token_urlsafe(32)
+        self.url = ""
+        self.version = ""
+        self.on_restart: list[Callable[[], None]] = []
+        self.keep = False
+        """Whether to leave it running at the end, for the next start to take over."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process, while it runs."""
+        return self._process.pid if self._process and self._process.running else None
+
+    @property
+    def running(self) -> bool:
+        return self.pid is not None
+
+    @property
+    def keepable(self) -> bool:
+        """Whether the next start could take it over."""
+        left = Record.read(self._record) if self._record is not None else None
+        return self.running and left is not None and left.birth is not None
+
+    async def __aenter__(self) -> Self:
+        if self._claim is not None and not self._claim.take():
+            log.warning(
+                "another running service keeps its OpenCode in %s; the OpenCode of this one will "
+                "not be taken over after a restart",
+                self._record,
+            )
+            self._record = self._claim = None
+        try:
+            if abandoned := await asyncio.to_thread(kill_abandoned):
+                log.warning("ended %d processes of an OpenCode whose owner is gone", abandoned)
+            if not await self._take_over():
+                await self._start_on_a_port()
+        except BaseException:
+            await self._leave(keep=self._taken)
+            raise
+        if doubt := untested(self.version):
+            log.warning("%s", doubt)
+        self._keeper = asyncio.create_task(self._keep_running(), name="opencode keeper")
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None = None, *_exc: object) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
+        # What was taken over still has work to do when the rest of a start fails.
+        await self._leave(keep=self.keep or (self._taken and kind is not None))
+
+    async def _leave(self, *, keep: bool) -> None:
+        try:
+            if keep and self.keepable and self._process is not None:
+                await self._process.let_go()
+            else:
+                await self._stop()
+        finally:
+            if self._claim is not None:
+                self._claim.release()
+
+    # Take over
+
+    async def _take_over(self) -> bool:
+        """Go on with what an earlier run left if it is as a new one would be; else end it."""
+        left = Record.read(self._record) if self._record is not None else None
+        if left is None:
+            return False
+        process = None
+        if left.pid is not None and left.birth is not None:
+            process = OpenCodeProcess(left.pid)  # takes hold of it before it is looked at
+        if process is None or birth(process.pid) != left.birth:
+            await asyncio.to_thread(kill_leftovers, left.marker)
+            return False
+        fresh = self._marker, self.password
+        process.watch()
+        self._process = process
+        self._marker, self.password = left.marker, left.password
+        self.url, self.version = left.url or "", left.version
+        self._port = urlsplit(self.url).port or 0
+        self._taken = True
+        if left.setup != self.setup():
+            reason = "it was started with another configuration, environment or program"
+        else:
+            reason = "it does not answer as it should"
+            with contextlib.suppress(TimeoutError, ServiceError):
+                async with asyncio.timeout(HEALTHY_SECONDS), self._client() as opencode:
+                    version = (await opencode.health()).version
+                    await opencode.config(at=self._at)
+                if version == self.version:
+                    log.info("took over OpenCode %s at %s, pid %d", version, self.url, process.pid)
+                    return True
+        log.warning("ending the OpenCode of an earlier run (pid %d): %s", process.pid, reason)
+        self._taken = False
+        await self._stop()
+        self._marker, self.password = fresh
+        return False
+
+    def setup(self) -> str:
+        """Return a digest of all that OpenCode is started with, its version included."""
+        settings = self._settings
+        program = os.path.realpath(find_command(settings.command, self._environment.get("PATH")))
+        found = os.stat(program)
+        variables = self.variables() | {"OPENCODE_SERVER_PASSWORD": "", MARKER: ""}
+        parts = (
+            *(program, str(found.st_size), str(found.st_mtime_ns)),
+            *(settings.managed_server_host, str(settings.managed_server_port)),
+            str(self._directory),
+            *(f"{k}={v}" for k, v in sorted(variables.items()) if not _matches(k, _PASSING)),
+        )
+        return hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()
+
+    # Start
+
+    def variables(self) -> dict[str, str]:
+        """Return the whole environment of the process."""
+        variables = dict(self._environment)
+        if self._state is not None:
+            places = {"HOME": self._state / "home"}
+            for kind in ("DATA", "CONFIG", "STATE", "CACHE"):
+                places[f"XDG_{kind}_HOME"] = self._state / kind.lower()
+            for name, place in places.items():
+                place.mkdir(mode=0o700, parents=True, exist_ok=True)
+                variables[name] = str(place.absolute())
+        try:
+            theirs: Json = orjson.loads(variables.get("OPENCODE_CONFIG_CONTENT", "{}"))
+        except orjson.JSONDecodeError as error:
+            raise OpenCodeStartError(f"OPENCODE_CONFIG_CONTENT is not JSON: {error}") from None
+        config = _merged(theirs, self._config)
+        if isinstance(config, dict):
+            plugins = config.get("plugin")
+            config["plugin"] = [*(plugins if isinstance(plugins, list) else ()), _WITHHOLD]
+        return variables | {
+            "OPENCODE_CONFIG_CONTENT": orjson.dumps(config).decode(),
+            "OPENCODE_DISABLE_AUTOUPDATE": "1",
+            "OPENCODE_DISABLE_MODELS_FETCH": "1",
+            "OPENCODE_SERVER_USERNAME": USERNAME,
+            "OPENCODE_SERVER_PASSWORD": self.password,
+            MARKER: self._marker,
+        }
+
+    async def _start_on_a_port(self) -> None:
+        """Start on the given port, or on a free one; a free one may be taken meanwhile."""
+        given = self._settings.managed_server_port
+        attempts = 1 if given else PORT_ATTEMPTS
+        while True:
+            self._port = given or free_port(self._settings.managed_server_host)
+            try:
+                return await self._start()
+            except OpenCodeStartError as error:
+                attempts -= 1
+                if not attempts or not any("ServeError" in line for line in error.output):
+                    raise
+
+    async def _start(self) -> None:
+        self._taken = False
+        settings, variables = self._settings, self.variables()
+        executable = find_command(settings.command, variables.get("PATH"))
+        address = ("--hostname", settings.managed_server_host, "--port", str(self._port))
+        command = [executable, "serve", *address]
+        record = Record(marker=self._marker, password=self.password, setup=self.setup())
+        if self._record is not None:
+            record.write(self._record)  # first: if we are killed now, its marker has to be known
+        process = await OpenCodeProcess.spawn(command, self._directory, variables)
+        self._process = process
+        try:
+            async with asyncio.timeout(settings.startup_timeout):
+                usable = await self._wait_until_usable(process)
+        except TimeoutError:
+            seconds = f"{settings.startup_timeout:g} s"
+            reason = f"OpenCode was not ready after {seconds}; raise OPENCODE_STARTUP_TIMEOUT"
+        except UpstreamError as error:
+            # Versions before 1.1 have no health check, so that only the program tells its version.
+            asked = await asyncio.create_subprocess_exec(executable, "--version", stdout=PIPE)
+            version, _ = await asked.communicate()
+            reason = too_old(version.decode(errors="replace").strip()) or (
+                f"OpenCode does not work: {error.message}: {error.detail}"
+            )
+        else:
+            if usable:
+                pid = process.pid
+                known = {"url": self.url, "version": self.version, "pid": pid, "birth": birth(pid)}
+                if self._record is not None:
+                    record.model_copy(update=known).write(self._record)
+                log.info("OpenCode %s at %s, pid %d", self.version, self.url, pid)
+                return
+            reason = "OpenCode ended at once"
+        await self._stop()
+        raise OpenCodeStartError(reason, command, process.tail)
+
+    async def _wait_until_usable(self, process: OpenCodeProcess) -> bool:
+        """Return when OpenCode answers, or False if it ends before."""
+        url = await process.url
+        if url is None:
+            return False
+        self.url = url
+        async with self._client() as opencode:
+            while process.running:
+                try:
+                    self.version = (await opencode.health()).version
+                except UpstreamUnreachableError:
+                    await asyncio.sleep(0.05)  # the line comes a moment before the first answer
+                    continue
+                if reason := too_old(self.version):
+                    raise OpenCodeStartError(reason)
+                # A broken configuration lets OpenCode listen and refuse everything else.
+                await opencode.config(at=self._at)
+                await self._check_password(process)
+                return True
+        return False
+
+    async def _check_password(self, process: OpenCodeProcess) -> None:
+        """Make sure that OpenCode demands its password, and no longer passes it on."""
+        async with OpenCode(self.url) as stranger:
+            try:
+                await stranger.health()
+            except UpstreamHttpError:
+                pass
+            else:
+                raise UpstreamError("it does not ask for its password")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_SECONDS):
+                await process.withheld.wait()
+        if not process.withheld.is_set():
+            log.warning(
+                "the agent's tools can see OpenCode's password, and so answer the agent's "
+                "permissions: OpenCode does not load plugins; unset OPENCODE_PURE"
+            )
+        elif process.shows(self.password):
+            log.warning(
+                "the agent's tools can read OpenCode's password in the environment of process %d, "
+                "and so answer the agent's permissions: the command is a launcher that keeps it; "
+                "set OPENCODE_COMMAND to the OpenCode program itself",
+                process.pid,
+            )
+
+    @property
+    def _at(self) -> Location:
+        return Location(str(self._directory) if self._directory else None)
+
+    def _client(self) -> OpenCode:
+        return OpenCode(self.url, username=self.username, password=self.password)
+
+    # Keep running
+
+    async def _keep_running(self) -> None:
+        """Start OpenCode again whenever it ends."""
+        clock = asyncio.get_running_loop().time
+        delay = FIRST_DELAY
+        while self._process is not None:
+            since = clock()
+            status = await self._process.wait()
+            log.error("OpenCode ended with status %s; starting it again", status)
+            if clock() - since > STEADY_SECONDS:
+                delay = FIRST_DELAY
+            await self._clear()
+            while True:
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, LONGEST_DELAY)
+                try:
+                    await self._start()
+                    break
+                except (OpenCodeStartError, OSError) as error:
+                    log.error("OpenCode cannot be started, next try in %g s: %s", delay, error)
+            for listener in self.on_restart:
+                listener()
+
+    # Stop
+
+    async def _stop(self) -> None:
+        if self.running and self.url:
+            # A signal alone would orphan the tools of its turns.
+            with contextlib.suppress(TimeoutError, ServiceError):
+                async with asyncio.timeout(STOP_SECONDS), self._client() as opencode:
+                    await opencode.dispose()
+        if self._process is not None:
+            await self._process.end()
+        await self._clear()
+        self._process = None
+        if self._record is not None:
+            with contextlib.suppress(OSError):  # not worth hiding the error of a failed start
+                self._record.unlink()
+
+    async def _clear(self) -> None:
+        if self._process is not None:
+            await self._process.clear()
+        if leftovers := await asyncio.to_thread(kill_leftovers, self._marker):
+            log.warning("ended %d processes that OpenCode had left", leftovers)
