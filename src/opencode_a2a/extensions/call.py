@@ -18,7 +18,7 @@ from opencode_a2a.extensions.messages import read_message
 from opencode_a2a.extensions.params import Routed, invalid
 from opencode_a2a.ids import Principal, SessionId
 from opencode_a2a.messages import Message
-from opencode_a2a.opencode.client import Location, OpenCode, well_formed
+from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.types import MessageWithParts, ProviderCatalogue, Session
 from opencode_a2a.peers.network import Fetch
 from opencode_a2a.store.places import Places
@@ -87,8 +87,6 @@ class Call:
         """Where the call runs: the workspace it names, else a directory inside the root."""
         workspace = self.params.place.workspace
         if workspace is not None:
-            if not well_formed("wrk", workspace.id):
-                raise invalid(WORKSPACE_FIELD, "is not the id of a workspace")
             return Location(workspace=workspace.id)
         return Location(directory=self.deps.workspace.directory(*self.params.named_directory))
 

@@ -17,14 +17,13 @@ from opencode_a2a.errors import MAX_VIOLATIONS, InvalidFieldError, Violation
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions.params import (
     Body,
-    Id,
     LongText,
     MessageRef,
     Number,
+    PartRef,
     Text,
     invalid,
     refusal,
-    shaped,
 )
 from opencode_a2a.ids import SessionId, scoped_id
 from opencode_a2a.media import UnfitError, fit_file, read_data_url
@@ -84,7 +83,7 @@ class Source(Body):
 
 
 class PartBase(Body):
-    id: Annotated[Id, shaped("prt", "part")] | None = None
+    id: PartRef | None = None
 
 
 class Times(Body):

@@ -149,7 +149,7 @@ Flag = Annotated[bool, BeforeValidator(_flag)]
 
 
 def shaped(prefix: str, what: str) -> AfterValidator:
-    """Demand the shape that OpenCode's ids of a kind have."""
+    """Require the shape that OpenCode's ids of a kind have."""
 
     def check(value: str) -> str:
         if not well_formed(prefix, value):
@@ -165,13 +165,15 @@ MessageRef = Annotated[
     AfterValidator(_filled),
     shaped("msg", "message"),
 ]
+PartRef = Annotated[Id, shaped("prt", "part")]
+WorkspaceId = Annotated[Id, shaped("wrk", "workspace")]
 
 
 # --- params that several methods share --------------------------------------------------------
 
 
 class WorkspaceRef(Payload):
-    id: Id
+    id: WorkspaceId
 
 
 class PlaceMetadata(Payload):

@@ -1,6 +1,6 @@
 """``opencode.sessions.*``: OpenCode's sessions, as far as they are the caller's or nobody's."""
 
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Annotated
 
 from pydantic import AliasPath, ConfigDict, Field, RootModel, model_validator
@@ -28,12 +28,12 @@ from opencode_a2a.extensions.params import (
     MessageRef,
     Number,
     OfSession,
+    PartRef,
     Payload,
     Placed,
     SessionDone,
     Text,
     invalid,
-    shaped,
 )
 from opencode_a2a.extensions.registry import Access, Condition, Extension, Rules, aliases
 from opencode_a2a.ids import MessageId, ModelRef, SessionId, scoped_id
@@ -301,7 +301,7 @@ async def list_messages(call: Call, params: MessagesParams) -> Messages:
     except UpstreamHttpError as error:
         if params.before is None or error.data.get("upstream_status") != 400:
             raise
-        raise invalid("before", "is no cursor of this list") from None
+        raise invalid("before", "is not a cursor returned by this method") from None
     items = [Message(call.message(stored, session.id)) for stored in page.items]
     return Messages(items=items, next_cursor=page.next_cursor)
 
@@ -383,7 +383,7 @@ async def command(call: Call, params: CommandParams) -> Item[Message]:
     at, session_id = call.at, SessionId(params.session_id)
     wanted = await params.request.call(session_id, call.deps.defaults, call.deps.fetch)
     if all(one.name != wanted.command for one in await call.opencode.commands(at=at)):
-        raise invalid("request.command", "is no command; opencode.commands.list has them")
+        raise invalid("request.command", "is not a command; opencode.commands.list lists them")
     async with call.working(session_id) as session:
         message_id = await _message_id(call, session, wanted.message_id)
         wanted = wanted.model_copy(update={"message_id": message_id})
@@ -443,25 +443,19 @@ class CreateParams(Placed):
 @SESSIONS.method("opencode.sessions.create", Access.MUTATE, SessionNotFoundError, **_MUTATIONS)
 async def create(call: Call, params: CreateParams) -> OneSession:
     """Make a session, which belongs to the caller."""
-    request = params.request
-    if request.parent_id is None:
-        return await _create(call, request)
-    async with call.changing(request.parent_id) as parent:
-        return await _create(call, request, parent.id)
-
-
-async def _create(
-    call: Call, request: CreateRequest, parent_id: SessionId | None = None
-) -> OneSession:
-    model = request.model
-    draft = upstream.SessionDraft(
-        title=request.title,
-        parent_id=parent_id,
-        agent=request.agent,
-        model=ModelRef(model.provider_id, model.model_id) if model else None,
-    )
-    session = await call.opencode.create_session(draft, at=call.at)
-    await call.deps.sessions.own(call.principal, session)
+    request, model = params.request, params.request.model
+    async with AsyncExitStack() as held:
+        parent = None
+        if request.parent_id is not None:
+            parent = await held.enter_async_context(call.changing(request.parent_id))
+        draft = upstream.SessionDraft(
+            title=request.title,
+            parent_id=parent and parent.id,
+            agent=request.agent,
+            model=model and ModelRef(model.provider_id, model.model_id),
+        )
+        session = await call.opencode.create_session(draft, at=call.at)
+        await call.deps.sessions.own(call.principal, session)
     return OneSession.of(item=session)
 
 
@@ -582,7 +576,7 @@ async def _model(call: Call, session: upstream.Session) -> ModelRef:
 
 class RevertRequest(Body):
     message_id: MessageRef
-    part_id: Annotated[Id, shaped("prt", "part")] | None = None
+    part_id: PartRef | None = None
 
 
 class RevertParams(OfSession):

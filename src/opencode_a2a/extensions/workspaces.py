@@ -1,6 +1,6 @@
 """Projects, workspaces and worktrees; files and version control, read only.
 
-What is told stays inside the workspace root; what is changed has to be one of the project's own.
+What is shown lies inside the workspace root; what is changed has to be one of the project's own.
 """
 
 import asyncio
@@ -18,7 +18,6 @@ from opencode_a2a.extensions.params import (
     DEFAULT_LIMIT,
     Body,
     Done,
-    Id,
     Item,
     Items,
     Limit,
@@ -27,17 +26,17 @@ from opencode_a2a.extensions.params import (
     Placed,
     Routed,
     Text,
+    WorkspaceId,
     invalid,
 )
 from opencode_a2a.extensions.registry import Access, Condition, Extension, Rules, aliases
 from opencode_a2a.extensions.sessions import DiffItem
 from opencode_a2a.opencode import types as upstream
-from opencode_a2a.opencode.client import well_formed
 from opencode_a2a.turns.workspace import is_worktree, unsaved
 from opencode_a2a.validation import FREE
 
 MAX_CONTENT = 1024 * 1024
-"""Characters of a file that are told."""
+"""Characters of a file that are returned."""
 
 WORKSPACES = Extension(
     key="workspace_control",
@@ -155,7 +154,7 @@ async def _visible(call: Call, names: Iterable[str]) -> list[str]:
 
 class WorkspaceRequest(Body):
     type: Text
-    id: Id | None = None
+    id: WorkspaceId | None = None
     branch: Text | None = None
     extra: Annotated[Json, FREE] = None
 
@@ -172,15 +171,13 @@ class CreateWorkspaceParams(Routed):
 )
 async def create_workspace(call: Call, params: CreateWorkspaceParams) -> Item[WorkspaceItem]:
     """Make a workspace; OpenCode has to be started with `OPENCODE_EXPERIMENTAL_WORKSPACES=1`."""
-    if params.request.id is not None:
-        _check_id("request.id", params.request.id)
     draft = upstream.WorkspaceDraft(**dict(params.request))
     try:
         made = await call.opencode.create_workspace(draft, at=call.at)
     except UpstreamHttpError as error:
         if not (error.detail or "").startswith("Timed out waiting"):
             raise
-        # That is how an OpenCode without workspaces puts it, and it takes five seconds to.
+        # That is how an OpenCode without workspaces puts it, after five seconds.
         raise UpstreamHttpError(
             "OpenCode has no workspaces; start it with OPENCODE_EXPERIMENTAL_WORKSPACES=1",
             detail=error.detail,
@@ -191,13 +188,8 @@ async def create_workspace(call: Call, params: CreateWorkspaceParams) -> Item[Wo
     return Item[WorkspaceItem].of(item=made)
 
 
-def _check_id(field: str, named: str) -> None:
-    if not well_formed("wrk", named):
-        raise invalid(field, "is no id of a workspace: wrk_ and letters or digits")
-
-
 class RemoveWorkspaceParams(Routed):
-    workspace_id: Id
+    workspace_id: WorkspaceId
     force: bool = False
 
 
@@ -214,7 +206,6 @@ async def remove_workspace(call: Call, params: RemoveWorkspaceParams) -> MaybeWo
     One with changes, or with commits that are on no other branch, is removed with `force` only.
     """
     workspace_id = params.workspace_id
-    _check_id("workspace_id", workspace_id)
     if not await _visible(call, [workspace_id]):
         return MaybeWorkspace()
     found = {one.id: one.directory for one in await call.opencode.workspaces(at=call.at)}
@@ -321,7 +312,7 @@ async def _removable(call: Call, field: str, directory: str, *, force: bool) -> 
 
 
 def _no_worktree(field: str) -> InvalidFieldError:
-    return invalid(field, "is not a worktree; opencode.worktrees.list has them")
+    return invalid(field, "is not a worktree; opencode.worktrees.list lists them")
 
 
 # --- files ------------------------------------------------------------------------------------
