@@ -20,13 +20,13 @@ from tempfile import TemporaryFile
 
 import structlog
 from starlette.applications import Starlette
+from starlette.routing import BaseRoute, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from opencode_a2a import __version__, telemetry
 from opencode_a2a.a2a.versions import Version
 from opencode_a2a.clock import now_ms
 from opencode_a2a.config import VARIABLES, Settings, database_file, import_hint, misplaced
-from opencode_a2a.config import Credential as CredentialEntry
 from opencode_a2a.errors import (
     ServiceError,
     SessionNotFoundError,
@@ -56,7 +56,7 @@ from opencode_a2a.server.exchange import Stream, Terms
 from opencode_a2a.server.jsonrpc import RpcBinding
 from opencode_a2a.server.openapi import OpenApi
 from opencode_a2a.server.operations import Operations
-from opencode_a2a.server.rest import RestBinding, Routes
+from opencode_a2a.server.rest import RestBinding
 from opencode_a2a.server.views import Views
 from opencode_a2a.services import announced
 from opencode_a2a.store.database import Database, DatabaseError, EarlierDatabaseError
@@ -69,11 +69,9 @@ from opencode_a2a.turns.sessions import Sessions
 from opencode_a2a.turns.tools import Tools
 from opencode_a2a.turns.turn import Turns
 from opencode_a2a.turns.workspace import Workspace
-from opencode_a2a.web.auth import Credential, StateError, basic, bearer, generate_token
-from opencode_a2a.web.edge import EdgeRules, RateRules, edge
-from opencode_a2a.web.guards import BodyLimits, BoundaryRules
-from opencode_a2a.web.pages import PageContent, Readiness
-from opencode_a2a.web.server import BindError, Server, bind, server
+from opencode_a2a.web.auth import StateError, accepted_credentials, generate_token
+from opencode_a2a.web.observe import Readiness, pages
+from opencode_a2a.web.server import BindError, Server, bind, edge, server
 from opencode_a2a.web.sse import Drain, EventStream, early_end
 
 log = structlog.get_logger(__name__)
@@ -263,7 +261,16 @@ class Service:
             self.trouble = await _trouble(opencode, settings)
             if self.trouble is None:
                 await _check_directory(opencode, settings)
-        self._app = self._edge(self._protocol(board, methods, fetch), database, opencode)
+
+        async def check_opencode() -> None:
+            async with asyncio.timeout(HEALTH_SECONDS):
+                await opencode.health()
+
+        readiness = Readiness({"database": database.check, "opencode": check_opencode})
+        about = pages(readiness, self._health, figures=settings.a2a.metrics_enabled)
+        router = Router([*self._protocol(board, methods, fetch), *about], redirect_slashes=False)
+        credentials = accepted_credentials(settings.auth, self.token_file)
+        self._app = edge(router, settings, credentials)
 
     async def _close(self, board: TaskService) -> None:
         """Store what was told; a database that is away is waited for, but not for ever."""
@@ -291,35 +298,7 @@ class Service:
             self.failed = True
             signal.raise_signal(signal.SIGTERM)
 
-    def _edge(self, protocol: ASGIApp, database: Database, opencode: OpenCode) -> ASGIApp:
-        settings = self.settings
-
-        async def check_opencode() -> None:
-            async with asyncio.timeout(HEALTH_SECONDS):
-                await opencode.health()
-
-        readiness = Readiness({"database": database.check, "opencode": check_opencode})
-        rate = RateRules(
-            settings.limits.rate_limit_max_requests, settings.limits.rate_limit_window_seconds
-        )
-        rules = EdgeRules(
-            boundary=BoundaryRules.for_bind(
-                settings.a2a.host,
-                settings.public_url,
-                settings.auth.allowed_hosts,
-                settings.auth.allowed_origins,
-            ),
-            body=BodyLimits(max_bytes=settings.limits.max_request_body_bytes),
-            rate=rate if settings.limits.rate_limit_enabled else None,
-            gzip_minimum=settings.a2a.http_gzip_minimum_size or sys.maxsize,
-            log_payloads=settings.log.payloads,
-            log_body_limit=settings.log.body_limit,
-            default=Version(settings.a2a.protocol_version),
-        )
-        pages = PageContent(readiness, self._health, settings.a2a.metrics_enabled)
-        return edge(protocol, rules, self._credentials(), pages)
-
-    def _protocol(self, board: TaskService, methods: Dispatcher, fetch: Fetch) -> ASGIApp:
+    def _protocol(self, board: TaskService, methods: Dispatcher, fetch: Fetch) -> list[BaseRoute]:
         settings = self.settings
         published = contracts(settings)
         cards = Cards(card_facts(settings, published), now_ms())
@@ -338,22 +317,12 @@ class Service:
         terms = Terms(
             Version(settings.a2a.protocol_version), write, published.announcements, spoken(settings)
         )
-        return Routes(
-            [
-                RpcBinding(operations, terms, [methods]).route(),
-                *cards.routes(),
-                *OpenApi(settings, published).routes(),
-                *RestBinding(operations, cards, terms).routes(),
-            ]
-        )
-
-    def _credentials(self) -> list[Credential]:
-        auth = self.settings.auth
-        found = [bearer(auth.bearer_token.get_secret_value())] if auth.bearer_token else []
-        found += [
-            _credential(entry) for entry in auth.static_auth_credentials or () if entry.enabled
+        return [
+            RpcBinding(operations, terms, [methods]).route(),
+            *cards.routes(),
+            *OpenApi(settings, published).routes(),
+            *RestBinding(operations, cards, terms).routes(),
         ]
-        return found or [bearer(generate_token(self.token_file))]
 
     def _health(self) -> JsonObject:
         settings = self.settings
@@ -475,22 +444,6 @@ async def _check_directory(opencode: OpenCode, settings: Settings) -> None:
         return
     for problem in misplaced(settings, directory):
         raise StateError(str(problem))
-
-
-def _credential(entry: CredentialEntry) -> Credential:
-    if entry.scheme == "basic":
-        return basic(
-            entry.username or "",
-            entry.password.get_secret_value() if entry.password else "",
-            capabilities=entry.granted,
-            credential_id=entry.credential_id,
-        )
-    return bearer(
-        entry.token.get_secret_value() if entry.token else "",
-        principal=entry.owner,
-        capabilities=entry.granted,
-        credential_id=entry.credential_id,
-    )
 
 
 def _fetcher(settings: Settings) -> Fetch:

@@ -22,7 +22,7 @@ people and name the remedy; ``data`` is for programs and holds no path, secret o
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from opencode_a2a.events import Json
 
@@ -53,6 +53,8 @@ class ServiceError(Exception):
     """What ``data`` can hold besides the type."""
     outcome: ClassVar[str] = "internal_error"
     """What the audit record of a call that ends so says."""
+    headers: tuple[tuple[str, str], ...] = ()
+    """HTTP headers that go with a refusal at the edge, such as ``Retry-After``."""
 
     def __init__(
         self, message: str | None = None, *, violations: tuple[Violation, ...] = (), **data: Json
@@ -61,6 +63,10 @@ class ServiceError(Exception):
         self.violations = violations[:MAX_VIOLATIONS]
         self.data = {key: value for key, value in data.items() if value is not None}
         super().__init__(self.message)
+
+    def with_headers(self, *headers: tuple[str, str]) -> Self:
+        self.headers = headers
+        return self
 
 
 class ParseError(ServiceError):
@@ -143,6 +149,7 @@ class MediaTypeNotSupportedError(ContentTypeNotSupportedError):
     http, reason = 415, "MEDIA_TYPE_NOT_SUPPORTED"
     message = "Send JSON in UTF-8, as application/json or application/a2a+json"
     data_fields = ()
+    headers = (("Accept-Post", "application/json, application/a2a+json"),)
 
 
 class ContentEncodingNotSupportedError(ContentTypeNotSupportedError):
@@ -151,6 +158,7 @@ class ContentEncodingNotSupportedError(ContentTypeNotSupportedError):
     http, reason = 415, "CONTENT_ENCODING_NOT_SUPPORTED"
     message = "The body is compressed; send it uncompressed"
     data_fields = ()
+    headers = (("Accept-Encoding", "identity"),)
 
 
 class VersionNotSupportedError(ServiceError):

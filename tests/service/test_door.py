@@ -9,7 +9,7 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from tests.support.answers import HOST, LARGE, MEDIA_TYPE, RATE, UNAUTHENTICATED, Wire
+from tests.support.answers import HOST, LARGE, MEDIA_TYPE, ORIGIN, RATE, UNAUTHENTICATED, Wire
 from tests.support.caller import Caller
 from tests.support.front import STRANGERS, Serve
 from tests.support.opencode import FakeOpenCode
@@ -120,6 +120,7 @@ async def test_the_edge_answers_in_the_form_of_what_was_called(caller: Caller) -
     body = caller.encode("send", caller.message("hello"))
 
     (await caller.post(body, Host="evil.example")).refuses(HOST)
+    (await caller.post(body, Origin="https://evil.example")).refuses(ORIGIN)
     (await caller.post(body, Content_Type="text/plain")).refuses(MEDIA_TYPE)
 
 

@@ -6,10 +6,23 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Literal
 
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Send
 
 from opencode_a2a.web.server import Server, server
 from opencode_a2a.web.sse import Drain
+
+
+async def answer(
+    send: Send,
+    status: int,
+    body: bytes,
+    media_type: bytes,
+    more: tuple[tuple[bytes, bytes], ...] = (),
+) -> None:
+    """Send a whole response."""
+    headers = [(b"content-type", media_type), (b"content-length", b"%d" % len(body)), *more]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 @asynccontextmanager

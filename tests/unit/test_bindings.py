@@ -7,6 +7,7 @@ import httpx
 import orjson
 import pytest
 from starlette.responses import StreamingResponse
+from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from opencode_a2a.a2a.versions import Version
@@ -20,8 +21,9 @@ from opencode_a2a.server.card import CardFacts, Cards
 from opencode_a2a.server.exchange import Stream, Terms
 from opencode_a2a.server.jsonrpc import RpcBinding
 from opencode_a2a.server.operations import METHODS, Operations
-from opencode_a2a.server.rest import RestBinding, Routes
+from opencode_a2a.server.rest import RestBinding
 from opencode_a2a.tasks.service import TaskService
+from opencode_a2a.web.server import Refusals
 
 ONE = {"A2A-Version": "1.0"}
 
@@ -67,7 +69,7 @@ async def agent(echo: Echo) -> AsyncIterator[httpx.AsyncClient]:
         RpcBinding(operations, terms, [echo]).route(),
         *RestBinding(operations, cards, terms).routes(),
     ]
-    app = Routes(routes)
+    app = Refusals(Router(routes))
 
     async def known(scope: Scope, receive: Receive, send: Send) -> None:
         scope[SCOPE_KEY] = Caller(Principal("ann"))

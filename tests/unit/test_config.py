@@ -13,7 +13,7 @@ from opencode_a2a.config import (
     SETTINGS,
     VARIABLES,
     AccessSettings,
-    Credential,
+    CredentialEntry,
     ServiceSettings,
     Settings,
     SettingsError,
@@ -464,7 +464,7 @@ def test_wrong_credentials_are_refused_and_not_told(entries: object) -> None:
 def test_a_secret_is_not_shown_by_accident() -> None:
     auth = AccessSettings(
         bearer_token=SecretStr("geheim"),
-        static_auth_credentials=(Credential.model_validate(BEARER),),
+        static_auth_credentials=(CredentialEntry.model_validate(BEARER),),
     )
 
     assert "geheim" not in repr(Settings(auth=auth))

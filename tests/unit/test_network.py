@@ -26,8 +26,7 @@ from opencode_a2a.peers.network import (
     permits,
     vet,
 )
-from opencode_a2a.web.answers import answer
-from tests.support.running import running
+from tests.support.running import answer, running
 
 LOCAL = Egress(allow_private=True)
 LIMITS = ServiceSettings(

@@ -14,10 +14,9 @@ from structlog.testing import capture_logs
 
 from opencode_a2a.callers import Caller
 from opencode_a2a.ids import Principal
-from opencode_a2a.web.answers import answer
-from opencode_a2a.web.context import Tracing
-from opencode_a2a.web.logs import AccessLog, PayloadLog
-from opencode_a2a.web.pages import PageContent, Pages, Readiness
+from opencode_a2a.web.observe import AccessLog, PayloadLog, Readiness, Tracing, pages
+from opencode_a2a.web.server import Refusals
+from tests.support.running import answer
 
 
 async def well() -> None:
@@ -32,21 +31,17 @@ async def hanging() -> None:
     await asyncio.Event().wait()
 
 
-async def elsewhere(scope: Scope, receive: Receive, send: Send) -> None:
-    await answer(send, 404, b"{}", b"application/json")
-
-
 def client(app: ASGIApp) -> httpx2.AsyncClient:
     transport = httpx2.ASGITransport(app)  # type: ignore[arg-type] # the libraries spell ASGI apart
     return httpx2.AsyncClient(transport=transport, base_url="http://test")
 
 
-def pages(readiness: Readiness, *, metrics: bool = True) -> Pages:
-    return Pages(elsewhere, PageContent(readiness, lambda: {"service": "s"}, metrics=metrics))
+def site(readiness: Readiness, *, figures: bool = True) -> ASGIApp:
+    return Refusals(Router(pages(readiness, lambda: {"service": "s"}, figures=figures)))
 
 
 async def test_the_service_is_ready_when_all_it_needs_is_well() -> None:
-    async with client(pages(Readiness({"database": well, "opencode": well}))) as http:
+    async with client(site(Readiness({"database": well, "opencode": well}))) as http:
         response = await http.get("/readyz")
 
     assert response.status_code == 200
@@ -60,7 +55,7 @@ async def test_the_service_is_ready_when_all_it_needs_is_well() -> None:
 @pytest.mark.requirement("I12")
 async def test_what_is_not_well_is_named_without_its_secrets() -> None:
     readiness = Readiness({"database": broken, "opencode": hanging, "x": well}, bound=0.02)
-    async with client(pages(readiness)) as http:
+    async with client(site(readiness)) as http:
         ready, live = await http.get("/readyz"), await http.get("/livez")
 
     assert (ready.status_code, live.status_code) == (503, 200)
@@ -92,7 +87,7 @@ async def test_many_probes_ask_once_and_recovery_shows_after_a_second() -> None:
 
 
 async def test_health_and_metrics_are_pages_to_be_read() -> None:
-    async with client(AccessLog(pages(Readiness({})))) as http:
+    async with client(AccessLog(site(Readiness({})))) as http:
         health = await http.get("/health")
         posted = await http.post("/metrics")
         other = await http.get("/secret-path-42")
@@ -110,7 +105,7 @@ async def test_health_and_metrics_are_pages_to_be_read() -> None:
 
 
 async def test_figures_can_be_switched_off() -> None:
-    async with client(pages(Readiness({}), metrics=False)) as http:
+    async with client(site(Readiness({}), figures=False)) as http:
         assert (await http.get("/metrics")).status_code == 404
 
 

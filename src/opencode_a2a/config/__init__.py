@@ -28,13 +28,14 @@ from opencode_a2a.config.settings import (
     SettingsError,
     import_command,
     import_hint,
+    loopback,
     misplaced,
     show,
 )
 from opencode_a2a.config.values import (
     UNGUESSABLE,
     AnswerRule,
-    Credential,
+    CredentialEntry,
     DatabaseUrl,
     database_file,
 )
@@ -48,7 +49,7 @@ __all__ = [
     "AccessSettings",
     "AnswerRule",
     "ClientSettings",
-    "Credential",
+    "CredentialEntry",
     "DatabaseUrl",
     "EnvironmentSettings",
     "InterruptSettings",
@@ -65,6 +66,7 @@ __all__ = [
     "import_command",
     "import_hint",
     "load",
+    "loopback",
     "misplaced",
     "provider_configured",
     "show",

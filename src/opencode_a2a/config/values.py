@@ -182,7 +182,7 @@ Capability: TypeAlias = Literal["session_shell", "workspace_mutation"]
 STRICT = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
-class Credential(BaseModel):
+class CredentialEntry(BaseModel):
     """One entry of ``A2A_STATIC_AUTH_CREDENTIALS``."""
 
     model_config = STRICT
@@ -248,7 +248,7 @@ def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 Credentials = Annotated[
-    tuple[Credential, ...] | None, BeforeValidator(_decode), Field(min_length=1)
+    tuple[CredentialEntry, ...] | None, BeforeValidator(_decode), Field(min_length=1)
 ]
 PermissionRules = Annotated[tuple[AnswerRule, ...], BeforeValidator(_decode)]
 PeerEntries = Annotated[tuple[PeerEntry, ...], BeforeValidator(_decode)]

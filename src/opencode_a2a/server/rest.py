@@ -11,16 +11,14 @@ import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route, Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Scope
 
 from opencode_a2a.a2a.errors import rest_error, rest_error_frame, rpc_error
 from opencode_a2a.a2a.schema import rest_dialect
 from opencode_a2a.a2a.versions import DEFAULT_LINE, HEADER, Dialect, Version, negotiate, require
 from opencode_a2a.errors import (
     InvalidRequestError,
-    MethodNotAllowedError,
-    MethodNotFoundError,
     ServiceError,
     VersionNotSupportedError,
 )
@@ -207,22 +205,3 @@ def _asked(scope: Scope) -> Version:
         return negotiate(request.headers.get(HEADER), request.query_params.get(HEADER), default)
     except VersionNotSupportedError:
         return default
-
-
-class Routes:
-    """All routes as one application; paths and verbs that do not exist are refused in JSON."""
-
-    def __init__(self, routes: list[BaseRoute]) -> None:
-        self._router = Router(routes, redirect_slashes=False)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["app"] = self  # so that the router raises what it refuses
-        try:
-            await self._router(scope, receive, send)
-        except HTTPException as raised:
-            error: ServiceError = MethodNotFoundError("There is nothing at this path")
-            if raised.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-                error = MethodNotAllowedError()
-            response = refused(error, scope)
-            response.headers.update(raised.headers or {})
-            await response(scope, receive, send)

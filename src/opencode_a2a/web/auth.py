@@ -1,4 +1,4 @@
-"""Credentials in, ``Caller`` out.
+"""Authentication: credentials in, ``Caller`` out.
 
 ``Authentication`` stands before everything that is not open to all and puts the caller into
 ``scope["caller"]``. It knows which secrets exist and nothing of what a caller may do with
@@ -11,6 +11,7 @@ import binascii
 import hashlib
 import hmac
 import itertools
+import math
 import os
 import secrets
 import stat
@@ -21,74 +22,70 @@ from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address, ip_network
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from opencode_a2a import metrics
 from opencode_a2a.callers import CAPABILITIES, Caller
-from opencode_a2a.config import UNGUESSABLE
-from opencode_a2a.errors import TooManyFailuresError, UnauthenticatedError
+from opencode_a2a.config import UNGUESSABLE, AccessSettings, CredentialEntry
+from opencode_a2a.errors import ServiceError, TooManyFailuresError, UnauthenticatedError
 from opencode_a2a.ids import Principal
-from opencode_a2a.web.answers import Header, Refusal, headers_of, refuse
 
 OPEN_PATHS = frozenset(
     {"/.well-known/agent-card.json", "/.well-known/agent.json", "/livez", "/readyz"}
 )
-_OPEN_METHODS = frozenset({"GET", "HEAD"})
+_CHALLENGES = {
+    "bearer": ("WWW-Authenticate", 'Bearer realm="opencode-a2a"'),
+    "basic": ("WWW-Authenticate", 'Basic realm="opencode-a2a", charset="UTF-8"'),
+}
+_REMEDY = "send the header Authorization: Bearer <token>, or Basic if that is offered"
 _LONGEST_AUTHORIZATION = 8192
 _LOOKED_AT = 64
 """Entries of a full table that are compared for the one to forget."""
-Scheme = Literal["bearer", "basic"]
 
 
 @dataclass(frozen=True, slots=True)
-class Credential:
+class AcceptedCredential:
     """One secret that is accepted, and the caller it stands for."""
 
-    scheme: Scheme
+    scheme: Literal["bearer", "basic"]
     digest: bytes
     caller: Caller
     guessable: bool
 
+    @classmethod
+    def of_token(cls, token: str) -> Self:
+        """Return the only credential of a service.
 
-def bearer(
-    token: str,
-    *,
-    principal: str | None = None,
-    capabilities: frozenset[str] | None = None,
-    credential_id: str | None = None,
-) -> Credential:
-    """Return a bearer credential.
+        It is its own principal and may do everything that is switched on.
+        """
+        principal = Principal(f"bearer:{hashlib.sha256(token.encode()).hexdigest()[:12]}")
+        caller = Caller(principal, CAPABILITIES)
+        return cls("bearer", _digest(token.encode()), caller, len(token) < UNGUESSABLE)
 
-    A token without principal is the only one of a service: it is its own principal and may do
-    everything that is switched on. One with a principal may do only what is listed.
-    """
-    if not token or token != token.strip():
-        raise ValueError("a bearer token must not be empty nor begin or end with a space")
-    unlisted = CAPABILITIES if principal is None else frozenset[str]()
-    caller = Caller(
-        Principal(principal or f"bearer:{hashlib.sha256(token.encode()).hexdigest()[:12]}"),
-        unlisted if capabilities is None else capabilities,
-        credential_id,
-    )
-    return Credential("bearer", _digest(token.encode()), caller, len(token) < UNGUESSABLE)
+    @classmethod
+    def of_entry(cls, entry: CredentialEntry) -> Self:
+        """Return one of several credentials; it may do only what its entry grants."""
+        given = entry.token if entry.scheme == "bearer" else entry.password
+        secret = given.get_secret_value() if given else ""
+        guessable = len(secret) < UNGUESSABLE
+        if entry.scheme == "basic":
+            secret = f"{entry.username}:{secret}"
+        caller = Caller(Principal(entry.owner), entry.granted, entry.credential_id)
+        return cls(entry.scheme, _digest(secret.encode()), caller, guessable)
 
 
-def basic(
-    username: str,
-    password: str,
-    *,
-    capabilities: frozenset[str] | None = None,
-    credential_id: str | None = None,
-) -> Credential:
-    """Return a Basic credential; its principal is the user name."""
-    if not username or ":" in username or not password:
-        raise ValueError("basic needs a username without colon, and a password")
-    may = CAPABILITIES if capabilities is None else capabilities
-    caller = Caller(Principal(username), may, credential_id)
-    digest = _digest(f"{username}:{password}".encode())
-    return Credential("basic", digest, caller, len(password) < UNGUESSABLE)
+def accepted_credentials(auth: AccessSettings, token_file: Path) -> list[AcceptedCredential]:
+    """Return the credentials that were configured, or else the generated one."""
+    found = [
+        AcceptedCredential.of_entry(entry)
+        for entry in auth.static_auth_credentials or ()
+        if entry.enabled
+    ]
+    if auth.bearer_token:
+        found.insert(0, AcceptedCredential.of_token(auth.bearer_token.get_secret_value()))
+    return found or [AcceptedCredential.of_token(generate_token(token_file))]
 
 
 class Throttle:
@@ -125,8 +122,11 @@ class Throttle:
         return max(0.0, until - self._clock()) if len(wrong) >= self._attempts else 0.0
 
     def failed(self, key: bytes, digest: bytes) -> None:
+        """Count a wrong secret."""
         now = self._clock()
-        self._forget(now)
+        # Every entry lives equally long, so the oldest ones are those that end first.
+        while self._guesses and next(iter(self._guesses.values()))[1] <= now:
+            self._guesses.popitem(last=False)
         wrong, _ = self._guesses.setdefault(key, (set(), now + self._window))
         wrong.add(digest[:8])
         if len(self._guesses) > self._max_keys:
@@ -134,92 +134,82 @@ class Throttle:
             oldest = itertools.islice(self._guesses, _LOOKED_AT)
             del self._guesses[min(oldest, key=lambda old: len(self._guesses[old][0]))]
 
-    def _forget(self, now: float) -> None:
-        # Every entry lives equally long, so the oldest ones are those that end first.
-        while self._guesses and next(iter(self._guesses.values()))[1] <= now:
-            self._guesses.popitem(last=False)
-
 
 class Authentication:
     """Let a request with a good credential pass, with its caller in the scope."""
 
     def __init__(
-        self, app: ASGIApp, credentials: Iterable[Credential], throttle: Throttle | None = None
+        self,
+        app: ASGIApp,
+        credentials: Iterable[AcceptedCredential],
+        throttle: Throttle | None = None,
     ) -> None:
         self._app = app
         self._credentials = tuple(credentials)
         self._throttle = Throttle() if throttle is None else throttle
-        self._challenges = _challenges({credential.scheme for credential in self._credentials})
         if not self._credentials:
             raise ValueError("at least one credential must be enabled")
+        schemes = {credential.scheme for credential in self._credentials}
+        self._challenges = tuple(_CHALLENGES[scheme] for scheme in sorted(schemes, reverse=True))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or _is_open(scope):
-            await self._app(scope, receive, send)
-            return
-        refusal = self.refusal(scope)
-        if refusal is None:
-            await self._app(scope, receive, send)
-            return
-        metrics.AUTH_REJECTED.inc()
-        await refuse(scope, send, refusal)
+        if scope["path"] not in OPEN_PATHS or scope["method"] not in ("GET", "HEAD"):
+            try:
+                scope["caller"] = self.caller(scope)
+            except ServiceError:
+                metrics.AUTH_REJECTED.inc()
+                raise
+        await self._app(scope, receive, send)
 
-    def refusal(self, scope: Scope) -> Refusal | None:
-        """Put the caller into the scope, or say why not."""
-        sent = headers_of(scope, b"authorization")
+    def caller(self, scope: Scope) -> Caller:
+        """Return who sends a request; raise when that is not known."""
+        sent = [value for name, value in scope["headers"] if name == b"authorization"]
         if not sent:
-            return self._unauthenticated("No credential was sent")
-        attempt = _read(sent)
-        key = attempt.key(peer_address(scope))
-        found = self._match(attempt)
+            error = UnauthenticatedError(f"No credential was sent; {_REMEDY}")
+            raise error.with_headers(*self._challenges)
+        scheme, name, secret = _read(sent)
+        digest = _digest(secret)
+        found: AcceptedCredential | None = None
+        for credential in self._credentials:
+            same = hmac.compare_digest(credential.digest, digest)
+            if same & (credential.scheme.encode() == scheme):
+                found = credential
+        # Failures count for an address and a name, in a form of fixed size.
+        key = _digest(b"\0".join((peer_address(scope).encode(), scheme, name)))
         wait = self._throttle.wait(key)
         # Whoever holds a secret that cannot be guessed is let in even while others behind the
         # same address are made to wait: a stranger must not be able to lock the owner out.
         if wait and (found is None or found.guessable):
-            return _too_many_failures(wait)
+            seconds = math.ceil(wait)
+            raise TooManyFailuresError(
+                f"Too many failed attempts with this name from this address; wait {seconds} s",
+                retry_after_seconds=seconds,
+            ).with_headers(("Retry-After", str(seconds)))
         if found is None:
-            self._throttle.failed(key, attempt.digest)
-            return self._unauthenticated("The credential is not valid")
-        scope["caller"] = found.caller
-        return None
-
-    def _match(self, attempt: "_Attempt") -> Credential | None:
-        found: Credential | None = None
-        for credential in self._credentials:
-            same = hmac.compare_digest(credential.digest, attempt.digest)
-            if same & (credential.scheme.encode() == attempt.scheme):
-                found = credential
-        return found
-
-    def _unauthenticated(self, what: str) -> Refusal:
-        remedy = "send the header Authorization: Bearer <token>, or Basic if that is offered"
-        return Refusal(UnauthenticatedError(f"{what}; {remedy}"), self._challenges)
+            self._throttle.failed(key, digest)
+            error = UnauthenticatedError(f"The credential is not valid; {_REMEDY}")
+            raise error.with_headers(*self._challenges)
+        return found.caller
 
 
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    """What a request sent as its credential."""
-
-    scheme: bytes
-    name: bytes
-    """Whom it names: a user, if it is Basic; a bearer token names nobody."""
-    digest: bytes
-
-    def key(self, address: str) -> bytes:
-        """Return what its failure counts for, in a form of fixed size."""
-        return _digest(b"\0".join((address.encode(), self.scheme, self.name)))
-
-
-def _read(sent: list[bytes]) -> _Attempt:
+def _read(sent: list[bytes]) -> tuple[bytes, bytes, bytes]:
+    """Return the scheme, the user that Basic names, and the secret; no scheme when malformed."""
     if len(sent) > 1 or len(sent[0]) > _LONGEST_AUTHORIZATION:
-        return _Attempt(b"", b"", _digest(b"".join(sent)))
+        return b"", b"", b"".join(sent)
     scheme, _, rest = sent[0].partition(b" ")
     if scheme.lower() == b"bearer":
-        return _Attempt(b"bearer", b"", _digest(rest.strip()))
+        return b"bearer", b"", rest.strip()
     if scheme.lower() != b"basic":
-        return _Attempt(b"", b"", _digest(sent[0]))
-    secret = _decoded(rest.strip())
-    return _Attempt(b"basic", secret.partition(b":")[0], _digest(secret))
+        return b"", b"", sent[0]
+    try:
+        secret = base64.b64decode(rest.strip(), validate=True)
+    except binascii.Error:
+        secret = b""  # no credential is empty
+    return b"basic", secret.partition(b":")[0], secret
+
+
+def _digest(secret: bytes) -> bytes:
+    return hashlib.sha256(secret).digest()
 
 
 def peer_address(scope: Scope) -> str:
@@ -290,38 +280,3 @@ def _write_token(path: Path, token: str) -> None:
         pass
     finally:
         draft.unlink()
-
-
-def _digest(secret: bytes) -> bytes:
-    return hashlib.sha256(secret).digest()
-
-
-def _decoded(value: bytes) -> bytes:
-    """Return what a Basic value stands for; nothing, which no credential is, when malformed."""
-    try:
-        return base64.b64decode(value, validate=True)
-    except binascii.Error:
-        return b""
-
-
-def _is_open(scope: Scope) -> bool:
-    return (
-        scope["type"] == "http" and scope["path"] in OPEN_PATHS and scope["method"] in _OPEN_METHODS
-    )
-
-
-def _challenges(schemes: set[Scheme]) -> tuple[Header, ...]:
-    offers = {
-        "bearer": b'Bearer realm="opencode-a2a"',
-        "basic": b'Basic realm="opencode-a2a", charset="UTF-8"',
-    }
-    return tuple((b"www-authenticate", offers[scheme]) for scheme in sorted(schemes, reverse=True))
-
-
-def _too_many_failures(wait: float) -> Refusal:
-    seconds = str(max(1, round(wait + 0.5)))
-    error = TooManyFailuresError(
-        f"Too many failed attempts with this name from this address; wait {seconds} s",
-        retry_after_seconds=int(seconds),
-    )
-    return Refusal(error, ((b"retry-after", seconds.encode()),))

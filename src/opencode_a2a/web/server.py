@@ -1,37 +1,105 @@
-"""The HTTP server under the application: uvicorn, with what it lacks.
+"""The HTTP server: the guards around the application, and uvicorn under them.
 
-uvicorn waits for ever for the rest of a header, keeps headers of any length, stops only after
-every stream has ended by itself, and ends the process by the signal that stopped it. ``serve``
-and the tests run the service through this module; it knows nothing of what is served.
+``edge`` puts the guards in their order. ``server`` is uvicorn with what it lacks: by itself it
+waits for ever for the rest of a header, keeps headers of any length, stops only after every stream
+has ended by itself, and ends the process by the signal that stopped it.
 """
 
 import asyncio
 import contextlib
+import re
 import socket
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import Literal
 
 import orjson
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from opencode_a2a.a2a.errors import rest_error
-from opencode_a2a.a2a.versions import Version
+from opencode_a2a.a2a.versions import DEFAULT_LINE, Version
+from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
     BadHttpError,
     HeadersTooLargeError,
+    MethodNotAllowedError,
+    MethodNotFoundError,
     RequestTimeoutError,
     ServiceError,
 )
-from opencode_a2a.web.answers import WRITE_NOW
-from opencode_a2a.web.sse import Drain
+from opencode_a2a.server.rest import refused
+from opencode_a2a.web.auth import AcceptedCredential, Authentication
+from opencode_a2a.web.limits import BodyGuard, Boundary, RateLimit
+from opencode_a2a.web.observe import AccessLog, PayloadLog, Tracing
+from opencode_a2a.web.sse import WRITE_NOW, Drain
 
 HEADER_SECONDS = 15.0
 HEADER_BYTES = 64 * 1024
 BODY_SECONDS = 60.0
-"""A last resort behind ``guards.BodyLimits``, which answers politely."""
+"""A last resort behind ``limits.BodyGuard``, which answers politely."""
+_GZIP_LEVEL = 5
+_REFUSES_GZIP = re.compile(r"\bgzip\s*;\s*q=0(\.0*)?\s*(,|$)", re.IGNORECASE)
+
+
+def edge(app: ASGIApp, settings: Settings, credentials: Iterable[AcceptedCredential]) -> ASGIApp:
+    """Return the application behind all its guards, the outermost last."""
+    if settings.log.payloads:
+        app = PayloadLog(app, settings.log.body_limit)
+    app = BodyGuard(app, settings.limits)
+    if settings.a2a.http_gzip_minimum_size:
+        app = Compression(app, settings.a2a.http_gzip_minimum_size, _GZIP_LEVEL)
+    if settings.limits.rate_limit_enabled:
+        app = RateLimit(app, settings.limits)
+    app = Authentication(app, credentials)
+    app = Boundary(app, settings)
+    return Tracing(AccessLog(Refusals(app, Version(settings.a2a.protocol_version))))
+
+
+class Refusals:
+    """Answer what a guard or the router refuses, in the form of the version and binding called."""
+
+    def __init__(self, app: ASGIApp, default: Version = Version.V03) -> None:
+        self._app = app
+        self._default = default
+        """The version in which those are answered who name none."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[DEFAULT_LINE] = self._default
+        scope["app"] = self  # so that Starlette's router raises what it refuses
+        try:
+            await self._app(scope, receive, send)
+            return
+        except ServiceError as raised:
+            error = raised
+        except HTTPException as raised:
+            if raised.status_code == 405:
+                allowed = sorted((raised.headers or {}).get("Allow", "").split(", "))
+                error = MethodNotAllowedError().with_headers(("Allow", ", ".join(allowed)))
+            else:
+                error = MethodNotFoundError("There is nothing at this path")
+        response = refused(error, scope)
+        response.headers["Cache-Control"] = "no-store"
+        for name, value in error.headers:
+            response.headers.append(name, value)
+        await response(scope, receive, send)
+
+
+class Compression(GZipMiddleware):
+    """Starlette's, which would take ``gzip;q=0`` for a yes.
+
+    It leaves streams of events alone, and compresses large bodies in a thread.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if _REFUSES_GZIP.search(Headers(scope=scope).get("accept-encoding", "")):
+            await self.app(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
 
 
 class Connection(HttpToolsProtocol):

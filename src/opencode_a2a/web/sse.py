@@ -22,9 +22,16 @@ from opencode_a2a import metrics
 from opencode_a2a.config import StreamSettings
 from opencode_a2a.errors import StreamEndedError
 from opencode_a2a.server.exchange import EVENT_STREAM, Frames
-from opencode_a2a.web.answers import DIRECT_SEND, WRITE_NOW, Header
 
 log: FilteringBoundLogger = structlog.get_logger()
+
+Header = tuple[bytes, bytes]
+DIRECT_SEND = "direct_send"
+"""In the scope: the server's own ``send``. What comes between looks at the start of an answer only,
+so that the frames of a stream may go past it."""
+WRITE_NOW = "write_now"
+"""In the scope: writes a piece of an answer in pieces without waiting; False when it has to wait.
+To wake the task of a stream for each frame takes longer than to write the frame."""
 
 # One line, not an event of its own: some readers take the blank line after it for an event
 # without data, and fail to parse that.

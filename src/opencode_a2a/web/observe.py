@@ -1,0 +1,288 @@
+"""What can be seen of the service: traces, the access log, payloads, and the pages about itself.
+
+``Tracing`` and ``AccessLog`` stand outermost, so that refused requests are traced and counted too.
+``PayloadLog``, when switched on, stands behind the guards and shows bodies. ``pages`` returns the
+routes for alive, ready, healthy and figures. Nothing here knows A2A, the database or OpenCode.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
+
+import orjson
+import structlog
+from prometheus_client import Counter, Histogram
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.typing import FilteringBoundLogger
+
+from opencode_a2a import metrics
+from opencode_a2a.callers import Caller
+from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.ids import new_hex
+from opencode_a2a.server.exchange import OPERATION
+from opencode_a2a.telemetry import PAYLOADS, redact
+from opencode_a2a.tracing import begin_trace, current_trace
+from opencode_a2a.web.auth import peer_address
+from opencode_a2a.web.sse import DIRECT_SEND
+
+log: FilteringBoundLogger = structlog.get_logger()
+
+ANSWER_HEADERS = "answer_headers"
+"""In the scope: headers that every answer to this request gets, also one that refuses it."""
+_KNOWN_PATHS = frozenset(
+    {
+        "/",
+        "/livez",
+        "/readyz",
+        "/health",
+        "/metrics",
+        "/.well-known/agent-card.json",
+        "/.well-known/agent.json",
+    }
+)
+_KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_SECRET_WORK = ("opencode.", "a2a.interrupt.")
+"""Methods that carry a person's work."""
+_NEVER_CACHED = {"cache-control": "no-store"}
+
+
+class Tracing:
+    """Give every request an id and a trace: in its log records, its answer, and calls onward."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        parent = headers.get("traceparent")
+        trace = begin_trace(parent, headers.get("tracestate") if parent else None)
+        added = scope[ANSWER_HEADERS] = [(b"traceparent", trace.traceparent.encode())]
+        scope[DIRECT_SEND] = send
+
+        async def add_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *added]}
+            await send(message)
+
+        # A request runs in a task, hence in a context, of its own: there is nothing to undo.
+        current_trace.set(trace)
+        structlog.contextvars.bind_contextvars(request_id=new_hex(8), trace_id=trace.trace_id)
+        await self._app(scope, receive, add_headers)
+
+
+class AccessLog:
+    """Log who asked for what, how it ended and how long it took, and count it for ``/metrics``.
+
+    The router leaves the route it chose in the scope, and the bindings leave the operation there.
+    Paths and methods as they came never become a label.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = time.monotonic()
+        status = 0
+
+        async def note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                _seconds(_route(scope)).observe(time.monotonic() - began)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, note)
+        finally:
+            method = scope["method"] if scope["method"] in _KNOWN_METHODS else "other"
+            _requests(method, _route(scope), status).inc()
+            level = logging.ERROR if status >= 500 else logging.INFO
+            if log.is_enabled_for(level):
+                caller: Caller | None = scope.get("caller")
+                log.log(
+                    level,
+                    "request",
+                    principal=caller.principal if caller else None,
+                    address=peer_address(scope),
+                    method=method,
+                    route=_route(scope),
+                    operation=scope.get(OPERATION),
+                    status=status,
+                    duration_ms=round((time.monotonic() - began) * 1000, 1),
+                )
+
+
+# The labels of a metric are looked up under a lock; these lookups are not.
+@lru_cache(maxsize=1024)
+def _requests(method: str, template: str, status: int) -> Counter:
+    return metrics.REQUESTS.labels(method, template, str(status))
+
+
+@lru_cache(maxsize=256)
+def _seconds(template: str) -> Histogram:
+    return metrics.REQUEST_SECONDS.labels(template)
+
+
+def _route(scope: Scope) -> str:
+    """Return the template of the path, or a word for those nobody serves."""
+    found: BaseRoute | None = scope.get("route")
+    if isinstance(found, Route):
+        return found.path
+    path: str = scope["path"]
+    return path if path in _KNOWN_PATHS else "other"
+
+
+class PayloadLog:
+    """Log the bodies of requests and answers, at any log level.
+
+    Without secrets, cut at a limit, never those of methods that carry a person's work, and never a
+    stream. Stands where bodies are already bounded.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int = 0) -> None:
+        self._app = app
+        self._limit = limit
+        """Bytes shown of a body; 0 shows all of it."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request, response, media_type, size = b"", bytearray(), "", 0
+
+        async def read(receive: Receive = receive) -> Message:
+            nonlocal request
+            message = await receive()
+            if message["type"] == "http.request":
+                request += message.get("body", b"")
+            return message
+
+        async def write(message: Message) -> None:
+            nonlocal media_type, size
+            if message["type"] == "http.response.start":
+                media_type = Headers(raw=message["headers"]).get("content-type", "")
+            elif message["type"] == "http.response.body":
+                body: bytes = message.get("body", b"")
+                size += len(body)
+                if "json" in media_type:
+                    response.extend(body)
+            await send(message)
+
+        try:
+            await self._app(scope, read, write)
+        finally:
+            method = _rpc_method(request)
+            hidden = "omitted: sensitive method" if (method or "").startswith(_SECRET_WORK) else ""
+            if media_type.startswith("text/event-stream"):
+                answer = "streaming"
+            elif "json" not in media_type:
+                answer = f"omitted: {media_type or 'no content type'}"
+            else:
+                answer = hidden or self._preview(bytes(response))
+            PAYLOADS.info(
+                "payload",
+                route=_route(scope),
+                method=method,
+                request=hidden or self._preview(request),
+                response=answer,
+                response_bytes=size,
+            )
+
+    def _preview(self, body: bytes) -> str:
+        try:
+            shown = orjson.dumps(redact(orjson.loads(body)))
+        except orjson.JSONDecodeError:
+            return f"omitted: {len(body)} bytes, not JSON"
+        if self._limit and len(shown) > self._limit:
+            return shown[: self._limit].decode(errors="ignore") + "…"
+        return shown.decode()
+
+
+def _rpc_method(body: bytes) -> str | None:
+    try:
+        value: Json = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    method = value.get("method") if isinstance(value, dict) else None
+    return method if isinstance(method, str) else None
+
+
+Check = Callable[[], Awaitable[None]]
+"""Returns when all is well and raises otherwise; the exception is logged, never shown."""
+
+
+class Readiness:
+    """Asks everything the service depends on, at most once in ``fresh`` seconds."""
+
+    def __init__(
+        self,
+        checks: Mapping[str, Check],
+        *,
+        bound: float = 2.0,
+        fresh: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._checks = checks
+        self._bound = bound
+        self._fresh = fresh
+        self._clock = clock
+        self._results: dict[str, bool] = {}
+        self._until = float("-inf")
+        self._asking = asyncio.Lock()
+
+    async def ask(self) -> dict[str, bool]:
+        """Return which checks are well."""
+        async with self._asking:
+            if self._clock() >= self._until:
+                async with asyncio.TaskGroup() as group:
+                    asked = {n: group.create_task(self._one(n, c)) for n, c in self._checks.items()}
+                self._results = {name: task.result() for name, task in asked.items()}
+                self._until = self._clock() + self._fresh
+            return self._results
+
+    async def _one(self, name: str, check: Check) -> bool:
+        try:
+            async with asyncio.timeout(self._bound):
+                await check()
+        except Exception as error:  # whatever is wrong, the answer is "not ready"
+            if self._results.get(name, True):
+                log.warning("not ready", check=name, error=repr(error))
+            return False
+        return True
+
+
+def pages(
+    readiness: Readiness, health: Callable[[], JsonObject], *, figures: bool = True
+) -> list[BaseRoute]:
+    """Return the routes of the pages about the service; ``health`` tells its runtime profile."""
+
+    def page(body: JsonObject, status: int = 200) -> Response:
+        return Response(orjson.dumps(body), status, _NEVER_CACHED, "application/json")
+
+    async def livez(_: Request) -> Response:
+        return page({"status": "ok"})
+
+    async def readyz(_: Request) -> Response:
+        results = await readiness.ask()
+        checks: JsonObject = {name: "ok" if well else "failed" for name, well in results.items()}
+        if all(results.values()):
+            return page({"status": "ok", "checks": checks})
+        return page({"status": "unavailable", "checks": checks}, 503)
+
+    async def healthy(_: Request) -> Response:
+        return page({"status": "ok", **health()})
+
+    async def exposition(_: Request) -> Response:
+        return Response(
+            metrics.exposition(), headers=_NEVER_CACHED | {"content-type": metrics.CONTENT_TYPE}
+        )
+
+    routes: list[BaseRoute] = [
+        Route("/livez", livez),
+        Route("/readyz", readyz),
+        Route("/health", healthy),
+    ]
+    return [*routes, Route("/metrics", exposition)] if figures else routes
