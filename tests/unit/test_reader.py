@@ -1,4 +1,4 @@
-"""The law of the reader: what was told is what OpenCode has stored, whatever broke between."""
+"""The law of the reader: what was emitted is what OpenCode has stored, whatever broke between."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -54,7 +54,7 @@ class Play:
     """Drives a reader through a recording, the way a turn and its accidents would."""
 
     recording: Recording
-    told: list[TurnEvent] = field(default_factory=list[TurnEvent])
+    emitted: list[TurnEvent] = field(default_factory=list[TurnEvent])
     at: int = 0
     since: int = 0
     """A snapshot is never older than the last loss, nor than the snapshot before."""
@@ -71,19 +71,19 @@ class Play:
         events = self.recording.events
         match kind:
             case "play":
-                self.told += self.reader.feed(events[self.at : self.at + count])
+                self.emitted += self.reader.feed(events[self.at : self.at + count])
                 self.at = min(self.at + count, len(events))
             case "repeat":
-                self.told += self.reader.feed(events[max(0, self.at - count) : self.at])
+                self.emitted += self.reader.feed(events[max(0, self.at - count) : self.at])
             case "lose":
                 self._lose(count)
                 self.reader.state.gap()
             case "restart":
                 self._lose(count)
-                self.reader = self._reader(Emitted.of(self.told))
+                self.reader = self._reader(Emitted.of(self.emitted))
             case _:
                 self.since = min(max(self.at + count, self.since), len(events))
-                self.told += self.reader.reconcile(self.recording.states[self.since])
+                self.emitted += self.reader.reconcile(self.recording.states[self.since])
 
     def _lose(self, count: int) -> None:
         self.at = min(self.at + count, len(self.recording.events))
@@ -92,14 +92,14 @@ class Play:
 
     def end(self) -> list[TurnEvent]:
         self.move(("play", len(self.recording.events)))
-        self.told += self.reader.finish(self.recording.states[-1])
-        return self.told
+        self.emitted += self.reader.finish(self.recording.states[-1])
+        return self.emitted
 
 
-def text(told: Sequence[TurnEvent], channel: Channel) -> str:
-    """Join what was told in a channel."""
+def text(emitted: Sequence[TurnEvent], channel: Channel) -> str:
+    """Join what was emitted in a channel."""
     whole = ""
-    for event in told:
+    for event in emitted:
         match event:
             case TextGrew() if channel is Channel.TEXT:
                 whole += event.text
@@ -113,45 +113,45 @@ def text(told: Sequence[TurnEvent], channel: Channel) -> str:
 
 
 def assert_law(play: Play) -> None:
-    told, stored = play.told, play.recording
-    assert [e for e in told if isinstance(e, Finished)] == told[-1:]
+    emitted, stored = play.emitted, play.recording
+    assert [e for e in emitted if isinstance(e, Finished)] == emitted[-1:]
     assert play.reader.feed(stored.events) == []
     if stored.deleted:
         return
     for channel in Channel:
-        assert text(told, channel) == stored.text(channel)
-        assert_channel_opens_once_and_closes(told, channel)
+        assert text(emitted, channel) == stored.text(channel)
+        assert_channel_opens_once_and_closes(emitted, channel)
     # Older versions cut the spaces at the end of a text off when it is complete.
     if not stored.dead_parts() and not stored.name.startswith(OLDER):
-        assert not [event for event in told if isinstance(event, ChannelReplaced)]
-    assert_tools(told, stored)
+        assert not [event for event in emitted if isinstance(event, ChannelReplaced)]
+    assert_tools(emitted, stored)
     assert_interrupts(play)
-    assert_end(told, stored)
+    assert_end(emitted, stored)
 
 
-def assert_end(told: Sequence[TurnEvent], stored: Recording) -> None:
+def assert_end(emitted: Sequence[TurnEvent], stored: Recording) -> None:
     infos = [message.info for message in stored.run()]
     last = infos[-1] if infos else None
-    ends = [(e.message_id, e.finish) for e in told if isinstance(e, Finished)]
+    ends = [(e.message_id, e.finish) for e in emitted if isinstance(e, Finished)]
     assert ends == [(last and last.id, last.finish if isinstance(last, AssistantMessage) else None)]
 
 
-def assert_channel_opens_once_and_closes(told: Sequence[TurnEvent], channel: Channel) -> None:
+def assert_channel_opens_once_and_closes(emitted: Sequence[TurnEvent], channel: Channel) -> None:
     kind = TextGrew if channel is Channel.TEXT else ReasoningGrew
-    opens = [event.opens for event in told if isinstance(event, kind)]
+    opens = [event.opens for event in emitted if isinstance(event, kind)]
     assert opens == [place == 0 for place in range(len(opens))]
     closed = [
-        event for event in told if isinstance(event, ChannelClosed) and event.channel is channel
+        event for event in emitted if isinstance(event, ChannelClosed) and event.channel is channel
     ]
     assert len(closed) == bool(opens)
 
 
-def assert_tools(told: Sequence[TurnEvent], stored: Recording) -> None:
-    last = {event.part_id: event for event in told if isinstance(event, ToolChanged)}
+def assert_tools(emitted: Sequence[TurnEvent], stored: Recording) -> None:
+    last = {event.part_id: event for event in emitted if isinstance(event, ToolChanged)}
     assert {key: seen(tool) for key, tool in last.items()} == {
         key: kept(part) for key, part in stored.tools().items()
     }
-    changes = [event for event in told if isinstance(event, ToolChanged)]
+    changes = [event for event in emitted if isinstance(event, ToolChanged)]
     assert all(before != after for before, after in pairwise(changes))
 
 
@@ -167,13 +167,13 @@ def kept(part: ToolPart) -> tuple[object, ...]:
 
 
 def assert_interrupts(play: Play) -> None:
-    asked = [e.request_id for e in play.told if isinstance(e, Interrupted)]
-    settled = [e.request_id for e in play.told if isinstance(e, Resumed)]
+    asked = [e.request_id for e in play.emitted if isinstance(e, Interrupted)]
+    settled = [e.request_id for e in play.emitted if isinstance(e, Resumed)]
     assert len(set(asked)) == len(asked)
     assert sorted(settled) == sorted(asked)
     if play.lossless:
         assert sorted(asked) == sorted(play.recording.requests())
-        resolutions = {e.request_id: e.resolution for e in play.told if isinstance(e, Resumed)}
+        resolutions = {e.request_id: e.resolution for e in play.emitted if isinstance(e, Resumed)}
         assert resolutions == play.recording.resolutions()
 
 
@@ -187,7 +187,7 @@ def assert_interrupts(play: Play) -> None:
 @example("plain-text 1", [("play", 14), ("repeat", 2)])
 @example("permission-once 1", [("play", 16), ("snapshot", -2)])
 @example("error-in-stream 1", [("play", 14), ("restart", 0), ("snapshot", 6)])
-def test_what_was_told_is_what_is_stored_whatever_broke(turn: str, moves: list[Move]) -> None:
+def test_what_was_emitted_is_what_is_stored_whatever_broke(turn: str, moves: list[Move]) -> None:
     play = Play(TURNS[turn])
 
     for move in moves:
@@ -226,13 +226,13 @@ def test_an_answer_never_shrinks_when_opencode_dies(turn: str) -> None:
     for at in range(len(recording.events) + 1):
         play = Play(recording)
         play.move(("play", at))
-        before = {channel: text(play.told, channel) for channel in Channel}
+        before = {channel: text(play.emitted, channel) for channel in Channel}
 
         play.reader.state.gap()
-        play.told += play.reader.finish(recording.states[at])
+        play.emitted += play.reader.finish(recording.states[at])
 
         for channel in Channel:
-            assert text(play.told, channel).startswith(before[channel])
+            assert text(play.emitted, channel).startswith(before[channel])
 
 
 @pytest.mark.parametrize("turn", TURNS)
@@ -245,7 +245,7 @@ def test_an_unbroken_stream_tells_everything_before_the_end(turn: str) -> None:
 
     assert play.reader.state.needs_reconcile == stored.deleted
     if not stored.deleted and not stored.dead_parts():
-        assert [text(play.told, channel) for channel in Channel] == [
+        assert [text(play.emitted, channel) for channel in Channel] == [
             stored.text(channel) for channel in Channel
         ]
 
@@ -306,11 +306,11 @@ def test_a_canceled_turn_keeps_its_partial_text() -> None:
     play = Play(recording("abort-mid-stream"))
     play.move(("play", 100))
 
-    told = play.told + play.reader.finish(play.recording.states[-1], aborted=True)
+    emitted = play.emitted + play.reader.finish(play.recording.states[-1], aborted=True)
 
-    assert text(told, Channel.TEXT) == "slow " * 6
-    assert isinstance(told[-1], Finished)
-    assert told[-1].outcome is Outcome.CANCELED
+    assert text(emitted, Channel.TEXT) == "slow " * 6
+    assert isinstance(emitted[-1], Finished)
+    assert emitted[-1].outcome is Outcome.CANCELED
 
 
 def test_a_turn_that_is_given_up_says_why() -> None:
@@ -318,9 +318,9 @@ def test_a_turn_that_is_given_up_says_why() -> None:
     play.move(("play", 15))
     why = Failure("UPSTREAM_LOOP", "The model was asked too often")
 
-    told = play.reader.finish(None, failure=why)
+    emitted = play.reader.finish(None, failure=why)
 
-    assert told[-1:] == [
+    assert emitted[-1:] == [
         Finished(Outcome.FAILED, play.recording.run()[0].info.id, "unknown", None, why)
     ]
 
@@ -332,12 +332,12 @@ def test_structured_output_comes_with_the_end() -> None:
     assert end.structured == {"n": 5, "s": "x"}
 
 
-def test_text_that_a_retry_made_void_is_replaced_when_the_retry_is_told() -> None:
+def test_text_that_a_retry_made_void_is_replaced_when_the_retry_is_heard_of() -> None:
     play = Play(recording("error-drop-mid-stream"))
 
     play.end()
 
-    story = [e for e in play.told if isinstance(e, TextGrew | ChannelReplaced)]
+    story = [e for e in play.emitted if isinstance(e, TextGrew | ChannelReplaced)]
     replaced = [place for place, event in enumerate(story) if isinstance(event, ChannelReplaced)]
     assert replaced == [1]
     assert [e.parts for e in story if isinstance(e, ChannelReplaced)] == [[]]
@@ -355,14 +355,14 @@ def test_text_of_a_part_that_was_open_in_a_gap_waits_for_its_end() -> None:
     play.move(("snapshot", 0))
 
     play.move(("play", 1))
-    before = text(play.told, Channel.TEXT)
+    before = text(play.emitted, Channel.TEXT)
     play.move(("play", 2))
 
     assert before == "one "
-    assert [e.text for e in play.told if isinstance(e, TextGrew)] == ["one ", "two three four"]
+    assert [e.text for e in play.emitted if isinstance(e, TextGrew)] == ["one ", "two three four"]
 
 
-def test_a_part_that_begins_after_a_gap_is_told_as_it_grows() -> None:
+def test_a_part_that_begins_after_a_gap_is_emitted_as_it_grows() -> None:
     play = Play(recording("plain-text"))
     first = play.recording.first(PartDelta)
     play.move(("play", first - 3))
@@ -371,10 +371,10 @@ def test_a_part_that_begins_after_a_gap_is_told_as_it_grows() -> None:
 
     play.move(("play", 3))
 
-    assert text(play.told, Channel.TEXT) == "one "
+    assert text(play.emitted, Channel.TEXT) == "one "
 
 
-def test_a_part_that_begins_before_an_older_snapshot_comes_is_told_as_it_grows() -> None:
+def test_a_part_that_begins_before_an_older_snapshot_comes_is_emitted_as_it_grows() -> None:
     play = Play(recording("plain-text"))
     first = play.recording.first(PartDelta)
     play.move(("play", first - 3))
@@ -384,10 +384,10 @@ def test_a_part_that_begins_before_an_older_snapshot_comes_is_told_as_it_grows()
     play.move(("snapshot", -3))
     play.move(("play", 1))
 
-    assert text(play.told, Channel.TEXT) == "one two "
+    assert text(play.emitted, Channel.TEXT) == "one two "
 
 
-def test_a_part_that_was_missed_is_told_before_the_next_one() -> None:
+def test_a_part_that_was_missed_is_emitted_before_the_next_one() -> None:
     play = Play(recording("error-drop-after-tool-call"))
     places = [i for i, event in enumerate(play.recording.events) if isinstance(event, PartDelta)]
     play.move(("play", places[0]))
@@ -396,7 +396,7 @@ def test_a_part_that_was_missed_is_told_before_the_next_one() -> None:
 
     play.move(("snapshot", 0))
 
-    assert text(play.told, Channel.TEXT) == "going \n\ndone"
+    assert text(play.emitted, Channel.TEXT) == "going \n\ndone"
 
 
 def test_a_retry_that_was_missed_is_found_in_the_store() -> None:
@@ -410,52 +410,54 @@ def test_a_retry_that_was_missed_is_found_in_the_store() -> None:
     play.move(("lose", 3))
 
     play.move(("snapshot", 0))
-    replaced = [event for event in play.told if isinstance(event, ChannelReplaced)]
+    replaced = [event for event in play.emitted if isinstance(event, ChannelReplaced)]
     play.move(("play", 2))
 
     assert [event.parts for event in replaced] == [[]]
-    assert text(play.told, Channel.TEXT) == "partial "
+    assert text(play.emitted, Channel.TEXT) == "partial "
 
 
 @pytest.mark.parametrize("back", range(1, 8))
 def test_an_older_snapshot_does_not_undo_the_end(back: int) -> None:
     play = Play(recording("plain-text"))
     play.move(("play", len(play.recording.events)))
-    before = list(play.told)
+    before = list(play.emitted)
 
     play.move(("snapshot", -back))
 
-    assert play.told == before
+    assert play.emitted == before
     assert play.reader.state.complete
 
 
 def test_two_prompts_in_one_session_get_their_own_answers() -> None:
-    told = [
+    emitted = [
         text(Play(stored).end(), Channel.TEXT)
         for stored in recordings()
         if stored.name == "concurrent-two-prompts"
     ]
 
-    assert told == ["AAA " * 20, "BBB done"]
+    assert emitted == ["AAA " * 20, "BBB done"]
 
 
 def test_a_compaction_is_progress_and_its_summary_no_answer() -> None:
-    told = Play(recording("compaction-auto")).end()
+    emitted = Play(recording("compaction-auto")).end()
 
-    compactions = [e.status for e in told if isinstance(e, Progressed) and e.type == "compaction"]
+    compactions = [
+        e.status for e in emitted if isinstance(e, Progressed) and e.type == "compaction"
+    ]
     assert compactions == ["running", "completed"]
-    assert "Objective" not in text(told, Channel.TEXT)
+    assert "Objective" not in text(emitted, Channel.TEXT)
 
 
 def test_a_sub_agents_interrupt_belongs_to_the_turn() -> None:
-    told = Play(recording("subagent-permission")).end()
+    emitted = Play(recording("subagent-permission")).end()
 
-    asked = [event for event in told if isinstance(event, Interrupted)]
+    asked = [event for event in emitted if isinstance(event, Interrupted)]
     assert [(e.permission, e.patterns, e.directory) for e in asked] == [
         ("bash", ["whoami"], "/workspace")
     ]
-    assert [e.resolution for e in told if isinstance(e, Resumed)] == ["once"]
-    subagents = [e for e in told if isinstance(e, Progressed) and e.type == "subagent"]
+    assert [e.resolution for e in emitted if isinstance(e, Resumed)] == ["once"]
+    subagents = [e for e in emitted if isinstance(e, Progressed) and e.type == "subagent"]
     assert [(e.status, e.title) for e in subagents] == [
         ("running", "do sub"),
         ("completed", "do sub"),
@@ -463,9 +465,9 @@ def test_a_sub_agents_interrupt_belongs_to_the_turn() -> None:
 
 
 def test_usage_is_summed_over_steps_and_sub_agents_apart() -> None:
-    told = Play(recording("subagent")).end()
+    emitted = Play(recording("subagent")).end()
 
-    counted = [event for event in told if isinstance(event, UsageCounted)]
+    counted = [event for event in emitted if isinstance(event, UsageCounted)]
     assert [(c.own.total, c.children and c.children.total) for c in counted] == [(240, 240)]
 
 
@@ -476,10 +478,10 @@ def test_an_interrupt_that_vanished_is_void() -> None:
     play.move(("play", asked))
 
     play.reader.state.gap()
-    told = play.reader.reconcile(stored.states[asked + 2])
+    emitted = play.reader.reconcile(stored.states[asked + 2])
 
-    assert [e.resolution for e in told if isinstance(e, Resumed)] == ["void"]
-    assert play.reader.state.pending == []
+    assert [e.resolution for e in emitted if isinstance(e, Resumed)] == ["void"]
+    assert play.reader.state.asked == {}
 
 
 def test_an_interrupt_names_the_input_of_its_tool_when_it_is_known() -> None:
@@ -488,9 +490,9 @@ def test_an_interrupt_names_the_input_of_its_tool_when_it_is_known() -> None:
     asked = 1 + stored.first(PermissionAsked)
     play.move(("lose", asked))
 
-    told = play.reader.reconcile(stored.states[asked + 1])
+    emitted = play.reader.reconcile(stored.states[asked + 1])
 
-    assert [(e.tool, e.tool_input) for e in told if isinstance(e, Interrupted)] == [
+    assert [(e.tool, e.tool_input) for e in emitted if isinstance(e, Interrupted)] == [
         ("bridge_a2a_call", {"agent": "planner", "message": "hello"})
     ]
 
@@ -526,4 +528,4 @@ def test_growth_of_one_part_in_a_batch_is_one_event() -> None:
 
     play.move(("play", 1000))
 
-    assert len([event for event in play.told if isinstance(event, TextGrew)]) == 1
+    assert len([event for event in play.emitted if isinstance(event, TextGrew)]) == 1

@@ -57,7 +57,7 @@ class Reader:
     @property
     def starting(self) -> list[ToolChanged]:
         """Calls that have just begun to run, and may be about to ask for a permission."""
-        waiting = {interrupt.call_id for interrupt in self.state.pending}
+        waiting = {interrupt.call_id for interrupt in self.state.asked.values()}
         held = self._held.values()
         return [t for t in held if t.status == "running" and t.call_id not in waiting]
 
@@ -157,6 +157,10 @@ class Reader:
     def _emit(self, out: list[TurnEvent]) -> None:
         """Emit the difference between what is known and what was emitted."""
         state, emitted, first = self.state, self._emitted, len(out)
+        for request_id, interrupt in emitted.open.items():
+            if request_id not in state.asked:
+                resolution = state.settled[request_id]
+                out.append(Resumed(request_id, interrupt.type, resolution))
         changes, state.changes = state.changes, []
         for change in changes:
             match change:
@@ -171,21 +175,12 @@ class Reader:
                     # show the call in place of the question. OpenCode calls it running a moment
                     # before it asks, or after.
                     self._held[change.part_id] = change
+                    known = change.part_id in emitted.tools
                     ended = change.status in ("completed", "error")
                     says = change.title or change.output or change.metadata
-                    if (
-                        ended
-                        or change.part_id in emitted.tools
-                        or (says and change in self.starting)
-                    ):
+                    if known or ended or (says and change in self.starting):
                         self._show(change, out)
-        for request_id, interrupt in emitted.open.items():
-            if request_id not in state.asked:
-                resolution = state.settled[request_id]
-                out.append(Resumed(request_id, interrupt.type, resolution))
-        for request_id, asked in state.asked.items():
-            if request_id not in emitted.open:
-                out.append(asked.interrupt)
+        out += [asked for asked in state.asked.values() if asked.request_id not in emitted.open]
         if state.todos is not None and state.todos != emitted.todos:
             out.append(Progressed("todo", "updated", todos=state.todos))
         title = state.session.title if state.session else UNTITLED

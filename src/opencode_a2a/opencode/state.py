@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from opencode_a2a.events import (
     Channel,
     Emitted,
-    Interrupted,
     Progressed,
     Resolution,
     ToolChanged,
@@ -89,17 +88,6 @@ class Snapshot:
     diffs: Sequence[FileDiff] = ()
     session: SessionInfo | None = None
     directory: str | None = None
-
-
-@dataclass(slots=True)
-class Asked:
-    """A request that is waiting for an answer."""
-
-    interrupt: Interrupted
-    message_id: MessageId | None = None
-    """The message that asked."""
-    fresh: bool = False
-    """It was heard of since the last gap, so that an older snapshot may lack it."""
 
 
 class TurnMessages:
@@ -187,7 +175,8 @@ class TurnState:
         self.messages = TurnMessages(prompt)
         self.texts = {channel: ChannelText(channel, emitted.channels) for channel in Channel}
         self.tools = dict(emitted.tools)
-        self.asked = {key: Asked(value) for key, value in emitted.open.items()}
+        self.asked = dict(emitted.open)
+        """The requests that wait for an answer."""
         self.settled: dict[RequestId, Resolution] = dict.fromkeys(emitted.settled, "void")
         self.todos = emitted.todos
         self.session: SessionInfo | None = None
@@ -203,11 +192,13 @@ class TurnState:
         """The last that was heard of the root session, before it went idle, was a retry."""
         self.last_error: TurnError | None = None
         self.needs_reconcile = False
-        self._status_fresh = True
-        self._fresh_messages: set[MessageId] = set()
+        """Events may be missing: the store has to be read."""
+        self._fresh: set[str] = {root}
+        """The messages, requests and sessions that were heard of since the last gap. What is known
+        of them may be newer than the next snapshot."""
         self._calls: dict[str, ToolCall] = {}
-        self._refused: set[MessageId] = set()
-        """Messages that asked for something which a person refused."""
+        self._refused: MessageId | None = None
+        """The last message that asked for something which a person refused."""
         self._steps = {part_id for _, _, part_id in emitted.progress}
         self._postponed: dict[MessageId, list[MessageEvent]] = {}
         """Events that wait until it is known whose message they are about."""
@@ -240,11 +231,6 @@ class TurnState:
         return max(retries, key=lambda retry: retry.next, default=None)
 
     @property
-    def pending(self) -> list[Interrupted]:
-        """The interrupts that wait for an answer."""
-        return [asked.interrupt for asked in self.asked.values()]
-
-    @property
     def children(self) -> frozenset[SessionId]:
         """The sessions of the turn's sub-agents."""
         return frozenset(self.sessions) - {self.root}
@@ -254,7 +240,7 @@ class TurnState:
         """Whether a person refused what the last message asked for."""
         last = self.messages.newest
         return last is not None and (
-            last.id in self._refused
+            last.id == self._refused
             or any(
                 tool.message_id == last.id and (tool.error or "").startswith(REFUSALS)
                 for tool in self.tools.values()
@@ -280,10 +266,11 @@ class TurnState:
             case _ if session not in self.sessions:
                 pass
             case StatusChanged():
-                self._status_fresh |= session == self.root
+                self._fresh.add(session)
                 self._status(session, event.status)
             case PermissionAsked() | QuestionAsked():
-                self._ask(event, event.directory, fresh=True)
+                self._fresh.add(event.id)
+                self._ask(event, event.directory)
             case RequestSettled():
                 self._settle(event.request_id, event.resolution)
             case PartUpdated(part=ToolPart() as part) if session != self.root:
@@ -317,7 +304,7 @@ class TurnState:
                 if not self._message(info, sure=not self.needs_reconcile):
                     self._postpone(info.id, event)
                     return
-                self._fresh_messages.add(info.id)
+                self._fresh.add(info.id)
                 for postponed in self._postponed.pop(info.id, ()):
                     self._hear_message(postponed)
             case PartRemoved():
@@ -337,11 +324,8 @@ class TurnState:
     def gap(self) -> None:
         """Note that events may be missing: the store has to be read before text continues."""
         self.needs_reconcile = True
-        self._status_fresh = False
-        self._fresh_messages.clear()
+        self._fresh.clear()
         self._postponed.clear()
-        for asked in self.asked.values():
-            asked.fresh = False
         for text in self.texts.values():
             text.freeze()
 
@@ -438,27 +422,16 @@ class TurnState:
             case StatusIdle():
                 pass
 
-    def _ask(
-        self, request: PermissionRequest | QuestionRequest, directory: str | None, *, fresh: bool
-    ) -> None:
-        known = self.asked.get(request.id)
-        if known is not None:
-            known.fresh |= fresh
-            return
-        if request.id in self.settled:
-            return
-        newest = self.messages.newest
-        message_id = request.tool.message_id if request.tool else None
-        if message_id is None and request.session_id == self.root and newest:
-            message_id = newest.id
-        call = self._calls.get(request.tool.call_id) if request.tool else None
-        self.asked[request.id] = Asked(interrupted(request, call, directory), message_id, fresh)
+    def _ask(self, request: PermissionRequest | QuestionRequest, directory: str | None) -> None:
+        if request.id not in self.asked and request.id not in self.settled:
+            call = self._calls.get(request.tool.call_id) if request.tool else None
+            self.asked[request.id] = interrupted(request, call, directory)
 
     def _settle(self, request_id: RequestId, resolution: Resolution) -> None:
         self.settled[request_id] = resolution
-        asked = self.asked.pop(request_id, None)
-        if asked is not None and asked.message_id is not None and resolution == "rejected":
-            self._refused.add(asked.message_id)
+        asked, newest = self.asked.pop(request_id, None), self.messages.newest
+        if asked and asked.session_id == self.root and newest and resolution == "rejected":
+            self._refused = newest.id
 
     def void_requests(self) -> None:
         """Give up what is still asked: the turn is over."""
@@ -476,13 +449,24 @@ class TurnState:
                     if isinstance(part, ToolPart):
                         self._call(part)
         if final:
-            self._fresh_messages.clear()
+            self._fresh.clear()
         self._absorb_messages(self.messages.since_prompt(stored.messages), final=final)
-        if final or not self._status_fresh:
+        if self.root not in self._fresh:
             self._status(self.root, stored.statuses.get(self.root, StatusIdle()))
         for child in self.children - set(stored.statuses):
             self.sessions[child] = None
-        self._absorb_requests(stored)
+        listed = {"permission": stored.permissions, "question": stored.questions}
+        pending = {
+            request.id: request
+            for request in (*(stored.permissions or ()), *(stored.questions or ()))
+            if request.session_id in self.sessions
+        }
+        for request_id, asked in list(self.asked.items()):
+            known = request_id in pending or request_id in self._fresh
+            if not known and listed[asked.type] is not None:
+                self._settle(request_id, "void")
+        for request in pending.values():
+            self._ask(request, stored.directory)
         self.session = stored.session or self.session
         self.needs_reconcile = False
         for text in self.texts.values():
@@ -498,7 +482,7 @@ class TurnState:
         overtaken_before, own.overtaken = own.overtaken, False
         order: dict[Channel, list[str]] = {channel: [] for channel in Channel}
         for message in messages:
-            if message.info.id not in self._fresh_messages:
+            if message.info.id not in self._fresh:
                 self._message(message.info, sure=True)
             answer = own.answers.get(message.info.id)
             for part in message.parts:
@@ -537,18 +521,3 @@ class TurnState:
         if final and not completed:
             for text in self.texts.values():
                 text.keep_open(message.info.id)
-
-    def _absorb_requests(self, stored: Snapshot) -> None:
-        requests = [
-            request
-            for request in (*(stored.permissions or ()), *(stored.questions or ()))
-            if request.session_id in self.sessions
-        ]
-        pending = {request.id for request in requests}
-        known = {"permission": stored.permissions, "question": stored.questions}
-        for request_id, asked in list(self.asked.items()):
-            listed = known[asked.interrupt.type] is not None
-            if listed and request_id not in pending and not asked.fresh:
-                self._settle(request_id, "void")
-        for request in requests:
-            self._ask(request, stored.directory, fresh=False)

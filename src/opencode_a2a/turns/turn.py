@@ -364,7 +364,7 @@ class Run:
     @property
     def pending(self) -> list[Interrupted]:
         """The interrupts that wait for an answer."""
-        return self._reader.state.pending
+        return list(self._reader.state.asked.values())
 
     def wake(self) -> None:
         self._subscription.wake()
