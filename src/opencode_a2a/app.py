@@ -251,7 +251,7 @@ class Service:
             log.warning("tasks taken up after a restart", count=taken_up)
         retention = settings.tasks.task_retention_days * 86_400.0
         await stack.enter_async_context(self._beside(sweep(database, retention), "sweep"))
-        errands = self._errands = Errands(opencode, feed, turns.interrupts)
+        errands = self._errands = Errands(feed, turns.interrupts)
         stack.push_async_callback(errands.close)
         await errands.recover()
         fetch = _fetcher(settings)
@@ -482,7 +482,7 @@ def _turns(settings: Settings, database: Database, opencode: OpenCode, feed: Fee
         opencode,
         feed,
         Sessions(database, opencode, _workspace(settings), claim),
-        Interrupts(database, settings),
+        Interrupts(database, opencode, settings),
     )
 
 

@@ -1,38 +1,30 @@
-"""Prompts answered and listed by method; a plain message on the task does the same.
+"""Interrupts answered and listed by method; a plain message on the task does the same.
 
 Answers take the way of any answer: to the turn that waits, or to the errand that follows a command
 or a prompt given by method. Only what nobody follows goes to OpenCode directly.
 """
 
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from opencode_a2a.clock import now_ms
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
     InterruptExpiredError,
     InterruptNotFoundError,
     InterruptTypeMismatchError,
     SessionNotFoundError,
-    TaskNotFoundError,
-    UnsupportedOperationError,
     UpstreamHttpError,
-    UpstreamNotFoundError,
 )
-from opencode_a2a.events import Interrupted, Json, JsonObject, Resumed
+from opencode_a2a.events import Interrupted, Json, JsonObject
 from opencode_a2a.extensions.call import Call
-from opencode_a2a.extensions.params import Done, Id, Items, Payload, Routed, Text, invalid
+from opencode_a2a.extensions.params import Done, Id, Items, Payload, Routed, Text
 from opencode_a2a.extensions.registry import Access, Extension, aliases
 from opencode_a2a.ids import ContextId
-from opencode_a2a.opencode.client import Location, well_formed
+from opencode_a2a.opencode.client import well_formed
 from opencode_a2a.opencode.translate import interrupted
 from opencode_a2a.opencode.types import PermissionRequest, QuestionRequest
-from opencode_a2a.store.interrupts import InterruptRow
 from opencode_a2a.turns.answers import (
     Answer,
     PermissionReply,
@@ -138,7 +130,7 @@ class QuestionParams(InterruptParams):
 )
 async def reply_permission(call: Call, params: PermissionParams) -> Answered:
     """Allow or refuse what a task asks for; a refusal with a message lets the model go on."""
-    return await _answer(call, params, "permission", PermissionReply(params.reply, params.message))
+    return await _answer(call, params, PermissionReply(params.reply, params.message))
 
 
 @INTERRUPTS.method(
@@ -149,7 +141,7 @@ async def reply_permission(call: Call, params: PermissionParams) -> Answered:
 async def reply_question(call: Call, params: QuestionParams) -> Answered:
     """Answer the questions of a task, a list of labels or free texts for each."""
     answers = [[text.strip() for text in texts if text.strip()] for texts in params.answers]
-    return await _answer(call, params, "question", QuestionReply(answers))
+    return await _answer(call, params, QuestionReply(answers))
 
 
 @INTERRUPTS.method(
@@ -157,87 +149,23 @@ async def reply_question(call: Call, params: QuestionParams) -> Answered:
 )
 async def reject_question(call: Call, params: InterruptParams) -> Answered:
     """Dismiss the questions of a task; its turn ends there."""
-    return await _answer(call, params, "question", QuestionRejection())
+    return await _answer(call, params, QuestionRejection())
 
 
-async def _answer(call: Call, params: InterruptParams, kind: Kind, reply: Reply) -> Answered:
-    request_id, answer = params.request_id, Answer(reply, call.principal)
+async def _answer(call: Call, params: InterruptParams, reply: Reply) -> Answered:
+    """Answer what a task or a method asked, or what a session of the caller's asks besides."""
+    interrupts, request_id = call.deps.interrupts, params.request_id
+    answer = Answer(reply, call.principal)
     # A copy waits for what becomes of the first, and is then known as a copy.
     async with call.deps.board.answering[call.principal, request_id]:
-        row = await call.deps.interrupts.find(call.principal, request_id)
-        if row is None or not _counted(row, answer):
-            waiting = await _pending(call, row, request_id)
-            _check(waiting.asked, kind, reply)
-            try:
-                await waiting.answer(answer)
-            except (UnsupportedOperationError, UpstreamNotFoundError):
-                raise _missing(request_id) from None
+        if not await interrupts.answer_once(request_id, answer):
+            known = well_formed("per", request_id) or well_formed("que", request_id)
+            strays = await _strays(call) if known else []
+            asked = next((one for one in strays if one.request_id == request_id), None)
+            if asked is None:
+                raise InterruptNotFoundError(request_id=request_id[:128])
+            await interrupts.answer_unfollowed(_owner(call, asked), asked, answer)
     return Answered(request_id=request_id)
-
-
-def _counted(row: InterruptRow, answer: Answer) -> bool:
-    """Whether it was this very answer that settled an interrupt."""
-    return row.settled_by == answer.by and row.answer == answer.dump()
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """An interrupt that waits for the caller, and how it is answered."""
-
-    asked: Interrupted
-    answer: Callable[[Answer], Awaitable[None]]
-
-
-async def _pending(call: Call, row: InterruptRow | None, request_id: str) -> _Waiting:
-    found = None
-    if row is None:
-        found = await _stray(call, request_id)
-    elif _expired(call, row):
-        raise InterruptExpiredError(request_id=request_id)
-    elif row.resolution is None:
-        found = _live(call, row)
-    if found is None:
-        raise _missing(request_id)
-    return found
-
-
-def _check(asked: Interrupted, kind: Kind, reply: Reply) -> None:
-    """Refuse an answer that does not fit what is asked."""
-    if asked.type != kind:
-        raise InterruptTypeMismatchError(
-            request_id=asked.request_id,
-            expected_interrupt_type=kind,
-            actual_interrupt_type=asked.type,
-        )
-    if isinstance(reply, QuestionReply) and len(reply.answers) > len(asked.questions):
-        raise invalid("answers", f"There are only {len(asked.questions)} questions.")
-
-
-def _expired(call: Call, row: InterruptRow) -> bool:
-    """Whether nobody answered in time; after a while that is forgotten.
-
-    An interrupt that is not settled has not expired, whatever the time of day: its turn holds
-    the deadline, by a clock that does not jump.
-    """
-    kept = call.deps.interrupts.settings.interrupt_request_tombstone_ttl_seconds * 1000
-    return row.resolution == "expired" and now_ms() < (row.settled_at or 0) + kept
-
-
-def _live(call: Call, row: InterruptRow) -> _Waiting | None:
-    request_id = row.request_id
-    if row.task_id is None:
-        found = call.deps.errands.find(request_id)
-        return found and _Waiting(found[0], partial(found[1].answer, request_id))
-    with suppress(TaskNotFoundError):
-        task = call.deps.board.find(call.principal, row.task_id)
-        for asked in task.log.state.status.pending:
-            if asked.request_id == request_id:
-                return _Waiting(asked, partial(task.answer, request_id))
-    return None
-
-
-def _missing(request_id: str) -> InterruptNotFoundError:
-    return InterruptNotFoundError(request_id=request_id[:128])
 
 
 # --- what nobody follows ----------------------------------------------------------------------
@@ -258,7 +186,7 @@ async def _strays(call: Call) -> list[Interrupted]:
     found: list[Interrupted] = []
     for request in pending:
         interrupts = call.deps.interrupts
-        if request.id in interrupts.open or await interrupts.known(request.id):
+        if request.id in interrupts.open or await interrupts.find(request.id):
             continue
         try:
             session = await call.session(request.session_id)
@@ -270,30 +198,8 @@ async def _strays(call: Call) -> list[Interrupted]:
     return found
 
 
-async def _stray(call: Call, request_id: str) -> _Waiting | None:
-    if well_formed("per", request_id) or well_formed("que", request_id):
-        for asked in await _strays(call):
-            if asked.request_id == request_id:
-                return _Waiting(asked, partial(_reply, call, asked))
-    return None
-
-
-async def _reply(call: Call, asked: Interrupted, answer: Answer) -> None:
-    at, reply = Location(directory=asked.directory), answer.reply
-    match reply:
-        case PermissionReply():
-            if reply.reply == "always" and not call.deps.interrupts.settings.allow_always:
-                raise invalid("reply", 'must be "once" or "reject": "always" is switched off here')
-            await call.opencode.reply_permission(
-                asked.request_id, reply.reply, reply.message, at=at
-            )
-        case QuestionReply():
-            await call.opencode.reply_question(asked.request_id, reply.answers, at=at)
-        case QuestionRejection():
-            await call.opencode.reject_question(asked.request_id, at=at)
-    owner = Owner(None, ContextId(f"{DERIVED_CONTEXT}{asked.session_id}"), call.principal)
-    settled = Resumed(asked.request_id, asked.type, answer.resolution, answer.by)
-    await call.deps.interrupts.settle(owner, asked, settled)
+def _owner(call: Call, asked: Interrupted) -> Owner:
+    return Owner(None, ContextId(f"{DERIVED_CONTEXT}{asked.session_id}"), call.principal)
 
 
 # --- what waits -------------------------------------------------------------------------------
@@ -329,21 +235,24 @@ async def list_questions(call: Call, params: Routed) -> Items[InterruptItem]:
 
 
 async def _list(call: Call, kind: Kind) -> Items[InterruptItem]:
-    strays = await _strays(call)  # first: one that is taken up meanwhile is among the rows
-    rows = await call.deps.interrupts.pending(call.principal, kind)
-    waiting = ((row, _live(call, row)) for row in rows)
-    items = [_item(call, live.asked, row) for row, live in waiting if live is not None]
-    listed = {item.request_id for item in items}
-    items += [_item(call, a, None) for a in strays if a.type == kind and a.request_id not in listed]
-    return Items(items=items)
-
-
-def _item(call: Call, asked: Interrupted, row: InterruptRow | None) -> InterruptItem:
-    told = call.deps.spelling.interrupt(asked)
+    strays = await _strays(call)  # first: one that is taken up meanwhile is among the others
+    waiting = await call.deps.interrupts.pending(call.principal, kind)
+    known = {one.asked.request_id for one in waiting}
+    found = [(one.asked, one.owner) for one in waiting]
+    found += [
+        (one, _owner(call, one))
+        for one in strays
+        if one.type == kind and one.request_id not in known
+    ]
     fields = ("request_id", "session_id", "details", "asked_at", "expires_at", "default")
-    return InterruptItem.of(
-        interrupt_type=asked.type,
-        task_id=row and row.task_id,
-        context_id=row.context_id if row else f"{DERIVED_CONTEXT}{asked.session_id}",
-        **{name: told.get(name) for name in fields},
-    )
+    items: list[InterruptItem] = []
+    for asked, owner in found:
+        shown = call.deps.spelling.interrupt(asked)
+        item = InterruptItem.of(
+            interrupt_type=asked.type,
+            task_id=owner.task_id,
+            context_id=owner.context_id,
+            **{name: shown.get(name) for name in fields},
+        )
+        items.append(item)
+    return Items(items=items)

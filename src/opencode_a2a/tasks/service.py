@@ -126,19 +126,18 @@ class OpenTask:
 
     def _new_turn(self, request: Request, emitted: Emitted | None, *, new_context: bool) -> Turn:
         ref = self.log.ref
-        return self._turns.turn(
-            TurnSpec(
-                task_id=ref.id,
-                context_id=ref.context_id,
-                principal=ref.principal,
-                prompt=request.prompt,
-                routing=request.routing,
-                user_message_id=request.user_message_id,
-                session_id=self.log.state.status.session_id,
-                new_context=new_context,
-                emitted=emitted,
-            )
+        spec = TurnSpec(
+            task_id=ref.id,
+            context_id=ref.context_id,
+            principal=ref.principal,
+            prompt=request.prompt,
+            routing=request.routing,
+            user_message_id=request.user_message_id,
+            session_id=self.log.state.status.session_id,
+            new_context=new_context,
+            emitted=emitted,
         )
+        return Turn(spec, self._turns)
 
     def _run(self, turn: Turn) -> None:
         self._running = asyncio.create_task(self._follow(turn), name=f"turn {self.log.ref.id}")
@@ -190,18 +189,10 @@ class OpenTask:
         if not self.ended:  # it may have been canceled meanwhile
             self._run(turn)
 
-    async def answer(self, request_id: str, answer: Answer, also: Write | None = None) -> None:
-        """Answer a pending interrupt; return when OpenCode has taken the answer."""
-        if self._turn is None:
-            raise UnsupportedOperationError("The task is not running")
-        await self._turn.ready()
-        await self._turn.answer(request_id, answer, also)
-
     async def repeat(self, message: Message) -> None:
-        """See to it that OpenCode gets the answer in a message that was taken before."""
+        """Make sure that OpenCode gets the answer in a message that was taken before."""
         if self._turn is not None:
-            await self._turn.ready()
-            await self._turn.repeat(message)
+            await self._turn.interrupts.repeat(message)
 
     async def cancel(self) -> None:
         """End the task; return when it has ended."""
@@ -389,7 +380,7 @@ class TaskService:
         seq, remember = state.seq, _remember(command, task.log.no)
         answer = Answer(reply, command.principal, command.message)
         try:
-            await task.answer(asked.request_id, answer, remember)
+            await self._turns.interrupts.answer(asked.request_id, answer, remember)
         except InterruptNotFoundError:
             # It came too late. Sent again it must not answer what is asked next.
             await self._database.write(remember)
@@ -481,13 +472,6 @@ class TaskService:
 
     def open_tasks(self) -> Sequence[OpenTask]:
         return list(self._open.values())
-
-    def find(self, principal: Principal, task_id: str) -> OpenTask:
-        """Return an open task of a principal."""
-        task = self._found(principal, task_id)
-        if task is None:
-            raise TaskNotFoundError
-        return task
 
     def _found(self, principal: Principal, task_id: str) -> OpenTask | None:
         task = self._open.get(TaskId(task_id))

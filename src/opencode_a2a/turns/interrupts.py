@@ -1,33 +1,101 @@
-"""Prompts that wait for a person: whose they are, until when, and what happens then.
+"""Interrupts: permissions and questions that stop a turn until somebody answers.
 
-``turn`` asks and settles; ``tasks`` and ``extensions`` look up and answer. Each prompt is
-stored, so that its deadline survives a restart, and leaves one audit record when it is
-settled. Knows nothing of how OpenCode is answered.
+``turn`` and ``errands`` pass the events of their sessions through ``TurnInterrupts``; ``tasks`` and
+``extensions`` bring the answers of people to ``Interrupts``. An interrupt that waits is one
+``Interrupt`` in memory and one row in the database, so that its deadline survives a restart. One
+that a rule answers never stops the task. An answer is stored before OpenCode is given it, and
+counts when OpenCode says so; each interrupt leaves one audit record when it is settled.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import asyncio
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
 import orjson
+import structlog
 from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
 from opencode_a2a.clock import now_ms
 from opencode_a2a.config import InterruptSettings, Settings
-from opencode_a2a.events import Interrupted, Resumed
+from opencode_a2a.errors import (
+    InterruptExpiredError,
+    InterruptNotFoundError,
+    InterruptTypeMismatchError,
+    InvalidParamsError,
+    UpstreamError,
+    UpstreamNotFoundError,
+    UpstreamPayloadError,
+    UpstreamUnreachableError,
+    Violation,
+)
+from opencode_a2a.events import Finished, Interrupted, Progressed, Resumed, ToolChanged, TurnEvent
 from opencode_a2a.ids import ContextId, Principal, RequestId, SessionId, TaskId
+from opencode_a2a.messages import Answered, Message
+from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.translate import interrupted
 from opencode_a2a.store import interrupts as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.interrupts import InterruptRow
 from opencode_a2a.telemetry import AUDIT
-from opencode_a2a.turns.answers import Answer, PermissionReply, QuestionReply, Reply
+from opencode_a2a.turns import snapshot
+from opencode_a2a.turns.answers import (
+    Answer,
+    PermissionReply,
+    QuestionRejection,
+    QuestionReply,
+    Reply,
+)
+
+log = structlog.get_logger(__name__)
 
 Action = Literal["allow", "ask", "deny"]
+Write = Callable[[Connection], None]
 
+CONFIRM_SECONDS = 10.0
+"""How long OpenCode may take to say that an interrupt is settled once it took the answer."""
+CONNECT_SECONDS = 10.0
+"""How long an answer waits for its turn to be connected, after a restart of the service."""
+RULE, CLOCK, ELSEWHERE = "rule", "deadline", "elsewhere"
+"""Who settled an interrupt, when it was no principal."""
 EXPIRED_MESSAGE = "Nobody answered in time. Go on without it, or say what you could not do."
 DENIED_MESSAGE = "A rule of this service forbids it. Go on without it."
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whom an interrupt is put to."""
+
+    task_id: TaskId | None
+    """None when the work was begun by method."""
+    context_id: ContextId
+    principal: Principal
+
+
+@dataclass(eq=False, slots=True)
+class Interrupt:
+    """A permission or question that OpenCode waits for."""
+
+    asked: Interrupted
+    owner: Owner
+    turn: "TurnInterrupts"
+    by_rule: Answer | None = None
+    """The answer of a rule; no person is asked then."""
+    answer: Answer | None = None
+    """The latest answer that OpenCode may have taken."""
+    sending: bool = False
+    """An answer is on its way: nobody else can answer now."""
+    delivered: bool = False
+    """OpenCode has confirmed that it took the answer."""
+    expired: bool = False
+    """Nobody answered in time, and the turn ends because of it."""
+    counted: Answer | None = None
+    """The answer that settled it, once it is settled."""
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the log of the task says how it was settled."""
+    timer: asyncio.TimerHandle | None = None
 
 
 def rule_action(settings: InterruptSettings, asked: Interrupted) -> Action:
@@ -57,67 +125,129 @@ def expiry(settings: InterruptSettings, asked: Interrupted) -> Reply | None:
     return PermissionReply("reject", EXPIRED_MESSAGE)
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """Whom a prompt is put to."""
-
-    task_id: TaskId | None
-    """None when the work was begun by method."""
-    context_id: ContextId
-    principal: Principal
-
-
 class Interrupts:
-    """Every prompt that was put to somebody."""
+    """All interrupts: those that wait now, and the table of all that ever did."""
 
-    def __init__(self, database: Database, settings: Settings) -> None:
+    def __init__(self, database: Database, opencode: OpenCode, settings: Settings) -> None:
         self._database = database
+        self.opencode = opencode
         self.settings = settings.interrupts
         self.console_answers = settings.console_answers
+        """OpenCode may be answered past this service, by a person at its own terminal."""
         self.turns: set[SessionId] = set()
         """Sessions in which the turn of a task runs: it is asked whatever the session asks."""
-        self.open: set[RequestId] = set()
+        self.open: dict[RequestId, Interrupt] = {}
         """What somebody is being asked now: nobody else is asked the same."""
 
+    # Answers of people
+
+    async def answer(self, request_id: str, answer: Answer, also: Write | None = None) -> None:
+        """Answer an interrupt for a person; return once OpenCode has taken the answer.
+
+        ``also`` is written together with the answer, before OpenCode gets it.
+        """
+        interrupt = self.open.get(RequestId(request_id))
+        if interrupt is None or interrupt.owner.principal != answer.by:
+            raise InterruptNotFoundError(request_id=request_id[:128])
+        await interrupt.turn.answer(interrupt, answer, also)
+
+    async def answer_once(self, request_id: str, answer: Answer) -> bool:
+        """Do the same for an answer that may be a repeat; False if no such interrupt was asked.
+
+        An interrupt that is not settled has not expired, whatever the time of day: its turn holds
+        the deadline, by a clock that does not jump.
+        """
+        row = await self.find(request_id)
+        if row is None:
+            return False
+        if row.principal != answer.by:
+            raise InterruptNotFoundError(request_id=request_id[:128])
+        if row.settled_by == answer.by and row.answer == answer.dump():
+            return True
+        remembered = self.settings.interrupt_request_tombstone_ttl_seconds * 1000
+        if row.resolution == "expired" and now_ms() < (row.settled_at or 0) + remembered:
+            raise InterruptExpiredError(request_id=request_id)
+        await self.answer(request_id, answer)
+        return True
+
+    async def answer_unfollowed(self, owner: Owner, asked: Interrupted, answer: Answer) -> None:
+        """Answer what a session asks for which there is neither a task nor an errand."""
+        self.check(asked, answer.reply)
+        try:
+            await self.reply(asked, answer.reply, Location(directory=asked.directory))
+        except UpstreamNotFoundError:
+            raise InterruptNotFoundError(request_id=asked.request_id) from None
+        settled = Resumed(asked.request_id, asked.type, answer.resolution, answer.by)
+        await self.settle(owner, asked, settled)
+
+    def check(self, asked: Interrupted, reply: Reply) -> None:
+        """Raise when a person may not answer an interrupt like this."""
+        kind = "permission" if isinstance(reply, PermissionReply) else "question"
+        if kind != asked.type:
+            raise InterruptTypeMismatchError(
+                request_id=asked.request_id,
+                expected_interrupt_type=kind,
+                actual_interrupt_type=asked.type,
+            )
+        match reply:
+            case PermissionReply(reply="always") if not self.settings.allow_always:
+                text = '"always" is switched off here, since it holds for everybody; answer "once"'
+                raise InvalidParamsError(text, violations=(Violation("reply", text),))
+            case QuestionReply(answers=answers) if len(answers) > len(asked.questions):
+                text = f"There are only {len(asked.questions)} questions."
+                raise InvalidParamsError(text, violations=(Violation("answers", text),))
+            case _:
+                pass
+
+    async def reply(self, asked: Interrupted, reply: Reply, at: Location) -> None:
+        """Give OpenCode an answer."""
+        match reply:
+            case PermissionReply():
+                await self.opencode.reply_permission(
+                    asked.request_id, reply.reply, reply.message, at=at
+                )
+            case QuestionReply():
+                await self.opencode.reply_question(asked.request_id, reply.answers, at=at)
+            case QuestionRejection():
+                await self.opencode.reject_question(asked.request_id, at=at)
+
+    # The table
+
     async def ask(self, owner: Owner, asked: Interrupted) -> Interrupted:
-        """Store a prompt and return it with its deadline and what happens then."""
-        now = now_ms()
+        """Store an interrupt and return it with its deadline and what happens then."""
+        settings, now = self.settings, now_ms()
+        default = "the request is rejected and the turn continues"
+        if expiry(settings, asked) is None:
+            default = "the turn ends"
+        elif asked.type == "question":
+            default = "the question is dismissed and the turn continues"
+        expires_at = now + int(settings.interrupt_request_ttl_seconds * 1000)
         asked = replace(
             asked,
             asked_at=now,
-            expires_at=now + int(self.settings.interrupt_request_ttl_seconds * 1000),
-            default=self._default(asked),
-            allows_always=self.settings.allow_always and asked.type == "permission",
+            expires_at=expires_at,
+            default=default,
+            allows_always=settings.allow_always and asked.type == "permission",
         )
         new = InterruptRow(
             asked.request_id,
-            owner.task_id,
+            owner.task_id or "",
             owner.context_id,
             owner.principal,
             asked.type,
             orjson.dumps(asked),
-            asked.expires_at or now,
+            expires_at,
         )
-
-        def write(connection: Connection) -> InterruptRow:
-            return rows.add(connection, new)
-
-        row = await self._database.insist(write)
+        # One that was asked before a restart keeps its deadline.
+        row = await self._database.insist(lambda connection: rows.add(connection, new))
         metrics.INTERRUPT_REQUESTS.labels(asked.type).inc()
         return replace(asked, expires_at=row.expires_at)
-
-    def _default(self, asked: Interrupted) -> str:
-        if expiry(self.settings, asked) is None:
-            return "the turn ends"
-        if asked.type == "question":
-            return "the question is dismissed and the turn continues"
-        return "the request is rejected and the turn continues"
 
     async def store(
         self,
         request_id: RequestId,
         answer: Answer,
-        also: Callable[[Connection], None] | None = None,
+        also: Write | None = None,
         *,
         insist: bool = False,
     ) -> None:
@@ -126,49 +256,16 @@ class Interrupts:
         Without this a service that is killed in between would take the caller's repeat for
         the answer to the next interrupt.
         """
-        stored = answer.dump()
 
         def write(connection: Connection) -> None:
-            rows.answer(connection, request_id, stored)
+            rows.answer(connection, request_id, answer.dump())
             if also is not None:
                 also(connection)
 
         await (self._database.insist(write) if insist else self._database.write(write))
 
-    async def stored(self, task_id: TaskId) -> dict[RequestId, Answer]:
-        """Return the answers to a task's interrupts that count, or may count yet.
-
-        One that has settled its interrupt is among them: the service may have been killed
-        before the log of the task told so.
-        """
-
-        def read(connection: Connection) -> Sequence[InterruptRow]:
-            return rows.of_task(connection, task_id)
-
-        found: dict[RequestId, Answer] = {}
-        for row in await self._database.read(read):
-            answer = Answer.load(row.answer) if row.answer else None
-            if answer and (row.resolution is None or row.settled_by == answer.by):
-                found[RequestId(row.request_id)] = answer
-        return found
-
-    async def left(self) -> list[tuple[Owner, Interrupted, Answer | None]]:
-        """Return what an earlier process asked for work that no task follows."""
-
-        def read(connection: Connection) -> Sequence[InterruptRow]:
-            return rows.left(connection)
-
-        return [
-            (
-                Owner(None, ContextId(row.context_id), Principal(row.principal)),
-                Interrupted.load(orjson.loads(row.asked)),
-                Answer.load(row.answer) if row.answer else None,
-            )
-            for row in await self._database.read(read)
-        ]
-
     async def settle(self, owner: Owner, asked: Interrupted, settled: Resumed) -> None:
-        """Write down how a prompt ended, and say it in the audit log."""
+        """Write down how an interrupt ended, in the table and in the audit log."""
         now = now_ms()
 
         def write(connection: Connection) -> None:
@@ -190,43 +287,369 @@ class Interrupts:
             settled_at=now,
         )
 
-    def report_forged(self, owner: Owner, asked: Interrupted, settled: Resumed) -> None:
-        """Say in the audit log that somebody answered OpenCode past this service."""
-        AUDIT.warning(
-            "interrupt answered past the service",
-            request_id=asked.request_id,
-            type=asked.type,
-            task_id=owner.task_id,
-            principal=owner.principal,
-            session_id=asked.session_id,
-            permission=asked.permission,
-            patterns=asked.patterns,
-            resolution=settled.resolution,
+    async def answers(self, task_id: TaskId) -> dict[RequestId, Answer]:
+        """Return the answers to a task's interrupts that count, or may count yet.
+
+        One that has settled its interrupt is among them: the service may have been killed
+        before the log of the task said so.
+        """
+        found: dict[RequestId, Answer] = {}
+        for row in await self._database.read(lambda connection: rows.of_task(connection, task_id)):
+            answer = Answer.load(row.answer) if row.answer else None
+            if answer and (row.resolution is None or row.settled_by == answer.by):
+                found[RequestId(row.request_id)] = answer
+        return found
+
+    async def left(self) -> list[tuple[Owner, Interrupted, Answer | None]]:
+        """Return what an earlier process asked for work that no task follows."""
+        return [
+            (
+                Owner(None, ContextId(row.context_id), Principal(row.principal)),
+                Interrupted.load(orjson.loads(row.asked)),
+                Answer.load(row.answer) if row.answer else None,
+            )
+            for row in await self._database.read(rows.left)
+        ]
+
+    async def pending(self, principal: Principal, kind: str) -> list[Interrupt]:
+        """Return what a principal is asked at the moment, the most urgent first."""
+        found = await self._database.read(
+            lambda connection: rows.pending(connection, principal, kind)
+        )
+        waiting = (self.open.get(RequestId(row.request_id)) for row in found)
+        return [one for one in waiting if one is not None and one.by_rule is None]
+
+    async def find(self, request_id: str) -> InterruptRow | None:
+        """Return what is stored about an interrupt, settled ones included."""
+        return await self._database.read(lambda connection: rows.find(connection, request_id))
+
+
+class TurnInterrupts:
+    """The interrupts of one turn, or of a session that works without a task.
+
+    Its owner passes all events of the session through ``screen``, has due answers given with
+    ``act``, and looks at ``stale`` and ``forged`` afterwards.
+    """
+
+    def __init__(self, interrupts: Interrupts, owner: Owner, wake: Callable[[], None]) -> None:
+        self._interrupts = interrupts
+        self._owner = owner
+        self._wake = wake
+        self._location = Location()
+        self._connected = asyncio.Event()
+        self.open: dict[RequestId, Interrupt] = {}
+        """Those that are not settled, of people and of rules."""
+        self._due: list[Interrupt] = []
+        """Past their deadline, or to be answered by a rule."""
+        self._settled: list[Interrupt] = []
+        """Settled, and about to be written to the log."""
+        self._refused: dict[SessionId, Answer] = {}
+        """Sessions in which something was refused: OpenCode then refuses all that is pending."""
+        self._granted: dict[RequestId, Answer] = {}
+        """What was open when an "always" was given in its session: OpenCode may grant it too."""
+        self.busy = False
+        """OpenCode was at work when its state was last read."""
+        self.stale = False
+        """OpenCode does not know an interrupt that is open here: its state has to be read."""
+        self.forged: Interrupted | None = None
+        """Answered past this service, where that is not allowed: the turn has to be stopped."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the turn is waiting for a person."""
+        return any(one.by_rule is None for one in self.open.values())
+
+    def restore(self, asked: Interrupted, answer: Answer | None = None) -> None:
+        """Take up an interrupt from before a restart, with what is left of its time.
+
+        Whether OpenCode got an answer that was stored is not known. It is given once more, to the
+        same request: OpenCode refuses it if it is not pending.
+        """
+        interrupt = Interrupt(asked, self._owner, self, answer=answer)
+        self.open[asked.request_id] = self._interrupts.open[asked.request_id] = interrupt
+        if answer is not None:
+            self._due.append(interrupt)
+        self._arm(interrupt, ((asked.expires_at or 0) - now_ms()) / 1000)
+
+    def connect(self, location: Location, answers: Mapping[RequestId, Answer]) -> None:
+        """Begin to answer; ``answers`` are those that an earlier process stored."""
+        self._location = location
+        for interrupt in self.open.values():
+            if interrupt.asked.request_id in answers:
+                interrupt.answer = answers[interrupt.asked.request_id]
+                self._due.append(interrupt)
+        self._connected.set()
+
+    async def connected(self) -> None:
+        """Wait until answers can be given; after a restart of the service it takes a moment."""
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await self._connected.wait()
+        except TimeoutError:
+            raise UpstreamUnreachableError(
+                "The turn is not connected to OpenCode yet; try again"
+            ) from None
+
+    def close(self) -> None:
+        for request_id, interrupt in self.open.items():
+            self._interrupts.open.pop(request_id, None)
+            if interrupt.timer is not None:
+                interrupt.timer.cancel()
+
+    # Asked and settled
+
+    async def screen(self, events: list[TurnEvent]) -> list[TurnEvent | Answered]:
+        """Give interrupts an owner and a deadline, and name who settled them."""
+        if not any(isinstance(event, Interrupted | Resumed) for event in events):
+            return [*events]
+        out: list[TurnEvent | Answered] = []
+        ending = any(isinstance(event, Finished) for event in events)
+        changed = [event for event in events if isinstance(event, ToolChanged)]
+        ran = {call.call_id for call in changed if call.status == "completed"}
+        for event in events:
+            match event:
+                case Interrupted():
+                    if event.request_id not in self._interrupts.open:  # else another is asked
+                        out.append(await self._ask(event))
+                case Resumed():
+                    interrupt = self.open.pop(event.request_id, None)
+                    if interrupt is None:
+                        continue  # it was another's
+                    self._interrupts.open.pop(event.request_id, None)
+                    if interrupt.timer is not None:
+                        interrupt.timer.cancel()
+                    settled = self._attribute(interrupt, event, ending=ending, ran=ran)
+                    self._settled.append(interrupt)
+                    await self._interrupts.settle(self._owner, interrupt.asked, settled)
+                    if interrupt.by_rule is None:
+                        answer = interrupt.counted
+                        if answer is not None and answer.message is not None:
+                            out.append(Answered(answer.message))
+                        out.append(settled)
+                case _:
+                    out.append(event)
+        return out
+
+    def logged(self) -> None:
+        """Note that all that was screened is in the log: whoever answered may go on."""
+        for interrupt in self._settled:
+            interrupt.settled.set()
+        self._settled.clear()
+
+    async def _ask(self, asked: Interrupted) -> TurnEvent:
+        """Put an interrupt to a person, or to a rule; return what the log says of it."""
+        interrupt = Interrupt(asked, self._owner, self)
+        self._interrupts.open[asked.request_id] = interrupt
+        action = rule_action(self._interrupts.settings, asked)
+        if asked.call_id is not None and asked.tool_input is None:
+            # OpenCode tells what the tool was called with a moment after it asks.
+            try:
+                called = await snapshot.tool_call(
+                    self._interrupts.opencode, asked.session_id, asked.call_id
+                )
+                if called is not None:
+                    asked = replace(asked, tool=called.tool, tool_input=called.state.input)
+            except UpstreamError as error:
+                log.warning("input of a tool call not known", error=error.message)
+        interrupt.asked = asked = await self._interrupts.ask(self._owner, asked)
+        self.open[asked.request_id] = interrupt
+        if action == "ask":
+            self._arm(interrupt, self._interrupts.settings.interrupt_request_ttl_seconds)
+            return asked
+        allowed = action == "allow"
+        reply = PermissionReply("once") if allowed else PermissionReply("reject", DENIED_MESSAGE)
+        interrupt.by_rule = Answer(reply, RULE)
+        self._expire(interrupt)
+        return Progressed(
+            "permission",
+            "allowed" if allowed else "denied",
+            part_id=asked.request_id,
+            title=f"{asked.permission}: {', '.join(asked.patterns)}",
+            reason="answered by a rule of this service",
         )
 
-    async def pending(
-        self, principal: Principal, kind: str | None = None
-    ) -> Sequence[InterruptRow]:
-        """Return what a principal is asked at the moment, the most urgent first."""
+    def _arm(self, interrupt: Interrupt, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        interrupt.timer = loop.call_later(max(0.0, seconds), self._expire, interrupt)
 
-        def read(connection: Connection) -> Sequence[InterruptRow]:
-            return rows.pending(connection, principal, kind)
+    def _expire(self, interrupt: Interrupt) -> None:
+        self._due.append(interrupt)
+        self._wake()
 
-        return await self._database.read(read)
+    def _attribute(
+        self, interrupt: Interrupt, event: Resumed, *, ending: bool, ran: Container[str | None]
+    ) -> Resumed:
+        """Say whose answer settled an interrupt, and how; notice answers that nobody gave here."""
+        asked, answer, void = interrupt.asked, interrupt.answer, event.resolution == "void"
+        if interrupt.expired:
+            return replace(event, by=CLOCK, resolution="expired")
+        # A call that has asked and has done its work was allowed to by somebody.
+        done = asked.type == "permission" and asked.call_id in ran
+        if answer is not None:
+            # One that is gone without a word has taken the answer that was on its way to it.
+            taken = interrupt.delivered or not ending
+            if not void:
+                taken = answer.resolution == event.resolution
+            elif done and answer.resolution != "rejected":
+                taken = True
+            if taken:
+                interrupt.counted = answer
+                if answer.resolution == "always":
+                    self._grant(asked, answer)  # also what was heard since it was sent
+                resolution = "expired" if answer.by == CLOCK else answer.resolution
+                return replace(event, by=answer.by, resolution=resolution)
+        # The answer to another interrupt may have settled this one too.
+        refused = self._refused.get(asked.session_id)
+        if refused is not None and event.resolution in ("rejected", "void"):
+            return replace(event, by=refused.by)
+        granted = self._granted.pop(asked.request_id, None)
+        if granted is not None and event.resolution in ("always", "void"):
+            return replace(event, by=granted.by)
+        if void and done:
+            event, void = replace(event, resolution="once"), False
+        if void and (ending or not self.busy):
+            return event
+        if not self._interrupts.console_answers:
+            self.forged = asked
+            AUDIT.warning(
+                "interrupt answered past the service",
+                request_id=asked.request_id,
+                type=asked.type,
+                task_id=self._owner.task_id,
+                principal=self._owner.principal,
+                session_id=asked.session_id,
+                permission=asked.permission,
+                patterns=asked.patterns,
+                resolution=event.resolution,
+            )
+        return event if void else replace(event, by=ELSEWHERE)
 
-    async def find(self, principal: Principal, request_id: str) -> InterruptRow | None:
-        """Return a principal's prompt, settled ones included; another's is not found."""
+    def _grant(self, asked: Interrupted, answer: Answer) -> None:
+        """Note which others of the session OpenCode may settle with an "always"."""
+        for request_id, one in self.open.items():
+            same = (one.asked.session_id, one.asked.permission)
+            if same == (asked.session_id, asked.permission):
+                self._granted[request_id] = answer
 
-        def read(connection: Connection) -> InterruptRow | None:
-            return rows.find(connection, request_id)
+    # Answered
 
-        row = await self._database.read(read)
-        return row if row is not None and row.principal == principal else None
+    async def act(self) -> bool:
+        """Give the answers that are due; False when the turn has to end instead."""
+        due, self._due = self._due, []
+        for interrupt in due:
+            asked = interrupt.asked
+            if asked.request_id not in self.open or interrupt.sending or interrupt.delivered:
+                continue
+            answer = interrupt.answer or interrupt.by_rule
+            if answer is None:
+                reply = expiry(self._interrupts.settings, asked)
+                if reply is None:
+                    interrupt.expired = True
+                    return False
+                answer = Answer(reply, CLOCK)
+            interrupt.sending = True
+            try:
+                if answer is not interrupt.answer:
+                    await self._interrupts.store(asked.request_id, answer, insist=True)
+                await self._deliver(interrupt, answer)
+            except UpstreamNotFoundError:
+                pass  # OpenCode's state, which is read next, says why
+            except UpstreamError as error:
+                log.warning(
+                    "interrupt not answered", request_id=asked.request_id, error=error.message
+                )
+                self._due.append(interrupt)
+            finally:
+                interrupt.sending = False
+        return True
 
-    async def known(self, request_id: str) -> bool:
-        """Whether somebody's task was ever asked this."""
+    async def answer(self, interrupt: Interrupt, answer: Answer, also: Write | None) -> None:
+        """Answer for a person; return once OpenCode has taken the answer."""
+        await self.connected()
+        asked, taken = interrupt.asked, interrupt.sending or interrupt.delivered
+        if asked.request_id not in self.open or interrupt.by_rule is not None or taken:
+            raise InterruptNotFoundError(request_id=asked.request_id)
+        self._interrupts.check(asked, answer.reply)
+        interrupt.sending = True  # from here on nobody else can answer
+        try:
+            await self._interrupts.store(asked.request_id, answer, also)
+            await self._give(interrupt, answer)
+        finally:
+            interrupt.sending = False
 
-        def read(connection: Connection) -> bool:
-            return rows.find(connection, request_id) is not None
+    async def repeat(self, message: Message) -> None:
+        """Make sure that OpenCode gets the answer in a message that was taken before."""
+        await self.connected()
+        # What is settled but not in the log yet is no longer open; its outcome is waited for too.
+        for interrupt in (*self._settled, *self.open.values()):
+            answer = interrupt.answer
+            if answer is None or answer.message != message:
+                continue
+            if interrupt.sending or interrupt.delivered or interrupt in self._settled:
+                await self._confirmed(interrupt, answer)
+                continue
+            interrupt.sending = True
+            try:
+                await self._give(interrupt, answer)
+            finally:
+                interrupt.sending = False
 
-        return await self._database.read(read)
+    async def _give(self, interrupt: Interrupt, answer: Answer) -> None:
+        try:
+            await self._deliver(interrupt, answer)
+        except UpstreamNotFoundError:
+            if interrupt.answer != answer:
+                raise InterruptNotFoundError(request_id=interrupt.asked.request_id) from None
+        await self._confirmed(interrupt, answer)
+
+    async def _deliver(self, interrupt: Interrupt, answer: Answer) -> None:
+        """Give OpenCode an answer that is stored."""
+        asked, earlier, interrupt.answer = interrupt.asked, interrupt.answer, answer
+        if answer.resolution == "rejected":
+            self._refused[asked.session_id] = answer
+        elif answer.resolution == "always":
+            self._grant(asked, answer)
+        try:
+            await self._interrupts.reply(asked, answer.reply, self._at(asked))
+        except UpstreamNotFoundError:
+            # It is not pending: an earlier try got through, or an answer from elsewhere.
+            interrupt.answer, interrupt.delivered = earlier, earlier is not None
+            if earlier is None:
+                self._granted.clear()
+            self.stale = True
+            self._wake()
+            raise
+        interrupt.delivered = True
+
+    async def _confirmed(self, interrupt: Interrupt, answer: Answer) -> None:
+        """Wait until OpenCode says that an interrupt is settled; raise if not by this answer."""
+        try:
+            async with asyncio.timeout(CONFIRM_SECONDS):
+                await interrupt.settled.wait()
+        except TimeoutError:
+            interrupt.delivered = False
+            raise UpstreamPayloadError(
+                "OpenCode took the answer but nothing came of it; try again",
+                request_id=interrupt.asked.request_id,
+            ) from None
+        if interrupt.counted != answer:
+            raise InterruptNotFoundError(request_id=interrupt.asked.request_id)
+
+    async def reject_all(self, sessions: Container[SessionId]) -> None:
+        """Clear what is pending after the turn was stopped: OpenCode does not."""
+        for interrupt in [*self.open.values()]:
+            await self._reject(interrupt.asked)
+        permissions, questions = await snapshot.pending(self._interrupts.opencode, self._location)
+        for request in (*(permissions or ()), *(questions or ())):
+            if request.session_id in sessions:  # asked in the very last moment, and not heard
+                await self._reject(interrupted(request, None, self._location.directory))
+
+    async def _reject(self, asked: Interrupted) -> None:
+        reply = PermissionReply("reject") if asked.type == "permission" else QuestionRejection()
+        try:
+            await self._interrupts.reply(asked, reply, self._at(asked))
+        except UpstreamError as error:
+            log.debug("leftover not rejected", error=error.message)
+
+    def _at(self, asked: Interrupted) -> Location:
+        return Location(directory=asked.directory) if asked.directory else self._location

@@ -64,7 +64,6 @@ class BoundSession:
 
     session_id: SessionId
     directory: str
-    title: str | None = None
     named: bool = False
     """The caller chose it; it is theirs once the prompt was taken."""
     link: Callable[[Connection], None] | None = None
