@@ -1,4 +1,4 @@
-"""What can go wrong, each with its form on the wire.
+"""The errors of the service, each with its form on the wire.
 
 ServiceError
 |-- ParseError, InvalidRequestError, MethodNotFoundError `-- MethodNotAllowedError
@@ -14,11 +14,12 @@ ServiceError
 |   `-- UpstreamPayloadError, UpstreamBackpressureError
 |-- SessionNotFoundError, AuthorizationForbiddenError
 |-- UnauthenticatedError, RateLimitError, RequestTooLargeError, RequestTimeoutError,
-|   HostNotAllowedError, OriginNotAllowedError, BadHttpError   told by the edge alone
+|   HostNotAllowedError, OriginNotAllowedError, BadHttpError   raised by the edge alone
 `-- InterruptNotFoundError, InterruptTypeMismatchError, InterruptExpiredError
 
 Every layer raises these; ``a2a.errors`` alone turns them into bodies. Messages are for
-people and name the remedy; ``data`` is for programs and holds no path, secret or driver text.
+people and name the remedy; ``data`` is for programs and never holds a path, a secret or the text
+of a driver.
 """
 
 from dataclasses import dataclass
@@ -27,12 +28,12 @@ from typing import ClassVar, Self
 from opencode_a2a.events import Json
 
 MAX_VIOLATIONS = 20
-"""How many wrong fields an error lists: enough to mend a request, whatever was sent."""
+"""How many wrong fields an error lists at most, whatever was sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One field that is wrong, and what would be right."""
+    """A field that is wrong, and what it has to be."""
 
     field: str
     description: str
@@ -77,7 +78,7 @@ class ParseError(ServiceError):
 
 
 class InvalidRequestError(ServiceError):
-    """The JSON is no request: a batch, no method, a wrong envelope."""
+    """The JSON is not a request: a batch, no method, a wrong envelope."""
 
     code, http, status, reason = -32600, 400, "INVALID_ARGUMENT", "INVALID_REQUEST"
     message = "The body is not a JSON-RPC request"
@@ -116,27 +117,27 @@ class InvalidListingError(InvalidParamsError):
 
 
 class MissingFieldError(InvalidParamsError):
-    """A method of ours lacks a field; ``field`` names it."""
+    """The params of an extension method lack a field; ``field`` names it."""
 
     reason = "MISSING_FIELD"
 
 
 class InvalidFieldError(InvalidParamsError):
-    """A method of ours got unknown or wrong fields; ``field`` and ``fields`` name them."""
+    """Fields of an extension method are unknown or wrong; ``field`` and ``fields`` name them."""
 
     reason = "INVALID_FIELD"
     data_fields = ("field", "fields", "violations", "max")
 
 
 class PaginationModeError(InvalidParamsError):
-    """A list of ours was asked for by page or cursor where it only has a limit."""
+    """A page or cursor was given to an extension method that only has a limit."""
 
     reason = "INVALID_PAGINATION_MODE"
     data_fields = ("fields", "supported", "unsupported", "violations")
 
 
 class ContentTypeNotSupportedError(ServiceError):
-    """A part has a media type that the agent does not take."""
+    """A part has a media type that the agent does not accept."""
 
     code, http, status, reason = -32005, 400, "INVALID_ARGUMENT", "CONTENT_TYPE_NOT_SUPPORTED"
     message = "Content type not supported"
@@ -162,7 +163,7 @@ class ContentEncodingNotSupportedError(ContentTypeNotSupportedError):
 
 
 class VersionNotSupportedError(ServiceError):
-    """The A2A version asked for is not spoken here, or does not fit the method."""
+    """The requested A2A version is not supported, or does not have the method."""
 
     code, http, status, reason = -32009, 400, "FAILED_PRECONDITION", "VERSION_NOT_SUPPORTED"
     message = "Protocol version not supported"
@@ -173,14 +174,14 @@ class VersionNotSupportedError(ServiceError):
 
 
 class ExtensionSupportRequiredError(ServiceError):
-    """A required extension was not asked for."""
+    """The request did not activate a required extension."""
 
     code, http, status, reason = -32008, 400, "FAILED_PRECONDITION", "EXTENSION_SUPPORT_REQUIRED"
     message = "Extension support required"
 
 
 class TaskNotFoundError(ServiceError):
-    """The task does not exist, or belongs to another caller: both look alike."""
+    """The task does not exist or belongs to another caller; the two look alike."""
 
     code, http, status, reason = -32001, 404, "NOT_FOUND", "TASK_NOT_FOUND"
     message = "Task not found"
@@ -202,7 +203,7 @@ class PushNotSupportedError(ServiceError):
 
 
 class UnsupportedOperationError(ServiceError):
-    """The operation does not fit the state of the task, or the agent."""
+    """The task in its state, or the agent, does not support the operation."""
 
     code, http, status, reason = -32004, 400, "FAILED_PRECONDITION", "UNSUPPORTED_OPERATION"
     message = "This operation is not supported"
@@ -218,7 +219,7 @@ class ExtendedCardNotConfiguredError(ServiceError):
 
 
 class StoreUnavailableError(ServiceError):
-    """The database did not answer; ``operation`` says during what."""
+    """The database did not answer; ``operation`` says what was being done."""
 
     code, http, status, reason = -32603, 503, "UNAVAILABLE", "TASK_STORE_UNAVAILABLE"
     message = "Task store unavailable; try again"
@@ -233,7 +234,7 @@ class LimitExceededError(ServiceError):
 
 
 class StreamEndedError(ServiceError):
-    """The service stops, or a budget of the stream is used up: ``cause``."""
+    """The service is shutting down, or the stream reached a limit: ``cause``."""
 
     code, http, status, reason = -31011, 503, "UNAVAILABLE", "STREAM_ENDED"
     message = "The stream ended before the task; subscribe again with the header Last-Event-ID"
@@ -241,13 +242,13 @@ class StreamEndedError(ServiceError):
 
 
 class InternalError(ServiceError):
-    """A defect of this program; the log has the details, the caller does not."""
+    """A defect of this program. The details are in the log; the caller does not get them."""
 
 
 class UpstreamError(ServiceError):
     """OpenCode did not do what was asked.
 
-    ``detail`` is what OpenCode said, without paths: for the log and for telling cases apart.
+    ``detail`` is what OpenCode said, without paths: for the log, and to tell cases apart.
     """
 
     http, status = 502, "UNAVAILABLE"
@@ -260,7 +261,7 @@ class UpstreamError(ServiceError):
 
 
 class UpstreamUnreachableError(UpstreamError):
-    """No connection, or it broke before the answer was complete."""
+    """There was no connection, or it broke before the answer was complete."""
 
     code, http, reason = -31002, 503, "UPSTREAM_UNREACHABLE"
     message = "OpenCode cannot be reached"
@@ -269,7 +270,7 @@ class UpstreamUnreachableError(UpstreamError):
 
 
 class UpstreamTimeoutError(UpstreamUnreachableError):
-    """The time for one call has passed."""
+    """OpenCode took longer than one call may take."""
 
     message = "OpenCode did not answer in time"
 
@@ -284,7 +285,7 @@ class UpstreamHttpError(UpstreamError):
 
 
 class UpstreamNotFoundError(UpstreamHttpError):
-    """A message, permission, question or workspace that is not there (a session has its own)."""
+    """No such message, permission, question or workspace; a session has its own error."""
 
     http, status = 404, "NOT_FOUND"
     message = "OpenCode does not know this id"
@@ -292,7 +293,7 @@ class UpstreamNotFoundError(UpstreamHttpError):
 
 
 class SessionBusyError(UpstreamHttpError):
-    """This cannot be done while a turn runs in the session."""
+    """This is not possible while a turn runs in the session."""
 
     code, http, status, reason = -31006, 409, "FAILED_PRECONDITION", "SESSION_BUSY"
     message = "The session is busy; wait for its turn to end"
@@ -318,7 +319,7 @@ class UpstreamBackpressureError(UpstreamError):
 
 
 class SessionNotFoundError(ServiceError):
-    """The session does not exist, or belongs to another caller: both look alike."""
+    """The session does not exist or belongs to another caller; the two look alike."""
 
     code, http, status, reason = -31001, 404, "NOT_FOUND", "SESSION_NOT_FOUND"
     message = "Session not found"
@@ -327,7 +328,7 @@ class SessionNotFoundError(ServiceError):
 
 
 class InterruptNotFoundError(ServiceError):
-    """The request is unknown, settled, or another caller's: all look alike."""
+    """The request is unknown, settled or another caller's; the three look alike."""
 
     code, http, status, reason = -31004, 404, "NOT_FOUND", "INTERRUPT_REQUEST_NOT_FOUND"
     message = "No such pending request"
@@ -335,7 +336,7 @@ class InterruptNotFoundError(ServiceError):
 
 
 class AuthorizationForbiddenError(ServiceError):
-    """The caller is known but may not do this."""
+    """The caller is authenticated but not allowed to do this."""
 
     code, http, status, reason = -31007, 403, "PERMISSION_DENIED", "AUTHORIZATION_FORBIDDEN"
     message = "The credential lacks a capability"
@@ -378,7 +379,7 @@ class RateLimitError(ServiceError):
 
 
 class TooManyFailuresError(RateLimitError):
-    """Too many wrong credentials with this name came from this address."""
+    """Too many wrong credentials for this name came from this address."""
 
     reason = "TOO_MANY_FAILED_ATTEMPTS"
     message = "Too many failed attempts; try again later"
@@ -407,7 +408,7 @@ class RequestTimeoutError(ServiceError):
 
 
 class HostNotAllowedError(ServiceError):
-    """The Host header names somebody else."""
+    """The Host header names another host."""
 
     code, http, status, reason = -31016, 421, "INVALID_ARGUMENT", "HOST_NOT_ALLOWED"
     message = (
@@ -417,7 +418,7 @@ class HostNotAllowedError(ServiceError):
 
 
 class OriginNotAllowedError(ServiceError):
-    """A page in a browser calls that may not."""
+    """The request comes from a web page that may not call the service."""
 
     code, http, status, reason = -31017, 403, "PERMISSION_DENIED", "ORIGIN_NOT_ALLOWED"
     message = (
@@ -426,7 +427,7 @@ class OriginNotAllowedError(ServiceError):
 
 
 class BadHttpError(InvalidRequestError):
-    """The request is not HTTP as it should be."""
+    """The request is not valid HTTP."""
 
     reason = "BAD_REQUEST"
     message = "This is not HTTP/1.1"

@@ -121,7 +121,7 @@ class QuestionOption:
 @dataclass(frozen=True, slots=True)
 class Question:
     question: str
-    header: str
+    header: str = ""
     options: list[QuestionOption] = field(default_factory=list[QuestionOption])
     multiple: bool = False
     custom: bool = True

@@ -1,7 +1,7 @@
 """The one subscription to OpenCode's events, shared by all turns.
 
 ``turns`` follows a session tree and gets its events in batches; ``app`` runs the feed.
-The stream has no replay: whatever may have been missed is told as a ``Gap``, after which the
+The stream has no replay: where events may be missing there is a ``Gap``, after which the
 follower compares with what OpenCode has stored. Knows nothing of turns.
 """
 
@@ -38,11 +38,11 @@ Hear = Callable[[list[PartDelta]], None]
 
 MAX_INBOX = 20_000
 FIRST_SECONDS = 5.0
-"""Silence of a new connection: one that OpenCode took while it was starting is never answered.
-Doubled each time, since an OpenCode that gets no time answers as well, only later."""
+"""How long a new connection may be silent: OpenCode never answers one that it accepted while it
+was starting. Doubled each time, since an OpenCode on a busy machine does answer, only later."""
 MAX_FRAME = 64 * 1024 * 1024
 LARGE = 64 * 1024
-"""The size from which an unfinished event is put together without copying it for each piece."""
+"""From this size on, pieces are appended to an unfinished event without copying it each time."""
 _PARENT = b'"parentID":"'
 _FAMILY = frozenset({b"session.created", b"session.updated"})
 _DISPOSED = frozenset({b"server.instance.disposed", b"global.disposed"})
@@ -55,12 +55,12 @@ class Gap:
     reason: str
     connected: bool = True
     at: float = field(default_factory=lambda: asyncio.get_running_loop().time(), compare=False)
-    """By the clock of the loop; the same for all who follow."""
+    """By the clock of the loop; the same for all followers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Nothing was heard; whoever follows asked to be woken."""
+    """No event: the follower asked to be woken."""
 
 
 WAKE = Wake()
@@ -68,7 +68,7 @@ FeedItem = Event | Gap | Wake
 
 
 class FrameTooLargeError(Exception):
-    """A single event larger than anything that OpenCode sends."""
+    """A single event is larger than anything that OpenCode sends."""
 
 
 class Frames:
@@ -128,11 +128,11 @@ class Subscription:
     async def batch(self, hear: Hear | None = None) -> list[FeedItem]:
         """Wait until there is something, and return all of it.
 
-        With ``hear``, growing text is handed over while waiting: most of what a turn hears, and
-        to wake the turn for it would cost more than to tell it.
+        With ``hear``, growing text is handed over while waiting. It is most of what a turn hears,
+        and waking the turn for it would cost more than handling it.
         """
         if self._text or self._inbox:
-            await asyncio.sleep(0)  # a follower that wakes itself must not keep the loop
+            await asyncio.sleep(0)  # a follower that wakes itself must not starve the loop
         else:
             self._hear = hear
             self._waiter = asyncio.get_running_loop().create_future()
@@ -163,14 +163,14 @@ class Subscription:
             text, self._text = self._text, []
             try:
                 self._hear(text)
-            except Exception as error:  # it is the follower's own, and must not hit the others
+            except Exception as error:  # raised by this follower, and must not hit the others
                 self._waiter.set_exception(error)
                 return
         if self._text or self._inbox:
             self._waiter.set_result(None)
 
     def wake(self) -> None:
-        """Have the follower look around though nothing was heard."""
+        """Wake the follower though there was no event."""
         self.put(WAKE)
         self.flush()
 
@@ -207,19 +207,18 @@ class Feed:
         self._silence = silence
         self._delays = (first_delay, last_delay)
         self._inbox = inbox
-        self._patience = min(silence, FIRST_SECONDS)
         self._up = asyncio.Event()
         self._routes: dict[bytes, list[Subscription]] = {}
         self._followers: set[Subscription] = set()
         self._touched: set[Subscription] = set()
-        """Those with something new, to be told at the end of the chunk."""
+        """Those with something new; they get it at the end of the chunk."""
 
     @property
     def up(self) -> bool:
         return self._up.is_set()
 
     async def connected(self) -> None:
-        """Wait until events flow: what is prompted after this is heard."""
+        """Wait until events flow: those of a prompt that is sent after this will arrive."""
         await self._up.wait()
 
     def follow(self, root: SessionId) -> Subscription:
@@ -241,75 +240,77 @@ class Feed:
 
     async def run(self) -> None:
         """Keep the subscription alive until cancelled."""
-        delay, last_delay = self._delays
+        loop = asyncio.get_running_loop()
+        first_delay, last_delay = self._delays
+        delay, patience = first_delay, min(self._silence, FIRST_SECONDS)
         while True:
-            generation = self.generation
-            reason = await self._listen()
-            self._disconnect(reason)
+            generation, frames = self.generation, Frames()
+            reason = "closed"
+            try:
+                async with asyncio.timeout(patience) as deadline:
+
+                    def take(chunk: bytes, frames: Frames = frames) -> None:
+                        due = loop.time() + self._silence
+                        # Moving the deadline costs more than a small event: not for each of them.
+                        if due - (deadline.when() or 0.0) > self._silence / 20:
+                            deadline.reschedule(due)
+                        for data in frames.push(chunk):
+                            self._dispatch(data)
+                        self._flush()
+
+                    await self._read(take)
+            except TimeoutError:
+                reason = "silence"
+            except Exception as error:  # the feed outlives whatever a connection does
+                log.warning("feed.broken", error=type(error).__name__)
+                reason = "broken"
+            if self._up.is_set():
+                self._up.clear()
+                metrics.UPSTREAM_RETRIES.inc()
+                log.warning("feed.disconnected", reason=reason, generation=self.generation)
+                self._put(self._followers, Gap(reason, connected=False))
+                self._flush()
             if self.generation > generation:
-                delay = self._delays[0]
-                self._patience = min(self._silence, FIRST_SECONDS)
+                delay, patience = first_delay, min(self._silence, FIRST_SECONDS)
             elif reason == "silence":
-                self._patience = min(self._silence, 2 * self._patience)
+                patience = min(self._silence, 2 * patience)
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - only a jitter
             delay = min(delay * 2, last_delay)
 
-    async def _listen(self) -> str:
-        """Read one connection to its end, and return why it ended."""
-        frames = Frames()
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(self._patience) as deadline:
-
-                def take(chunk: bytes) -> None:
-                    due = loop.time() + self._silence
-                    if due - (deadline.when() or 0.0) > self._silence / 20:
-                        deadline.reschedule(due)
-                    for data in frames.push(chunk):
-                        self._dispatch(data)
-                    self._flush()
-
-                await self._read(take)
-        except TimeoutError:
-            return "silence"
-        except Exception as error:  # the feed outlives whatever a connection does
-            log.warning("feed.broken", error=type(error).__name__)
-            return "broken"
-        return "closed"
-
-    def _disconnect(self, reason: str) -> None:
-        if self._up.is_set():
-            self._up.clear()
-            metrics.UPSTREAM_RETRIES.inc()
-            log.warning("feed.disconnected", reason=reason, generation=self.generation)
-            self._tell(self._followers, Gap(reason, connected=False))
-            self._flush()
-
-    def _flush(self) -> None:
-        touched, self._touched = self._touched, set()
-        for subscription in touched:
-            subscription.flush()
-
     def _dispatch(self, data: bytes) -> None:
-        session = session_of(data)
+        """Hand an event to those who follow its session, decoded only if there is somebody."""
+        session, kind = session_of(data), type_of(data)
         followers = self._routes.get(session)
-        if followers is not None:
-            if type_of(data) in FOLLOWED:
-                self._deliver(data, followers)
-        elif not session:
-            self._server_event(type_of(data))
-        elif type_of(data) in _FAMILY:
-            self._learn_parent(data, session)
+        if followers is None:
+            if kind == b"server.connected":
+                self.generation += 1
+                self._up.set()
+                self._put(self._followers, Gap("connected"))
+            elif kind in _DISPOSED:
+                self._put(self._followers, Gap("disposed"))
+            elif kind in _FAMILY:
+                self._adopt_child(data, session)
+            return
+        if kind not in FOLLOWED:
+            return
+        try:
+            event = decode(data)
+        except MalformedEventError as error:
+            log.warning("feed.malformed", error=str(error), bytes=len(data))
+            self._put(followers, Gap("malformed"))
+            return
+        if event is not None:
+            self._put(followers, event)
+        if type(event) is SessionChanged:
+            self._adopt_child(data, session)
+        elif type(event) is PartUpdated and isinstance(event.part, ToolPart):
+            child = child_session(event.part.tool, event.part.state.metadata)
+            if child is not None:
+                for subscription in followers:
+                    subscription.adopt(child)
 
-    def _server_event(self, kind: bytes) -> None:
-        if kind == b"server.connected":
-            self.generation += 1
-            self._up.set()
-            self._tell(self._followers, Gap("connected"))
-        elif kind in _DISPOSED:
-            self._tell(self._followers, Gap("disposed"))
-
-    def _learn_parent(self, data: bytes, child: bytes) -> None:
+    def _adopt_child(self, data: bytes, child: bytes) -> None:
+        """Let those who follow a session follow its new child too."""
         start = data.find(_PARENT)
         if start < 0:
             return
@@ -317,24 +318,12 @@ class Feed:
         for subscription in self._routes.get(data[start : data.find(b'"', start)], ()):
             subscription.adopt(SessionId(child.decode()))
 
-    def _deliver(self, data: bytes, followers: list[Subscription]) -> None:
-        try:
-            event = decode(data)
-        except MalformedEventError as error:
-            log.warning("feed.malformed", error=str(error), bytes=len(data))
-            self._tell(followers, Gap("malformed"))
-            return
-        if event is not None:
-            self._tell(followers, event)
-        if type(event) is SessionChanged:
-            self._learn_parent(data, event.session_id.encode())
-        elif type(event) is PartUpdated and isinstance(event.part, ToolPart):
-            child = child_session(event.part.tool, event.part.state.metadata)
-            if child is not None:
-                for subscription in followers:
-                    subscription.adopt(child)
-
-    def _tell(self, followers: Iterable[Subscription], item: FeedItem) -> None:
+    def _put(self, followers: Iterable[Subscription], item: FeedItem) -> None:
         for subscription in followers:
             subscription.put(item)
             self._touched.add(subscription)
+
+    def _flush(self) -> None:
+        touched, self._touched = self._touched, set()
+        for subscription in touched:
+            subscription.flush()

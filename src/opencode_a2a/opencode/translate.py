@@ -8,8 +8,6 @@ from dataclasses import replace
 from opencode_a2a.events import (
     Interrupted,
     JsonObject,
-    Question,
-    QuestionOption,
     ToolChanged,
     Usage,
 )
@@ -37,17 +35,7 @@ def interrupted(
 ) -> Interrupted:
     """Return a request as the turn's interrupt, with what is known of the call that it is for."""
     if isinstance(request, QuestionRequest):
-        questions = [
-            Question(
-                info.question,
-                info.header,
-                [QuestionOption(option.label, option.description) for option in info.options],
-                info.multiple,
-                info.custom,
-            )
-            for info in request.questions
-        ]
-        asked = Interrupted(request.id, "question", request.session_id, questions=questions)
+        asked = Interrupted(request.id, "question", request.session_id, questions=request.questions)
     else:
         asked = Interrupted(
             request.id,

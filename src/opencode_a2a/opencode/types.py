@@ -23,7 +23,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticOmit, core_schema
 
-from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.events import Json, JsonObject, Question
 from opencode_a2a.ids import MessageId, ModelRef, RequestId, SessionId
 
 
@@ -34,7 +34,7 @@ def wire_name(name: str) -> str:
 
 
 class Wire(BaseModel):
-    """Base of every OpenCode payload: immutable, and indifferent to fields it does not know."""
+    """Base of every OpenCode payload: immutable, and unknown fields are ignored."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -86,6 +86,8 @@ class FileDiff(Wire):
 
 
 class PermissionRule(Wire):
+    """What becomes of a permission for what fits the pattern; the last rule that fits decides."""
+
     permission: str
     pattern: str
     action: Literal["allow", "ask", "deny"]
@@ -135,7 +137,7 @@ class StatusBusy(Wire):
 
 
 class StatusRetry(Wire):
-    """The provider failed and OpenCode waits until ``next`` (milliseconds), be it a day."""
+    """The provider failed; OpenCode waits until ``next`` (in milliseconds), perhaps for a day."""
 
     type: Literal["retry"] = "retry"
     attempt: int
@@ -157,7 +159,7 @@ class Todo(Wire):
 
 
 class TurnErrorData(Wire):
-    """Of a model error only what may be told: bodies, headers and URLs have no field here."""
+    """What may be shown of a model error: bodies, headers and URLs have no field here."""
 
     message: str | None = None
     status_code: int | None = None
@@ -190,7 +192,7 @@ class UserMessage(Wire):
 
 
 class AssistantMessage(Wire):
-    """One model step. ``summary`` marks a compaction's own text, which is no answer."""
+    """One model step. ``summary`` marks the text of a compaction, which is not an answer."""
 
     role: Literal["assistant"] = "assistant"
     id: MessageId
@@ -225,7 +227,7 @@ class PartTime(Wire):
 
 
 class TextPart(PartBase):
-    """Without ``time.end`` its text is still growing, or it is dead."""
+    """Without ``time.end`` its text is still growing, or was given up."""
 
     type: Literal["text"] = "text"
     text: str
@@ -383,23 +385,10 @@ class PermissionRequest(Wire):
     tool: ToolRef | None = None
 
 
-class QuestionOption(Wire):
-    label: str
-    description: str = ""
-
-
-class QuestionInfo(Wire):
-    question: str
-    header: str = ""
-    options: list[QuestionOption] = []
-    multiple: bool = False
-    custom: bool = True
-
-
 class QuestionRequest(Wire):
     id: RequestId
     session_id: SessionId
-    questions: list[QuestionInfo]
+    questions: list[Question]
     tool: ToolRef | None = None
 
 
@@ -455,18 +444,6 @@ def _rules(value: object) -> object:
     return cast("object", value) if isinstance(value, list) else ()
 
 
-def _matches(pattern: str, name: str) -> bool:
-    """Whether a rule is about a permission: OpenCode knows `*` and `?`, and an open end ` *`."""
-    pattern = pattern.removesuffix(" *").replace("[", "[[]")
-    return fnmatchcase(name, pattern)
-
-
-class AgentRule(Wire):
-    permission: str
-    pattern: str
-    action: str
-
-
 class Agent(Wire):
     name: str
     mode: Literal["primary", "subagent", "all"]
@@ -475,14 +452,15 @@ class Agent(Wire):
     hidden: Annotated[bool, BeforeValidator(bool)] = False
     """Null for an agent that the user's configuration touches."""
     model: ModelRef | None = None
-    permission: Annotated[list[Annotated[AgentRule, Lenient]], BeforeValidator(_rules)] = []
-    """The last rule that fits decides."""
+    permission: Annotated[list[Annotated[PermissionRule, Lenient]], BeforeValidator(_rules)] = []
 
     def actions(self, permission: str) -> set[str]:
         """Return what may become of a permission: `allow`, `ask`, `deny`; empty if not known."""
         actions: set[str] = set()
         for rule in self.permission:
-            if _matches(rule.permission, permission):
+            # OpenCode knows `*`, `?` and an open end ` *`, but no sets of characters.
+            pattern = rule.permission.removesuffix(" *").replace("[", "[[]")
+            if fnmatchcase(permission, pattern):
                 actions = {rule.action} if rule.pattern == "*" else actions | {rule.action}
         return actions
 
@@ -573,7 +551,7 @@ class Health(Wire):
 
 
 class Config(Wire):
-    """The part of OpenCode's merged configuration that is no secret."""
+    """The part of OpenCode's merged configuration that is not secret."""
 
     model: str | None = None
     default_agent: str | None = Field(default=None, validation_alias="default_agent")
@@ -585,7 +563,7 @@ class Config(Wire):
 
 class InputBase(Wire):
     id: str | None = None
-    """Has to be one that no other session has: OpenCode stores a part over one with its id."""
+    """Must be unique among all sessions: OpenCode overwrites a part that has the same id."""
 
 
 class TextInput(InputBase):
@@ -600,7 +578,7 @@ class TextInput(InputBase):
 class FileInput(InputBase):
     """``url`` has to be a ``data:`` URL: OpenCode reads any other from its own machine.
 
-    ``source`` must not name a resource, which OpenCode would read instead, without permission.
+    ``source`` must not name a resource: OpenCode would read that instead, without permission.
     """
 
     type: Literal["file"] = "file"
@@ -639,7 +617,7 @@ class OutputFormat(Wire):
 
 
 class Prompt(Wire):
-    """The body of a prompt. ``agent`` is not remembered by the session: send it every time."""
+    """The body of a prompt. The session does not remember ``agent``: send it every time."""
 
     parts: list[InputPart]
     message_id: MessageId | None = None
@@ -654,7 +632,7 @@ class Prompt(Wire):
 
 
 class CommandCall(Wire):
-    """A command of OpenCode's with its arguments; ``model`` is ``provider/model`` here."""
+    """One of OpenCode's commands with its arguments; ``model`` is ``provider/model`` here."""
 
     command: str
     arguments: str = ""
@@ -674,7 +652,7 @@ class ShellCall(Wire):
 
 
 class SessionDraft(Wire):
-    """A new session. With a title OpenCode does not ask a model for one."""
+    """A new session. Without a title, OpenCode asks a model for one."""
 
     title: str | None = None
     parent_id: SessionId | None = None
@@ -709,7 +687,7 @@ class WorkspaceDraft(Wire):
 
 
 class McpServer(Wire):
-    """An MCP server over HTTP, as OpenCode is told of it; ``timeout`` in milliseconds."""
+    """An MCP server over HTTP, as OpenCode is configured with it; ``timeout`` in milliseconds."""
 
     type: Literal["remote"] = "remote"
     url: str
