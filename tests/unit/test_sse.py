@@ -1,6 +1,7 @@
 """A stream says what there is to say, and never ends in silence."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable
 
 import httpx2
@@ -8,7 +9,7 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from opencode_a2a.config import StreamSettings
-from opencode_a2a.web.sse import Drain, Ending, EventStream
+from opencode_a2a.web.sse import WRITE_NOW, Drain, Ending, EventStream
 from tests.support.running import RawClient, raw, running
 
 Frames = AsyncGenerator[bytes, None]
@@ -89,6 +90,55 @@ async def test_a_quiet_stream_is_kept_alive_by_comments_and_goes_on() -> None:
             pass
 
     assert (comments, frame) == ([PING] * 4, b"data: x\n\n")
+
+
+async def test_a_comment_comes_within_the_interval_and_not_after_an_event() -> None:
+    source, written, sent = Source(), list[bytes](), asyncio.Event()
+    stream = EventStream(
+        lambda _: source.frames(),
+        limits=StreamSettings(keepalive_seconds=3, max_duration_seconds=0),
+        farewell=farewell,
+    )
+
+    def write_now(chunk: bytes) -> bool:
+        written.append(chunk)
+        return True
+
+    async def send(message: Message) -> None:
+        if message.get("body") == b"data: x\n\n":
+            sent.set()
+
+    async def receive() -> Message:
+        return await asyncio.get_running_loop().create_future()
+
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        scope = {"type": "http", "method": "GET", WRITE_NOW: write_now}
+        group.create_task(stream(scope, receive, send))
+        source.queue.put_nowait(b"data: x\n\n")
+        await sent.wait()
+        after = time.monotonic()
+        looks: list[tuple[float, int]] = []
+        for seconds in (1.0, 2.5, 2.99, 5.0, 5.99):
+            stream.look(after + seconds)
+            looks.append((seconds, len(written)))
+        source.queue.put_nowait(None)
+
+    assert looks == [(1.0, 0), (2.5, 0), (2.99, 1), (5.0, 1), (5.99, 2)]
+    assert written == [PING] * 2
+    assert stream.due == pytest.approx(after + 5.99 + 3)
+
+
+async def test_all_streams_are_kept_alive_by_one_timer() -> None:
+    source, drain = Source(), Drain()
+    app = stream_app(source.frames, StreamSettings(keepalive_seconds=0.05), drain)
+
+    async with asyncio.timeout(5), raw_after(app, drain) as (readers, stop):
+        for reader in readers:
+            await ask(reader)
+        comments = [[await chunk(reader) for _ in range(4)] for reader in readers]
+        stop()
+
+    assert comments == [[PING] * 4] * 3
 
 
 async def test_a_comment_in_a_silence_wakes_no_task() -> None:

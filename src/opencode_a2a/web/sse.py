@@ -4,12 +4,14 @@
 tell a quiet stream from a dead one, that a reader who is gone or does not read is let go, and
 that a stream never ends without saying so. It does not look into the frames.
 
-A stream has two tasks: the server's own, which writes the frames, and one that waits for the
-end of the connection and looks at the clock. A frame costs no timer.
+A stream has two tasks: the server's own, which writes the frames, and one that waits for the end
+of the connection. One timer looks after all streams of the process: a frame costs no timer, and a
+comment in a silence wakes no task.
 """
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from enum import StrEnum
@@ -54,7 +56,6 @@ class Ending(StrEnum):
     FAILED = "failed"
 
 
-_SILENT = frozenset({Ending.COMPLETE, Ending.DISCONNECTED, Ending.STALLED})
 _BUDGETS = frozenset({Ending.TOO_MANY_BYTES, Ending.TOO_LONG, Ending.IDLE})
 
 
@@ -67,11 +68,21 @@ def early_end(ending: Ending) -> StreamEndedError:
     return StreamEndedError(cause=ending.value)
 
 
+_AHEAD_SECONDS = 0.25
+"""Streams that are due so soon are looked at together: to wake up for each of them costs more."""
+_EARLY_SHARE = 0.1
+"""How much of the time between two comments one may come early, to be written with others."""
+_LATE_SECONDS = 0.002
+"""Timers of whole milliseconds may go off this much too early, to no purpose."""
+
+
 class Drain:
-    """Ends all streams of a process when it is about to stop."""
+    """All streams of a process: looks after them, and ends them when it is about to stop."""
 
     def __init__(self) -> None:
         self._streams: set[EventStream] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._next = math.inf
         self.begun = False
         self.on_begin: list[Callable[[], None]] = []
         """Called for whatever else waits for something and should not."""
@@ -83,27 +94,35 @@ class Drain:
         """Let every open stream, and every later one, say goodbye."""
         self.begun = True
         for stream in self._streams:
-            stream.wake()
+            stream.end(Ending.DRAINED)
         for call in self.on_begin:
             call()
 
     def add(self, stream: "EventStream") -> None:
         self._streams.add(stream)
+        if self.begun:
+            stream.end(Ending.DRAINED)
+        self._wake_at(stream.due)
 
     def discard(self, stream: "EventStream") -> None:
         self._streams.discard(stream)
 
+    def _wake_at(self, when: float) -> None:
+        if when < self._next:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._next = when
+            pause = max(0.0, when - time.monotonic()) + _LATE_SECONDS
+            self._timer = asyncio.get_running_loop().call_later(pause, self._look)
 
-_EARLY_SECONDS = 0.002
-"""Timers of whole milliseconds may go off this much too early, to no purpose."""
-
-
-class _EndedError(Exception):
-    """Leaves the pump when the watch has found a reason to end the stream."""
-
-    def __init__(self, ending: Ending) -> None:
-        super().__init__(ending)
-        self.ending = ending
+    def _look(self) -> None:
+        now, next_due = time.monotonic(), math.inf
+        for stream in self._streams:
+            if stream.due <= now + _AHEAD_SECONDS:
+                stream.look(now)
+            next_due = min(next_due, stream.due)
+        self._timer, self._next = None, math.inf
+        self._wake_at(next_due)
 
 
 class EventStream:
@@ -129,39 +148,73 @@ class EventStream:
         self._drain = Drain() if drain is None else drain
         self._farewell = farewell
         self._began = self._wrote = self._last_frame = time.monotonic()
-        self._writing = False
+        self._blocked: float | None = None
+        """Since when the reader has not taken what there is for it."""
         self._bytes = 0
+        self._ending: Ending | None = None
         self._alarm: asyncio.Timeout | None = None
         self._write_now: Callable[[bytes], bool] | None = None
+        self._send: Send
+        self.due = 0.0
+        """When to look at the stream again."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         metrics.STREAM_REQUESTS.inc()
-        self._drain.add(self)
+        self._send = scope.get(DIRECT_SEND, send)
         if scope["method"] != "HEAD":
             self._write_now = scope.get(WRITE_NOW)
+        self.look(time.monotonic())
+        self._drain.add(self)
         with metrics.STREAM_ACTIVE.track_inprogress():
             try:
-                ending = await self._run(receive, send, scope.get(DIRECT_SEND, send))
+                ending = await self._run(receive, send)
             finally:
                 self._drain.discard(self)
         metrics.STREAM_ENDED.labels(ending).inc()
         if ending in _BUDGETS:
             metrics.STREAM_BUDGET_REJECTED.inc()
         if ending is Ending.STALLED:
-            await _abort(scope, receive)
+            # To close the connection would mean to wait for a reader that does not read.
+            log.info("reader dropped")
+            if (abort := scope.get("abort")) is not None:
+                abort()
+                await _disconnect(receive)
 
-    def wake(self) -> None:
-        """Have the watch look around now."""
-        if self._alarm is not None and not self._alarm.expired():
-            self._alarm.reschedule(asyncio.get_running_loop().time())
-
-    async def _run(self, receive: Receive, send: Send, direct: Send) -> Ending:
+    async def _run(self, receive: Receive, send: Send) -> Ending:
         """Write everything there is to write; return why it ended."""
-        async with contextlib.aclosing(self._frames):
-            ending = await self._begin_and_pump(receive, send, direct)
+        start = {"status": 200, "headers": [*_HEADERS, *self._headers]}
+        await send({"type": "http.response.start", **start})
+        # A proxy may keep the headers back until there is a body.
+        await send(_chunk(_PING))
+        gone = asyncio.create_task(_disconnect(receive), name="reader")
+        gone.add_done_callback(lambda _: self.end(Ending.DISCONNECTED))
+        ending, most = Ending.COMPLETE, self._limits.max_bytes
+        try:
+            async with (
+                contextlib.aclosing(self._frames),
+                asyncio.timeout(None if self._ending is None else 0) as self._alarm,
+            ):
+                async for chunk in self._frames:
+                    self._bytes += len(chunk)
+                    if most and self._bytes > most:
+                        ending = Ending.TOO_MANY_BYTES
+                        break
+                    self._wrote = self._last_frame = self._blocked = time.monotonic()
+                    await self._send(_chunk(chunk))
+                    del chunk  # not to be kept while waiting for the next one
+                    self._blocked = None
+        except OSError:  # the reader is gone, or the alarm went off because of ``_ending``
+            ending = Ending.DISCONNECTED
+        except Exception:
+            # The outermost edge of a stream: the reader must hear of it, whatever it was.
+            log.exception("stream failed")
+            ending = Ending.FAILED
+        finally:
+            gone.cancel()
+        ending = self._ending = self._ending or ending
         if ending in (Ending.DISCONNECTED, Ending.STALLED):
             return ending
-        last = b"" if ending in _SILENT else self._farewell(ending)
+        last = b"" if ending is Ending.COMPLETE else self._farewell(ending)
         try:
             async with asyncio.timeout(self._send_seconds):
                 await send({"type": "http.response.body", "body": last})
@@ -169,43 +222,10 @@ class EventStream:
             return Ending.STALLED
         return ending
 
-    async def _begin_and_pump(self, receive: Receive, send: Send, direct: Send) -> Ending:
-        start = {"status": 200, "headers": [*_HEADERS, *self._headers]}
-        await send({"type": "http.response.start", **start})
-        # A proxy may keep the headers back until there is a body.
-        await send(_chunk(_PING))
-        ending = Ending.COMPLETE
-        try:
-            async with asyncio.TaskGroup() as group:
-                watch = group.create_task(self._watch(receive, direct))
-                await self._pump(direct)
-                watch.cancel()
-        except* _EndedError as ended:
-            ending = _cause(ended)
-        except* OSError:
-            ending = Ending.DISCONNECTED
-        except* Exception:
-            # The outermost edge of a stream: the reader must hear of it, whatever it was.
-            log.exception("stream failed")
-            ending = Ending.FAILED
-        return ending
-
-    async def _pump(self, send: Send) -> None:
-        most = self._limits.max_bytes
-        async for chunk in self._frames:
-            self._bytes += len(chunk)
-            if most and self._bytes > most:
-                raise _EndedError(Ending.TOO_MANY_BYTES)
-            self._wrote = self._last_frame = time.monotonic()
-            self._writing = True
-            await send(_chunk(chunk))
-            del chunk  # not to be kept while waiting for the next one
-            self._writing = False
-
     def _write(self, chunk: bytes) -> bool:
         """Write a chunk at once, unless it has to wait or is too much."""
         most = self._limits.max_bytes
-        if self._write_now is None or self._writing or (most and self._bytes + len(chunk) > most):
+        if self._write_now is None or (most and self._bytes + len(chunk) > most):
             return False
         if not self._write_now(chunk):
             return False
@@ -213,99 +233,62 @@ class EventStream:
         self._wrote = self._last_frame = time.monotonic()
         return True
 
-    async def _watch(self, receive: Receive, send: Send) -> None:
-        """Wait for the reader to leave; in between, look at clock and budgets."""
-        loop = asyncio.get_running_loop()
+    def end(self, ending: Ending) -> None:
+        """Break the stream off, unless it has ended."""
+        if self._ending is None:
+            self._ending, self.due = ending, math.inf
+            if self._alarm is not None:
+                with contextlib.suppress(RuntimeError):  # everything is written already
+                    self._alarm.reschedule(asyncio.get_running_loop().time())
 
-        def look() -> None:
-            # Most of what there is to do in a silence: a comment, for which no task is woken.
-            nonlocal timer
-            now = time.monotonic()
-            if self._reason_to_end(now) is None and self._ping_now(now):
-                timer = loop.call_later(self._pause(now) + _EARLY_SECONDS, look)
-            else:
-                self.wake()
+    def look(self, now: float) -> None:
+        """Do what is due: end the stream, or write a comment into a silence."""
+        limits = self._limits
+        keepalive, longest = limits.keepalive_seconds, limits.max_duration_seconds
+        idle = limits.idle_timeout_seconds
+        if self._blocked is not None and now >= self._blocked + self._send_seconds:
+            self.end(Ending.STALLED)
+        elif longest and now >= self._began + longest:
+            self.end(Ending.TOO_LONG)
+        elif idle and now >= self._last_frame + idle:
+            self.end(Ending.IDLE)
+        if self._ending is not None:
+            return
+        if now >= self._wrote + keepalive * (1 - _EARLY_SHARE):
+            if self._comment():
+                self._wrote, self._blocked = now, None
+            elif self._blocked is None:
+                self._blocked = now
+        # A reader that takes nothing is asked again after the same time.
+        due = (self._wrote if self._blocked is None else now) + keepalive
+        if self._blocked is not None:
+            due = min(due, self._blocked + self._send_seconds)
+        if longest:
+            due = min(due, self._began + longest)
+        if idle:
+            due = min(due, self._last_frame + idle)
+        self.due = due
 
-        while True:
-            now = time.monotonic()
-            reason = self._reason_to_end(now)
-            if reason is not None:
-                raise _EndedError(reason)
-            if self._silent(now):
-                await self._ping(send, now)
-            timer = loop.call_later(self._pause(now) + _EARLY_SECONDS, look)
-            try:
-                async with asyncio.timeout(None) as self._alarm:
-                    await _disconnect(receive)
-                    raise _EndedError(Ending.DISCONNECTED)
-            except TimeoutError:
-                continue
-            finally:
-                timer.cancel()
-                self._alarm = None
-
-    def _silent(self, now: float) -> bool:
-        """Whether it is time for a comment."""
-        return not self._writing and now - self._wrote >= self._limits.keepalive_seconds
-
-    def _ping_now(self, now: float) -> bool:
-        """Write a comment if it is time for one; False if it has to wait for the reader."""
-        if not self._silent(now):
-            return True
-        if self._write_now is None or not self._write_now(_PING):
+    def _comment(self) -> bool:
+        """Write a comment; False when the reader does not take it now."""
+        if self._write_now is not None:
+            return self._write_now(_PING)
+        if self._blocked is not None:
             return False
-        self._wrote = now
+
+        async def send() -> None:
+            with contextlib.suppress(OSError):
+                await self._send(_chunk(_PING))
+
+        # Another server than ours has no way to write at once.
+        self._commenting = asyncio.create_task(send(), name="comment")
         return True
-
-    async def _ping(self, send: Send, now: float) -> None:
-        self._wrote = now
-        try:
-            async with asyncio.timeout(self._send_seconds):
-                await send(_chunk(_PING))
-        except TimeoutError:
-            raise _EndedError(Ending.STALLED) from None
-
-    def _reason_to_end(self, now: float) -> Ending | None:
-        limits = self._limits
-        if self._drain.begun:
-            return Ending.DRAINED
-        if self._writing and now - self._wrote >= self._send_seconds:
-            return Ending.STALLED
-        if limits.max_duration_seconds and now - self._began >= limits.max_duration_seconds:
-            return Ending.TOO_LONG
-        if limits.idle_timeout_seconds and now - self._last_frame >= limits.idle_timeout_seconds:
-            return Ending.IDLE
-        return None
-
-    def _pause(self, now: float) -> float:
-        """Return the seconds until there is something to look at."""
-        limits = self._limits
-        due = [self._wrote + (self._send_seconds if self._writing else limits.keepalive_seconds)]
-        if limits.max_duration_seconds:
-            due.append(self._began + limits.max_duration_seconds)
-        if limits.idle_timeout_seconds:
-            due.append(self._last_frame + limits.idle_timeout_seconds)
-        return max(0.0, min(due) - now)
 
 
 def _chunk(body: bytes) -> Message:
     return {"type": "http.response.body", "body": body, "more_body": True}
 
 
-def _cause(ended: ExceptionGroup[_EndedError]) -> Ending:
-    first = ended.exceptions[0]
-    return first.ending if isinstance(first, _EndedError) else _cause(first)
-
-
 async def _disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _abort(scope: Scope, receive: Receive) -> None:
-    """Cut the connection of a reader that does not read; closing it would wait for the reader."""
-    abort: Callable[[], None] | None = scope.get("abort")
-    log.info("reader dropped")
-    if abort is not None:
-        abort()
-        await _disconnect(receive)
