@@ -27,11 +27,10 @@ from urllib.parse import quote, urlencode
 
 import httpx2
 
-from opencode_a2a.a2a.versions import Version
+from opencode_a2a.a2a.operations import CARD_PATHS, OPERATIONS, PREFIXES, ROUTES
+from opencode_a2a.a2a.types import Version
 from opencode_a2a.events import JsonObject
 from opencode_a2a.server.contracts import declared
-from opencode_a2a.server.operations import METHODS
-from opencode_a2a.server.rest import CARDS, PREFIXES, ROUTES
 from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
 from tests.support.program import Program
@@ -52,7 +51,7 @@ VARIABLES = {
 PAGES = [
     *("/livez", "/readyz", "/health", "/metrics", "/openapi.json", "/docs", "/nothing"),
     *("/.well-known/agent-card.json", "/.well-known/agent.json"),
-    *(path for path, _ in CARDS),
+    *(path for path, _ in CARD_PATHS),
 ]
 VERBS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "BREW"]
 DEEP_LIST: Any = json.loads("[" * 300 + "]" * 300)
@@ -145,8 +144,8 @@ class Maker:
 
     def _operation(self) -> Request:
         line = self.random.choice([*Version])
-        method = self.random.choice(METHODS)
-        name = method.name(self.random.choice([*Version, line, line])) or "tasks/list"
+        method = self.random.choice(OPERATIONS)
+        name = method.named(self.random.choice([*Version, line, line])) or "tasks/list"
         params = self._message(line) if "essage" in name else self._of_task()
         return self._rpc(name, params, line)
 
@@ -177,7 +176,7 @@ class Maker:
 
     def _rest(self) -> Request:
         line = self.random.choice([*Version])
-        path, verbs, _, _ = self.random.choice(ROUTES)
+        path, verbs = self.random.choice([*ROUTES.items()])
         names = {"id": self._path_value(), "config": self._path_value()}
         target = PREFIXES[line] + path.format(**names)
         if self.random.random() < 0.4:
@@ -185,7 +184,7 @@ class Maker:
             chosen = self.random.sample(fields, 2)
             query = {name: self._text(self._value()) for name in chosen}
             target += "?" + urlencode(query, errors="replace")
-        verb = self.random.choice(verbs)
+        verb = self.random.choice([*verbs])
         body: Any = self._message(line) if "message" in path else {}
         if self.random.random() < 0.8:
             body = self._damage(body)

@@ -24,7 +24,7 @@ from starlette.routing import BaseRoute, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from opencode_a2a import __version__, telemetry
-from opencode_a2a.a2a.versions import Version
+from opencode_a2a.a2a.types import Version
 from opencode_a2a.clock import now_ms
 from opencode_a2a.config import VARIABLES, Settings, database_file, import_hint, misplaced
 from opencode_a2a.errors import (
@@ -57,7 +57,6 @@ from opencode_a2a.server.jsonrpc import RpcBinding
 from opencode_a2a.server.openapi import OpenApi
 from opencode_a2a.server.operations import Operations
 from opencode_a2a.server.rest import RestBinding
-from opencode_a2a.server.views import Views
 from opencode_a2a.services import announced
 from opencode_a2a.store.database import Database, DatabaseError, EarlierDatabaseError
 from opencode_a2a.tasks.log import LogWriter
@@ -469,7 +468,6 @@ def _deps(
         interrupts=turns.interrupts,
         board=board,
         errands=errands,
-        spelling=Views(),
         defaults=settings.opencode,
         fetch=fetch,
     )

@@ -17,9 +17,9 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from opencode_a2a.a2a.versions import Version
+from opencode_a2a.a2a.operations import OPERATIONS
+from opencode_a2a.a2a.types import Version
 from opencode_a2a.server.contracts import ALL_EXTENSIONS
-from opencode_a2a.server.operations import METHODS
 from tests.support.caller import Caller
 from tests.support.front import started
 from tests.support.opencode import FakeOpenCode
@@ -196,7 +196,7 @@ async def test_only_methods_of_the_versions_spoken_are_named(deployment: Deploym
     wire = deployment.said("wire_contract")
     spoken = {Version(version) for version in wire["supported_protocol_versions"]}
     for line in Version:
-        names = {name for method in METHODS if (name := method.name(line))}
+        names = {name for method in OPERATIONS if (name := method.named(line))}
         documents = (deployment.public, deployment.extended, deployment.openapi)
         named = {
             name

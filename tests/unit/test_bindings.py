@@ -10,7 +10,8 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from opencode_a2a.a2a.versions import Version
+from opencode_a2a.a2a.operations import OPERATIONS
+from opencode_a2a.a2a.types import Version
 from opencode_a2a.callers import SCOPE_KEY, Caller
 from opencode_a2a.errors import SessionNotFoundError
 from opencode_a2a.events import Json, JsonObject
@@ -20,7 +21,7 @@ from opencode_a2a.server.announced import METADATA_EXTENSIONS
 from opencode_a2a.server.card import CardFacts, Cards
 from opencode_a2a.server.exchange import Stream, Terms
 from opencode_a2a.server.jsonrpc import RpcBinding
-from opencode_a2a.server.operations import METHODS, Operations
+from opencode_a2a.server.operations import Operations
 from opencode_a2a.server.rest import RestBinding
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.web.server import Refusals
@@ -37,13 +38,13 @@ class Echo:
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    async def call(self, caller: Caller, method: str, params: JsonObject, line: Version) -> Json:
+    async def call(self, caller: Caller, method: str, params: JsonObject, version: Version) -> Json:
         self.calls.append(method)
         if method == "opencode.fail":
             raise SessionNotFoundError(session_id="ses_1")
         if method == "opencode.crash":
             raise RuntimeError("a secret at /root/key")
-        return {"caller": caller.principal, "params": params, "line": line.value}
+        return {"caller": caller.principal, "params": params, "version": version.value}
 
 
 def serve(stream: Stream) -> ASGIApp:
@@ -184,8 +185,8 @@ async def test_the_version_may_come_as_a_query_parameter(agent: httpx.AsyncClien
 async def test_push_configuration_is_unsupported_on_both_lines(
     agent: httpx.AsyncClient, line: Version
 ) -> None:
-    for method in METHODS:
-        name = method.name(line)
+    for operation in OPERATIONS:
+        name = operation.named(line)
         if name and "PushNotificationConfig" in name.replace("push", "Push"):
             answer = await call(agent, name, {}, {"A2A-Version": line.value})
             assert code(answer) == -32003
@@ -203,7 +204,7 @@ async def test_a_push_configuration_inside_a_message_is_refused(agent: httpx.Asy
 async def test_extension_methods_run_on_both_lines(agent: httpx.AsyncClient) -> None:
     answer = await call(agent, "opencode.echo", {"n": 2**53 + 1}, ONE)
 
-    assert answer["result"] == {"caller": "ann", "params": {"n": 2**53 + 1}, "line": "1.0"}
+    assert answer["result"] == {"caller": "ann", "params": {"n": 2**53 + 1}, "version": "1.0"}
     assert code(await call(agent, "opencode.fail")) == -31001
 
 

@@ -14,7 +14,7 @@ from a2a.types import AgentCard
 from google.protobuf.json_format import ParseDict
 from starlette.applications import Starlette
 
-from opencode_a2a.a2a.versions import Dialect
+from opencode_a2a.a2a.types import Version
 from opencode_a2a.events import JsonObject
 from opencode_a2a.server.announced import METADATA_EXTENSIONS as EXTENSIONS
 from opencode_a2a.server.announced import SESSION_BINDING, activated
@@ -123,8 +123,8 @@ async def test_the_card_is_compressed_for_those_who_take_it(discovery: httpx.Asy
 def test_the_extended_card_says_more_in_the_form_of_its_line() -> None:
     cards = Cards(FACTS, 0)
 
-    modern = ParseDict(cards.extended(Dialect.V1), AgentCard(), ignore_unknown_fields=False)
-    old = v03.AgentCard.model_validate(cards.extended(Dialect.V03), extra="forbid")
+    modern = ParseDict(cards.extended(Version.V1), AgentCard(), ignore_unknown_fields=False)
+    old = v03.AgentCard.model_validate(cards.extended(Version.V03), extra="forbid")
 
     assert modern.skills[0].examples
     params = (old.capabilities.extensions or [])[2].params or {}
@@ -143,7 +143,7 @@ def test_the_hybrid_form_is_right_for_rest_clients_of_0_3() -> None:
 def test_a_demo_says_so() -> None:
     demo = CardFacts("A", "B.", "1", "http://x", demo=True)
 
-    card = Cards(demo, 0).extended(Dialect.V1)
+    card = Cards(demo, 0).extended(Version.V1)
 
     assert "demo" in str(card["name"])
     assert "scripted demo model" in str(card["description"])
@@ -152,7 +152,7 @@ def test_a_demo_says_so() -> None:
 def test_only_schemes_that_are_configured_are_declared() -> None:
     bearer = CardFacts("A", "B.", "1", "http://x")
 
-    card = Cards(bearer, 0).extended(Dialect.V1)
+    card = Cards(bearer, 0).extended(Version.V1)
 
     assert list(cast(JsonObject, card["securitySchemes"])) == ["bearerAuth"]
 

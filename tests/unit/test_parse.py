@@ -13,12 +13,13 @@ from google.protobuf.json_format import MessageToDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencode_a2a.a2a.schema import read_get, read_list, read_send, rest_dialect
-from opencode_a2a.a2a.versions import Dialect
+from opencode_a2a.a2a.encoding import V03, V03_PROTO, V1, Encoding
+from opencode_a2a.a2a.types import SendRequest, TaskParams
+from opencode_a2a.a2a.v03 import Spelling, rest_spelling
 from opencode_a2a.errors import InvalidParamsError
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.messages import Message, Part
-from opencode_a2a.tasks.state import State
+from opencode_a2a.tasks.state import Query, State
 
 BIG = 2**53 + 1
 JSON = st.recursive(
@@ -37,14 +38,15 @@ def message03(**fields: Json) -> JsonObject:
     return {**whole, "parts": [{"kind": "text", "text": "hi"}], **fields}
 
 
-def wrong(params: JsonObject, dialect: Dialect = Dialect.V1) -> dict[str, str]:
+def wrong(params: JsonObject, form: Encoding = V1) -> dict[str, str]:
     with pytest.raises(InvalidParamsError) as refused:
-        read_send(params, dialect)
+        form.read(SendRequest, params)
     return {v.field: v.description for v in refused.value.violations}
 
 
 def test_a_message_of_1_0_is_read_in_either_case_of_names() -> None:
-    sent = read_send(
+    sent = V1.read(
+        SendRequest,
         {
             "message": {
                 "message_id": "m1",
@@ -57,7 +59,6 @@ def test_a_message_of_1_0_is_read_in_either_case_of_names() -> None:
             "configuration": {"return_immediately": True, "historyLength": 2},
             "unknown": {},
         },
-        Dialect.V1,
     )
 
     assert sent.message == Message("m1", "user", [Part("text", "hi")], reference_task_ids=["t0"])
@@ -68,7 +69,7 @@ def test_a_message_of_1_0_is_read_in_either_case_of_names() -> None:
 @given(JSON, st.dictionaries(st.text(), JSON, max_size=3))
 def test_data_and_metadata_are_kept_as_they_came(data: Json, metadata: JsonObject) -> None:
     part: JsonObject = {"data": data, "metadata": metadata}
-    sent = read_send({"message": message(parts=[part]), "metadata": metadata}, Dialect.V1)
+    sent = V1.read(SendRequest, {"message": message(parts=[part]), "metadata": metadata})
 
     assert sent.message.parts == [Part("data", data=data, metadata=metadata)]
     assert sent.metadata == metadata
@@ -80,7 +81,7 @@ def test_bytes_are_taken_in_both_alphabets_of_base64(data: bytes, padded: bool) 
     text = base64.urlsafe_b64encode(data).decode()
     part: JsonObject = {"raw": text if padded else text.rstrip("="), "mediaType": "image/png"}
 
-    sent = read_send({"message": message(parts=[part])}, Dialect.V1)
+    sent = V1.read(SendRequest, {"message": message(parts=[part])})
 
     raw = base64.b64encode(data).decode()
     assert sent.message.parts == [Part("raw", raw=raw, media_type="image/png")]
@@ -110,66 +111,67 @@ def test_every_violation_is_told_at_once_by_its_path() -> None:
     }
 
 
-MIXED_UP: list[tuple[JsonObject, Dialect, set[str]]] = [
-    ({}, Dialect.V1, {"message"}),
-    ({"message": message(parts=[])}, Dialect.V1, {"message.parts"}),
-    ({"message": message(role="ROLE_BOSS")}, Dialect.V1, {"message.role"}),
-    ({"message": message(messageId="x" * 257)}, Dialect.V1, {"message.messageId"}),
-    ({"message": message(taskId="a\nb")}, Dialect.V1, {"message.taskId"}),
-    ({"message": message03()}, Dialect.V1, {"message.role", "message.parts[0].kind"}),
+MIXED_UP: list[tuple[JsonObject, Encoding, set[str]]] = [
+    ({}, V1, {"message"}),
+    ({"message": message(parts=[])}, V1, {"message.parts"}),
+    ({"message": message(role="ROLE_BOSS")}, V1, {"message.role"}),
+    ({"message": message(messageId="x" * 257)}, V1, {"message.messageId"}),
+    ({"message": message(taskId="a\nb")}, V1, {"message.taskId"}),
+    ({"message": message03()}, V1, {"message.role", "message.parts[0].kind"}),
     (
         {"message": message(parts=[{"file": {"uri": "http://x"}}])},
-        Dialect.V1,
+        V1,
         {"message.parts[0].file"},
     ),
     (
         {"message": message(content=[{"text": "hi"}])},
-        Dialect.V1,
+        V1,
         {"message.content"},
     ),
     (
         {"message": message(), "configuration": {"blocking": True}},
-        Dialect.V1,
+        V1,
         {"configuration.blocking"},
     ),
     (
         {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {}},
-        Dialect.V1,
+        V1,
         {"jsonrpc", "method", "params", "message"},
     ),
-    ({"message": message()}, Dialect.V03, {"message.role", "message.parts[0].kind"}),
+    ({"message": message()}, V03, {"message.role", "message.parts[0].kind"}),
     (
         {"message": message03(parts=[{"kind": "file"}, {"kind": "video"}])},
-        Dialect.V03,
+        V03,
         {"message.parts[0].file", "message.parts[1].kind"},
     ),
     (
         {"message": message03(parts=[{"kind": "file", "file": {"bytes": "AA", "uri": "x"}}])},
-        Dialect.V03,
+        V03,
         {"message.parts[0].file"},
     ),
     (
         {"message": message03(), "configuration": {"returnImmediately": True}},
-        Dialect.V03,
+        V03,
         {"configuration.returnImmediately"},
     ),
     (
         {"message": {"messageId": "m", "role": "ROLE_USER", "content": [{}]}},
-        Dialect.PROTO03,
+        V03_PROTO,
         {"message.content[0]"},
     ),
 ]
 
 
-@pytest.mark.parametrize(("params", "dialect", "fields"), MIXED_UP)
+@pytest.mark.parametrize(("params", "form", "fields"), MIXED_UP)
 def test_wrong_and_mixed_up_shapes_are_named_by_field(
-    params: JsonObject, dialect: Dialect, fields: set[str]
+    params: JsonObject, form: Encoding, fields: set[str]
 ) -> None:
-    assert set(wrong(params, dialect)) == fields
+    assert set(wrong(params, form)) == fields
 
 
 def test_a_message_of_0_3_means_the_same_as_one_of_1_0() -> None:
-    sent = read_send(
+    sent = V03.read(
+        SendRequest,
         {
             "message": message03(
                 parts=[
@@ -181,7 +183,6 @@ def test_a_message_of_0_3_means_the_same_as_one_of_1_0() -> None:
             ),
             "configuration": {"blocking": False, "pushNotificationConfig": {"url": "https://x"}},
         },
-        Dialect.V03,
     )
 
     assert sent.message.parts == [
@@ -224,11 +225,11 @@ def test_what_the_sdk_client_of_0_3_sends_is_understood(
         params = cast(JsonObject, MessageToDict(proto, preserving_proto_field_name=True))
     else:
         params = cast(JsonObject, compat.params.model_dump(mode="json", exclude_none=True))
-    dialect = rest_dialect(params) if rest else Dialect.V03
+    spelling = rest_spelling(params)
 
-    sent = read_send(params, dialect)
+    sent = (V03_PROTO if rest else V03).read(SendRequest, params)
 
-    assert dialect is (Dialect.PROTO03 if rest else Dialect.V03)
+    assert spelling is (Spelling.PROTO if rest else Spelling.JSON)
     assert sent.message.parts == [
         Part("text", "hi"),
         Part("raw", raw="QUJD", media_type="image/png", filename="a.png"),
@@ -245,7 +246,7 @@ def test_bytes_that_are_base64_once_are_not_decoded_twice(content: bytes) -> Non
     file: JsonObject = {"file": {"fileWithBytes": raw, "mimeType": "text/plain"}}
     proto: JsonObject = {"messageId": "m", "role": "ROLE_USER", "content": [file]}
 
-    sent = read_send({"message": proto}, Dialect.PROTO03)
+    sent = V03_PROTO.read(SendRequest, {"message": proto})
 
     assert sent.message.parts == [Part("raw", raw=raw, media_type="text/plain")]
 
@@ -256,26 +257,27 @@ def test_what_the_sdk_client_of_1_0_sends_is_understood() -> None:
     )
     for keep in (True, False):
         params = cast(JsonObject, MessageToDict(request, preserving_proto_field_name=keep))
-        assert read_send(params, Dialect.V1).message == Message("m1", "user", [Part("text", "hi")])
+        assert V1.read(SendRequest, params).message == Message("m1", "user", [Part("text", "hi")])
 
 
 def test_the_body_of_a_0_3_rest_request_tells_its_spelling() -> None:
-    assert rest_dialect({"message": message03()}) is Dialect.V03
-    assert rest_dialect({"message": {"content": []}}) is Dialect.PROTO03
-    assert rest_dialect({"request": {"content": []}}) is Dialect.PROTO03
-    assert rest_dialect({}) is Dialect.PROTO03
+    assert rest_spelling({"message": message03()}) is Spelling.JSON
+    assert rest_spelling({"message": {"content": []}}) is Spelling.PROTO
+    assert rest_spelling({"request": {"content": []}}) is Spelling.PROTO
+    assert rest_spelling({}) is Spelling.PROTO
 
 
 def test_unset_blocking_means_what_the_spelling_says() -> None:
     proto: JsonObject = {"messageId": "m", "role": "ROLE_USER", "content": [{"text": "x"}]}
 
-    assert read_send({"message": message03(), "configuration": {}}, Dialect.V03).blocking
-    assert read_send({"message": proto}, Dialect.PROTO03).blocking
-    assert not read_send({"message": proto, "configuration": {}}, Dialect.PROTO03).blocking
+    assert V03.read(SendRequest, {"message": message03(), "configuration": {}}).blocking
+    assert V03_PROTO.read(SendRequest, {"message": proto}).blocking
+    assert not V03_PROTO.read(SendRequest, {"message": proto, "configuration": {}}).blocking
 
 
 def test_filters_of_a_list_are_read_from_json_and_from_query_parameters() -> None:
-    listing = read_list(
+    listing = V1.read(
+        Query,
         {
             "pageSize": "100",
             "status": "TASK_STATE_INPUT_REQUIRED",
@@ -284,23 +286,22 @@ def test_filters_of_a_list_are_read_from_json_and_from_query_parameters() -> Non
             "includeArtifacts": True,
             "contextId": "",
         },
-        Dialect.V1,
     )
 
     assert listing.history_length == 3
-    assert (listing.query.size, listing.query.state) == (100, State.INPUT_REQUIRED)
-    assert listing.query.since == 1001
-    assert (listing.query.artifacts, listing.query.history) == (True, True)
-    assert listing.query.context_id is None
+    assert (listing.size, listing.state) == (100, State.INPUT_REQUIRED)
+    assert listing.since == 1001
+    assert listing.artifacts
+    assert listing.context_id is None
 
 
 @pytest.mark.parametrize(
     "status", ["input-required", "INPUT_REQUIRED", "TASK_STATE_INPUT_REQUIRED"]
 )
 def test_the_list_of_0_3_takes_states_in_every_spelling(status: str) -> None:
-    listing = read_list({"status": status}, Dialect.PROTO03)
+    listing = V03_PROTO.read(Query, {"status": status})
 
-    assert listing.query.state is State.INPUT_REQUIRED
+    assert listing.state is State.INPUT_REQUIRED
 
 
 @pytest.mark.parametrize(
@@ -321,13 +322,13 @@ def test_the_list_of_0_3_takes_states_in_every_spelling(status: str) -> None:
 @pytest.mark.requirement("A2A-3.1.4")
 def test_a_wrong_filter_is_refused_by_name(field: str, value: Json) -> None:
     with pytest.raises(InvalidParamsError) as refused:
-        read_list({field: value}, Dialect.V1)
+        V1.read(Query, {field: value})
 
     assert [violation.field for violation in refused.value.violations] == [field]
 
 
 def test_a_task_is_asked_for_by_an_id() -> None:
-    assert read_get({"id": "t1", "historyLength": 0}).history_length == 0
+    assert V1.read(TaskParams, {"id": "t1", "historyLength": 0}).history_length == 0
     for params in cast(list[Mapping[str, Json]], [{}, {"id": ""}, {"id": 5}]):
         with pytest.raises(InvalidParamsError):
-            read_get(dict(params))
+            V1.read(TaskParams, dict(params))

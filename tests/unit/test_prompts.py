@@ -1,6 +1,6 @@
 """What a person reads when a task waits."""
 
-from opencode_a2a.a2a.texts import moment, prompt_text
+from opencode_a2a.a2a.texts import interrupt_text, timestamp
 from opencode_a2a.events import Interrupted, Question, QuestionOption
 from opencode_a2a.ids import RequestId, SessionId
 from opencode_a2a.turns.answers import accepted
@@ -40,7 +40,7 @@ ASK = Interrupted(RequestId("que_1"), "question", SessionId("ses_1"), questions=
 
 
 def test_a_permission_shows_the_exact_command_the_answers_and_the_deadline() -> None:
-    assert prompt_text((BASH,)) == "\n".join(
+    assert interrupt_text((BASH,)) == "\n".join(
         [
             "OpenCode asks for permission to run a command (bash).",
             "Command:",
@@ -55,7 +55,7 @@ def test_a_permission_shows_the_exact_command_the_answers_and_the_deadline() -> 
 
 
 def test_a_change_is_shown_as_the_patch_it_is() -> None:
-    text = prompt_text((EDIT,))
+    text = interrupt_text((EDIT,))
 
     assert "change a file (edit)" in text
     assert "    -x\n    +y" in text
@@ -63,11 +63,11 @@ def test_a_change_is_shown_as_the_patch_it_is() -> None:
 
 
 def test_a_tool_without_description_shows_its_input() -> None:
-    assert 'Input of deploy:\n    {"to":"production"}' in prompt_text((CUSTOM_TOOL,))
+    assert 'Input of deploy:\n    {"to":"production"}' in interrupt_text((CUSTOM_TOOL,))
 
 
 def test_a_question_lists_its_options_by_number() -> None:
-    assert prompt_text((ASK,)).splitlines()[:4] == [
+    assert interrupt_text((ASK,)).splitlines()[:4] == [
         "OpenCode asks:",
         "Which color?",
         "  1. Red - warm",
@@ -80,14 +80,14 @@ def test_several_questions_are_numbered() -> None:
         RequestId("que_2"), "question", SessionId("ses_1"), questions=[COLOR, Question("Why?", "W")]
     )
 
-    text = prompt_text((both,))
+    text = interrupt_text((both,))
 
     assert "Question 1: Which color?" in text
     assert "Question 2: Why?" in text
 
 
 def test_several_requests_are_told_apart_by_their_ids() -> None:
-    text = prompt_text((BASH, ASK))
+    text = interrupt_text((BASH, ASK))
 
     assert text.startswith("2 requests wait for an answer; begin your message with the id")
     assert "\n\nper_1:\nOpenCode asks for permission" in text
@@ -103,12 +103,12 @@ def test_a_huge_patch_is_cut_and_says_so() -> None:
         metadata={"diff": "x" * 10_000},
     )
 
-    text = prompt_text((huge,))
+    text = interrupt_text((huge,))
 
     assert len(text) < 5000
     assert "6000 characters more" in text
 
 
 def test_times_are_spelled_with_milliseconds_and_z() -> None:
-    assert moment(0) == "1970-01-01T00:00:00.000Z"
-    assert moment(AT) == "2026-11-15T09:00:00.123Z"
+    assert timestamp(0) == "1970-01-01T00:00:00.000Z"
+    assert timestamp(AT) == "2026-11-15T09:00:00.123Z"

@@ -12,8 +12,8 @@ from google.protobuf.message import Message as ProtoMessage
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencode_a2a.a2a import render
-from opencode_a2a.a2a.versions import Dialect
+from opencode_a2a.a2a import encoding, render
+from opencode_a2a.a2a.encoding import Encoding
 from opencode_a2a.events import (
     Channel,
     ChannelClosed,
@@ -49,6 +49,7 @@ from opencode_a2a.tasks.state import (
     TaskState,
 )
 
+FORMS = (encoding.V1, encoding.V03, encoding.V03_PROTO)
 AT = 1_794_733_200_123
 TIME = "2026-11-15T09:00:00.123Z"
 MSG = MessageId("msg_1")
@@ -129,10 +130,10 @@ def run(*events: LogEvent, ref: TaskRef = REF) -> tuple[TaskState, list[Entry]]:
     return state, [state.apply(event, AT) for event in events]
 
 
-def last(*events: LogEvent, ref: TaskRef = REF, dialect: Dialect = Dialect.V1) -> JsonObject:
+def last(*events: LogEvent, ref: TaskRef = REF, form: Encoding = encoding.V1) -> JsonObject:
     """Return the last of some events as a stream carries it."""
     _, entries = run(*events, ref=ref)
-    encoded = render.entry(entries[-1], ref, dialect)
+    encoded = form.entry(entries[-1], ref)
     assert encoded is not None
     return orjson.loads(encoded)
 
@@ -165,41 +166,40 @@ def read_event03(rendered: JsonObject) -> object:
 def test_the_sdk_reads_the_task_of_every_line_at_any_moment(length: int) -> None:
     state, _ = run(*TURN[:length])
 
-    reads(render.task(state, Dialect.V1), Task())
-    old = v03.Task.model_validate(render.task(state, Dialect.V03), extra="forbid")
+    reads(render.task(state), Task())
+    old = v03.Task.model_validate(encoding.V03.result(render.task(state)), extra="forbid")
     conversions.to_core_task(old)
-    proto = reads(render.task(state, Dialect.PROTO03), a2a_v0_3_pb2.Task())
+    proto = reads(encoding.V03_PROTO.result(render.task(state)), a2a_v0_3_pb2.Task())
     proto_utils.FromProto.task(cast(a2a_v0_3_pb2.Task, proto))
 
 
 @pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: ending.outcome.value)
 def test_the_sdk_reads_every_ending(ending: Finished) -> None:
     state, entries = run(Accepted(USER), Started(), ending)
-    reads(render.task(state, Dialect.V1), Task())
-    conversions.to_core_task(v03.Task.model_validate(render.task(state, Dialect.V03)))
-    reads(render.task(state, Dialect.PROTO03), a2a_v0_3_pb2.Task())
+    reads(render.task(state), Task())
+    conversions.to_core_task(v03.Task.model_validate(encoding.V03.result(render.task(state))))
+    reads(encoding.V03_PROTO.result(render.task(state)), a2a_v0_3_pb2.Task())
     assert [entry.stops for entry in entries] == [False, False, True]
 
 
 def test_the_sdk_reads_every_entry_of_every_line() -> None:
     _, entries = run(*TURN)
-    silent = [type(e.event) for e in entries if render.entry(e, REF, Dialect.V1) is None]
+    silent = [type(e.event) for e in entries if encoding.V1.entry(e, REF) is None]
     assert silent == [Accepted, Answered, UsageCounted]
 
     for entry in entries:
-        for dialect in Dialect:
-            encoded = render.entry(entry, REF, dialect)
+        for form in FORMS:
+            encoded = form.entry(entry, REF)
             if encoded is None:
                 continue
             rendered: JsonObject = orjson.loads(encoded)
-            match dialect:
-                case Dialect.V1:
-                    reads(rendered, StreamResponse())
-                case Dialect.V03:
-                    read_event03(rendered)
-                case Dialect.PROTO03:
-                    proto = reads(rendered, a2a_v0_3_pb2.StreamResponse())
-                    proto_utils.FromProto.stream_response(cast(a2a_v0_3_pb2.StreamResponse, proto))
+            if form is encoding.V1:
+                reads(rendered, StreamResponse())
+            elif form is encoding.V03:
+                read_event03(rendered)
+            else:
+                proto = reads(rendered, a2a_v0_3_pb2.StreamResponse())
+                proto_utils.FromProto.stream_response(cast(a2a_v0_3_pb2.StreamResponse, proto))
 
 
 @given(st.text(), st.integers(1, 2**53), st.text(), st.text(min_size=1), st.booleans())
@@ -209,7 +209,7 @@ def test_growing_text_is_framed_as_json_would_be(
     ref = TaskRef(TaskId("t1"), ContextId(context), Principal("p"))
     entry = Entry(seq, AT, TextGrew(MessageId(message_id), "prt_1", text, opens))
 
-    encoded = render.entry(entry, ref, Dialect.V1)
+    encoded = encoding.V1.entry(entry, ref)
 
     assert encoded is not None
     assert orjson.loads(encoded) == {
@@ -239,7 +239,7 @@ def test_growing_text_is_framed_as_json_would_be(
 
 
 def test_growing_text_of_0_3_has_its_kinds() -> None:
-    update = last(TextGrew(MSG, "prt_1", "x", opens=True), dialect=Dialect.V03)
+    update = last(TextGrew(MSG, "prt_1", "x", opens=True), form=encoding.V03)
 
     assert (update["kind"], update["append"]) == ("artifact-update", False)
     assert at(update, "artifact", "parts") == [{"kind": "text", "text": "x"}]
@@ -287,18 +287,18 @@ def test_a_reader_of_the_stream_ends_with_the_text_of_the_stored_task(
 
     seen = ""
     for entry in entries:
-        update = at(orjson.loads(render.entry(entry, REF, Dialect.V1) or b""), "artifactUpdate")
+        update = at(orjson.loads(encoding.V1.entry(entry, REF) or b""), "artifactUpdate")
         text = str(at(update, "artifact", "parts", 0, "text"))
         seen = seen + text if at(update, "append") else text
 
-    stored = render.task(state, Dialect.V1)
+    stored = render.task(state)
     assert at(stored, "artifacts", 0, "parts") == [{"text": seen}]
 
 
 def test_a_finished_task_tells_it_all() -> None:
     state, _ = run(*TURN)
 
-    task = render.task(state, Dialect.V1)
+    task = render.task(state)
 
     artifacts = cast(list[JsonObject], task["artifacts"])
     assert [(a["artifactId"], a["name"]) for a in artifacts] == [
@@ -366,11 +366,11 @@ def test_a_finished_task_tells_it_all() -> None:
 def test_history_is_cut_to_the_newest_and_left_out_when_none_is_wanted() -> None:
     state, _ = run(*TURN)
 
-    assert [
-        at(m, "messageId") for m in cast(list[Json], render.task(state, Dialect.V1, 1)["history"])
-    ] == ["m2"]
-    assert "history" not in render.task(state, Dialect.V1, 0)
-    assert "artifacts" not in render.task(state, Dialect.V1, artifacts=False)
+    assert [at(m, "messageId") for m in cast(list[Json], render.task(state, 1)["history"])] == [
+        "m2"
+    ]
+    assert "history" not in render.task(state, 0)
+    assert "artifacts" not in render.task(state, artifacts=False)
 
 
 def test_a_prompt_is_told_with_a_message_and_in_full_detail() -> None:
@@ -471,18 +471,18 @@ def test_final_of_0_3_is_set_where_a_stream_ends() -> None:
         type(entry.event)
         for entry in entries
         if entry.status
-        and (encoded := render.entry(entry, REF, Dialect.V03))
+        and (encoded := encoding.V03.entry(entry, REF))
         and orjson.loads(encoded).get("final")
     }
 
     # The first answer leaves the question open: the task still waits.
     assert final == {Interrupted, Resumed, Finished}
-    assert last(Started(), Progressed("step", "running"), dialect=Dialect.V03)["final"] is False
+    assert last(Started(), Progressed("step", "running"), form=encoding.V03)["final"] is False
 
 
 def test_states_are_spelled_as_each_line_has_them() -> None:
     state, _ = run(Started(), Finished(Outcome.CANCELED))
-    assert [at(render.task(state, dialect), "status", "state") for dialect in Dialect] == [
+    assert [at(form.result(render.task(state)), "status", "state") for form in FORMS] == [
         "TASK_STATE_CANCELED",
         "canceled",
         "TASK_STATE_CANCELLED",
@@ -498,7 +498,7 @@ WITH_JSON = TaskRef(
 def test_a_caller_that_takes_only_text_gets_data_as_sorted_json_and_no_files() -> None:
     state, _ = run(*TURN, ref=TEXT_ONLY)
 
-    task = render.task(state, Dialect.V1)
+    task = render.task(state)
 
     artifacts = cast(list[JsonObject], task["artifacts"])
     assert artifacts[2]["parts"] == [
@@ -531,10 +531,10 @@ def test_negotiated_modes_are_told_with_every_event_and_data_stay_data_when_acce
 
 
 def test_the_diff_is_a_file_in_0_3_json_and_text_in_its_proto_form() -> None:
-    old = cast(JsonObject, last(DIFF, dialect=Dialect.V03)["artifact"])
+    old = cast(JsonObject, last(DIFF, form=encoding.V03)["artifact"])
     assert at(old, "parts", 0, "file", "mimeType") == "text/x-diff"
 
-    proto = artifact(last(DIFF, dialect=Dialect.PROTO03))
+    proto = artifact(last(DIFF, form=encoding.V03_PROTO))
     assert at(proto, "parts", 0) == {"text": DIFF.patch}
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencode_a2a.a2a.versions import Version, negotiate, require
+from opencode_a2a.a2a.types import Version, negotiate, require
 from opencode_a2a.errors import VersionNotSupportedError
 
 

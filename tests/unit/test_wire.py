@@ -15,7 +15,7 @@ from google.rpc import error_details_pb2  # pyright: ignore[reportMissingTypeStu
 
 from opencode_a2a import errors
 from opencode_a2a.a2a.errors import rest_error, rest_error_frame, rpc_error, rpc_error_frame
-from opencode_a2a.a2a.versions import Version
+from opencode_a2a.a2a.types import Version
 from opencode_a2a.errors import InvalidParamsError, ServiceError, TaskNotFoundError, Violation
 from opencode_a2a.events import Json, JsonObject
 

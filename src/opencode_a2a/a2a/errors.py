@@ -7,7 +7,7 @@ the wire. Only what a ServiceError carries is told, never the text of another ex
 import orjson
 from pydantic.alias_generators import to_camel
 
-from opencode_a2a.a2a.versions import Version
+from opencode_a2a.a2a.types import Version
 from opencode_a2a.errors import (
     ExtensionSupportRequiredError,
     ParseError,
@@ -39,18 +39,18 @@ _CODES03: dict[type[ServiceError], int] = {
 }
 
 
-def rpc_error(error: ServiceError, request_id: RpcId, line: Version) -> JsonObject:
+def rpc_error(error: ServiceError, request_id: RpcId, version: Version) -> JsonObject:
     """Return a JSON-RPC response that carries an error."""
-    if line is Version.V1:
+    if version is Version.V1:
         body: JsonObject = {"code": error.code, "message": error.message, "data": _details(error)}
     else:
         body = {"code": _code03(error), "message": error.message, "data": _flat(error)}
     return {"jsonrpc": "2.0", "id": request_id, "error": body}
 
 
-def rest_error(error: ServiceError, line: Version, http: int | None = None) -> JsonObject:
+def rest_error(error: ServiceError, version: Version, http: int | None = None) -> JsonObject:
     """Return the body of an HTTP+JSON answer with an error; its status is ``error.http``."""
-    if line is Version.V1:
+    if version is Version.V1:
         return {
             "error": {
                 "code": http or error.http,
@@ -67,17 +67,17 @@ def rest_error(error: ServiceError, line: Version, http: int | None = None) -> J
     }
 
 
-def rpc_error_frame(error: ServiceError, request_id: RpcId, line: Version) -> bytes:
+def rpc_error_frame(error: ServiceError, request_id: RpcId, version: Version) -> bytes:
     """Return the last event of a JSON-RPC stream that breaks.
 
     In 0.3 it has no name: clients of 0.3 read the code from the data of a plain event only.
     """
-    return _frame(rpc_error(error, request_id, line), named=line is Version.V1)
+    return _frame(rpc_error(error, request_id, version), named=version is Version.V1)
 
 
-def rest_error_frame(error: ServiceError, line: Version) -> bytes:
+def rest_error_frame(error: ServiceError, version: Version) -> bytes:
     """Return the last event of an HTTP+JSON stream that breaks."""
-    return _frame(rest_error(error, line))
+    return _frame(rest_error(error, version))
 
 
 def _frame(body: JsonObject, *, named: bool = True) -> bytes:

@@ -1,20 +1,17 @@
-"""Tasks and log entries as the wire has them, in each dialect.
+"""Tasks and log entries as A2A 1.0 has them.
 
-``handler`` renders tasks, streams render entries. The growing text of an answer takes a short
-way: a prebuilt frame around the encoded text. Everything else is built from neutral parts,
-fitted to the output modes of the task, and spelled by the dialect.
+``server.operations`` renders tasks, ``encoding`` renders the entries of streams and rewrites both
+for callers of 0.3. Parts are fitted to the output modes of the task. The metadata beside them
+(session, usage, progress, interrupts, errors) are for clients that know this service; nobody
+needs them to read a task correctly.
 """
 
-import secrets
 from bisect import bisect_right
-from functools import lru_cache
+from dataclasses import asdict
 
 import orjson
 
-from opencode_a2a.a2a import metadata
-from opencode_a2a.a2a.spelling import fit, spell_message, spell_part, spell_state
-from opencode_a2a.a2a.texts import moment, prompt_text
-from opencode_a2a.a2a.versions import Dialect
+from opencode_a2a.a2a.texts import interrupt_text, timestamp
 from opencode_a2a.events import (
     Channel,
     ChannelClosed,
@@ -29,9 +26,10 @@ from opencode_a2a.events import (
     Resumed,
     TextGrew,
     ToolChanged,
+    Usage,
     UsageCounted,
 )
-from opencode_a2a.ids import ContextId, Principal, TaskId
+from opencode_a2a.media import accepts
 from opencode_a2a.messages import Answered, Message, Part
 from opencode_a2a.tasks.state import (
     Accepted,
@@ -43,255 +41,324 @@ from opencode_a2a.tasks.state import (
     TaskState,
 )
 
-# Stands for what varies in a prebuilt frame; unguessable, since ids come from callers.
-_TEXT, _SEQ = secrets.token_hex(12), secrets.token_hex(12)
-_GROWTH = (TextGrew, ReasoningGrew)
-
 
 def task(
-    state: TaskState,
-    dialect: Dialect,
-    history_length: int | None = None,
-    *,
-    artifacts: bool = True,
+    state: TaskState, history_length: int | None = None, *, artifacts: bool = True
 ) -> JsonObject:
     """Return a Task as it is now."""
-    ref = state.ref
-    told: JsonObject = {"kind": "task"} if dialect is Dialect.V03 else {}
-    told |= {
+    ref, status = state.ref, state.status
+    shared = known(
+        session=_session(status),
+        usage=_usage(status.usage),
+        interrupt=interrupt(status.pending[0]) if status.pending else None,
+    )
+    rendered: JsonObject = {
         "id": ref.id,
         "contextId": ref.context_id,
-        "status": _status(state.status, ref, dialect),
-        "metadata": _task_metadata(state),
+        "status": _status(status, ref),
+        "metadata": known(shared=shared or None, opencode=_outcome(status, ref) or None),
     }
-    if artifacts and (made := _artifacts(state, dialect)):
-        told["artifacts"] = made
+    if artifacts:
+        made: list[Json] = [a for name in state.artifacts if (a := _artifact(state, name))]
+        if made:
+            rendered["artifacts"] = made
     if history_length != 0:
         latest = state.history if history_length is None else state.history[-history_length:]
-        told["history"] = _history(latest, ref, dialect)
-    return told
+        rendered["history"] = [m for sent in latest if (m := message(sent, ref))]
+    return rendered
 
 
-def entry(told: Entry, ref: TaskRef, dialect: Dialect) -> bytes | None:
-    """Return one entry as a stream carries it; None when it says nothing to a reader."""
-    event = told.event
-    if isinstance(event, _GROWTH):
-        return _growth(told.seq, event, ref, dialect)
-    update = _update(told, ref, dialect)
-    return None if update is None else orjson.dumps(update)
+def snapshot(state: TaskState, history_length: int | None = None) -> tuple[bytes, JsonObject]:
+    """Return a task as an event of a stream, and the cursor of a reader that has it."""
+    return cursor(state.seq, state), {"task": task(state, history_length)}
+
+
+def message(sent: Message, ref: TaskRef) -> JsonObject | None:
+    """Return a message of a task; None when the caller accepts nothing of it."""
+    parts = _parts(sent.parts, ref.output_modes)
+    if not parts:
+        return None
+    rendered: JsonObject = {
+        "messageId": sent.message_id,
+        "contextId": ref.context_id,
+        "taskId": ref.id,
+        "role": f"ROLE_{sent.role.upper()}",
+        "parts": parts,
+    }
+    if sent.metadata is not None:
+        rendered["metadata"] = sent.metadata
+    if sent.extensions:
+        rendered["extensions"] = [*sent.extensions]
+    if sent.reference_task_ids:
+        rendered["referenceTaskIds"] = [*sent.reference_task_ids]
+    return rendered
+
+
+def part(of: Part) -> JsonObject:
+    content: JsonObject = {"text": of.text, "raw": of.raw, "url": of.url, "data": of.data}
+    named = known(mediaType=of.media_type, filename=of.filename, metadata=of.metadata)
+    return {of.kind: content[of.kind], **named}
+
+
+def update(entry: Entry, ref: TaskRef) -> JsonObject | None:
+    """Return an entry as an event of a stream; None when it says nothing to a reader."""
+    event, seq = entry.event, entry.seq
+    match event:
+        case TextGrew() | ReasoningGrew():
+            channel = Channel.TEXT if isinstance(event, TextGrew) else Channel.REASONING
+            return growth(ref, channel, event.message_id, event.text, seq, opens=event.opens)
+        case ChannelReplaced():
+            text = "".join(text for _, text in event.parts)
+            hints = _hints(ref, "final_snapshot", event.message_id, event.channel, seq)
+            artifact = _channel(ref, event.channel, text, hints)
+            return _artifact_update(ref, artifact, append=False, last=False)
+        case ChannelClosed():
+            hints = _hints(ref, "stream", event.message_id, event.channel, seq)
+            artifact = _channel(ref, event.channel, "", hints)
+            return _artifact_update(ref, artifact, append=True, last=True)
+        case ToolChanged():
+            done = event.status in ("completed", "error")
+            return _artifact_update(ref, _tool(event, ref, seq), append=False, last=done)
+        case DiffChanged():
+            return _artifact_update(ref, _diff(event, ref, seq), append=False, last=True)
+        case Accepted() | Answered() | UsageCounted():
+            return None
+        case _:
+            return entry.status and _status_update(entry, entry.status, ref)
+
+
+def growth(
+    ref: TaskRef, channel: Channel, message_id: str, text: str, seq: int | str, *, opens: bool
+) -> JsonObject:
+    """Return new text of a channel as an event of a stream."""
+    hints = _hints(ref, "stream", message_id, channel, seq)
+    artifact = _channel(ref, channel, text, hints)
+    return {"artifactUpdate": _chunk(ref, artifact, append=not opens, last=False)}
 
 
 def cursor(seq: int, state: TaskState) -> bytes:
-    """Spell the position of a reader that has the entry with this number."""
+    """Return the position of a reader that has the entry with this number."""
     if not state.epochs:
         return b"%d" % seq
     return str(Cursor(seq, bisect_right(state.epochs, seq))).encode()
 
 
-# --- growing text -----------------------------------------------------------------------------
-
-
-def _growth(seq: int, event: TextGrew | ReasoningGrew, ref: TaskRef, dialect: Dialect) -> bytes:
-    thought = isinstance(event, ReasoningGrew)
-    head, middle, tail, end = _frame(
-        ref.id, ref.context_id, ref.output_modes, thought, event.message_id, event.opens, dialect
+def interrupt(event: Interrupted) -> JsonObject:
+    """Return a request that waits for an answer, as ``metadata.shared.interrupt`` has it."""
+    tool = known(call_id=event.call_id, name=event.tool, input=event.tool_input) or None
+    if event.type == "permission":
+        details = known(
+            permission=event.permission,
+            patterns=[*event.patterns],
+            always=[*event.always],
+            metadata=event.metadata,
+            tool=tool,
+        )
+    else:
+        questions: list[Json] = [
+            {
+                "header": question.header,
+                "question": question.question,
+                "options": [
+                    {
+                        "label": option.label,
+                        "value": option.label,
+                        "description": option.description,
+                    }
+                    for option in question.options
+                ],
+                "multiple": question.multiple,
+                "custom": question.custom,
+            }
+            for question in event.questions
+        ]
+        details = known(questions=questions, tool=tool)
+    return known(
+        request_id=event.request_id,
+        type=event.type,
+        phase="asked",
+        session_id=event.session_id,
+        details=details,
+        asked_at=None if event.asked_at is None else timestamp(event.asked_at),
+        expires_at=None if event.expires_at is None else timestamp(event.expires_at),
+        default=event.default,
     )
-    number = b"%d" % seq
-    return b"".join((head, orjson.dumps(event.text), middle, number, tail, number, end))
 
 
-@lru_cache(maxsize=4096)
-def _frame(
-    task_id: TaskId,
-    context_id: ContextId,
-    modes: tuple[str, ...] | None,
-    thought: bool,
-    message_id: str,
-    opens: bool,
-    dialect: Dialect,
-) -> tuple[bytes, bytes, bytes, bytes]:
-    """Return what stands around the text and the two places of the sequence number."""
-    channel = Channel.REASONING if thought else Channel.TEXT
-    ref = TaskRef(task_id, context_id, Principal(""), modes)
-    stream = _stream(ref, "stream", message_id, block_type=channel.value)
-    stream |= {"event_id": f"{_event_id(ref)}{_SEQ}", "sequence": _SEQ}
-    artifact = _spell(
-        ref, _channel_id(ref, channel), channel.value, [Part("text", text=_TEXT)], dialect
-    )
-    artifact["metadata"] = {"shared": {"stream": stream}}
-    whole = orjson.dumps(_artifact_update(ref, artifact, dialect, append=not opens, last=False))
-    head, rest = whole.split(b'"%s"' % _TEXT.encode())
-    middle, tail, end = rest.split(_SEQ.encode())
-    return head, middle, tail.removesuffix(b'"'), end.removeprefix(b'"')
+def known(**values: Json) -> JsonObject:
+    """Return an object of what is known: absent values leave no key."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
-# --- entries ----------------------------------------------------------------------------------
-
-
-def _update(told: Entry, ref: TaskRef, dialect: Dialect) -> JsonObject | None:
-    event = told.event
-    match event:
-        case ChannelReplaced() | ChannelClosed():
-            return _channel_update(told.seq, event, ref, dialect)
-        case ToolChanged():
-            return _tool_update(told.seq, event, ref, dialect)
-        case DiffChanged():
-            return _diff_update(told.seq, event, ref, dialect)
-        case Accepted() | Answered() | UsageCounted():
-            return None
-        case _:
-            return told.status and _status_update(told, told.status, ref, dialect)
-
-
-def _channel_update(
-    seq: int, event: ChannelReplaced | ChannelClosed, ref: TaskRef, dialect: Dialect
-) -> JsonObject | None:
-    closes = isinstance(event, ChannelClosed)
-    text = "" if closes else "".join(text for _, text in event.parts)
-    stream = _stream(
-        ref,
-        "stream" if closes else "final_snapshot",
-        event.message_id,
-        block_type=event.channel.value,
-        seq=seq,
-    )
-    name = _channel_id(ref, event.channel)
-    artifact = _spell(ref, name, event.channel.value, [Part("text", text=text)], dialect)
-    artifact["metadata"] = {"shared": {"stream": stream}}
-    return _artifact_update(ref, artifact, dialect, append=closes, last=closes)
-
-
-def _tool_update(seq: int, event: ToolChanged, ref: TaskRef, dialect: Dialect) -> JsonObject | None:
-    artifact = _tool_artifact(event, ref, dialect, seq)
-    done = event.status in ("completed", "error")
-    return artifact and _artifact_update(ref, artifact, dialect, append=False, last=done)
-
-
-def _diff_update(seq: int, event: DiffChanged, ref: TaskRef, dialect: Dialect) -> JsonObject | None:
-    artifact = _diff_artifact(event, ref, dialect, seq)
-    return artifact and _artifact_update(ref, artifact, dialect, append=False, last=True)
+# --- events -----------------------------------------------------------------------------------
 
 
 def _artifact_update(
-    ref: TaskRef, artifact: JsonObject, dialect: Dialect, *, append: bool, last: bool
-) -> JsonObject:
-    update: JsonObject = {
+    ref: TaskRef, artifact: JsonObject | None, *, append: bool, last: bool
+) -> JsonObject | None:
+    return artifact and {"artifactUpdate": _chunk(ref, artifact, append=append, last=last)}
+
+
+def _chunk(ref: TaskRef, artifact: JsonObject, *, append: bool, last: bool) -> JsonObject:
+    chunk: JsonObject = {
         "taskId": ref.id,
         "contextId": ref.context_id,
         "artifact": artifact,
         "append": append,
         "lastChunk": last,
     }
-    if (negotiated := metadata.negotiation(ref)) is not None:
-        update["metadata"] = {"opencode": {"output_negotiation": negotiated}}
-    if dialect is Dialect.V03:
-        return {"kind": "artifact-update"} | update
-    return {"artifactUpdate": update}
+    if (negotiated := _negotiation(ref)) is not None:
+        chunk["metadata"] = {"opencode": {"output_negotiation": negotiated}}
+    return chunk
 
 
-def _status_update(told: Entry, status: Status, ref: TaskRef, dialect: Dialect) -> JsonObject:
-    update: JsonObject = {
-        "taskId": ref.id,
-        "contextId": ref.context_id,
-        "status": _status(status, ref, dialect),
-        "metadata": _status_metadata(told, status, ref),
-    }
-    if dialect is Dialect.V1:
-        return {"statusUpdate": update}
-    update["final"] = told.stops
-    if dialect is Dialect.V03:
-        return {"kind": "status-update"} | update
-    return {"statusUpdate": update}
-
-
-def _status_metadata(told: Entry, status: Status, ref: TaskRef) -> JsonObject:
-    event = told.event
-    shared = metadata.known(session=metadata.session(status))
-    opencode = metadata.known(output_negotiation=metadata.negotiation(ref))
-    source, message_id, seq = "status", None, told.seq
+def _status_update(entry: Entry, status: Status, ref: TaskRef) -> JsonObject:
+    event = entry.event
+    shared = known(session=_session(status))
+    opencode = known(output_negotiation=_negotiation(ref))
+    source, message_id, seq = "status", None, entry.seq
     match event:
         case Progressed():
-            source, shared["progress"] = "progress", metadata.progress(event)
+            source, shared["progress"] = "progress", known(**asdict(event))
         case Recovered():
             recovered = Progressed("recovered", "resumed", reason=event.reason)
-            source, shared["progress"] = "progress", metadata.progress(recovered)
+            source, shared["progress"] = "progress", known(**asdict(recovered))
         case Interrupted():
-            source, shared["interrupt"] = "interrupt", metadata.asked(event)
+            source, shared["interrupt"] = "interrupt", interrupt(event)
         case Resumed():
-            source, shared["interrupt"] = "interrupt", metadata.resolved(event)
+            answered = known(
+                request_id=event.request_id,
+                type=event.type,
+                phase="resolved",
+                resolution=event.resolution,
+                by=event.by,
+                reason=event.reason,
+            )
+            source, shared["interrupt"] = "interrupt", answered
         case Finished():
+            # The last status has no number: it is the same whenever it is read.
             message_id, seq = event.message_id, None
-            shared |= metadata.known(usage=metadata.usage(status.usage))
-            opencode = metadata.outcome(status, ref)
+            shared |= known(usage=_usage(status.usage))
+            opencode = _outcome(status, ref)
         case _:
             pass
-    shared["stream"] = _stream(ref, source, message_id, seq=seq)
-    return metadata.grouped(shared, opencode)
-
-
-# --- the parts of a task ----------------------------------------------------------------------
-
-
-def _status(status: Status, ref: TaskRef, dialect: Dialect) -> JsonObject:
-    told: JsonObject = {
-        "state": spell_state(status.state, dialect),
-        "timestamp": moment(status.at),
+    shared["stream"] = _hints(ref, source, message_id, None, seq)
+    return {
+        "statusUpdate": {
+            "taskId": ref.id,
+            "contextId": ref.context_id,
+            "status": _status(status, ref),
+            "metadata": known(shared=shared, opencode=opencode or None),
+        }
     }
-    if (said := _status_message(status, ref)) is not None:
-        told["message"] = spell_message(said, ref, dialect)
-    return told
 
 
-def _status_message(status: Status, ref: TaskRef) -> Message | None:
-    """Return what the agent says to its state: what it asks, or why it did not complete."""
+def _hints(
+    ref: TaskRef,
+    source: str,
+    message_id: str | None,
+    block_type: str | None,
+    seq: int | str | None = None,
+) -> JsonObject:
+    """Return where a chunk or status came from."""
+    hints = known(block_type=block_type, source=source)
+    hints["message_id"] = message_id or f"{ref.id}:{ref.context_id}:assistant"
+    events = f"{ref.id}:{ref.context_id}:{ref.id}:stream:"
+    if seq is not None:
+        hints |= {"event_id": f"{events}{seq}", "sequence": seq}
+    elif source == "status":
+        hints["event_id"] = f"{events}status"
+    return hints
+
+
+# --- the status -------------------------------------------------------------------------------
+
+
+def _status(status: Status, ref: TaskRef) -> JsonObject:
+    rendered: JsonObject = {
+        "state": f"TASK_STATE_{status.state.name}",
+        "timestamp": timestamp(status.at),
+    }
+    # What the agent says about its state: what it asks, or why it did not complete.
     if status.pending:
         requests = "+".join(asked.request_id for asked in status.pending)
-        name, text = f"prompt:{requests}", prompt_text(status.pending)
+        name, text = f"prompt:{requests}", interrupt_text(status.pending)
     elif status.failure is not None:
         name, text = f"{status.state.value}:{status.at}", status.failure.message
     else:
+        return rendered
+    said = Message(f"{ref.id}:{name}", "agent", [Part("text", text=text)])
+    rendered["message"] = message(said, ref)
+    return rendered
+
+
+def _session(status: Status) -> JsonObject | None:
+    if status.session_id is None:
         return None
-    return Message(f"{ref.id}:{name}", "agent", [Part("text", text=text)])
+    return known(id=status.session_id, title=status.title)
 
 
-def _task_metadata(state: TaskState) -> JsonObject:
-    status = state.status
-    shared = metadata.known(
-        session=metadata.session(status),
-        usage=metadata.usage(status.usage),
-        interrupt=metadata.asked(status.pending[0]) if status.pending else None,
+def _usage(counted: UsageCounted | None) -> JsonObject | None:
+    def tokens(used: Usage) -> JsonObject:
+        return {
+            "input_tokens": used.input,
+            "output_tokens": used.output,
+            "total_tokens": used.total,
+            "reasoning_tokens": used.reasoning,
+            "cache_tokens": {"read_tokens": used.cache_read, "write_tokens": used.cache_write},
+            "cost": used.cost,
+        }
+
+    if counted is None:
+        return None
+    children = None if counted.children is None else tokens(counted.children)
+    return tokens(counted.own) | known(children=children)
+
+
+def _outcome(status: Status, ref: TaskRef) -> JsonObject:
+    """Return what OpenCode said beyond A2A: why it failed or stopped, and how parts were fitted."""
+    error = status.failure and known(
+        type=status.failure.type, upstream_status=status.failure.upstream_status
     )
-    return metadata.grouped(shared, metadata.outcome(status, state.ref))
+    return known(
+        error=error,
+        finish=status.finish,
+        structured=status.structured,
+        output_negotiation=_negotiation(ref),
+    )
 
 
-def _history(messages: list[Message], ref: TaskRef, dialect: Dialect) -> list[Json]:
-    spelled = [spell_message(message, ref, dialect) for message in messages]
-    return [message for message in spelled if message is not None]
+def _negotiation(ref: TaskRef) -> JsonObject | None:
+    if ref.output_modes is None:
+        return None
+    return {"accepted_output_modes": [*ref.output_modes]}
 
 
-def _artifacts(state: TaskState, dialect: Dialect) -> list[Json]:
-    made = [_artifact(state, name, dialect) for name in state.artifacts]
-    return [artifact for artifact in made if artifact is not None]
+# --- artifacts --------------------------------------------------------------------------------
 
 
-def _artifact(state: TaskState, name: str, dialect: Dialect) -> JsonObject | None:
+def _artifact(state: TaskState, name: str) -> JsonObject | None:
     ref = state.ref
     if name.startswith("tool:"):
-        return _tool_artifact(state.tools[name.removeprefix("tool:")], ref, dialect)
+        return _tool(state.tools[name.removeprefix("tool:")], ref)
     if name == "diff":
-        return state.diff and _diff_artifact(state.diff, ref, dialect)
+        return state.diff and _diff(state.diff, ref)
     channel = Channel(name)
     text = state.channels[channel]
-    artifact = _spell(ref, _channel_id(ref, channel), name, [Part("text", text=text.text)], dialect)
-    stream = _stream(ref, "stream", text.message_id, block_type=channel.value)
-    artifact["metadata"] = {"shared": {"stream": stream}}
-    return artifact
+    return _channel(ref, channel, text.text, _hints(ref, "stream", text.message_id, channel))
 
 
-def _tool_artifact(
-    event: ToolChanged, ref: TaskRef, dialect: Dialect, seq: int | None = None
-) -> JsonObject | None:
-    call = metadata.known(
+def _channel(ref: TaskRef, channel: Channel, text: str, hints: JsonObject) -> JsonObject:
+    return {
+        "artifactId": f"{ref.id}:stream:{channel.value}",
+        "name": channel.value,
+        "parts": _parts([Part("text", text=text)], ref.output_modes),
+        "metadata": {"shared": {"stream": hints}},
+    }
+
+
+def _tool(event: ToolChanged, ref: TaskRef, seq: int | None = None) -> JsonObject | None:
+    call = known(
         call_id=event.call_id,
         tool=event.tool,
         status=event.status,
@@ -301,17 +368,19 @@ def _tool_artifact(
         error=event.error,
         metadata=event.metadata,
     )
-    name = f"{ref.id}:stream:tool:{event.part_id}"
-    parts = [Part("data", data=call, media_type="application/json")]
-    artifact = _spell(ref, name, event.tool, parts, dialect)
-    stream = _stream(ref, "tool_part_update", event.message_id, block_type="tool_call", seq=seq)
-    artifact["metadata"] = {"shared": {"stream": stream}}
-    return artifact if artifact["parts"] else None
+    content = [Part("data", data=call, media_type="application/json")]
+    if not (parts := _parts(content, ref.output_modes)):
+        return None
+    hints = _hints(ref, "tool_part_update", event.message_id, "tool_call", seq)
+    return {
+        "artifactId": f"{ref.id}:stream:tool:{event.part_id}",
+        "name": event.tool,
+        "parts": parts,
+        "metadata": {"shared": {"stream": hints}},
+    }
 
 
-def _diff_artifact(
-    event: DiffChanged, ref: TaskRef, dialect: Dialect, seq: int | None = None
-) -> JsonObject | None:
+def _diff(event: DiffChanged, ref: TaskRef, seq: int | None = None) -> JsonObject | None:
     files: list[Json] = [
         {
             "file": change.file,
@@ -321,48 +390,38 @@ def _diff_artifact(
         }
         for change in event.files
     ]
-    parts = [
+    summary: JsonObject = {"files": files, "truncated": event.truncated}
+    content = [
         Part("text", text=event.patch, media_type="text/x-diff", filename="changes.diff"),
-        Part(
-            "data",
-            data={"files": files, "truncated": event.truncated},
-            media_type="application/json",
-        ),
+        Part("data", data=summary, media_type="application/json"),
     ]
-    artifact = _spell(ref, f"{ref.id}:diff", "diff", parts, dialect)
-    artifact["description"] = "Files that this turn changed"
-    artifact["metadata"] = {"shared": {"stream": _stream(ref, "final_snapshot", None, seq=seq)}}
-    return artifact if artifact["parts"] else None
+    if not (parts := _parts(content, ref.output_modes)):
+        return None
+    return {
+        "artifactId": f"{ref.id}:diff",
+        "name": "diff",
+        "parts": parts,
+        "description": "Files that this turn changed",
+        "metadata": {"shared": {"stream": _hints(ref, "final_snapshot", None, None, seq)}},
+    }
 
 
-def _spell(
-    ref: TaskRef, artifact_id: str, name: str, parts: list[Part], dialect: Dialect
-) -> JsonObject:
-    fitted: list[Json] = [spell_part(part, dialect) for part in fit(parts, ref.output_modes)]
-    return {"artifactId": artifact_id, "name": name, "parts": fitted}
-
-
-def _stream(
-    ref: TaskRef,
-    source: str,
-    message_id: str | None,
-    *,
-    block_type: str | None = None,
-    seq: int | None = None,
-) -> JsonObject:
-    """Return hints about where a chunk or status came from; the last status has no number."""
-    hints = metadata.known(block_type=block_type, source=source)
-    hints["message_id"] = message_id or f"{ref.id}:{ref.context_id}:assistant"
-    if seq is not None:
-        hints |= {"event_id": f"{_event_id(ref)}{seq}", "sequence": seq}
-    elif source == "status":
-        hints["event_id"] = f"{_event_id(ref)}status"
-    return hints
-
-
-def _event_id(ref: TaskRef) -> str:
-    return f"{ref.id}:{ref.context_id}:{ref.id}:stream:"
-
-
-def _channel_id(ref: TaskRef, channel: Channel) -> str:
-    return f"{ref.id}:stream:{channel.value}"
+def _parts(parts: list[Part], modes: tuple[str, ...] | None) -> list[Json]:
+    """Return what of the parts the caller accepts; data becomes text rather than nothing."""
+    if modes is None:
+        return [part(one) for one in parts]
+    fitted: list[Json] = []
+    for one in parts:
+        match one.kind:
+            case "data":
+                media_type = "application/json"
+            case "text":
+                media_type = one.media_type or "text/plain"
+            case _:
+                media_type = one.media_type or "application/octet-stream"
+        if accepts(modes, media_type):
+            fitted.append(part(one))
+        elif one.kind == "data":
+            text = orjson.dumps(one.data, option=orjson.OPT_SORT_KEYS).decode()
+            fitted.append(part(Part("text", text=text, metadata=one.metadata)))
+    return fitted

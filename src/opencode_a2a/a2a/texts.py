@@ -25,13 +25,13 @@ _TITLES = {
 _SHOWN = {"command": "Command", "url": "URL", "diff": "Change", "description": "Purpose"}
 
 
-def moment(at: int) -> str:
+def timestamp(at: int) -> str:
     """Spell milliseconds since the epoch as A2A does."""
     seconds, milliseconds = divmod(at, 1000)
     return f"{datetime.fromtimestamp(seconds, UTC).isoformat()[:19]}.{milliseconds:03d}Z"
 
 
-def prompt_text(pending: tuple[Interrupted, ...]) -> str:
+def interrupt_text(pending: tuple[Interrupted, ...]) -> str:
     """Describe everything that waits for an answer, and how to give it."""
     if len(pending) == 1:
         return _describe(pending[0])
@@ -81,7 +81,7 @@ def _deadline(asked: Interrupted) -> list[str]:
     if asked.expires_at is None:
         return []
     then = asked.default or "the request is rejected"
-    return [f"If nobody answers by {moment(asked.expires_at)}, {then}."]
+    return [f"If nobody answers by {timestamp(asked.expires_at)}, {then}."]
 
 
 def _block(label: str, value: Json) -> str:

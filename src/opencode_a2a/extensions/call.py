@@ -8,41 +8,28 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
 
+from opencode_a2a.a2a import render, v03
+from opencode_a2a.a2a.texts import timestamp
+from opencode_a2a.a2a.types import Version
+from opencode_a2a.a2a.v03 import Spelling
 from opencode_a2a.callers import Caller
 from opencode_a2a.config import OpenCodeSettings
 from opencode_a2a.errors import SessionBusyError
-from opencode_a2a.events import Interrupted, JsonObject
+from opencode_a2a.events import JsonObject
 from opencode_a2a.extensions.messages import read_message
 from opencode_a2a.extensions.params import Routed, invalid
-from opencode_a2a.ids import Principal, SessionId
-from opencode_a2a.messages import Message
+from opencode_a2a.ids import ContextId, Principal, SessionId, TaskId
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.types import MessageWithParts, ProviderCatalogue, Session
 from opencode_a2a.peers.network import Fetch
 from opencode_a2a.store.places import Places
 from opencode_a2a.tasks.service import TaskService
+from opencode_a2a.tasks.state import TaskRef
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.interrupts import Interrupts
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT, WORKSPACE_FIELD, Sessions
 from opencode_a2a.turns.workspace import Workspace
-
-
-class Spelling(Protocol):
-    """How a version of A2A writes what methods return in its terms."""
-
-    def task(
-        self, session_id: SessionId, context_id: str, at: int, about: JsonObject, line: str
-    ) -> JsonObject:
-        """Return a session as a completed Task; ``about`` is its metadata."""
-        ...
-
-    def message(self, message: Message, context_id: str, line: str) -> JsonObject: ...
-
-    def interrupt(self, asked: Interrupted) -> JsonObject:
-        """Return an interrupt as ``metadata.shared.interrupt`` has it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +42,6 @@ class Deps:
     interrupts: Interrupts
     board: TaskService
     errands: Errands
-    spelling: Spelling
     defaults: OpenCodeSettings
     fetch: Fetch
     catalogues: dict[Location, tuple[float, ProviderCatalogue]] = field(
@@ -69,7 +55,7 @@ class Call:
     """One call of a method."""
 
     caller: Caller
-    version: str
+    version: Version
     """Of A2A, for what is returned in its terms."""
     deps: Deps
     params: Routed
@@ -149,9 +135,22 @@ class Call:
             "shared": {"session": {"id": session.id, "title": session.title}},
             "opencode": {name: value for name, value in known.items() if value is not None},
         }
-        context_id, at = f"{DERIVED_CONTEXT}{session.id}", session.time.updated
-        return self.deps.spelling.task(session.id, context_id, at, about, self.version)
+        task: JsonObject = {
+            "id": session.id,
+            "contextId": f"{DERIVED_CONTEXT}{session.id}",
+            "status": {
+                "state": "TASK_STATE_COMPLETED",
+                "timestamp": timestamp(session.time.updated),
+            },
+            "metadata": about,
+        }
+        return task if self.version is Version.V1 else v03.downgrade(task, Spelling.JSON)
 
     def message(self, stored: MessageWithParts, session_id: SessionId) -> JsonObject:
-        context_id = f"{DERIVED_CONTEXT}{session_id}"
-        return self.deps.spelling.message(read_message(stored), context_id, self.version)
+        context_id = ContextId(f"{DERIVED_CONTEXT}{session_id}")
+        of_no_task = TaskRef(TaskId(""), context_id, Principal(""))
+        message = render.message(read_message(stored), of_no_task) or {}
+        message.pop("taskId", None)
+        if message and self.version is Version.V03:
+            return v03.message(message, Spelling.JSON)
+        return message

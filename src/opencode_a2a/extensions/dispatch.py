@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 import structlog
 from structlog.typing import FilteringBoundLogger
 
+from opencode_a2a.a2a.types import Version
 from opencode_a2a.callers import Caller
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
@@ -43,7 +44,7 @@ class Dispatcher:
         }
         """Methods that are declared but disabled: by which setting, and why."""
 
-    async def call(self, caller: Caller, name: str, sent: JsonObject, version: str) -> Json:
+    async def call(self, caller: Caller, name: str, sent: JsonObject, version: Version) -> Json:
         """Call a method; raise what it declares. Every call of some methods is audited."""
         method, outcome = self._methods[name], "internal_error"
         try:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from opencode_a2a.a2a import render
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
     InterruptExpiredError,
@@ -247,7 +248,7 @@ async def _list(call: Call, kind: Kind) -> Items[InterruptItem]:
     fields = ("request_id", "session_id", "details", "asked_at", "expires_at", "default")
     items: list[InterruptItem] = []
     for asked, owner in found:
-        shown = call.deps.spelling.interrupt(asked)
+        shown = render.interrupt(asked)
         item = InterruptItem.of(
             interrupt_type=asked.type,
             task_id=owner.task_id,

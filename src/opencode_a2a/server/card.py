@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from opencode_a2a.a2a.versions import EVERY, HEADER, Dialect, Version
+from opencode_a2a.a2a.types import EVERY_VERSION, VERSION_HEADER, Version
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.server.announced import METADATA_EXTENSIONS, Announcement
 from opencode_a2a.server.content import INPUT_MODES, OUTPUT_MODES
@@ -42,7 +42,7 @@ class CardFacts:
     basic: bool = False
     demo: bool = False
     project: str | None = None
-    lines: tuple[Version, ...] = EVERY
+    lines: tuple[Version, ...] = EVERY_VERSION
     """Protocol lines that are spoken."""
     extensions: tuple[Announcement, ...] = METADATA_EXTENSIONS
     skills: tuple[JsonObject, ...] = ()
@@ -59,11 +59,11 @@ class Document:
         self._headers = {
             "etag": f'W/"{hashlib.sha256(self._body).hexdigest()[:32]}"',
             "cache-control": f"{'private' if private else 'public'}, max-age=300",
-            "vary": f"{'Authorization, ' if private else ''}Accept-Encoding, {HEADER}",
+            "vary": f"{'Authorization, ' if private else ''}Accept-Encoding, {VERSION_HEADER}",
         }
 
     def respond(self, request: Request, modified: str, version: Version) -> Response:
-        headers = self._headers | {"last-modified": modified, HEADER.lower(): version.value}
+        headers = self._headers | {"last-modified": modified, VERSION_HEADER.lower(): version.value}
         if _is_fresh(request, headers["etag"], modified):
             return Response(status_code=304, headers=headers)
         body = self._body
@@ -81,9 +81,9 @@ class Cards:
         self._public = _forms(facts, extended=False)
         self._extended = _forms(facts, extended=True)
 
-    def extended(self, dialect: Dialect) -> JsonObject:
+    def extended(self, version: Version) -> JsonObject:
         """Return the extended card as the result of a JSON-RPC call."""
-        return self._extended["1.0" if dialect is Dialect.V1 else "0.3"].content
+        return self._extended[version.value].content
 
     @property
     def public(self) -> JsonObject:
@@ -106,7 +106,7 @@ class Cards:
         return [Route(path, discover, methods=["GET"]) for path, discover in places]
 
     async def _discover(self, request: Request) -> Response:
-        pure = request.headers.get(HEADER, "").strip().startswith("1.0")
+        pure = request.headers.get(VERSION_HEADER, "").strip().startswith("1.0")
         line = Version.V1 if pure else Version.V03
         return self._public["1.0" if pure else "hybrid"].respond(request, self._modified, line)
 

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from opencode_a2a import __version__
-from opencode_a2a.a2a.metadata import known
-from opencode_a2a.a2a.versions import Version
+from opencode_a2a.a2a.operations import CARD_PATHS, OPERATIONS, PREFIXES, ROUTES
+from opencode_a2a.a2a.render import known
+from opencode_a2a.a2a.types import Version
 from opencode_a2a.config import EnvironmentSettings, Settings
 from opencode_a2a.errors import (
     MethodNotFoundError,
@@ -21,8 +22,6 @@ from opencode_a2a.extensions import EXTENSIONS, SKILLS
 from opencode_a2a.extensions.registry import PROFILE, Extension, Method, aliases
 from opencode_a2a.server.announced import Announcement
 from opencode_a2a.server.card import BINDINGS, DISCOVERY, CardFacts
-from opencode_a2a.server.operations import METHODS
-from opencode_a2a.server.rest import CARDS, PREFIXES, ROUTES
 
 COMPATIBILITY_PROFILE = Extension(
     key="compatibility_profile",
@@ -117,7 +116,7 @@ def card_facts(settings: Settings, published: Contracts) -> CardFacts:
 
 def core_methods(settings: Settings) -> list[str]:
     """Return A2A's own methods, in the lines that are spoken."""
-    return [name for line in spoken(settings) for m in METHODS if (name := m.name(line))]
+    return [name for line in spoken(settings) for m in OPERATIONS if (name := m.named(line))]
 
 
 def endpoints(settings: Settings) -> list[str]:
@@ -126,10 +125,10 @@ def endpoints(settings: Settings) -> list[str]:
     found = [
         f"{verb} {PREFIXES[line]}{path}"
         for line in lines
-        for path, verbs, _, _ in ROUTES
+        for path, verbs in ROUTES.items()
         for verb in verbs
     ]
-    cards = [path for path, line in CARDS if line in lines]
+    cards = [path for path, line in CARD_PATHS if line in lines]
     return [*found, *(f"GET {path}" for path in (*cards, *DISCOVERY)), "POST /"]
 
 
@@ -196,8 +195,8 @@ def _behaviors(settings: Settings) -> JsonObject:
     """Return how the service behaves where A2A leaves room."""
 
     def named(operation: str, *lines: Version) -> list[Json]:
-        method = next(method for method in METHODS if method.v1 == operation)
-        return [name for line in lines if (name := method.name(line))]
+        method = next(each for each in OPERATIONS if each.name == operation)
+        return [name for line in lines if (name := method.named(line))]
 
     lines = spoken(settings)
     methods: JsonObject = {}

@@ -3,23 +3,44 @@
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+import orjson
 import structlog
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from structlog.typing import FilteringBoundLogger
 
-from opencode_a2a.a2a.versions import EVERY, HEADER, Version, negotiate
+from opencode_a2a.a2a import render
+from opencode_a2a.a2a.encoding import Encoding
+from opencode_a2a.a2a.errors import rest_error, rpc_error
+from opencode_a2a.a2a.operations import CARD_PATHS, PREFIXES, RPC_PATH
+from opencode_a2a.a2a.types import (
+    DEFAULT_VERSION,
+    EVERY_VERSION,
+    VERSION_HEADER,
+    Version,
+    negotiate,
+)
 from opencode_a2a.callers import SCOPE_KEY, Caller
-from opencode_a2a.errors import ContentTypeNotSupportedError, InternalError, ServiceError
+from opencode_a2a.errors import (
+    ContentTypeNotSupportedError,
+    InternalError,
+    ServiceError,
+    VersionNotSupportedError,
+)
+from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.peers.client import HOPS_HEADER
 from opencode_a2a.server.announced import Announcement, activated
-from opencode_a2a.server.operations import Event, Feed
+from opencode_a2a.server.operations import Call, TaskStream
+from opencode_a2a.tasks.log import LogForgottenError, LogReader
+from opencode_a2a.tasks.state import Entry
 
 log: FilteringBoundLogger = structlog.get_logger(__name__)
 
 OPERATION = "operation"
 """In the scope: the operation that a request is for, as the access log names it."""
 _JSON_TYPES = frozenset({"", "application/json", "application/a2a+json"})
+_REST_TYPES = {Version.V1: "application/a2a+json", Version.V03: "application/json"}
 EVENT_STREAM = {
     "content-type": "text/event-stream",
     "cache-control": "no-cache, no-transform",
@@ -27,20 +48,6 @@ EVENT_STREAM = {
 }
 """The headers of a stream of server-sent events."""
 _EXTENSION_HEADERS = {Version.V1: "A2A-Extensions", Version.V03: "X-A2A-Extensions"}
-
-
-Frames = Callable[[Callable[[bytes], bool]], AsyncGenerator[bytes, None]]
-"""Makes the frames. It may write some by the function it is given while it has yielded nothing;
-if that returns False, the frame has to be yielded."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """A stream of whole, encoded server-sent events, and the event to break it off with."""
-
-    frames: Frames
-    error_frame: Callable[[ServiceError], bytes]
-    headers: Mapping[str, str]
 
 
 class Endpoint:
@@ -54,38 +61,25 @@ class Endpoint:
         await response(scope, receive, send)
 
 
-Serve = Callable[[Stream], ASGIApp]
-"""Makes a response of a stream; the edge knows how."""
+# --- requests ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What a binding is configured with."""
-
-    default: Version
-    """The line of a request that names none."""
-    serve: Serve
-    announced: tuple[Announcement, ...] = ()
-    spoken: tuple[Version, ...] = EVERY
-
-
-def caller_of(request: Request) -> Caller:
+def call_of(request: Request, version: Version) -> Call:
+    """Return what an operation is told about a request beside its params."""
     caller: Caller = request.scope[SCOPE_KEY]
-    return caller
+    cursor = request.headers.get("last-event-id") or request.query_params.get("after")
+    hops = request.headers.get(HOPS_HEADER, "")
+    sane = hops.isascii() and hops.isdigit() and len(hops) < 4
+    return Call(caller, version, cursor, int(hops) if sane else 0)
 
 
-def line_of(request: Request, terms: Terms) -> Version:
-    header, query = request.headers.get(HEADER), request.query_params.get(HEADER)
+def version_of(request: Request, terms: "Terms") -> Version:
+    header, query = _asked_version(request)
     return negotiate(header, query, terms.default, terms.spoken)
 
 
-def cursor_of(request: Request) -> str | None:
-    return request.headers.get("last-event-id") or request.query_params.get("after")
-
-
-def hops_of(request: Request) -> int:
-    given = request.headers.get(HOPS_HEADER, "")
-    return int(given) if given.isascii() and given.isdigit() and len(given) < 4 else 0
+def _asked_version(request: Request) -> tuple[str | None, str | None]:
+    return request.headers.get(VERSION_HEADER), request.query_params.get(VERSION_HEADER)
 
 
 def check_content_type(request: Request) -> None:
@@ -97,51 +91,155 @@ def check_content_type(request: Request) -> None:
         )
 
 
-def headers_of(line: Version) -> dict[str, str]:
-    return {HEADER: line.value}
+# --- answers ----------------------------------------------------------------------------------
 
 
-def success_headers(
-    request: Request, line: Version, announced: tuple[Announcement, ...]
-) -> dict[str, str]:
+def version_header(version: Version) -> dict[str, str]:
+    return {VERSION_HEADER: version.value}
+
+
+def success_headers(request: Request, version: Version, terms: "Terms") -> dict[str, str]:
     """Return the headers of an answer that is no error: the version and the active extensions."""
     asked = [
         value for name in _EXTENSION_HEADERS.values() for value in request.headers.getlist(name)
     ]
-    active = activated(", ".join(asked), announced)
-    headers = headers_of(line)
-    if active:
-        headers[_EXTENSION_HEADERS[line]] = ", ".join(active)
+    headers = version_header(version)
+    if active := activated(", ".join(asked), terms.announced):
+        headers[_EXTENSION_HEADERS[version]] = ", ".join(active)
     return headers
 
 
+def rpc_response(body: JsonObject, headers: Mapping[str, str], status: int = 200) -> Response:
+    return Response(orjson.dumps(body), status, headers, "application/json")
+
+
+def rest_response(
+    body: Json, version: Version, headers: Mapping[str, str], status: int = 200
+) -> Response:
+    return Response(orjson.dumps(body), status, headers, _REST_TYPES[version])
+
+
+def rest_refusal(error: ServiceError, version: Version) -> Response:
+    return rest_response(rest_error(error, version), version, version_header(version), error.http)
+
+
 def as_service_error(error: Exception, where: str) -> ServiceError:
-    """Return an error that may be told; a defect of ours is logged and told as nothing more."""
+    """Return an error that callers may see; a defect of ours is logged and hidden behind one."""
     if isinstance(error, ServiceError):
         return error
     log.error("request failed", where=where, exc_info=error)
     return InternalError()
 
 
-def framed(
-    feed: Feed, error_frame: Callable[[ServiceError], bytes], wrap: Callable[[bytes], bytes]
-) -> Frames:
-    """Write events as frames, a batch at once; an error becomes the last frame."""
+def refused(error: ServiceError, scope: Scope) -> Response:
+    """Refuse what reaches no method and no route, in the form of the version and binding called.
 
-    def joined(events: list[Event]) -> bytes:
-        return b"".join([b"id: %b\ndata: %b\n\n" % (at, wrap(body)) for at, body in events])
-
-    async def written(write: Callable[[bytes], bool]) -> AsyncGenerator[bytes, None]:
-        batches = feed.batches(lambda events: not events or write(joined(events)))
+    The guards of ``web`` answer through this too, with the HTTP status of the error.
+    """
+    path: str = scope["path"]
+    if path == RPC_PATH:
+        default: Version = scope.get(DEFAULT_VERSION, Version.V03)
         try:
-            async for events in batches:
-                frames = joined(events)
-                del events  # not to be kept while waiting for the next ones
-                yield frames
-                del frames
+            version = negotiate(*_asked_version(Request(scope)), default)
+        except VersionNotSupportedError:
+            version = default
+        body = rpc_error(error, None, version)
+        return rpc_response(body, version_header(version), error.http)
+    old = path.startswith(f"{PREFIXES[Version.V03]}/") or (path, Version.V03) in CARD_PATHS
+    return rest_refusal(error, Version.V03 if old else Version.V1)
+
+
+# --- streams ----------------------------------------------------------------------------------
+
+Write = Callable[[bytes], bool]
+"""Writes frames at once; False when the reader cannot take them now."""
+ErrorFrame = Callable[[ServiceError], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A stream of server-sent events, and the event to break it off with."""
+
+    frames: Callable[[Write], AsyncGenerator[bytes, None]]
+    """Makes the frames, always whole ones. Some may be written by the function it is given while
+    it has yielded nothing; if that returns False, they have to be yielded."""
+    error_frame: ErrorFrame
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a binding is configured with."""
+
+    default: Version
+    """The version of a request that names none."""
+    serve: Callable[[Stream], ASGIApp]
+    """Makes a response of a stream; the edge knows how."""
+    announced: tuple[Announcement, ...] = ()
+    spoken: tuple[Version, ...] = EVERY_VERSION
+
+
+def event_stream(
+    stream: TaskStream,
+    encoding: Encoding,
+    error_frame: ErrorFrame,
+    headers: Mapping[str, str],
+    head: bytes = b"",
+    tail: bytes = b"",
+) -> Stream:
+    """Write a task stream as server-sent events; an error becomes the last of them.
+
+    ``head`` and ``tail`` stand around the object of each event.
+    """
+    form = b"id: %%b\ndata: %b%%b%b\n\n" % (head.replace(b"%", b"%%"), tail)
+    reader = stream.reader
+
+    def whole(snapshot: tuple[bytes, JsonObject]) -> bytes:
+        at, task = snapshot
+        return form % (at, orjson.dumps(encoding.result(task)))
+
+    def encoded(entries: list[Entry]) -> bytes:
+        return b"".join([form % event for event in _events(reader, entries, encoding)])
+
+    async def frames(write: Write) -> AsyncGenerator[bytes, None]:
+        def push(entries: list[Entry]) -> bool:
+            chunk = encoded(entries)
+            return not chunk or write(chunk)
+
+        # Nothing is kept while waiting for the next entries: the task is large, and the stream
+        # may be long.
+        first, stream.task = stream.task, None
+        if first is not None:
+            chunk = whole(first)
+            del first
+            yield chunk
+        try:
+            while stream.follow and (entries := await reader.next(push)):
+                chunk = encoded(entries)
+                del entries
+                if chunk:
+                    yield chunk
+                chunk = b""
+        except LogForgottenError:
+            yield whole(render.snapshot(reader.state))
         except ServiceError as error:
             yield error_frame(error)
-        finally:
-            await batches.aclose()
 
-    return written
+    return Stream(frames, error_frame, headers)
+
+
+def _events(
+    reader: LogReader, entries: list[Entry], encoding: Encoding
+) -> list[tuple[bytes, bytes]]:
+    """Encode entries, once for all readers that get them at the same time."""
+    log, state = reader.log, reader.state
+    which = (entries[0].seq, len(entries), encoding) if entries else None
+    if log.encoded is not None and log.encoded[0] == which:
+        return log.encoded[1]
+    events: list[tuple[bytes, bytes]] = []
+    for entry in entries:
+        body = encoding.entry(entry, state.ref)
+        if body is not None:
+            events.append((render.cursor(entry.seq, state), body))
+    log.encoded = (which, events) if which and len(log.readers) > 1 else None
+    return events

@@ -18,9 +18,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from opencode_a2a import __version__
-from opencode_a2a.a2a.schema import send_model
-from opencode_a2a.a2a.spelling import spell_part
-from opencode_a2a.a2a.versions import HEADER, Dialect, Version
+from opencode_a2a.a2a import render, types, v03
+from opencode_a2a.a2a.operations import CARD_PATHS, OPERATIONS, PREFIXES, ROUTES, Operation
+from opencode_a2a.a2a.types import VERSION_HEADER, SendBase, Version
+from opencode_a2a.a2a.v03 import Spelling
 from opencode_a2a.config import Settings
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions.interrupts import permission_replies
@@ -36,9 +37,6 @@ from opencode_a2a.server.contracts import (
     schemes,
     spoken,
 )
-from opencode_a2a.server.operations import METHODS
-from opencode_a2a.server.operations import Method as CoreMethod
-from opencode_a2a.server.rest import CARDS, PREFIXES, ROUTES
 
 _REF = "#/components/schemas/"
 _JSON = "application/json"
@@ -103,7 +101,7 @@ def _openapi(settings: Settings, published: Contracts) -> JsonObject:
             "schemas": _schemas(settings),
             "parameters": {
                 "version": {
-                    "name": HEADER,
+                    "name": VERSION_HEADER,
                     "in": "header",
                     "required": False,
                     "description": f"The protocol line; {settings.a2a.protocol_version} when "
@@ -202,9 +200,10 @@ def _file_example(line: Version) -> JsonObject:
 
 
 def _message(line: Version, message_id: str, *parts: Part) -> JsonObject:
-    dialect = Dialect(line.value)
-    spelled: list[Json] = [spell_part(part, dialect) for part in parts]
-    return {"messageId": message_id, "role": _ROLES[dialect], "parts": spelled}
+    role, spelled = "ROLE_USER", [render.part(part) for part in parts]
+    if line is Version.V03:
+        role, spelled = "user", [v03.part(part, Spelling.JSON) for part in spelled]
+    return {"messageId": message_id, "role": role, "parts": [*spelled]}
 
 
 # --- HTTP+JSON --------------------------------------------------------------------------------
@@ -214,7 +213,7 @@ def _rest(settings: Settings) -> JsonObject:
     return {
         (at := PREFIXES[line] + path): {verb.lower(): _operation(line, verb, at) for verb in verbs}
         for line in spoken(settings)
-        for path, verbs, _, _ in ROUTES
+        for path, verbs in ROUTES.items()
     }
 
 
@@ -276,7 +275,7 @@ def _cards(settings: Settings) -> JsonObject:
     found: JsonObject = {"200": card, "304": {"description": "Not changed"}}
     extended: JsonObject = {**found, "4XX": _ERROR}
     told: JsonObject = {}
-    for path, line in CARDS:
+    for path, line in CARD_PATHS:
         if line in spoken(settings):
             summary = f"A2A {line}: the extended card"
             told[path] = _reading(f"card_{path}", summary, extended, parameters=[_VERSION])
@@ -309,12 +308,12 @@ def _pages(settings: Settings) -> JsonObject:
 
 # --- schemas ----------------------------------------------------------------------------------
 
-_SENDS = {
-    "SendMessage": Dialect.V1,
-    "SendMessage03": Dialect.V03,
-    "SendMessage03Proto": Dialect.PROTO03,
-}
-_ROLES = {Dialect.V1: "ROLE_USER", Dialect.V03: "user", Dialect.PROTO03: "ROLE_USER"}
+_SENDS: tuple[tuple[str, Version, type[SendBase], str], ...] = (
+    ("SendMessage", Version.V1, types.SEND_PARAMS, "ROLE_USER"),
+    ("SendMessage03", Version.V03, v03.SEND_PARAMS[Spelling.JSON], "user"),
+    ("SendMessage03Proto", Version.V03, v03.SEND_PARAMS[Spelling.PROTO], "ROLE_USER"),
+)
+"""The params of a send: schema, version, declaration, and the role of a caller."""
 
 
 def _request_name(method: str) -> str:
@@ -336,12 +335,12 @@ def _schemas(settings: Settings) -> JsonObject:
     generated["$defs"]["PermissionParams"]["properties"]["reply"]["enum"] = permission_replies(
         settings
     )
-    for name, dialect in _SENDS.items():
-        if dialect.line in lines:
-            schemas |= _send_schema(name, dialect)
+    for name, version, model, role in _SENDS:
+        if version in lines:
+            schemas |= _send_schema(name, model, role)
     for line in lines:
-        for method in METHODS:
-            if known := method.name(line):
+        for method in OPERATIONS:
+            if known := method.named(line):
                 schemas[_request_name(known)] = _request(known, _core_params(method, line))
     for _, method in declared():
         request = _request(method.name, refs[method.params, "validation"])
@@ -351,9 +350,9 @@ def _schemas(settings: Settings) -> JsonObject:
     return schemas
 
 
-def _send_schema(name: str, dialect: Dialect) -> JsonObject:
+def _send_schema(name: str, model: type[SendBase], role: str) -> JsonObject:
     """Return the schema of a send's params, its parts under names of their own."""
-    made = send_model(dialect).model_json_schema(ref_template=f"{_REF}{name}.{{model}}")
+    made = model.model_json_schema(ref_template=f"{_REF}{name}.{{model}}")
     # the models are private to their module; their names here are not
     own = orjson.loads(orjson.dumps(made).replace(f"{name}._".encode(), f"{name}.".encode()))
     own["title"] = name
@@ -362,12 +361,12 @@ def _send_schema(name: str, dialect: Dialect) -> JsonObject:
         inner = f"{name}.{private.removeprefix('_')}"
         schemas[inner] = schema | {"title": inner}
         if "role" in schema["properties"]:
-            schema["properties"]["role"] = {"type": "string", "enum": [_ROLES[dialect]]}
+            schema["properties"]["role"] = {"type": "string", "enum": [role]}
     return schemas
 
 
-def _core_params(method: CoreMethod, line: Version) -> JsonObject:
-    name = method.v1
+def _core_params(method: Operation, line: Version) -> JsonObject:
+    name = method.name
     if name in ("SendMessage", "SendStreamingMessage"):
         return _ref("SendMessage" if line is Version.V1 else "SendMessage03")
     if name == "ListTasks":

@@ -91,8 +91,8 @@ class TaskLog:
         self._left = False
         self.readers: set[LogReader] = set()
         """Those that have seen all there is."""
-        self.encoded: tuple[tuple[int, int, str], list[tuple[bytes, bytes]]] | None = None
-        """What readers last made of entries: the first and how many, dialect, cursor and body."""
+        self.encoded: tuple[tuple[int, int, object], list[tuple[bytes, bytes]]] | None = None
+        """What readers last made of entries: first number, count, encoding; cursors and bodies."""
 
     @property
     def ref(self) -> TaskRef:

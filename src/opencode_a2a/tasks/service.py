@@ -396,7 +396,7 @@ class TaskService:
         return load_task(await self._row(principal, task_id))
 
     async def page(self, principal: Principal, query: Query) -> Page:
-        whole = query.artifacts or query.history
+        whole = query.artifacts or query.history_length > 0
         after = _read_token(query.token) if query.token else None
 
         def read(connection: Connection) -> tuple[list[TaskRow], int]:

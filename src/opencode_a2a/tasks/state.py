@@ -156,7 +156,8 @@ class Query:
     size: int = 50
     token: str | None = None
     artifacts: bool = False
-    history: bool = False
+    history_length: int = 0
+    """How many messages of each task to return."""
 
 
 class TerminalError(Exception):

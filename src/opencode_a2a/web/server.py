@@ -22,7 +22,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from opencode_a2a.a2a.errors import rest_error
-from opencode_a2a.a2a.versions import DEFAULT_LINE, Version
+from opencode_a2a.a2a.types import DEFAULT_VERSION, Version
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
     BadHttpError,
@@ -32,7 +32,7 @@ from opencode_a2a.errors import (
     RequestTimeoutError,
     ServiceError,
 )
-from opencode_a2a.server.rest import refused
+from opencode_a2a.server.exchange import refused
 from opencode_a2a.web.auth import AcceptedCredential, Authentication
 from opencode_a2a.web.limits import BodyGuard, Boundary, RateLimit
 from opencode_a2a.web.observe import AccessLog, PayloadLog, Tracing
@@ -69,7 +69,7 @@ class Refusals:
         """The version in which those are answered who name none."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[DEFAULT_LINE] = self._default
+        scope[DEFAULT_VERSION] = self._default
         scope["app"] = self  # so that Starlette's router raises what it refuses
         try:
             await self._app(scope, receive, send)

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from enum import StrEnum
 
 import structlog
@@ -23,7 +23,7 @@ from structlog.typing import FilteringBoundLogger
 from opencode_a2a import metrics
 from opencode_a2a.config import StreamSettings
 from opencode_a2a.errors import StreamEndedError
-from opencode_a2a.server.exchange import EVENT_STREAM, Frames
+from opencode_a2a.server.exchange import EVENT_STREAM, Write
 
 log: FilteringBoundLogger = structlog.get_logger()
 
@@ -133,7 +133,7 @@ class EventStream:
 
     def __init__(
         self,
-        frames: Frames,
+        frames: Callable[[Write], AsyncGenerator[bytes, None]],
         *,
         limits: StreamSettings | None = None,
         send_seconds: float = SEND_SECONDS,

@@ -1,0 +1,132 @@
+"""The operations of A2A: their names in both versions, where they are in HTTP, and what they take.
+
+The bindings of the server, the peer client, the OpenAPI document and the published contracts read
+this table. What the server does for each of them is in ``server.operations``.
+"""
+
+from dataclasses import dataclass
+
+from opencode_a2a.a2a.types import NoParams, SendRequest, TaskParams, Version
+from opencode_a2a.tasks.state import Query
+
+PREFIXES = {Version.V1: "", Version.V03: "/v1"}
+"""Where the paths of a version begin."""
+RPC_PATH = "/"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Operation:
+    """One operation; compared by identity."""
+
+    name: str
+    """In 1.0; logs and errors use it too."""
+    v03: str | None
+    """The method of JSON-RPC in 0.3."""
+    verbs: tuple[str, ...]
+    path: str
+    """Below the prefix of a version. The extended card has more paths, see ``CARD_PATHS``."""
+    takes: type = NoParams
+    returns: str = "Task"
+    streams: bool = False
+
+    def named(self, version: Version) -> str | None:
+        """Return the method of JSON-RPC in a version."""
+        return self.name if version is Version.V1 else self.v03
+
+
+_PUSH = "/tasks/{id}/pushNotificationConfigs"
+
+SEND_MESSAGE = Operation(
+    "SendMessage",
+    v03="message/send",
+    verbs=("POST",),
+    path="/message:send",
+    takes=SendRequest,
+    returns="SendResponse",
+)
+SEND_STREAMING_MESSAGE = Operation(
+    "SendStreamingMessage",
+    v03="message/stream",
+    verbs=("POST",),
+    path="/message:stream",
+    takes=SendRequest,
+    streams=True,
+)
+GET_TASK = Operation(
+    "GetTask", v03="tasks/get", verbs=("GET",), path="/tasks/{id}", takes=TaskParams
+)
+LIST_TASKS = Operation(
+    "ListTasks", v03=None, verbs=("GET",), path="/tasks", takes=Query, returns="TaskPage"
+)
+CANCEL_TASK = Operation(
+    "CancelTask", v03="tasks/cancel", verbs=("POST",), path="/tasks/{id}:cancel", takes=TaskParams
+)
+SUBSCRIBE_TO_TASK = Operation(
+    "SubscribeToTask",
+    v03="tasks/resubscribe",
+    verbs=("GET", "POST"),
+    path="/tasks/{id}:subscribe",
+    takes=TaskParams,
+    streams=True,
+)
+GET_EXTENDED_CARD = Operation(
+    "GetExtendedAgentCard",
+    v03="agent/getAuthenticatedExtendedCard",
+    verbs=("GET",),
+    path="/extendedAgentCard",
+    returns="Card",
+)
+PUSH_OPERATIONS = tuple(
+    Operation(
+        f"{verb}TaskPushNotificationConfig{'s' * (verb == 'List')}",
+        v03=f"tasks/pushNotificationConfig/{old}",
+        verbs=(http,),
+        path=path,
+    )
+    for verb, old, http, path in (
+        ("Create", "set", "POST", _PUSH),
+        ("Get", "get", "GET", f"{_PUSH}/{{config}}"),
+        ("List", "list", "GET", _PUSH),
+        ("Delete", "delete", "DELETE", f"{_PUSH}/{{config}}"),
+    )
+)
+"""All of them are refused."""
+
+OPERATIONS = (
+    SEND_MESSAGE,
+    SEND_STREAMING_MESSAGE,
+    GET_TASK,
+    LIST_TASKS,
+    CANCEL_TASK,
+    SUBSCRIBE_TO_TASK,
+    *PUSH_OPERATIONS,
+    GET_EXTENDED_CARD,
+)
+
+METHODS = {
+    name: (operation, version)
+    for operation in OPERATIONS
+    for version in Version
+    if (name := operation.named(version))
+}
+"""The methods of JSON-RPC, with the version that each belongs to."""
+
+
+def _place(operation: Operation) -> tuple[int, bool, str, bool]:
+    """Order paths as a router has to try them: ``{id}:cancel`` before ``{id}``."""
+    path = operation.path
+    return path.count("/"), ":" not in path, path, "GET" not in operation.verbs
+
+
+ROUTES: dict[str, dict[str, Operation]] = {}
+"""The operations of HTTP+JSON by path and verb, for each version below its prefix."""
+for _operation in sorted(OPERATIONS, key=_place):
+    if _operation is not GET_EXTENDED_CARD:
+        ROUTES.setdefault(_operation.path, {}).update(dict.fromkeys(_operation.verbs, _operation))
+
+CARD_PATHS = (
+    (GET_EXTENDED_CARD.path, Version.V1),
+    ("/v1/card", Version.V03),
+    ("/agent/authenticatedExtendedCard", Version.V03),
+)
+"""Where the extended card is, and in which version."""

@@ -1,0 +1,418 @@
+"""A2A as the program knows it: the versions, and the params of operations in the form of 1.0.
+
+The ``read_*`` functions check the params of a 1.0 request and return values, or raise one
+InvalidParamsError that lists every field that is wrong. ``v03`` does the same for requests of
+0.3, and returns the same values: nothing behind the bindings knows which version a caller speaks.
+Messages and parts (``messages``), states and queries (``tasks``) belong to lower layers, which
+store them.
+
+Field names are taken in camelCase and snake_case. Unknown fields are ignored, but those of the
+other version or binding are refused by name. Values of data parts and metadata are kept as they
+came.
+"""
+
+import base64
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Annotated, Literal, Self, TypeVar, get_args
+
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    AliasGenerator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    ValidationError,
+    model_validator,
+)
+from pydantic.alias_generators import to_camel
+from pydantic.json_schema import SkipJsonSchema
+
+from opencode_a2a.errors import InvalidParamsError, VersionNotSupportedError
+from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.messages import Kind, Message, Part
+from opencode_a2a.tasks.state import Query, State
+from opencode_a2a.validation import FREE, FREE_OBJECT, listed, violations, wrong
+
+MAX_PARTS = 1000
+"""Checking a part takes 10 µs of the event loop."""
+_ID_LIMIT = 256
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+M = TypeVar("M", bound=BaseModel)
+
+
+# --- versions ---------------------------------------------------------------------------------
+
+VERSION_HEADER = "A2A-Version"
+DEFAULT_VERSION = "default_version"
+"""In the scope of a request: the version of those that name none."""
+_VERSION = re.compile(r"(\d{1,4}\.\d{1,4})(?:\.\d{1,9})?")
+
+
+class Version(StrEnum):
+    """A version of the protocol: what Major.Minor of ``A2A-Version`` chooses."""
+
+    V1 = "1.0"
+    V03 = "0.3"
+
+
+EVERY_VERSION = tuple(Version)
+
+
+def negotiate(
+    header: str | None,
+    query: str | None,
+    default: Version,
+    supported: Collection[Version] = EVERY_VERSION,
+) -> Version:
+    """Return the version asked for by header, else by query parameter, else the default one."""
+    asked = (header or "").strip() or (query or "").strip()
+    if not asked:
+        return default
+    found = _VERSION.fullmatch(asked)
+    for version in supported:
+        if found and found[1] == version.value:
+            return version
+    raise VersionNotSupportedError(
+        f"A2A version {asked[:32]} is not supported; "
+        f"send the header {VERSION_HEADER}: {' or '.join(supported)}",
+        requested_version=asked[:32],
+        supported_protocol_versions=[version.value for version in supported],
+        default_protocol_version=default.value,
+        header=VERSION_HEADER,
+    )
+
+
+def require(
+    needed: Version,
+    version: Version,
+    what: str,
+    supported: Collection[Version] = EVERY_VERSION,
+) -> None:
+    """Refuse a method or route that belongs to another version than the negotiated one."""
+    if needed is version:
+        return
+    remedy = f"send the header {VERSION_HEADER}: {needed}"
+    if needed not in supported:
+        remedy = f"only {' and '.join(supported)} is supported here"
+    raise VersionNotSupportedError(
+        f"{what} belongs to A2A {needed}, but this request uses {version}; {remedy}",
+        requested_version=version.value,
+        required_version=needed.value,
+        supported_protocol_versions=[each.value for each in supported],
+        header=VERSION_HEADER,
+    )
+
+
+# --- what operations take ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SendRequest:
+    """A message, and how its sender wants to be answered."""
+
+    message: Message
+    task_id: str | None
+    context_id: str | None
+    metadata: JsonObject | None
+    accepted_output_modes: tuple[str, ...]
+    history_length: int | None
+    blocking: bool
+    push: bool
+    """A push configuration came with it."""
+
+
+def read_send(params: JsonObject) -> SendRequest:
+    sent = check(_Send, params)
+    given = sent.configuration or _Configuration()
+    return send_request(
+        sent.message,
+        [part.part() for part in sent.message.parts],
+        given,
+        metadata=sent.metadata,
+        blocking=not given.return_immediately,
+        push=given.task_push_notification_config is not None,
+    )
+
+
+def send_request(
+    sent: "MessageBase",
+    parts: list[Part],
+    given: "ConfigurationBase",
+    *,
+    metadata: JsonObject | None,
+    blocking: bool,
+    push: bool,
+) -> SendRequest:
+    """Return a request from what all versions and spellings of it have in common, and the rest."""
+    message = Message(
+        message_id=sent.message_id,
+        role="user",
+        parts=parts,
+        metadata=sent.metadata,
+        extensions=sent.extensions or [],
+        reference_task_ids=sent.reference_task_ids or [],
+    )
+    return SendRequest(
+        message=message,
+        task_id=sent.task_id,
+        context_id=sent.context_id,
+        metadata=metadata,
+        accepted_output_modes=tuple(given.accepted_output_modes or ()),
+        history_length=given.history_length,
+        blocking=blocking,
+        push=push,
+    )
+
+
+def read_task(params: JsonObject) -> "TaskParams":
+    return check(TaskParams, params)
+
+
+def read_nothing(params: JsonObject) -> "NoParams":
+    return check(NoParams, params)
+
+
+def read_list(params: JsonObject) -> Query:
+    return check(ListParams, params).query()
+
+
+def check(model: type[M], params: JsonObject) -> M:
+    """Return params as their declared type; raise InvalidParamsError naming what is wrong."""
+    try:
+        return model.model_validate(params)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_input=False)
+    found = violations(details)
+    raise InvalidParamsError(f"Invalid parameters: {listed(found, len(details))}", violations=found)
+
+
+# --- values -----------------------------------------------------------------------------------
+
+
+def _identifier(value: str) -> str:
+    if not value.strip():
+        raise wrong("must not be empty")
+    if len(value) > _ID_LIMIT:
+        raise wrong(f"must not be longer than {_ID_LIMIT} characters")
+    if not value.isprintable():
+        raise wrong("must not hold control characters")
+    return value
+
+
+def _within(lowest: int, highest: int) -> AfterValidator:
+    def check(value: int | None) -> int | None:
+        if value is not None and not lowest <= value <= highest:
+            raise wrong(f"must be from {lowest} to {highest}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _standard_base64(value: str | None) -> str | None:
+    """Take base64 in either alphabet, padded or not, and return the standard form."""
+    if value is None:
+        return None
+    text = value.translate({45: "+", 95: "/"}).rstrip("=")
+    text += "=" * (-len(text) % 4)
+    try:
+        base64.b64decode(text, validate=True)
+    except ValueError:
+        raise wrong("is not base64") from None
+    return text
+
+
+def _milliseconds(value: object) -> int | None:
+    if value is None or value == "":
+        return None
+    try:
+        moment = datetime.fromisoformat(value) if isinstance(value, str) else None
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise wrong("must be a time with a time zone, such as 2026-11-15T09:00:00.000Z")
+    return -((_EPOCH - moment) // timedelta(milliseconds=1))
+
+
+def user_role(spelling: Literal["ROLE_USER", "user"]) -> BeforeValidator:
+    """Demand the role of a caller, in the spelling of a version."""
+    agent, other = ("ROLE_AGENT", "user") if spelling == "ROLE_USER" else ("agent", "ROLE_USER")
+
+    def check(value: object) -> str:
+        # In ProtoJSON an enum may also be its number.
+        if value == spelling or (value == 1 and spelling == "ROLE_USER" and value is not True):
+            return spelling
+        if value == agent:
+            raise wrong(f"must be {spelling}: a caller cannot speak for the agent")
+        if value == other:
+            raise wrong(f"must be {spelling}: {other} belongs to another version or binding")
+        raise wrong(f"must be {spelling}")
+
+    return BeforeValidator(check)
+
+
+def state_named(names: dict[str, State]) -> BeforeValidator:
+    def check(value: object) -> State | None:
+        if value in (None, "", "TASK_STATE_UNSPECIFIED"):
+            return None
+        if isinstance(value, str) and value in names:
+            return names[value]
+        raise wrong(f"must be one of {', '.join(names)}")
+
+    return BeforeValidator(check)
+
+
+def foreign(hint: str) -> BeforeValidator:
+    """Make a field that must not be there, since it belongs to another version or binding."""
+
+    def refuse(_: object) -> None:
+        raise wrong(hint)
+
+    return BeforeValidator(refuse)
+
+
+_Any = Annotated[Json, FREE]
+Object = Annotated[JsonObject, FREE_OBJECT]
+_Texts = Annotated[list[str], Field(fail_fast=True)]
+_Id = Annotated[str, AfterValidator(_identifier)]
+_OptionalId = Annotated[str | None, AfterValidator(lambda v: _identifier(v) if v else None)]
+_Count = Annotated[int | None, _within(0, 2**31 - 1)]
+Base64 = Annotated[str | None, AfterValidator(_standard_base64)]
+STATE_NAMES = {f"TASK_STATE_{state.name}": state for state in State}
+
+Never = SkipJsonSchema[None]
+_ENVELOPE = "belongs to a JSON-RPC request; post those to the root URL, here send the params alone"
+_Envelope = Annotated[Never, foreign(_ENVELOPE)]
+_Kind = Annotated[Never, foreign("is A2A 0.3; in 1.0 a part is told by text, raw, url or data")]
+_File = Annotated[
+    Never, foreign("is A2A 0.3; in 1.0 write raw or url, with mediaType and filename")
+]
+Content = Annotated[Never, foreign("is the ProtoJSON of A2A 0.3; here the field is named parts")]
+_Blocking = Annotated[Never, foreign("is A2A 0.3; in 1.0 write returnImmediately")]
+_Push03 = Annotated[Never, foreign("is A2A 0.3; in 1.0 write taskPushNotificationConfig")]
+
+
+# --- declarations -----------------------------------------------------------------------------
+
+
+class Params(BaseModel):
+    """Base of all params. Their names, without the underscore, are published in the OpenAPI."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="ignore",
+        defer_build=True,
+        alias_generator=AliasGenerator(
+            validation_alias=lambda name: AliasChoices(to_camel(name), name)
+        ),
+    )
+
+
+class NoParams(Params):
+    """Of an operation that takes nothing; what comes nevertheless is ignored."""
+
+
+class TaskParams(Params):
+    task_id: _Id = Field(validation_alias="id")
+    history_length: _Count = None
+
+
+class ListParams(Params):
+    context_id: _OptionalId = None
+    status: Annotated[State | None, state_named(STATE_NAMES)] = None
+    page_size: Annotated[int | None, _within(1, 100)] = None
+    page_token: str | None = None
+    history_length: _Count = None
+    status_timestamp_after: Annotated[int | None, BeforeValidator(_milliseconds)] = None
+    include_artifacts: StrictBool | None = None
+
+    def query(self) -> Query:
+        return Query(
+            context_id=self.context_id,
+            state=self.status,
+            since=self.status_timestamp_after,
+            size=self.page_size or 50,
+            token=self.page_token or None,
+            artifacts=bool(self.include_artifacts),
+            history_length=self.history_length or 0,
+        )
+
+
+class MessageBase(Params):
+    message_id: _Id
+    context_id: _OptionalId = None
+    task_id: _OptionalId = None
+    metadata: Object | None = None
+    extensions: _Texts | None = None
+    reference_task_ids: _Texts | None = None
+
+
+class ConfigurationBase(Params):
+    accepted_output_modes: _Texts | None = None
+    history_length: _Count = None
+
+
+class SendBase(Params):
+    metadata: Object | None = None
+    jsonrpc: _Envelope = None
+    method: _Envelope = None
+    params: _Envelope = None
+
+
+class _Part(Params):
+    text: str | None = None
+    raw: Base64 = None
+    url: str | None = None
+    data: _Any = None
+    metadata: Object | None = None
+    filename: str | None = None
+    media_type: str | None = None
+    kind: _Kind = None
+    type: _Kind = None
+    file: _File = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        given = self._given()
+        if len(given) != 1:
+            seen = f", not {' and '.join(given)}" if given else ""
+            raise wrong(f"must have exactly one of text, raw, url and data{seen}")
+        return self
+
+    def _given(self) -> list[Kind]:
+        # null is a value of data, and leaves the others out
+        given = [kind for kind in get_args(Kind) if self.__dict__[kind] is not None]
+        return [*given, "data"] if self.data is None and "data" in self.model_fields_set else given
+
+    def part(self) -> Part:
+        (kind,) = self._given()
+        content = (self.text, self.raw, self.url, self.data)
+        return Part(kind, *content, self.media_type or None, self.filename or None, self.metadata)
+
+
+class _Message(MessageBase):
+    role: Annotated[str, user_role("ROLE_USER")]
+    parts: list[_Part] = Field(min_length=1, max_length=MAX_PARTS)
+    content: Content = None
+
+
+class _Configuration(ConfigurationBase):
+    return_immediately: StrictBool | None = None
+    task_push_notification_config: Object | None = None
+    blocking: _Blocking = None
+    push_notification_config: _Push03 = None
+
+
+class _Send(SendBase):
+    message: _Message
+    configuration: _Configuration | None = None
+
+
+SEND_PARAMS: type[SendBase] = _Send
+"""The declaration of a send's params, for those who describe it."""

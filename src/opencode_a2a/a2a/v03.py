@@ -1,0 +1,368 @@
+"""A2A 0.3 as a pure adapter around 1.0.
+
+Requests are checked as 0.3 writes them, so that an error names the fields that the caller sent, and
+become the values of ``types``. Results, events and parts of 1.0 are rewritten as 0.3 has them.
+
+0.3 has two spellings: the JSON of its specification, and the ProtoJSON that clients of its REST
+binding send and expect.
+"""
+
+import base64
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated, Literal, Self
+
+from pydantic import AliasChoices, Field, StrictBool, model_validator
+
+from opencode_a2a.a2a.types import (
+    MAX_PARTS,
+    STATE_NAMES,
+    Base64,
+    ConfigurationBase,
+    Content,
+    ListParams,
+    MessageBase,
+    Never,
+    Object,
+    Params,
+    SendBase,
+    SendRequest,
+    check,
+    foreign,
+    send_request,
+    state_named,
+    user_role,
+)
+from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.messages import Part
+from opencode_a2a.tasks.state import Query, State
+from opencode_a2a.validation import wrong
+
+
+class Spelling(StrEnum):
+    JSON = "json"
+    PROTO = "proto"
+
+
+def rest_spelling(body: JsonObject) -> Spelling:
+    """Tell which of the two spellings the body of a REST request uses."""
+    message = body.get("message", body.get("request"))
+    if isinstance(message, dict) and "content" not in message and "parts" in message:
+        return Spelling.JSON
+    return Spelling.PROTO
+
+
+# --- requests ---------------------------------------------------------------------------------
+
+
+def read_send(params: JsonObject) -> SendRequest:
+    sent = check(_Send03, params)
+    given = sent.configuration or _Configuration03()
+    return send_request(
+        sent.message,
+        [part.part() for part in sent.message.parts],
+        given,
+        metadata=sent.metadata,
+        blocking=given.blocking is not False,
+        push=given.push_notification_config is not None,
+    )
+
+
+def read_send_proto(params: JsonObject) -> SendRequest:
+    sent = check(_SendProto, params)
+    # ProtoJSON leaves false out: a configuration without the field says false. To send no
+    # configuration at all still means to wait.
+    given = sent.configuration or _ConfigurationProto(blocking=True)
+    return send_request(
+        sent.message,
+        [part.part() for part in sent.message.parts],
+        given,
+        metadata=sent.metadata,
+        blocking=bool(given.blocking),
+        push=given.push_notification is not None,
+    )
+
+
+def read_list(params: JsonObject) -> Query:
+    return check(_ListParams03, params).query()
+
+
+_STATE_NAMES = (
+    {state.value.replace("_", "-"): state for state in State}
+    | {state.name: state for state in State}
+    | STATE_NAMES
+    | {"cancelled": State.CANCELED, "TASK_STATE_CANCELLED": State.CANCELED}
+)
+_Part1 = Annotated[Never, foreign("is A2A 1.0; in 0.3 write kind file with a file object")]
+_Returns = Annotated[Never, foreign("is A2A 1.0; in 0.3 write blocking")]
+
+
+class _ListParams03(ListParams):
+    status: Annotated[State | None, state_named(_STATE_NAMES)] = None
+
+
+class _File03(Params):
+    name: str | None = None
+    mime_type: str | None = None
+    bytes: Base64 = None
+    uri: str | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.bytes is None) == (self.uri is None):
+            raise wrong("must have exactly one of bytes and uri")
+        return self
+
+
+class _Part03(Params):
+    kind: Literal["text", "file", "data"]
+    text: str | None = None
+    file: _File03 | None = None
+    data: Object | None = None
+    metadata: Object | None = None
+    raw: _Part1 = None
+    url: _Part1 = None
+    media_type: _Part1 = None
+
+    @model_validator(mode="after")
+    def _fits_kind(self) -> Self:
+        if self.__dict__[self.kind] is None:
+            raise wrong(f"is required in a part of kind {self.kind}", self.kind)
+        return self
+
+    def part(self) -> Part:
+        if self.kind == "file" and (file := self.file) is not None:
+            return _file(file.bytes, file.uri, file.mime_type, file.name, self.metadata)
+        if self.kind == "text":
+            return Part("text", text=self.text, metadata=self.metadata)
+        return Part("data", data=self.data, metadata=self.metadata)
+
+
+class _Message03(MessageBase):
+    role: Annotated[str, user_role("user")]
+    parts: list[_Part03] = Field(min_length=1, max_length=MAX_PARTS)
+    content: Content = None
+
+
+class _Configuration03(ConfigurationBase):
+    blocking: StrictBool | None = None
+    push_notification_config: Object | None = None
+    return_immediately: _Returns = None
+
+
+class _Send03(SendBase):
+    message: _Message03
+    configuration: _Configuration03 | None = None
+
+
+class _FileProto(Params):
+    file_with_uri: str | None = None
+    file_with_bytes: Base64 = None
+    mime_type: str | None = None
+    name: str | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.file_with_bytes is None) == (self.file_with_uri is None):
+            raise wrong("must have exactly one of fileWithBytes and fileWithUri")
+        return self
+
+
+class _DataProto(Params):
+    data: Object
+
+
+class _PartProto(Params):
+    text: str | None = None
+    file: _FileProto | None = None
+    data: _DataProto | None = None
+    metadata: Object | None = None
+    raw: _Part1 = None
+    url: _Part1 = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if [self.text, self.file, self.data].count(None) != 2:
+            raise wrong("must have exactly one of text, file and data")
+        return self
+
+    def part(self) -> Part:
+        if (file := self.file) is not None:
+            raw = file.file_with_bytes and _decoded_once(file.file_with_bytes)
+            return _file(raw, file.file_with_uri, file.mime_type, file.name, self.metadata)
+        if self.data is not None:
+            return Part("data", data=self.data.data, metadata=self.metadata)
+        return Part("text", text=self.text, metadata=self.metadata)
+
+
+class _MessageProto(MessageBase):
+    role: Annotated[str, user_role("ROLE_USER")]
+    parts: list[_PartProto] = Field(
+        validation_alias="content", title="Content", min_length=1, max_length=MAX_PARTS
+    )
+
+
+class _ConfigurationProto(ConfigurationBase):
+    blocking: StrictBool | None = None
+    push_notification: Object | None = None
+    return_immediately: _Returns = None
+
+
+class _SendProto(SendBase):
+    message: _MessageProto = Field(validation_alias=AliasChoices("message", "request"))
+    configuration: _ConfigurationProto | None = None
+
+
+SEND_PARAMS: dict[Spelling, type[SendBase]] = {Spelling.JSON: _Send03, Spelling.PROTO: _SendProto}
+"""The declarations of a send's params, for those who describe it."""
+
+
+def _file(
+    raw: str | None,
+    url: str | None,
+    media_type: str | None,
+    name: str | None,
+    metadata: JsonObject | None,
+) -> Part:
+    kind = "url" if raw is None else "raw"
+    return Part(kind, None, raw, url, None, media_type or None, name or None, metadata)
+
+
+_MAGIC = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"%PDF-")
+
+
+def _decoded_once(raw: str) -> str:
+    """Undo the second base64 that the Python client of 0.3 REST puts around bytes.
+
+    It is taken for one only when what comes out is text, an image or a PDF.
+    """
+    try:
+        inner = base64.b64decode(raw).decode("ascii")
+        data = base64.b64decode(inner, validate=True)
+        known = data.startswith(_MAGIC) or "\0" not in data.decode()
+    except ValueError:
+        return raw
+    return inner if known else raw
+
+
+# --- results and events -----------------------------------------------------------------------
+
+
+def downgrade(
+    result: JsonObject, spelling: Spelling, *, bare: bool = False, final: bool = False
+) -> JsonObject:
+    """Return the result of an operation, or an event of a stream, as 0.3 has it.
+
+    ``bare`` is the form of JSON-RPC, where the kind of an object is told by a field in it and not
+    by the name it stands under. ``final`` says of a status update whether its stream ends here.
+    """
+    match result:
+        case {"statusUpdate": dict() as update}:
+            result = {"statusUpdate": {**update, "final": final}}
+        case {"id": _, "status": _}:  # the task itself
+            return _task(result, spelling)
+        case _:
+            pass
+    changed = _rewrite(result, spelling)
+    if bare and len(changed) == 1:
+        (inner,) = changed.values()
+        if isinstance(inner, dict):
+            return inner
+    return changed
+
+
+def _rewrite(value: JsonObject, spelling: Spelling) -> JsonObject:
+    """Rewrite the objects under the names that A2A has for them."""
+    changed = dict(value)
+    for name, rewrite in _REWRITTEN.items():
+        match value.get(name):
+            case dict() as one:
+                changed[name] = rewrite(one, spelling)
+            case list() as many:
+                changed[name] = [rewrite(one, spelling) for one in many if isinstance(one, dict)]
+            case _:
+                pass
+    return changed
+
+
+def _kinded(kind: str, value: JsonObject, spelling: Spelling) -> JsonObject:
+    changed = _rewrite(value, spelling)
+    return {"kind": kind} | changed if spelling is Spelling.JSON else changed
+
+
+def _task(task: JsonObject, spelling: Spelling) -> JsonObject:
+    return _kinded("task", task, spelling)
+
+
+def _status_update(update: JsonObject, spelling: Spelling) -> JsonObject:
+    return _kinded("status-update", update, spelling)
+
+
+def _artifact_update(update: JsonObject, spelling: Spelling) -> JsonObject:
+    return _kinded("artifact-update", update, spelling)
+
+
+def _status(status: JsonObject, spelling: Spelling) -> JsonObject:
+    changed = _rewrite(status, spelling)
+    changed["state"] = state_name(STATE_NAMES[str(status["state"])], spelling)
+    return changed
+
+
+def state_name(state: State, spelling: Spelling) -> str:
+    if spelling is Spelling.JSON:
+        return state.value.replace("_", "-")
+    return "TASK_STATE_CANCELLED" if state is State.CANCELED else f"TASK_STATE_{state.name}"
+
+
+def message(sent: JsonObject, spelling: Spelling) -> JsonObject:
+    changed = _kinded("message", sent, spelling)
+    if spelling is Spelling.JSON:
+        changed["role"] = str(sent["role"]).removeprefix("ROLE_").lower()
+    else:
+        changed["content"] = changed.pop("parts")
+        changed.pop("referenceTaskIds", None)
+    return changed
+
+
+def part(sent: JsonObject, spelling: Spelling) -> JsonObject:
+    named: dict[str, Json] = {new: sent[old] for old, new in _FILE_NAMES.items() if old in sent}
+    proto = spelling is Spelling.PROTO
+    changed: JsonObject
+    match sent:
+        case {"text": str() as text}:
+            if not proto and "name" in named and named.get("mimeType") not in (None, "text/plain"):
+                # A text part has no place for a name and a type, a file has.
+                raw = base64.b64encode(text.encode()).decode()
+                changed = {"kind": "file", "file": {"bytes": raw, **named}}
+            else:
+                changed = {"kind": "text", "text": text}
+        case {"data": data}:
+            # 0.3 knows data only as an object
+            value: JsonObject = data if isinstance(data, dict) else {"value": data}
+            changed = {"kind": "data", "data": {"data": value} if proto else value}
+        case {"raw": raw}:
+            # Clients disagree whether bytes are base64 once or twice in ProtoJSON, and some fail
+            # on the other way; a caller knows the bytes that it sent.
+            content: JsonObject = {"fileWithBytes": ""} if proto else {"bytes": raw}
+            changed = {"kind": "file", "file": {**content, **named}}
+        case _:
+            url: JsonObject = {"fileWithUri" if proto else "uri": sent["url"]}
+            changed = {"kind": "file", "file": {**url, **named}}
+    if proto:
+        del changed["kind"]
+    return changed | ({"metadata": sent["metadata"]} if "metadata" in sent else {})
+
+
+_FILE_NAMES = {"mediaType": "mimeType", "filename": "name"}
+_REWRITTEN: dict[str, Callable[[JsonObject, Spelling], JsonObject]] = {
+    "task": _task,
+    "tasks": _task,
+    "statusUpdate": _status_update,
+    "artifactUpdate": _artifact_update,
+    "status": _status,
+    "artifact": _rewrite,
+    "artifacts": _rewrite,
+    "message": message,
+    "history": message,
+    "parts": part,
+}
