@@ -1,7 +1,7 @@
-"""What the demo model answers when no script tells it: a few requests are recognised.
+"""What the demo model answers without a script: it recognises a few kinds of requests.
 
-``server`` asks for these; they are scripts like any other, so the tools they call are run by
-OpenCode and the summaries quote real results.
+``server`` asks for these; they are scripts like any other, so OpenCode runs the tools they call
+and the summaries quote real results.
 """
 
 import re
@@ -23,10 +23,6 @@ _TITLE_PROMPT = "You are a title generator"
 _SUMMARY_PROMPT = "You are a context summarization agent"
 _QUOTED = re.compile(r"[\"'`“]([^\"'`”]+)[\"'`”]")
 _FILE = r"[`'\"]?(?P<file>[\w./-]*[\w-]\.\w+|README|LICENSE|Makefile|Dockerfile)\b"
-_REAL_MODEL = (
-    "To get a real model, configure a provider in OpenCode (for example with an API key such as "
-    "`ANTHROPIC_API_KEY` or `OPENAI_API_KEY`, or `opencode auth login`) and start without `--demo`."
-)
 _RUN_TESTS = (
     "if grep -qs '^test:' Makefile; then make test; "
     "elif [ -f package.json ]; then npm test; "
@@ -113,7 +109,7 @@ _KNOWN = (
 
 
 def filled(text: str, result: str) -> str:
-    """Put the last tool result into what is said; what was refused is not claimed to be done."""
+    """Put the last tool result into a text, and say so if the tool was refused."""
     if _REFUSED.match(result) and text.endswith(_DISCLAIMER):
         return f"That was not done:\n\n```\n{result}\n```\n\n{_DISCLAIMER}"
     return text.replace(RESULT, result)
@@ -124,41 +120,36 @@ def _say(text: str) -> Say:
 
 
 def demo_script(text: str, tools: frozenset[str]) -> Script:
-    """The replies to a text without a script, with the tools that are offered."""
+    """Return the replies to a text without a script, with the tools that are offered."""
     scripts = (kind.script(text) for kind in _KNOWN if kind.tool in tools)
     found = next((script for script in scripts if script is not None), None)
-    return found or Script((_introduction(),), digest_of(text))
+    return found or Script((_INTRODUCTION,), digest_of(text))
 
 
-def _introduction() -> Reply:
-    return (
-        Think(think="No real model is configured, so I say what I am.", delay=_PACE),
-        _say(
-            "I am the demo model: scripted answers, no AI behind them. Everything around me is "
-            "real: the A2A service, OpenCode and its tools.\n\n"
-            "Try: “list the files here”, “show README.md”, “run the tests”, “create a file "
-            "hello.txt with 'hello'”, “ask me something”, “make a plan”, “use a sub-agent”.\n\n"
-            f"{_REAL_MODEL}"
-        ),
-    )
-
-
+_INTRODUCTION: Reply = (
+    Think(think="No real model is configured, so I say what I am.", delay=_PACE),
+    _say(
+        "I am the demo model: scripted answers, no AI behind them. Everything around me is "
+        "real: the A2A service, OpenCode and its tools.\n\n"
+        "Try: “list the files here”, “show README.md”, “run the tests”, “create a file "
+        "hello.txt with 'hello'”, “ask me something”, “make a plan”, “use a sub-agent”.\n\n"
+        "To get a real model, configure a provider in OpenCode (for example with an API key such "
+        "as `ANTHROPIC_API_KEY` or `OPENAI_API_KEY`, or `opencode auth login`) and start without "
+        "`--demo`."
+    ),
+)
 NOTHING_LEFT: Reply = (_say("There is nothing left to do."),)
 
 
 def errand(messages: Sequence[ChatMessage]) -> Reply | None:
-    """The reply to what OpenCode asks for itself: a title or a summary; never a script."""
+    """Return the reply to what OpenCode asks for itself, a title or a summary; never a script."""
     system = next((m.text for m in messages if m.role == "system"), "")
     if system.startswith(_TITLE_PROMPT):
-        return (Say(say=_title(messages[-1].text)),)
+        words = re.sub(r"@@.*", "", messages[-1].text, flags=re.DOTALL).split()
+        return (Say(say=" ".join(words[:6])[:50] or "Scripted conversation"),)
     if system.startswith(_SUMMARY_PROMPT):
         return (Say(say=_SUMMARY),)
     return None
-
-
-def _title(text: str) -> str:
-    words = re.sub(r"@@.*", "", text, flags=re.DOTALL).split()
-    return " ".join(words[:6])[:50] or "Scripted conversation"
 
 
 _SUMMARY = """## Objective

@@ -191,59 +191,56 @@ class Player:
     send: Send
     drop: Callable[[], None]
     _output: Stream | Whole = field(init=False)
-    _attempt: int = field(init=False)
     _calls: int = 0
     _words: int = 0
     _thoughts: int = 0
-    _tokens: Tokens | None = None
-    _finish: Finish | None = None
-
-    def __post_init__(self) -> None:
-        self._output = Stream(self.send) if self.request.stream else Whole(self.send)
-        self._attempt = self.progress.begin(self.place)
 
     async def play(self) -> bool:
-        """Do the actions in order; tell whether the reply came to an end that OpenCode takes.
+        """Do the actions in order; return whether the reply came to an end that OpenCode accepts.
 
-        A reply without a finish reason does not: it is asked for again at once.
+        A reply without a finish reason does not: OpenCode asks for it again at once.
         """
+        self._output = Stream(self.send) if self.request.stream else Whole(self.send)
+        attempt = self.progress.begin(self.place)
+        reason: FinishReason | None = "stop"
+        finish: Finish | None = None
+        prompt = sum(len(message.text) for message in self.request.messages) // 4
+        used: Tokens | None = None
         for number, action in enumerate(self.progress.script.reply(self.place)):
             if not self.progress.due(self.place, number, action.times):
                 continue
-            if not await self._do(action):
-                return False
-        # The place moves first: who has read the end may ask for the next reply at once.
+            match action:
+                case Say():
+                    await self._speak(action, "content", action.say)
+                case Think():
+                    await self._speak(action, "reasoning_content", action.think)
+                case Call():
+                    await self._call(action, attempt)
+                    reason = "tool_calls"
+                case Wait():
+                    await asyncio.sleep(action.wait)
+                case Gate():
+                    await self.gates[action.gate].passed()
+                case Usage():
+                    used = action.usage
+                case Finish():
+                    finish = action
+                case Malformed():
+                    await self._output.malformed()
+                case _:
+                    await self._break(action)
+                    return False
+        # The place moves first: whoever has read the end may ask for the next reply at once.
         self.progress.next_place = self.place + 1
-        reason = self._reason()
-        await self._output.finish(reason, self._used())
+        used = used or Tokens(prompt=prompt, completion=self._words, reasoning=self._thoughts)
+        reason = finish.finish if finish else reason
+        await self._output.finish(reason, used)
         return reason is not None
-
-    async def _do(self, action: Action) -> bool:
-        """Do one action; False means that nothing can follow it."""
-        match action:
-            case Say():
-                await self._speak(action, "content", self._filled(action.say))
-            case Think():
-                await self._speak(action, "reasoning_content", action.think)
-            case Call():
-                await self._call(action)
-            case Wait():
-                await asyncio.sleep(action.wait)
-            case Gate():
-                await self.gates[action.gate].passed()
-            case Usage():
-                self._tokens = action.usage
-            case Finish():
-                self._finish = action
-            case Malformed():
-                await self._output.malformed()
-            case _:
-                await self._break(action)
-                return False
-        return True
 
     async def _speak(self, action: Say | Think, kind: Kind, text: str) -> None:
         await self._output.open()
+        if kind == "content" and RESULT in text:
+            text = filled(text, self.request.last_result[:_RESULT_LIMIT])
         for piece in action.pieces(text):
             await self._output.text(kind, piece)
             # Also without a delay: a long text must not keep the loop from other streams.
@@ -251,13 +248,8 @@ class Player:
             self._words += 1
             self._thoughts += kind == "reasoning_content"
 
-    def _filled(self, text: str) -> str:
-        if RESULT not in text:
-            return text
-        return filled(text, self.request.last_result[:_RESULT_LIMIT])
-
-    async def _call(self, action: Call) -> None:
-        call_id = CallId(self.progress.script.digest, self.place, self._attempt, self._calls)
+    async def _call(self, action: Call, attempt: int) -> None:
+        call_id = CallId(self.progress.script.digest, self.place, attempt, self._calls)
         function: JsonValue = {"name": action.tool, "arguments": action.arguments}
         call: dict[str, JsonValue] = {"id": str(call_id), "type": "function", "function": function}
         await self._output.call(self._calls, call)
@@ -265,32 +257,21 @@ class Player:
         self._words += 1
 
     async def _break(self, action: Action) -> None:
+        """Do an action that nothing can follow."""
         match action:
             case Fail():
-                await self._fail(action)
+                unknown = ("The request failed", "server_error", None)
+                message, kind, code = _FAILURES.get(action.error, unknown)
+                body = chat.error_body(
+                    action.message or message, action.type or kind, action.code or code
+                )
+                status = 400 if action.error == "context_length" else action.error
+                after = action.retry_after
+                headers = {} if after is None else {"retry-after": str(after)}
+                await _respond(self.send, status, body, **headers)
             case StreamError():
                 await self._output.error(action.stream_error)
             case _:
                 if isinstance(action, Drop):
                     self.drop()
                 await asyncio.Event().wait()  # until the server has seen the connection go
-
-    async def _fail(self, action: Fail) -> None:
-        status = 400 if action.error == "context_length" else action.error
-        unknown = ("The request failed", "server_error", None)
-        message, kind, code = _FAILURES.get(action.error, unknown)
-        body = chat.error_body(action.message or message, action.type or kind, action.code or code)
-        after = action.retry_after
-        headers = {} if after is None else {"retry-after": str(after)}
-        await _respond(self.send, status, body, **headers)
-
-    def _reason(self) -> FinishReason | None:
-        if self._finish is not None:
-            return self._finish.finish
-        return "tool_calls" if self._calls else "stop"
-
-    def _used(self) -> Tokens:
-        if self._tokens is not None:
-            return self._tokens
-        prompt = sum(len(message.text) for message in self.request.messages) // 4
-        return Tokens(prompt=prompt, completion=self._words, reasoning=self._thoughts)

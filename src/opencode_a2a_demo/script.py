@@ -1,4 +1,4 @@
-"""What the scripted model is told to do, and how far it has come.
+"""What the scripted model does, and how far it has come.
 
 A script stands in the user's text between ``@@`` signs and is a JSON list of actions
 (docs/demo-model.md). ``server`` plays it. Everything here is pure: which reply comes next is
@@ -43,7 +43,7 @@ class ScriptError(ValueError):
 
 
 class Action(BaseModel):
-    """One thing to do. With ``times`` it is done in the first so many requests, then left out."""
+    """One thing to do. With ``times`` it is done in that many requests, and then left out."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -123,13 +123,13 @@ class StreamError(Action):
 
 
 class Malformed(Action):
-    """Send a chunk that is no JSON."""
+    """Send a chunk that is not JSON."""
 
     malformed: Literal[True]
 
 
 class Wait(Action):
-    """Be silent for so many seconds; before any output the response has not even begun."""
+    """Be silent for some seconds; before any output the response has not even begun."""
 
     wait: Annotated[float, Field(ge=0, le=86_400)]
 
@@ -182,33 +182,27 @@ def find_script(text: str, folder: Path | None = None) -> Script | None:
     sources: list[str] = []
     at = 0
     while found := _START.search(text, at):
-        source, at = _source(text, found, folder)
+        if name := found["name"]:
+            if folder is None:
+                raise ScriptError(f"there is no script {name!r}: the model has no script folder")
+            try:
+                # The pattern of names has no dot and no slash: it cannot leave the folder.
+                source = (folder / f"{name}.json").read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ScriptError(f"there is no script {name!r} in the script folder") from error
+            at = found.end()
+        else:
+            try:
+                _, end = _DECODER.raw_decode(text, found.end())
+            except (ValueError, RecursionError) as error:
+                raise ScriptError(f"the script is not JSON: {error}") from error
+            closing = _END.match(text, end)
+            if closing is None:
+                raise ScriptError("the script is not closed: @@ is missing behind it")
+            source, at = text[found.end() : end], closing.end()
         replies += parse_replies(source)
         sources.append(source)
     return Script(tuple(replies), digest_of("\n".join(sources))) if replies else None
-
-
-def _source(text: str, found: re.Match[str], folder: Path | None) -> tuple[str, int]:
-    if found["name"]:
-        return _named(found["name"], folder), found.end()
-    try:
-        _, end = _DECODER.raw_decode(text, found.end())
-    except (ValueError, RecursionError) as error:
-        raise ScriptError(f"the script is not JSON: {error}") from error
-    closing = _END.match(text, end)
-    if closing is None:
-        raise ScriptError("the script is not closed: @@ is missing behind it")
-    return text[found.end() : end], closing.end()
-
-
-def _named(name: str, folder: Path | None) -> str:
-    # The pattern of names has no dot and no slash: nothing outside the folder can be meant.
-    if folder is None:
-        raise ScriptError(f"there is no script {name!r}: the model has no folder of scripts")
-    try:
-        return (folder / f"{name}.json").read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ScriptError(f"there is no script {name!r} in the folder of scripts") from error
 
 
 def parse_replies(source: str) -> list[Reply]:
@@ -218,10 +212,20 @@ def parse_replies(source: str) -> list[Reply]:
     except ValidationError as error:
         raise ScriptError(reason_of(error)) from error
     groups = [item if isinstance(item, list) else [item] for item in items]
-    nested = any(isinstance(item, list) for item in items)
-    if not nested:
+    if not any(isinstance(item, list) for item in items):
         groups = [[item for group in groups for item in group]]
-    return [reply for group in groups for reply in _split([_action(item) for item in group])]
+    replies: list[list[Action]] = []
+    for group in groups:
+        replies.append([])
+        for item in group:
+            action, done = _action(item), replies[-1]
+            if isinstance(action, Say | Think | Fail) and any(isinstance(a, Call) for a in done):
+                replies.append([])
+                done = replies[-1]
+            if isinstance(action, Fail) and any(isinstance(a, Spoken) for a in done):
+                raise ScriptError("an HTTP error cannot follow output: use stream_error or drop")
+            done.append(action)
+    return [tuple(reply) for reply in replies]
 
 
 def _action(item: _Item) -> Action:
@@ -232,18 +236,6 @@ def _action(item: _Item) -> Action:
         return _VERBS[verb].model_validate(item)
     except ValidationError as error:
         raise ScriptError(f"in {verb!r}: {reason_of(error)}") from error
-
-
-def _split(actions: Sequence[Action]) -> list[Reply]:
-    replies: list[list[Action]] = [[]]
-    for action in actions:
-        called = any(isinstance(done, Call) for done in replies[-1])
-        if called and isinstance(action, Say | Think | Fail):
-            replies.append([])
-        if isinstance(action, Fail) and any(isinstance(d, Spoken) for d in replies[-1]):
-            raise ScriptError("an HTTP error cannot follow output: use stream_error or drop")
-        replies[-1].append(action)
-    return [tuple(reply) for reply in replies]
 
 
 def reason_of(error: ValidationError) -> str:

@@ -49,7 +49,7 @@ Purpose = Literal["prompt", "errand"]
 
 
 def opencode_config(url: str) -> dict[str, Any]:
-    """The configuration that gives OpenCode the scripted model, and no other."""
+    """Return the configuration that gives OpenCode the scripted model, and no other."""
     model: dict[str, Any] = {
         "name": MODEL_NAME,
         "reasoning": True,
@@ -95,21 +95,18 @@ class _Sessions:
         """Return the script that a request goes on with, and the place of its next reply."""
         prompt = last_prompt(request.messages)
         script = find_script(prompt.text, self._scripts)
+        progress = self._progress.get(session)
         if script is None and prompt.continued:
             # After a compaction the messages no longer hold the script: it is remembered.
-            progress = self._progress.get(session) or _unscripted(NOTHING_LEFT)
+            progress = progress or _unscripted(NOTHING_LEFT)
             return progress, progress.next_place
         script = script or demo_script(prompt.text, request.tool_names)
-        return self._current(session, script), place_after(prompt.answers, script.digest)
-
-    def _current(self, session: str, script: Script) -> Progress:
-        progress = self._progress.get(session)
         if progress is None or progress.script.digest != script.digest:
             self._progress.pop(session, None)
             progress = self._progress[session] = Progress(script)
             if len(self._progress) > _SESSIONS:
                 del self._progress[next(iter(self._progress))]
-        return progress
+        return progress, place_after(prompt.answers, script.digest)
 
     def ended(self, session: str, progress: Progress) -> None:
         """A script that was played to its end starts afresh when it is sent again."""
@@ -133,17 +130,16 @@ class _Playing(Response):
         self._play = play
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def until_gone() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
         async with asyncio.TaskGroup() as group:
             playing = group.create_task(self._play(send, scope["extensions"][_DROP]))
-            gone = group.create_task(_until_gone(receive))
+            gone = group.create_task(until_gone())
             await asyncio.wait({playing, gone}, return_when=asyncio.FIRST_COMPLETED)
             playing.cancel()
             gone.cancel()
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 class _Protocol(HttpToolsProtocol):
@@ -176,7 +172,15 @@ class DemoModel:
         self._sessions = _Sessions(scripts)
         self._open: set[Callable[[], None]] = set()
         config = uvicorn.Config(
-            self._app(),
+            Starlette(
+                routes=[
+                    Route("/v1/models", self._models),
+                    Route("/v1/chat/completions", self._complete, methods=["POST"]),
+                    Route("/control/gates/{name}", self._open_gate, methods=["POST"]),
+                    Route("/control/gates/{name}", self._watch_gate),
+                ],
+                exception_handlers={HTTPException: _http_error},
+            ),
             http=_Protocol,
             ws="none",
             lifespan="off",
@@ -226,30 +230,25 @@ class DemoModel:
         if self._serving is not None:
             await self._serving
 
-    def _app(self) -> Starlette:
-        return Starlette(
-            routes=[
-                Route("/v1/models", self._models),
-                Route("/v1/chat/completions", self._complete, methods=["POST"]),
-                Route("/control/gates/{name}", self._open_gate, methods=["POST"]),
-                Route("/control/gates/{name}", self._watch_gate),
-            ],
-            exception_handlers={HTTPException: _http_error},
-        )
-
     async def _models(self, request: Request) -> Response:
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "opencode-a2a"}
         return _json(orjson.dumps({"object": "list", "data": [model]}))
 
     async def _complete(self, request: Request) -> Response:
-        asked = _parsed(await _body(request))
-        session = request.headers.get("x-session-id") or _unnamed(asked)
+        try:
+            asked = ChatRequest.model_validate_json(await _body(request))
+        except ValidationError as error:
+            raise HTTPException(400, reason_of(error)) from error
+        # A client that names no session is known by how its conversation began.
+        first = next((m.text for m in asked.messages if m.role == "user"), "")
+        session = request.headers.get("x-session-id") or digest_of(first)
         reply = errand(asked.messages)
         try:
-            turn = (_unscripted(reply), 0) if reply else self._sessions.turn(session, asked)
+            progress, place = (
+                (_unscripted(reply), 0) if reply else self._sessions.turn(session, asked)
+            )
         except ScriptError as error:
             raise HTTPException(400, f"demo script: {error}") from error
-        progress, place = turn
         self.requests.append(Seen(session, "errand" if reply else "prompt", place))
 
         async def play(send: Send, drop: Callable[[], None]) -> None:
@@ -272,17 +271,14 @@ class DemoModel:
         """Wait, at most ``?wait=`` seconds, until a reply stands at the gate."""
         name = request.path_params["name"]
         gate = self._gates[name]
+        try:
+            seconds = float(request.query_params.get("wait", "0"))
+        except ValueError as error:
+            raise HTTPException(400, "wait must be a number of seconds") from error
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_seconds(request.query_params.get("wait", "0"))):
+            async with asyncio.timeout(min(max(seconds, 0), 60)):
                 await gate.reached.wait()
         return _gate_state(name, gate)
-
-
-def _seconds(text: str) -> float:
-    try:
-        return min(max(float(text), 0), 60)
-    except ValueError as error:
-        raise HTTPException(400, "wait must be a number of seconds") from error
 
 
 def _json(body: bytes, status: int = 200) -> Response:
@@ -304,18 +300,6 @@ async def _body(request: Request) -> bytes:
     except ClientDisconnect as error:
         raise HTTPException(400, "the body is incomplete") from error
     return bytes(body)
-
-
-def _parsed(body: bytes) -> ChatRequest:
-    try:
-        return ChatRequest.model_validate_json(body)
-    except ValidationError as error:
-        raise HTTPException(400, reason_of(error)) from error
-
-
-def _unnamed(asked: ChatRequest) -> str:
-    """A client that names no session is known by how its conversation began."""
-    return digest_of(next((m.text for m in asked.messages if m.role == "user"), ""))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
