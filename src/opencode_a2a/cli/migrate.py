@@ -1,6 +1,6 @@
-"""``opencode-a2a migrate``: take over the database of an earlier version.
+"""``opencode-a2a migrate``: import the database of an earlier version.
 
-What it reads is never changed. It can be run again: what is here already is left alone.
+The source is never changed. It can be run again: what was imported already is left alone.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """``opencode-a2a serve``: run the service, with or without starting OpenCode.
 
-Every setting that is no secret is a flag; the flags are made from the declarations in ``config``.
+Every setting but a secret is a flag; the flags are made from the declarations in ``config``.
 """
 
 import os
@@ -30,7 +30,7 @@ SHORT = {
 }
 """Settings with a second, shorter flag."""
 WITHOUT_VALUE = {"opencode.ask": "all"}
-"""What a flag stands for that may do without a value, besides switches."""
+"""What a flag without a value stands for, besides switches."""
 
 
 class SettingOption(click.Option):
@@ -67,7 +67,7 @@ class ServeCommand(click.Command):
 def load_settings(
     flags: Mapping[str, str], config: Path | None, *, auto_demo: bool = False
 ) -> Settings:
-    """Return the settings, or print all that is wrong and exit as for wrong usage."""
+    """Return the settings, or print everything that is wrong and exit as for wrong usage."""
     try:
         settings = load(flags, os.environ, config)
         if auto_demo and not provider_configured(settings, os.environ):
@@ -101,21 +101,18 @@ def serve(config: Path | None, auto_demo: bool, **flags: str | None) -> None:
     """
     given = {name.replace("__", "."): value for name, value in flags.items() if value is not None}
     settings = load_settings(given, config, auto_demo=auto_demo)
-    for file in _forgotten(settings):
+    # Before 2.0 the database was by default in the directory that the service was started in.
+    given_url = settings.tasks.task_store_database_url
+    places = [] if given_url else [Path.cwd(), settings.workspace or Path.cwd()]
+    for file in dict.fromkeys(place / "opencode-a2a.db" for place in places):
+        if not file.is_file():
+            continue
         remedy = f"to keep its tasks run `{import_command(settings, file)}`, then delete the file"
         click.echo(f"warning: {file} is no longer used; {remedy}", err=True)
 
     from opencode_a2a.app import serve as run  # the server takes most of a second to import
 
     sys.exit(run(settings))
-
-
-def _forgotten(settings: Settings) -> list[Path]:
-    """Return databases where they were by default before 2.0: in the directory of the start."""
-    if settings.tasks.task_store_database_url:
-        return []
-    places = dict.fromkeys([Path.cwd(), settings.workspace or Path.cwd()])
-    return [file for place in places if (file := place / "opencode-a2a.db").is_file()]
 
 
 serve.params.extend(SettingOption(setting) for setting in SETTINGS.values() if not setting.secret)

@@ -1,4 +1,4 @@
-"""Commands that print what is known without a running service."""
+"""``card``, ``methods``, ``settings`` and ``version``: what is known without a running service."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import click
 
 from opencode_a2a import __version__
 from opencode_a2a.cli.serve import config_option, load_settings
-from opencode_a2a.config import SETTINGS, Setting, Settings, show
+from opencode_a2a.config import SETTINGS, show
 from opencode_a2a.telemetry import mask_url
 
 
@@ -23,7 +23,7 @@ def settings(config: Path | None) -> None:
     """Print the settings in effect and where they come from; secrets are masked."""
     effective = load_settings({}, config)
     for setting in SETTINGS.values():
-        value = _value(effective, setting)
+        value = mask_url(show(dict(dict(effective)[setting.group])[setting.field]))
         click.echo(f"{setting.variable}={value}\t{effective.sources.get(setting.key, 'default')}")
 
 
@@ -53,8 +53,3 @@ def methods(config: Path | None) -> None:
         off = f" ({state}: {method.condition.variable})" if method.condition else ""
         note = off if state != "enabled" else ""
         click.echo(f"{method.name}\t{method.access}\t{method.summary}{note}")
-
-
-def _value(effective: Settings, setting: Setting) -> str:
-    group = dict(effective)[setting.group]
-    return mask_url(show(dict(group)[setting.field]))

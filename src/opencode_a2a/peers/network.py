@@ -241,13 +241,16 @@ class Fetcher:
             raise fetching.exhausted
         headers = {"accept": "*/*", "accept-encoding": "identity"}
         async with http.stream("GET", url, headers=headers) as response:
+            if 300 <= response.status_code < 400:
+                raise FetchError("The URL redirects elsewhere; give the final one")
             if response.status_code != 200:
-                raise FetchError(_bad_status(response.status_code))
-            data = await read(response, self._limits.fetch_files_max_bytes, fetching.spend)
-            if data is None:
                 raise FetchError(
-                    f"The file is larger than {self._limits.fetch_files_max_bytes} bytes"
+                    f"The server of the file answered with status {response.status_code}"
                 )
+            most = self._limits.fetch_files_max_bytes
+            data = await read(response, most, fetching.spend)
+            if data is None:
+                raise FetchError(f"The file is larger than {most} bytes")
             return Fetched(data, media_type(response) or None)
 
 
@@ -311,15 +314,14 @@ class VettedNetwork(httpcore2.AsyncNetworkBackend):
 
 def _check_name(host: str, rules: Egress) -> None:
     name = host.lower().removesuffix(".")
-    if rules.allowed_hosts and not any(_matches(name, rule) for rule in rules.allowed_hosts):
+    for rule in map(str.lower, rules.allowed_hosts):
+        if rule.startswith("*."):
+            if name.endswith(rule[1:]) and len(name) > len(rule) - 1:
+                return
+        elif name == rule:
+            return
+    if rules.allowed_hosts:
         raise EgressError("The host is not in the list of those that may be called")
-
-
-def _matches(name: str, rule: str) -> bool:
-    rule = rule.lower()
-    if rule.startswith("*."):
-        return name.endswith(rule[1:]) and len(name) > len(rule) - 1
-    return name == rule
 
 
 def _embedded(address: IPv6Address) -> IPv4Address | None:
@@ -371,9 +373,3 @@ async def read(
 
 def media_type(response: httpx2.Response) -> str:
     return response.headers.get("content-type", "").partition(";")[0].strip().lower()
-
-
-def _bad_status(status: int) -> str:
-    if 300 <= status < 400:
-        return "The URL redirects elsewhere; give the final one"
-    return f"The server of the file answered with status {status}"
