@@ -17,13 +17,13 @@ from opencode_a2a.peers.answer import (
     PeerError,
     PeerEvent,
     PeerTask,
-    State,
     StatusChanged,
     TaskOpened,
 )
 from opencode_a2a.peers.client import HOPS_HEADER, MAX_HOPS, Peer, Report
 from opencode_a2a.peers.network import Egress, OriginCredential
 from opencode_a2a.peers.pool import Pool
+from opencode_a2a.tasks.state import State
 from tests.support.peer import ANSWER, Answer, Stranger, card_json, reply, sdk_agent, stranger
 
 LOCAL = Egress(allow_private=True)

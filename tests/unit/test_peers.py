@@ -6,6 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from opencode_a2a.a2a import v03
+from opencode_a2a.a2a.operations import GET_TASK, SEND_MESSAGE
+from opencode_a2a.a2a.types import Version
 from opencode_a2a.config import ClientSettings
 from opencode_a2a.events import Interrupted, Json, JsonObject, Question, QuestionOption
 from opencode_a2a.ids import RequestId, SessionId
@@ -20,15 +23,14 @@ from opencode_a2a.peers.answer import (
     PeerError,
     PeerEvent,
     PeerTask,
-    Sent,
-    State,
-    Status,
+    Received,
+    ReceivedStatus,
+    ReceivedTask,
+    ReceivedUpdate,
     StatusChanged,
-    Task,
     TaskOpened,
     ThoughtGrew,
     ToolReported,
-    Update,
     read_error,
     read_event,
     read_task,
@@ -36,9 +38,7 @@ from opencode_a2a.peers.answer import (
 from opencode_a2a.peers.client import (
     Binding,
     Interface,
-    Operation,
     PeerCard,
-    Version,
     build_request,
     card_urls,
     choose,
@@ -47,6 +47,7 @@ from opencode_a2a.peers.client import (
     send_params,
 )
 from opencode_a2a.peers.network import Egress, OriginCredential, origin
+from opencode_a2a.tasks.state import State
 
 OPEN = Egress(allow_private=True)
 CHUNKS = st.lists(st.tuples(st.text(max_size=5), st.sampled_from(["delta", "whole", "task"])))
@@ -60,24 +61,28 @@ def artifact(text: str, name: str = "a", metadata: JsonObject | None = None) -> 
     return Artifact(name, [Part("text", text=text)], None, metadata or {})
 
 
-def given_whole(artifact: Artifact) -> Update:
-    return Update("t", "c", artifact=artifact)
+def given_whole(artifact: Artifact) -> ReceivedUpdate:
+    return ReceivedUpdate("t", "c", artifact=artifact)
 
 
-def grew(text: str, name: str = "a", metadata: JsonObject | None = None) -> Update:
-    return Update("t", "c", artifact=artifact(text, name, metadata), append=True)
+def grew(text: str, name: str = "a", metadata: JsonObject | None = None) -> ReceivedUpdate:
+    return ReceivedUpdate("t", "c", artifact=artifact(text, name, metadata), append=True)
 
 
-def status(state: State, text: str | None = None, metadata: JsonObject | None = None) -> Status:
+def status(
+    state: State | None, text: str | None = None, metadata: JsonObject | None = None
+) -> ReceivedStatus:
     said = Message("m", "agent", [Part("text", text=text)], metadata) if text else None
-    return Status(state, said)
+    return ReceivedStatus(state, said)
 
 
-def update(state: State, text: str | None = None, metadata: JsonObject | None = None) -> Update:
-    return Update("t", "c", status(state, text), metadata=metadata or {})
+def update(
+    state: State, text: str | None = None, metadata: JsonObject | None = None
+) -> ReceivedUpdate:
+    return ReceivedUpdate("t", "c", status(state, text), metadata=metadata or {})
 
 
-def told(task: PeerTask, *events: Sent) -> list[PeerEvent]:
+def told(task: PeerTask, *events: Received) -> list[PeerEvent]:
     """What a task reports of events, without the opening of the task."""
     news = [new for event in events for new in task.take(event)]
     return [new for new in news if not isinstance(new, TaskOpened)]
@@ -95,11 +100,11 @@ def test_answer_text_is_told_once_however_it_arrives(chunks: list[tuple[str, str
         whole += chunk
         match way:
             case "delta":
-                event: Sent = grew(chunk)
+                event: Received = grew(chunk)
             case "whole":
                 event = given_whole(artifact(whole))
             case _:
-                event = Task("t", "c", status(State.WORKING), [artifact(whole)])
+                event = ReceivedTask("t", "c", status(State.WORKING), [artifact(whole)])
         heard += answer_of(task.take(event))
 
     assert heard == whole == task.answer
@@ -126,7 +131,7 @@ def test_reasoning_tools_and_files_stay_out_of_the_answer() -> None:
         given_whole(tool),
         grew("yes", "a", channel("text")),
         given_whole(Artifact("d", [diff], "diff")),
-        Task("t", "c", status(State.UNKNOWN), [Artifact("d", [diff], "diff")]),
+        ReceivedTask("t", "c", status(None), [Artifact("d", [diff], "diff")]),
     )
 
     assert [type(new) for new in news] == [ThoughtGrew, ToolReported, AnswerGrew, FileGiven]
@@ -173,7 +178,9 @@ def test_progress_is_told_each_time_it_changes_and_when_it_is_over(
         event
         for one in (ordinary, progress, progress, ordinary)
         for event in task.take(
-            Update("t", "c", Status(State.WORKING), metadata={"shared": {"progress": one}})
+            ReceivedUpdate(
+                "t", "c", ReceivedStatus(State.WORKING), metadata={"shared": {"progress": one}}
+            )
         )
     ]
 
@@ -189,7 +196,7 @@ def test_a_last_status_beside_an_answer_is_not_the_answer() -> None:
 
 def test_a_primed_task_tells_only_news_and_its_old_prompt_ends_nothing() -> None:
     task = PeerTask()
-    before = Task("t", "c", status(State.INPUT_REQUIRED, "which?"), [artifact("so far ")])
+    before = ReceivedTask("t", "c", status(State.INPUT_REQUIRED, "which?"), [artifact("so far ")])
     task.prime(before)
 
     assert told(task, before) == []
@@ -228,7 +235,7 @@ def test_an_interrupt_of_opencode_is_read_with_its_questions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("binding", "line", "expected"),
+    ("binding", "version", "expected"),
     [
         (Binding.JSONRPC, Version.V1, {"text": "hi"}),
         (Binding.JSONRPC, Version.V03, {"kind": "text", "text": "hi"}),
@@ -236,14 +243,17 @@ def test_an_interrupt_of_opencode_is_read_with_its_questions() -> None:
         (Binding.HTTP_JSON, Version.V03, {"text": "hi"}),
     ],
 )
-def test_a_message_is_spelt_as_its_line_and_binding_want(
-    binding: Binding, line: Version, expected: JsonObject
+def test_a_message_is_spelt_as_its_version_and_binding_want(
+    binding: Binding, version: Version, expected: JsonObject
 ) -> None:
-    at = Interface("http://x", binding, line)
+    at = Interface("http://x", binding, version)
     said = Message("m", "user", [Part("text", text="hi")])
 
-    params = send_params(at, said, None, "ctx", waits=False)
+    request = build_request(at, SEND_MESSAGE, send_params(said, None, "ctx", waits=False))
 
+    body = read_json(request.body or b"")
+    params = body["params"] if binding is Binding.JSONRPC else body
+    assert isinstance(params, dict)
     message = params["message"]
     assert isinstance(message, dict)
     parts = message.get("parts", message.get("content"))
@@ -254,19 +264,51 @@ def test_a_message_is_spelt_as_its_line_and_binding_want(
 def test_an_id_from_outside_cannot_leave_its_place_in_the_path() -> None:
     at = Interface("http://x/", Binding.HTTP_JSON, Version.V1, "te/nant")
 
-    request = build_request(at, Operation.GET, {"id": "../a?b#c", "historyLength": 0})
+    request = build_request(at, GET_TASK, {"id": "../a?b#c", "historyLength": 0})
 
     assert request.url == "http://x/te%2Fnant/tasks/..%2Fa%3Fb%23c?historyLength=0"
 
 
-def test_states_of_both_lines_and_both_spellings_are_understood() -> None:
-    def state(name: str) -> State:
+def test_states_of_both_versions_and_both_spellings_are_understood() -> None:
+    def state(name: str) -> State | None:
         task: JsonObject = {"id": "t", "status": {"state": name}}
-        return read_task(task).status.state
+        return read_task(v03.upgrade(task)).status.state
 
     assert state("TASK_STATE_INPUT_REQUIRED") is state("input-required") is State.INPUT_REQUIRED
     assert state("TASK_STATE_CANCELLED") is state("canceled") is State.CANCELED
-    assert state("TASK_STATE_INVENTED") is State.UNKNOWN
+    assert state("TASK_STATE_INVENTED") is None
+
+
+@pytest.mark.parametrize(
+    ("sent", "part"),
+    [
+        ({"kind": "text", "text": "hi"}, Part("text", text="hi")),
+        ({"text": "hi"}, Part("text", text="hi")),
+        (
+            {"kind": "file", "file": {"bytes": "AA==", "mimeType": "a/b", "name": "n"}},
+            Part("raw", raw="AA==", media_type="a/b", filename="n"),
+        ),
+        ({"file": {"fileWithBytes": "AA=="}}, Part("raw", raw="AA==")),
+        ({"kind": "file", "file": {"uri": "http://x"}}, Part("url", url="http://x")),
+        ({"file": {"fileWithUri": "http://x"}}, Part("url", url="http://x")),
+        ({"kind": "data", "data": {"data": 1}}, Part("data", data={"data": 1})),
+        ({"data": {"data": {"a": 1}}}, Part("data", data={"a": 1})),
+    ],
+)
+@pytest.mark.parametrize("kinds", [True, False])
+def test_a_message_of_either_spelling_of_0_3_is_read(
+    sent: JsonObject, part: Part, kinds: bool
+) -> None:
+    event: JsonObject = (
+        {"kind": "message", "messageId": "m", "role": "agent", "parts": [sent]}
+        if kinds
+        else {"msg": {"messageId": "m", "role": "ROLE_AGENT", "content": [sent]}}
+    )
+
+    read = read_event(v03.upgrade_event(event))
+
+    assert isinstance(read, ReceivedUpdate)
+    assert read.artifact == Artifact("m", [part])
 
 
 @pytest.mark.parametrize(
@@ -288,7 +330,7 @@ def test_half_a_character_of_a_peer_is_replaced() -> None:
 )
 def test_an_event_without_what_it_needs_is_refused(value: JsonObject) -> None:
     with pytest.raises(MalformedError):
-        read_event(value)
+        read_event(v03.upgrade_event(value))
 
 
 HYBRID: JsonObject = {

@@ -1,7 +1,8 @@
 """A2A 0.3 as a pure adapter around 1.0.
 
 Requests are checked as 0.3 writes them, so that an error names the fields that the caller sent, and
-become the values of ``types``. Results, events and parts of 1.0 are rewritten as 0.3 has them.
+become the values of ``types``. Results, events and parts of 1.0 are rewritten as 0.3 has them. For
+``peers`` it works the other way round, with params of 1.0 and results of 0.3.
 
 0.3 has two spellings: the JSON of its specification, and the ProtoJSON that clients of its REST
 binding send and expect.
@@ -34,6 +35,7 @@ from opencode_a2a.a2a.types import (
     user_role,
 )
 from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.jsonguard import as_object, items_in, text_in
 from opencode_a2a.messages import Part
 from opencode_a2a.tasks.state import Query, State
 from opencode_a2a.validation import wrong
@@ -365,4 +367,92 @@ _REWRITTEN: dict[str, Callable[[JsonObject, Spelling], JsonObject]] = {
     "message": message,
     "history": message,
     "parts": part,
+}
+
+
+# --- the other way round: calling a server of 0.3 ---------------------------------------------
+
+
+def downgrade_send(params: JsonObject, spelling: Spelling) -> JsonObject:
+    """Return the params of a send as a server of 0.3 reads them."""
+    sent, given = as_object(params.get("message")), as_object(params.get("configuration"))
+    changed = message({**sent, "parts": []}, spelling)
+    parts: list[Json] = []
+    for one in items_in(sent, "parts"):
+        written = part(one, spelling)
+        if spelling is Spelling.PROTO and (raw := text_in(one, "raw")) is not None:
+            # Base64 around base64: that is how the SDK writes and reads it.
+            twice: JsonObject = {"fileWithBytes": base64.b64encode(raw.encode()).decode()}
+            written["file"] = as_object(written.get("file")) | twice
+        parts.append(written)
+    changed["content" if spelling is Spelling.PROTO else "parts"] = parts
+    blocking = given.get("returnImmediately") is not True
+    return {"message": changed, "configuration": {"blocking": blocking}}
+
+
+def upgrade(result: JsonObject) -> JsonObject:
+    """Return a result of a 0.3 server as 1.0 has it; servers use both spellings everywhere."""
+    changed = dict(result)
+    for name, rewrite in _UPGRADES.items():
+        match result.get(name):
+            case dict() as one:
+                changed[name] = rewrite(one)
+            case list() as many:
+                changed[name] = [rewrite(one) for one in many if isinstance(one, dict)]
+            case _:
+                pass
+    return changed
+
+
+def upgrade_event(result: JsonObject) -> JsonObject:
+    """Return the answer to a send, or an event of a stream, under the name that 1.0 has for it."""
+    if (name := _KINDS.get(text_in(result, "kind") or "")) is not None:
+        return upgrade({name: result})
+    return upgrade({"message": result["msg"]} if "msg" in result else result)
+
+
+def _upgrade_status(status: JsonObject) -> JsonObject:
+    state = _STATE_NAMES.get(text_in(status, "state") or "")
+    name = "TASK_STATE_UNSPECIFIED" if state is None else f"TASK_STATE_{state.name}"
+    return upgrade(status) | {"state": name}
+
+
+def _upgrade_message(sent: JsonObject) -> JsonObject:
+    changed = upgrade(sent)
+    if "content" in changed:
+        changed["parts"] = changed.pop("content")
+    is_user = sent.get("role") in ("user", "ROLE_USER")
+    return changed | {"role": "ROLE_USER" if is_user else "ROLE_AGENT"}
+
+
+def _upgrade_part(sent: JsonObject) -> JsonObject:
+    if isinstance(file := sent.get("file"), dict):
+        changed = {new: file[old] for old, new in _PART_NAMES.items() if old in file}
+    else:
+        changed = {name: sent[name] for name in ("text", "data") if name in sent}
+        if "kind" not in sent and isinstance(data := changed.get("data"), dict) and "data" in data:
+            changed["data"] = data["data"]  # ProtoJSON has it one level deeper
+    return changed | ({"metadata": sent["metadata"]} if "metadata" in sent else {})
+
+
+_KINDS = {
+    "task": "task",
+    "message": "message",
+    "status-update": "statusUpdate",
+    "artifact-update": "artifactUpdate",
+}
+_CONTENT_NAMES = {"bytes": "raw", "fileWithBytes": "raw", "uri": "url", "fileWithUri": "url"}
+_PART_NAMES = _CONTENT_NAMES | {new: old for old, new in _FILE_NAMES.items()}
+_UPGRADES: dict[str, Callable[[JsonObject], JsonObject]] = {
+    "task": upgrade,
+    "tasks": upgrade,
+    "statusUpdate": upgrade,
+    "artifactUpdate": upgrade,
+    "artifact": upgrade,
+    "artifacts": upgrade,
+    "status": _upgrade_status,
+    "message": _upgrade_message,
+    "history": _upgrade_message,
+    "parts": _upgrade_part,
+    "content": _upgrade_part,
 }

@@ -157,17 +157,18 @@ def chat(url: str, context: str | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print each task as a line of JSON.")
 def tasks(url: str, context: str | None, limit: int, as_json: bool) -> None:
     """List the tasks at the agent at URL, the newest first."""
-    from opencode_a2a.cli.screen import print_json
+    from opencode_a2a.cli.screen import print_task
     from opencode_a2a.cli.talk import talk_to
+    from opencode_a2a.peers.answer import state_word
     from opencode_a2a.printable import one_line
 
     with talk_to(url) as talk:
         found = talk.run(talk.peer.tasks(context, limit))
     for task in found:
         if as_json:
-            print_json(task)
+            print_task(task)
             continue
-        task_id, state = one_line(task.task_id, 100), task.status.state
+        task_id, state = one_line(task.task_id, 100), state_word(task.status.state)
         when = one_line((task.status.timestamp or "")[:19].replace("T", " "))
         said = task.history[0].text if task.history else task.status.text or ""
         click.echo(f"{task_id}  {state:<14}  {when:<19}  {one_line(said, 60)}".rstrip())
@@ -183,9 +184,9 @@ def task(url: str, task_id: str, follow: bool, as_json: bool) -> None:
 
     With --follow the exit status is that of `call`.
     """
-    from opencode_a2a.cli.screen import JsonLines, Screen, print_json, report_end
+    from opencode_a2a.cli.screen import JsonLines, Screen, print_task, report_end
     from opencode_a2a.cli.talk import exit_status, talk_to
-    from opencode_a2a.peers.answer import PeerTask
+    from opencode_a2a.peers.answer import PeerTask, state_word
     from opencode_a2a.printable import indented, one_line
 
     answer, screen = PeerTask(), Screen()
@@ -200,10 +201,12 @@ def task(url: str, task_id: str, follow: bool, as_json: bool) -> None:
             sys.exit(exit_status(answer.status.state))
         found = talk.run(talk.peer.task(task_id, 10))
     if as_json:
-        print_json(found)
+        print_task(found)
         return
     context = f"  context {found.context_id}" if found.context_id else ""
-    click.echo(one_line(f"{found.task_id}  {found.status.state}{context}", 300), err=True)
+    click.echo(
+        one_line(f"{found.task_id}  {state_word(found.status.state)}{context}", 300), err=True
+    )
     for event in answer.take(found):
         screen.show(event)
     screen.close()
@@ -217,9 +220,10 @@ def task(url: str, task_id: str, follow: bool, as_json: bool) -> None:
 def cancel(url: str, task_id: str) -> None:
     """Cancel TASK at the agent at URL, and print the state that it is in then."""
     from opencode_a2a.cli.talk import talk_to
-    from opencode_a2a.peers.answer import State
+    from opencode_a2a.peers.answer import state_word
+    from opencode_a2a.tasks.state import State
 
     with talk_to(url) as talk:
         found = talk.run(talk.peer.cancel(task_id))
-    click.echo(found.status.state)
+    click.echo(state_word(found.status.state))
     sys.exit(0 if found.status.state is State.CANCELED else 1)

@@ -17,7 +17,7 @@ from opencode_a2a.cli.screen import Screen, report_end
 from opencode_a2a.cli.talk import CanceledError, RefusedError, Talk, exit_status
 from opencode_a2a.events import Json
 from opencode_a2a.messages import Part
-from opencode_a2a.peers.answer import PeerTask
+from opencode_a2a.peers.answer import WAITING, PeerTask, state_word
 from opencode_a2a.printable import command, indented, one_line
 
 _REPLIES = {"o": "once", "y": "once", "a": "always", "r": "reject", "n": "reject"}
@@ -88,7 +88,7 @@ class Conversation:
             raise
         finally:
             self.context_id = task.context_id or self.context_id
-        self._waiting = task if task.status.state.waits else None
+        self._waiting = task if task.status.state in WAITING else None
         if self._waiting:
             text = indented(task.status.text or "") or "The agent waits for an answer."
             click.echo(text, err=True)
@@ -102,10 +102,11 @@ class Conversation:
             found = self._talk.run(self._talk.peer.task(task.task_id or ""))
         except click.ClickException:
             return False
-        state = found.status.state
-        if not state.waits:
-            click.echo(f"The agent no longer waits for an answer; the task is {state}.", err=True)
-        return not state.waits
+        if found.status.state in WAITING:
+            return False
+        word = state_word(found.status.state)
+        click.echo(f"The agent no longer waits for an answer; the task is {word}.", err=True)
+        return True
 
     def _read(self) -> list[Part]:
         """Return what to send: a message, or the answer to what the agent asked."""

@@ -17,19 +17,23 @@ import orjson
 
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.peers.answer import (
+    SETTLED,
+    WAITING,
     AnswerGrew,
     AnswerReplaced,
     FileGiven,
     PeerEvent,
     PeerTask,
-    State,
+    ReceivedTask,
     StatusChanged,
     TaskOpened,
     ThoughtGrew,
     ToolReported,
     progress_text,
+    state_word,
 )
 from opencode_a2a.printable import clean, command, escaped, indented, one_line
+from opencode_a2a.tasks.state import State
 
 _PATIENCE = 2.0
 """Seconds of silence that need no explanation."""
@@ -37,6 +41,11 @@ _PATIENCE = 2.0
 
 def print_json(value: object) -> None:
     click.echo(escaped(orjson.dumps(value).decode()))
+
+
+def print_task(task: ReceivedTask) -> None:
+    status = asdict(task.status) | {"state": state_word(task.status.state)}
+    print_json(asdict(task) | {"status": status})
 
 
 class JsonLines:
@@ -69,10 +78,10 @@ class JsonLines:
         print_json(line)
 
     def _status(self, event: StatusChanged) -> JsonObject:
-        line: JsonObject = {"event": "status", "state": event.state.value, "text": event.text}
-        if event.state.settled:
-            line["event"] = "finished" if event.state.ended else "interrupted"
-            if event.state.waits:
+        line: JsonObject = {"event": "status", "state": state_word(event.state), "text": event.text}
+        if event.state in SETTLED:
+            line["event"] = "interrupted" if event.state in WAITING else "finished"
+            if event.state in WAITING:
                 line["prompt"] = event.asked and {
                     "request_id": event.asked.request_id,
                     "type": event.asked.type,
@@ -190,7 +199,7 @@ class Screen:
             case FileGiven():
                 named = event.name or event.artifact_id
                 self._aside(one_line(f"file {named} {event.part.media_type or ''}"))
-            case StatusChanged() if not event.state.settled:
+            case StatusChanged() if event.state not in SETTLED:
                 self._explain(event)
             case _:
                 pass  # what a task ends with is said by ``report_end``
@@ -249,11 +258,11 @@ class Screen:
 def report_end(url: str, task: PeerTask) -> None:
     """Say on stderr what a person has to know about a turn that did not complete."""
     status = task.status
-    if status.state.waits:
+    if status.state in WAITING:
         click.echo(indented(status.text or "") or "The agent waits for an answer.", err=True)
         asks = status.state is State.INPUT_REQUIRED
         then = command("call", url, "--task", task.task_id or "", "…")
         click.echo(f"{'Answer' if asks else 'Sign in, then go on'} with: {then}", err=True)
     elif status.state is not State.COMPLETED:
-        text = indented(status.text or "").strip()
-        click.echo(f"{status.state}: {text}" if text else f"{status.state}", err=True)
+        word, text = state_word(status.state), indented(status.text or "").strip()
+        click.echo(f"{word}: {text}" if text else word, err=True)

@@ -19,7 +19,7 @@ import click
 from opencode_a2a.cli.screen import JsonLines, Screen
 from opencode_a2a.config import Settings, SettingsError, load
 from opencode_a2a.messages import Message, Part
-from opencode_a2a.peers.answer import ErrorCode, LostError, PeerError, PeerTask, State
+from opencode_a2a.peers.answer import WAITING, ErrorCode, LostError, PeerError, PeerTask, state_word
 from opencode_a2a.peers.client import Peer, configured_credential
 from opencode_a2a.peers.network import (
     Egress,
@@ -32,6 +32,7 @@ from opencode_a2a.peers.network import (
 )
 from opencode_a2a.printable import command, one_line
 from opencode_a2a.services import running
+from opencode_a2a.tasks.state import TERMINAL, State
 
 _T = TypeVar("_T")
 
@@ -100,10 +101,10 @@ class Talk:
 
     def cancel(self, task: PeerTask) -> str:
         """Cancel a task that has not ended, and say what became of it."""
-        if task.task_id is None or task.status.state.ended:
+        if task.task_id is None or task.status.state in TERMINAL:
             return "stopped"
         try:
-            return str(self._runner.run(self.peer.cancel(task.task_id)).status.state)
+            return state_word(self._runner.run(self.peer.cancel(task.task_id)).status.state)
         except PeerError as error:
             return f"stopped, but not canceled: {one_line(error.message, 500)}"
 
@@ -152,11 +153,11 @@ def talk_to(url: str) -> Generator[Talk]:
             runner.run(talk.peer.aclose())
 
 
-def exit_status(state: State) -> int:
+def exit_status(state: State | None) -> int:
     """0 completed, 3 when somebody has to answer or sign in, 1 for every other end."""
     if state is State.COMPLETED:
         return 0
-    return 3 if state.waits else 1
+    return 3 if state in WAITING else 1
 
 
 def _load_settings() -> Settings:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from opencode_a2a.a2a.types import STATE_NAMES
+from opencode_a2a.a2a.v03 import Spelling, state_name
 from opencode_a2a.errors import (
     ContentTypeNotSupportedError,
     InternalError,
@@ -29,6 +31,7 @@ from opencode_a2a.ids import RequestId, SessionId
 from opencode_a2a.jsonguard import as_object, items_in, text_in
 from opencode_a2a.messages import Message, Part
 from opencode_a2a.printable import one_line
+from opencode_a2a.tasks.state import TERMINAL, State
 
 # --- errors -----------------------------------------------------------------------------------
 
@@ -82,44 +85,39 @@ class MalformedError(PeerError):
         super().__init__(ErrorCode.PROTOCOL, f"the agent's answer is not valid A2A: {problem}")
 
 
-_INVALID_AGENT_RESPONSE = -32006
-_CODES = {
-    number: code
-    for code, numbers in {
-        ErrorCode.AUTH_FAILED: (401,),
-        ErrorCode.PERMISSION_DENIED: (403,),
-        ErrorCode.UNSUPPORTED: (
-            *(404, 405, 409, 501),
-            PushNotSupportedError.code,
-            UnsupportedOperationError.code,
-            VersionNotSupportedError.code,
-            MethodNotFoundError.code,
-        ),
-        ErrorCode.TIMEOUT: (408,),
-        ErrorCode.INVALID_INPUT: (
-            *(400, 413),
-            ContentTypeNotSupportedError.code,
-            InvalidParamsError.code,
-        ),
-        ErrorCode.RETRYABLE: (429, 502, 503, 504, InternalError.code),
-        ErrorCode.CALL_FAILED: (TaskNotFoundError.code, TaskNotCancelableError.code),
-        ErrorCode.UNEXPECTED: (_INVALID_AGENT_RESPONSE,),
-        ErrorCode.PROTOCOL: (InvalidRequestError.code, ParseError.code),
-    }.items()
-    for number in numbers
+_BY_STATUS = {
+    401: ErrorCode.AUTH_FAILED,
+    403: ErrorCode.PERMISSION_DENIED,
+    408: ErrorCode.TIMEOUT,
+    **dict.fromkeys((400, 413), ErrorCode.INVALID_INPUT),
+    **dict.fromkeys((404, 405, 409, 501), ErrorCode.UNSUPPORTED),
+    **dict.fromkeys((429, 502, 503, 504), ErrorCode.RETRYABLE),
 }
-"""What each HTTP status and JSON-RPC code means for the caller."""
-_CODE_OF_REASON = {
-    error.reason: error.code
-    for error in (
-        TaskNotFoundError,
-        TaskNotCancelableError,
-        UnsupportedOperationError,
-        ContentTypeNotSupportedError,
-        VersionNotSupportedError,
-        InvalidParamsError,
-    )
-} | {"INVALID_AGENT_RESPONSE": _INVALID_AGENT_RESPONSE}
+_INVALID_AGENT_RESPONSE = -32006  # no service of ours sends it
+_BY_RPC_CODE = {
+    ParseError.code: ErrorCode.PROTOCOL,
+    InvalidRequestError.code: ErrorCode.PROTOCOL,
+    MethodNotFoundError.code: ErrorCode.UNSUPPORTED,
+    InvalidParamsError.code: ErrorCode.INVALID_INPUT,
+    InternalError.code: ErrorCode.RETRYABLE,
+    TaskNotFoundError.code: ErrorCode.CALL_FAILED,
+    TaskNotCancelableError.code: ErrorCode.CALL_FAILED,
+    PushNotSupportedError.code: ErrorCode.UNSUPPORTED,
+    UnsupportedOperationError.code: ErrorCode.UNSUPPORTED,
+    ContentTypeNotSupportedError.code: ErrorCode.INVALID_INPUT,
+    _INVALID_AGENT_RESPONSE: ErrorCode.UNEXPECTED,
+    VersionNotSupportedError.code: ErrorCode.UNSUPPORTED,
+}
+_RPC_CODES = {
+    InvalidParamsError.reason: InvalidParamsError.code,
+    TaskNotFoundError.reason: TaskNotFoundError.code,
+    TaskNotCancelableError.reason: TaskNotCancelableError.code,
+    UnsupportedOperationError.reason: UnsupportedOperationError.code,
+    ContentTypeNotSupportedError.reason: ContentTypeNotSupportedError.code,
+    "INVALID_AGENT_RESPONSE": _INVALID_AGENT_RESPONSE,
+    VersionNotSupportedError.reason: VersionNotSupportedError.code,
+}
+"""Reasons that say more than the HTTP status they come with."""
 _TEXT_LIMIT = 500
 
 
@@ -132,18 +130,18 @@ def read_error(status: int, body: JsonObject) -> PeerError | None:
     text = error if isinstance(error, str) else text_in(inner, "message", "detail")
     given = inner.get("code")
     number = given if isinstance(given, int) else 0
-    http_status, rpc_code = None, None
     if status < 400 and number < 400:
-        rpc_code, name = number, f"error {number}"
+        http_status, rpc_code, name = None, number, f"error {number}"
+        code = _BY_RPC_CODE.get(number, ErrorCode.CALL_FAILED)
     else:
-        # An error inside a stream has its HTTP status as code. A reason says more than the status.
+        # An error inside a stream of HTTP+JSON has its status as code.
         http_status = status if status >= 400 else number
         details = [*items_in(inner, "details"), *items_in(inner, "data")]
         reason = next((r for item in details if (r := text_in(item, "reason"))), "")
-        rpc_code = _CODE_OF_REASON.get(reason)
-        name = f"HTTP {http_status}" if rpc_code is None else reason
-    unknown = ErrorCode.CALL_FAILED if http_status is None else ErrorCode.UNAVAILABLE
-    code = _CODES.get((http_status or 0) if rpc_code is None else rpc_code, unknown)
+        rpc_code = _RPC_CODES.get(reason)
+        name, code = f"HTTP {http_status}", _BY_STATUS.get(http_status, ErrorCode.UNAVAILABLE)
+        if rpc_code is not None:
+            name, code = reason, _BY_RPC_CODE[rpc_code]
     message = f"the agent answered {name}"
     if text and not text.isspace():
         message = f"the agent says: {one_line(text, _TEXT_LIMIT)}"
@@ -153,35 +151,20 @@ def read_error(status: int, body: JsonObject) -> PeerError | None:
 # --- what the peer sends ----------------------------------------------------------------------
 
 
-class State(StrEnum):
-    """The states of both lines, in the words of 0.3."""
+WAITING = frozenset({State.INPUT_REQUIRED, State.AUTH_REQUIRED})
+SETTLED = TERMINAL | WAITING
+"""States in which nothing happens until somebody sends a message."""
 
-    SUBMITTED = "submitted"
-    WORKING = "working"
-    INPUT_REQUIRED = "input-required"
-    AUTH_REQUIRED = "auth-required"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELED = "canceled"
-    REJECTED = "rejected"
-    UNKNOWN = "unknown"
 
-    @property
-    def ended(self) -> bool:
-        return self in (State.COMPLETED, State.FAILED, State.CANCELED, State.REJECTED)
-
-    @property
-    def waits(self) -> bool:
-        return self in (State.INPUT_REQUIRED, State.AUTH_REQUIRED)
-
-    @property
-    def settled(self) -> bool:
-        return self.ended or self.waits
+def state_word(state: State | None) -> str:
+    """Return the word for a state that people and models are given: ``input-required``."""
+    return "unknown" if state is None else state_name(state, Spelling.JSON)
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
-    state: State
+class ReceivedStatus:
+    state: State | None
+    """None for one that A2A does not know."""
     message: Message | None = None
     timestamp: str | None = None
 
@@ -199,59 +182,63 @@ class Artifact:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ReceivedTask:
     task_id: str
     context_id: str | None
-    status: Status
+    status: ReceivedStatus
     artifacts: list[Artifact] = field(default_factory=list[Artifact])
     history: list[Message] = field(default_factory=list[Message])
     metadata: JsonObject = field(default_factory=dict[str, Json])
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class ReceivedUpdate:
     """What is new in a task. An answer that is a mere message has no task id."""
 
     task_id: str | None
     context_id: str | None
-    status: Status | None = None
+    status: ReceivedStatus | None = None
     artifact: Artifact | None = None
     append: bool = False
     metadata: JsonObject = field(default_factory=dict[str, Json])
 
 
-Sent = Task | Update
-
-_EVENT_KEYS = ("task", "statusUpdate", "artifactUpdate", "message", "msg")
+Received = ReceivedTask | ReceivedUpdate
 
 
-def read_event(value: JsonObject) -> Sent:
-    """Read what a send or a stream carries, whichever line spelt it."""
-    tag = text_in(value, "kind")
-    if tag is None:
-        tag = next((key for key in _EVENT_KEYS if key in value), "")
-        value = as_object(value.get(tag))
-    context_id, metadata = text_in(value, "contextId"), as_object(value.get("metadata"))
-    match tag:
-        case "task":
-            return read_task(value)
-        case "statusUpdate" | "status-update":
-            status = _read_status(value)
-            return Update(_required(value, "taskId"), context_id, status, metadata=metadata)
-        case "artifactUpdate" | "artifact-update":
-            artifact = _read_artifact(as_object(value.get("artifact")), metadata)
-            append = value.get("append") is True
-            return Update(_required(value, "taskId"), context_id, None, artifact, append)
-        case "message" | "msg":
-            said = _read_message(value)
+def read_event(value: JsonObject) -> Received:
+    """Read the answer to a send, or an event of a stream."""
+    match value:
+        case {"task": dict() as task}:
+            return read_task(task)
+        case {"statusUpdate": dict() as update}:
+            return ReceivedUpdate(
+                _required(update, "taskId"),
+                text_in(update, "contextId"),
+                _read_status(update),
+                metadata=as_object(update.get("metadata")),
+            )
+        case {"artifactUpdate": dict() as update}:
+            return ReceivedUpdate(
+                _required(update, "taskId"),
+                text_in(update, "contextId"),
+                None,
+                _read_artifact(
+                    as_object(update.get("artifact")), as_object(update.get("metadata"))
+                ),
+                update.get("append") is True,
+            )
+        case {"message": dict() as message}:
+            said = _read_message(message)
             whole = Artifact(said.message_id, said.parts)
-            return Update(None, context_id, Status(State.COMPLETED), whole)
+            completed = ReceivedStatus(State.COMPLETED)
+            return ReceivedUpdate(None, text_in(message, "contextId"), completed, whole)
         case _:
             raise MalformedError("neither a task nor a message nor an update")
 
 
-def read_task(value: JsonObject) -> Task:
-    return Task(
+def read_task(value: JsonObject) -> ReceivedTask:
+    return ReceivedTask(
         _required(value, "id"),
         text_in(value, "contextId"),
         _read_status(value),
@@ -261,28 +248,27 @@ def read_task(value: JsonObject) -> Task:
     )
 
 
-def _read_status(value: JsonObject) -> Status:
+def _required(value: JsonObject, key: str) -> str:
+    text = text_in(value, key)
+    if not text:
+        raise MalformedError(f"{key} is missing")
+    return text
+
+
+def _read_status(value: JsonObject) -> ReceivedStatus:
     status = as_object(value.get("status"))
     message = status.get("message")
-    return Status(
-        _state(text_in(status, "state")),
+    return ReceivedStatus(
+        STATE_NAMES.get(text_in(status, "state") or ""),
         _read_message(message) if isinstance(message, dict) else None,
         text_in(status, "timestamp"),
     )
 
 
-def _state(name: str | None) -> State:
-    plain = (name or "").removeprefix("TASK_STATE_").lower().replace("_", "-")
-    try:
-        return State("canceled" if plain == "cancelled" else plain)
-    except ValueError:
-        return State.UNKNOWN
-
-
 def _read_artifact(value: JsonObject, around: JsonObject) -> Artifact:
     return Artifact(
         text_in(value, "artifactId") or "",
-        _read_parts(value, "parts"),
+        _read_parts(value),
         text_in(value, "name"),
         around | as_object(value.get("metadata")),
     )
@@ -291,37 +277,27 @@ def _read_artifact(value: JsonObject, around: JsonObject) -> Artifact:
 def _read_message(value: JsonObject) -> Message:
     return Message(
         text_in(value, "messageId") or "",
-        "user" if value.get("role") in ("user", "ROLE_USER") else "agent",
-        _read_parts(value, "parts", "content"),
+        "user" if value.get("role") == "ROLE_USER" else "agent",
+        _read_parts(value),
         as_object(value.get("metadata")),
     )
 
 
-def _read_parts(value: JsonObject, *keys: str) -> list[Part]:
-    items = (item for key in keys for item in items_in(value, key))
-    return [part for item in items if (part := _read_part(item))]
-
-
-def _read_part(value: JsonObject) -> Part | None:
-    flat = as_object(value.get("file")) | value
-    named = (text_in(flat, "mediaType", "mimeType"), text_in(flat, "filename", "name"))
-    metadata = as_object(value.get("metadata")) or None
-    if (text := text_in(flat, "text")) is not None:
-        return Part("text", text, None, None, None, *named, metadata)
-    if (raw := text_in(flat, "raw", "bytes", "fileWithBytes")) is not None:
-        return Part("raw", None, raw, None, None, *named, metadata)
-    if (url := text_in(flat, "url", "uri", "fileWithUri")) is not None:
-        return Part("url", None, None, url, None, *named, metadata)
-    if "data" in value:
-        return Part("data", None, None, None, value["data"], *named, metadata)
-    return None
-
-
-def _required(value: JsonObject, key: str) -> str:
-    text = text_in(value, key)
-    if not text:
-        raise MalformedError(f"{key} is missing")
-    return text
+def _read_parts(value: JsonObject) -> list[Part]:
+    """Read parts without being strict: what has no known content is skipped."""
+    parts: list[Part] = []
+    for item in items_in(value, "parts"):
+        named = (text_in(item, "mediaType"), text_in(item, "filename"))
+        metadata = as_object(item.get("metadata")) or None
+        if (text := text_in(item, "text")) is not None:
+            parts.append(Part("text", text, None, None, None, *named, metadata))
+        elif (raw := text_in(item, "raw")) is not None:
+            parts.append(Part("raw", None, raw, None, None, *named, metadata))
+        elif (url := text_in(item, "url")) is not None:
+            parts.append(Part("url", None, None, url, None, *named, metadata))
+        elif "data" in item:
+            parts.append(Part("data", None, None, None, item["data"], *named, metadata))
+    return parts
 
 
 # --- what is new ------------------------------------------------------------------------------
@@ -386,7 +362,7 @@ class StatusChanged:
     an answer or a sign-in.
     """
 
-    state: State
+    state: State | None
     text: str | None
     progress: Progressed | None = None
     """Why there is nothing else to show; without a message the text says the same."""
@@ -436,7 +412,7 @@ class PeerTask:
     def __init__(self) -> None:
         self.task_id: str | None = None
         self.context_id: str | None = None
-        self.status = Status(State.UNKNOWN)
+        self.status = ReceivedStatus(None)
         self.asked: Interrupted | None = None
         self.settled = False
         """The task has ended, or waits for somebody; not so once a new message is sent."""
@@ -457,25 +433,25 @@ class PeerTask:
         self.settled = False
         self._answered = False
 
-    def prime(self, task: Task) -> None:
+    def prime(self, task: ReceivedTask) -> None:
         """Take a task as already reported, so that only news will be."""
         for _ in self.take(task):
             pass
         self.begin()
 
-    def take(self, sent: Sent) -> Iterator[PeerEvent]:
+    def take(self, sent: Received) -> Iterator[PeerEvent]:
         """Apply what the peer sent, and yield what is new in it."""
         self.context_id = sent.context_id or self.context_id
         if sent.task_id not in (None, self.task_id):
             self.task_id = sent.task_id
             yield TaskOpened(sent.task_id, self.context_id)
         match sent:
-            case Task():
+            case ReceivedTask():
                 for artifact in sent.artifacts:
                     yield from self._take_artifact(artifact, append=False)
                 if sent.status != self.status:
                     yield from self._take_status(sent.status, sent.metadata)
-            case Update():
+            case ReceivedUpdate():
                 if sent.artifact:
                     yield from self._take_artifact(sent.artifact, append=sent.append)
                 if sent.status:
@@ -485,7 +461,14 @@ class PeerTask:
         channel = text_in(_shared(artifact.metadata, "stream"), "block_type") or "text"
         if channel == "tool_call":
             for part in artifact.parts:
-                call = _read_tool(as_object(part.data), artifact.artifact_id)
+                payload = as_object(part.data)
+                call = ToolReported(
+                    text_in(payload, "call_id") or artifact.artifact_id,
+                    text_in(payload, "tool") or "tool",
+                    text_in(payload, "status") or "",
+                    text_in(payload, "title"),
+                    payload,
+                )
                 if part.kind == "data" and self._tools.get(call.call_id) != call:
                     self._tools[call.call_id] = call
                     yield call
@@ -512,16 +495,16 @@ class PeerTask:
         for part in others:
             yield FileGiven(artifact.artifact_id, part.filename or artifact.name, part)
 
-    def _take_status(self, status: Status, metadata: JsonObject) -> Iterator[PeerEvent]:
+    def _take_status(self, status: ReceivedStatus, metadata: JsonObject) -> Iterator[PeerEvent]:
         before, self.status = self.status, status
-        self.settled, self.asked = status.state.settled, None
+        self.settled, self.asked = status.state in SETTLED, None
         if status.state is State.COMPLETED and not self._answered and status.message:
             # Many small agents put their whole answer into the last status.
             yield from self._take_artifact(Artifact("status", status.message.parts), append=False)
-        if status.state.waits and status.message:
-            metadata = metadata | (status.message.metadata or {})
-        if status.state.settled:
-            self.asked = _read_asked(metadata) if status.state.waits else None
+        if self.settled:
+            if status.state in WAITING:
+                said = (status.message and status.message.metadata) or {}
+                self.asked = _read_asked(metadata | said)
             yield StatusChanged(status.state, status.text, asked=self.asked)
             return
         progress = _read_progress(metadata)
@@ -540,17 +523,6 @@ def _is_words(part: Part) -> bool:
 
 def _shared(metadata: JsonObject, name: str) -> JsonObject:
     return as_object(as_object(metadata.get("shared")).get(name))
-
-
-def _read_tool(data: JsonObject, artifact_id: str) -> ToolReported:
-    payload = as_object(data.get("data")) or data  # 0.3 on HTTP+JSON nests it
-    return ToolReported(
-        text_in(payload, "call_id") or artifact_id,
-        text_in(payload, "tool") or "tool",
-        text_in(payload, "status") or "",
-        text_in(payload, "title"),
-        payload,
-    )
 
 
 def _read_progress(metadata: JsonObject) -> Progressed | None:

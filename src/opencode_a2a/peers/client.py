@@ -12,30 +12,43 @@ twice.
 
 import asyncio
 import math
-from base64 import b64encode
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from enum import Enum, StrEnum
+from enum import StrEnum
 from urllib.parse import SplitResult, quote, urlencode
 
 import httpx2
 import orjson
 
+from opencode_a2a.a2a import render, v03
+from opencode_a2a.a2a.operations import (
+    CANCEL_TASK,
+    GET_TASK,
+    LIST_TASKS,
+    PREFIXES,
+    SEND_MESSAGE,
+    SEND_STREAMING_MESSAGE,
+    SUBSCRIBE_TO_TASK,
+    Operation,
+)
+from opencode_a2a.a2a.types import VERSION_HEADER, SendRequest, Version
+from opencode_a2a.a2a.v03 import Spelling
 from opencode_a2a.config import ClientSettings
 from opencode_a2a.errors import ParseError
 from opencode_a2a.events import JsonObject
 from opencode_a2a.jsonguard import as_object, decode, items_in, text_in, whole_characters
-from opencode_a2a.messages import Message, Part
+from opencode_a2a.messages import Message
 from opencode_a2a.peers.answer import (
+    SETTLED,
     ErrorCode,
     LostError,
     MalformedError,
     PeerError,
     PeerEvent,
     PeerTask,
-    Sent,
-    Task,
+    Received,
+    ReceivedTask,
     read_error,
     read_event,
     read_task,
@@ -68,22 +81,6 @@ class Binding(StrEnum):
     HTTP_JSON = "HTTP+JSON"
 
 
-class Version(StrEnum):
-    V1 = "1.0"
-    V03 = "0.3"
-
-
-class Operation(Enum):
-    """Method of 1.0, method of 0.3, verb, path."""
-
-    SEND = ("SendMessage", "message/send", "POST", "/message:send")
-    STREAM = ("SendStreamingMessage", "message/stream", "POST", "/message:stream")
-    GET = ("GetTask", "tasks/get", "GET", "/tasks/{id}")
-    LIST = ("ListTasks", "tasks/list", "GET", "/tasks")
-    CANCEL = ("CancelTask", "tasks/cancel", "POST", "/tasks/{id}:cancel")
-    SUBSCRIBE = ("SubscribeToTask", "tasks/resubscribe", "POST", "/tasks/{id}:subscribe")
-
-
 # --- cards ------------------------------------------------------------------------------------
 
 
@@ -95,11 +92,6 @@ class Interface:
     binding: Binding
     version: Version
     tenant: str | None = None
-
-    @property
-    def proto03(self) -> bool:
-        """The 0.3 servers that exist read protobuf's JSON on HTTP, and the text's JSON on RPC."""
-        return self.version is Version.V03 and self.binding is Binding.HTTP_JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,13 +196,13 @@ class DroppedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PeerRequest:
     verb: str
     url: str
     body: bytes | None = None
 
 
-class Connection:
+class PeerConnection:
     """Requests to one peer, bounded, with one credential, under one set of rules.
 
     It follows no redirect and takes no compressed answer, which would hide its size.
@@ -228,7 +220,7 @@ class Connection:
 
     async def fetch(
         self,
-        request: Request,
+        request: PeerRequest,
         headers: dict[str, str],
         limit: int = _ANSWER_BYTES,
         *,
@@ -239,7 +231,7 @@ class Connection:
             return _read_result(await _read_body(response, limit), response.status_code)
 
     async def stream(
-        self, request: Request, headers: dict[str, str]
+        self, request: PeerRequest, headers: dict[str, str]
     ) -> AsyncGenerator[tuple[JsonObject, str | None]]:
         """Yield the results of a stream with their ids; raise DroppedError where it breaks off.
 
@@ -268,7 +260,7 @@ class Connection:
 
     @asynccontextmanager
     async def _send(
-        self, request: Request, headers: dict[str, str], *, endless: bool = False
+        self, request: PeerRequest, headers: dict[str, str], *, endless: bool = False
     ) -> AsyncGenerator[httpx2.Response]:
         """Open an answer, and name what goes wrong before its body is read."""
         headers = {"Accept": "application/json", "Accept-Encoding": "identity"} | headers
@@ -358,78 +350,47 @@ def read_json(data: bytes) -> JsonObject:
 # --- requests ---------------------------------------------------------------------------------
 
 
-def build_request(at: Interface, operation: Operation, params: JsonObject) -> Request:
+def send_params(
+    message: Message, task_id: str | None, context_id: str | None, *, waits: bool
+) -> JsonObject:
+    """Return the params of a send, which may have its answer wait for the end of the task."""
+    body: JsonObject = {
+        "messageId": message.message_id,
+        "role": "ROLE_USER",
+        "parts": [render.part(part) for part in message.parts],
+    }
+    body |= render.known(taskId=task_id, contextId=context_id, metadata=message.metadata)
+    return {"message": body, "configuration": {"returnImmediately": not waits}}
+
+
+def build_request(at: Interface, operation: Operation, params: JsonObject) -> PeerRequest:
     """Return the HTTP request for an operation; ``params["id"]`` names the task, if any."""
-    v1_method, v03_method, verb, path = operation.value
+    if at.version is Version.V03 and operation.takes is SendRequest:
+        # The 0.3 servers that exist read ProtoJSON on HTTP, and the specification's JSON on RPC.
+        http = at.binding is Binding.HTTP_JSON
+        params = v03.downgrade_send(params, Spelling.PROTO if http else Spelling.JSON)
     if at.binding is Binding.JSONRPC:
-        tenant: JsonObject = {"tenant": at.tenant} if at.tenant else {}
         body: JsonObject = {
             "jsonrpc": "2.0",
             "id": 1,
-            "method": v1_method if at.version is Version.V1 else v03_method,
-            "params": tenant | params,
+            "method": operation.named(at.version) or _LIST_TASKS_03,
+            "params": render.known(tenant=at.tenant) | params,
         }
-        return Request("POST", at.url, orjson.dumps(body))
-    base = at.url.rstrip("/")
-    if at.version is Version.V03:
-        base = base if base.endswith("/v1") else f"{base}/v1"
-    elif at.tenant:
-        base = f"{base}/{quote(at.tenant, safe='')}"
+        return PeerRequest("POST", at.url, orjson.dumps(body))
+    prefix = PREFIXES[at.version]
+    base = at.url.rstrip("/").removesuffix(prefix) + prefix
+    if at.tenant and at.version is Version.V1:
+        base += f"/{quote(at.tenant, safe='')}"
     rest = {key: value for key, value in params.items() if key != "id"}
-    url = base + path.replace("{id}", quote(str(params.get("id", "")), safe=""))
+    url = base + operation.path.replace("{id}", quote(str(params.get("id", "")), safe=""))
+    verb = operation.verbs[-1]  # older servers subscribe by POST only
     if verb == "GET":
-        return Request(verb, f"{url}?{urlencode(rest)}" if rest else url)
-    return Request(verb, url, orjson.dumps(rest) if rest else None)
+        return PeerRequest(verb, f"{url}?{urlencode(rest)}" if rest else url)
+    return PeerRequest(verb, url, orjson.dumps(rest) if rest else None)
 
 
-def send_params(
-    at: Interface, message: Message, task_id: str | None, context_id: str | None, *, waits: bool
-) -> JsonObject:
-    """Return the params of a send, which may have its answer wait for the end of the task."""
-    text03 = at.version is Version.V03 and not at.proto03
-    body: JsonObject = {
-        "messageId": message.message_id,
-        "role": "user" if text03 else "ROLE_USER",
-        "content" if at.proto03 else "parts": [_part(at, part) for part in message.parts],
-        "kind": "message" if text03 else None,
-        "taskId": task_id,
-        "contextId": context_id,
-        "metadata": message.metadata,
-    }
-    waiting: JsonObject = (
-        {"blocking": waits} if at.version is Version.V03 else {"returnImmediately": not waits}
-    )
-    return {"message": _given(body), "configuration": waiting}
-
-
-def _part(at: Interface, part: Part) -> JsonObject:
-    """Write a part: 1.0 has it flat, 0.3 a file in an object of its own."""
-    extra = _given({"metadata": part.metadata})
-    values: JsonObject = {"text": part.text, "raw": part.raw, "url": part.url, "data": part.data}
-    content = values[part.kind]
-    if at.version is Version.V1:
-        named: JsonObject = {"mediaType": part.media_type, "filename": part.filename}
-        return {part.kind: content} | _given(named) | extra
-    kind = "file" if part.kind in _FILE_KEYS else part.kind
-    if kind == "file":
-        if at.proto03 and part.raw is not None:
-            # Base64 around base64: so the SDK writes and reads it.
-            content = b64encode(part.raw.encode()).decode()
-        named = {"mimeType": part.media_type, "name": part.filename}
-        file: JsonObject = {_FILE_KEYS[part.kind][at.proto03]: content}
-        content = file | _given(named)
-    elif at.proto03 and kind == "data":
-        content = {"data": content}
-    body: JsonObject = {kind: content} if at.proto03 else {"kind": kind, kind: content}
-    return body | extra
-
-
-_FILE_KEYS = {"raw": ("bytes", "fileWithBytes"), "url": ("uri", "fileWithUri")}
-"""How 0.3 names what a file holds, in its text and in its protobuf."""
-
-
-def _given(value: JsonObject) -> JsonObject:
-    return {key: item for key, item in value.items() if item}
+_LIST_TASKS_03 = "tasks/list"
+"""Not in the specification of 0.3; some of its servers know it, the others say that they do not."""
 
 
 # --- the peer ---------------------------------------------------------------------------------
@@ -445,7 +406,7 @@ class _Following:
     """Whether the stream that is open, or the last one, brought anything."""
     last_id: str | None = None
 
-    def take(self, sent: Sent) -> bool:
+    def take(self, sent: Received) -> bool:
         """Report what is new; return whether the task has ended or waits."""
         for event in self.task.take(sent):
             self.report(event)
@@ -456,7 +417,11 @@ class Peer:
     """One agent, reached through the interface of its card that suits both sides."""
 
     def __init__(
-        self, connection: Connection, card: PeerCard, interface: Interface, settings: ClientSettings
+        self,
+        connection: PeerConnection,
+        card: PeerCard,
+        interface: Interface,
+        settings: ClientSettings,
     ) -> None:
         self.card = card
         self.interface = interface
@@ -469,7 +434,7 @@ class Peer:
     ) -> "Peer":
         """Read the card at a base URL or card URL and choose one of its interfaces."""
         places = card_urls(url, rules)
-        connection = Connection(rules, credential, timeout=settings.timeout_seconds)
+        connection = PeerConnection(rules, credential, timeout=settings.timeout_seconds)
         seconds = settings.card_fetch_timeout_seconds
         try:
             async with asyncio.timeout(seconds):
@@ -514,12 +479,12 @@ class Peer:
         task.begin()
         # Without polling the answer itself has to bring the end; a stream ignores this.
         polls = self._settings.polling_fallback_enabled
-        params = send_params(self.interface, message, task_id, context_id, waits=not polls)
+        params = send_params(message, task_id, context_id, waits=not polls)
         following = _Following(task, report)
         if stream and self.card.streaming:
             await self._send_streaming(params, following, hops)
         if not following.received:
-            following.take(read_event(await self._call(Operation.SEND, params, hops)))
+            following.take(read_event(await self._call(SEND_MESSAGE, params, hops)))
         seconds = self._settings.polling_fallback_timeout_seconds if polls else 0.0
         await self._finish(following, seconds)
 
@@ -532,26 +497,28 @@ class Peer:
         following.take(await self.task(task_id))
         await self._finish(following, math.inf)
 
-    async def task(self, task_id: str, history: int = 0) -> Task:
+    async def task(self, task_id: str, history: int = 0) -> ReceivedTask:
         # For 0.3 servers zero means everything.
         shown = history if self.interface.version is Version.V1 else max(history, 1)
         params: JsonObject = {"id": task_id, "historyLength": shown}
-        return read_task(await self._call(Operation.GET, params))
+        return read_task(await self._call(GET_TASK, params))
 
-    async def tasks(self, context_id: str | None = None, limit: int = 50) -> list[Task]:
+    async def tasks(self, context_id: str | None = None, limit: int = 50) -> list[ReceivedTask]:
         params: JsonObject = {"pageSize": limit, "historyLength": 1}
         if context_id:
             params["contextId"] = context_id
-        listed = await self._call(Operation.LIST, params)
+        listed = await self._call(LIST_TASKS, params)
         return [read_task(item) for item in items_in(listed, "tasks")]
 
-    async def cancel(self, task_id: str) -> Task:
-        return read_task(await self._call(Operation.CANCEL, {"id": task_id}))
+    async def cancel(self, task_id: str) -> ReceivedTask:
+        return read_task(await self._call(CANCEL_TASK, {"id": task_id}))
 
     async def _send_streaming(self, params: JsonObject, following: _Following, hops: int) -> None:
         """Send by stream; a peer that turns out not to stream has to be asked again without."""
         try:
-            async with aclosing(self._stream(Operation.STREAM, params, following, hops)) as events:
+            async with aclosing(
+                self._stream(SEND_STREAMING_MESSAGE, params, following, hops)
+            ) as events:
                 async for event in events:
                     if following.take(event):
                         return
@@ -586,15 +553,15 @@ class Peer:
     async def _subscribe(self, task_id: str, following: _Following) -> None:
         """Subscribe again: right after the id of the last event, else from the task as it is."""
         exact, aligned = following.last_id is not None, False
-        stream = self._stream(Operation.SUBSCRIBE, {"id": task_id}, following)
+        stream = self._stream(SUBSCRIBE_TO_TASK, {"id": task_id}, following)
         async with aclosing(stream) as events:
             async for event in events:
-                aligned = aligned or exact or isinstance(event, Task)
+                aligned = aligned or exact or isinstance(event, ReceivedTask)
                 if not aligned:
                     # A 0.3 server may go on without saying what was missed.
                     raise PeerError(ErrorCode.UNEXPECTED, "the stream cannot be resumed")
-                ends = event.status and event.status.state.settled
-                if ends and not exact and not isinstance(event, Task):
+                ends = event.status and event.status.state in SETTLED
+                if ends and not exact and not isinstance(event, ReceivedTask):
                     # Not every server joins task and stream without a gap; the task is right.
                     event = await self.task(task_id)
                 if following.take(event):
@@ -633,8 +600,11 @@ class Peer:
     ) -> JsonObject:
         request = build_request(self.interface, operation, params)
         # The answer to a message may take as long as the work; the caller has its own limit.
-        endless = operation is Operation.SEND
-        return await self._connection.fetch(request, self._headers(hops), endless=endless)
+        sends = operation is SEND_MESSAGE
+        result = await self._connection.fetch(request, self._headers(hops), endless=sends)
+        if self.interface.version is Version.V1:
+            return result
+        return v03.upgrade_event(result) if sends else v03.upgrade(result)
 
     async def _stream(
         self,
@@ -642,25 +612,26 @@ class Peer:
         params: JsonObject,
         following: _Following,
         hops: int | None = None,
-    ) -> AsyncGenerator[Sent]:
+    ) -> AsyncGenerator[Received]:
         resume = {"Last-Event-ID": following.last_id} if following.last_id else {}
         request = build_request(self.interface, operation, params)
         results = self._connection.stream(request, self._headers(hops) | resume)
         async with aclosing(results):
             async for value, following.last_id in results:
                 following.received = True
-                yield read_event(value)
+                is_v1 = self.interface.version is Version.V1
+                yield read_event(value if is_v1 else v03.upgrade_event(value))
 
     def _headers(self, hops: int | None) -> dict[str, str]:
-        version = {"A2A-Version": self.interface.version.value}
+        version = {VERSION_HEADER: self.interface.version.value}
         return version if hops is None else version | {HOPS_HEADER: str(hops + 1)}
 
 
-async def _find_card(connection: Connection, places: list[str]) -> PeerCard:
+async def _find_card(connection: PeerConnection, places: list[str]) -> PeerCard:
     """Return the card at the first place that has one."""
     for place in places:
         try:
-            return read_card(await connection.fetch(Request("GET", place), {}, _CARD_BYTES))
+            return read_card(await connection.fetch(PeerRequest("GET", place), {}, _CARD_BYTES))
         except PeerError as error:
             status = error.http_status
             if status == 404 and place != places[-1]:
