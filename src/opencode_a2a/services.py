@@ -2,7 +2,7 @@
 
 A service with a generated token leaves a file with its URL in the state directory and holds a
 lock on it; the commands send the token only to these URLs. The kernel drops the lock when the
-process ends, however it ends, so a file without a lock belongs to nobody and is not believed.
+process ends, however it ends, so a file without a lock is a leftover and is ignored.
 """
 
 import fcntl
@@ -13,18 +13,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
-def _folder(state: Path) -> Path:
-    return state / "services"
-
-
 @contextmanager
 def announced(state: Path, url: str) -> Generator[None]:
     """Name this service's URL for as long as the context lasts."""
-    folder = _folder(state)
+    folder = state / "services"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _remove_stale(folder)
+    for leftover in _entries(state):
+        with suppress(OSError), leftover.open() as entry:
+            if not _locked(entry.fileno()):
+                leftover.unlink()
     name = secrets.token_hex(8)
-    # Locked before it has its name: nobody may take a new file for a leftover.
+    # Locked before it gets its name, so that nobody takes the new file for a leftover.
     hidden, file = folder / f".{name}", folder / name
     with os.fdopen(os.open(hidden, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as entry:
         fcntl.flock(entry, fcntl.LOCK_EX)
@@ -39,22 +38,15 @@ def announced(state: Path, url: str) -> Generator[None]:
 
 def running(state: Path) -> Iterator[str]:
     """Yield the URL of every service that runs now."""
-    for file in _entries(_folder(state)):
+    for file in _entries(state):
         with suppress(OSError, UnicodeDecodeError), file.open() as entry:
             if _locked(entry.fileno()) and (url := entry.read().strip()):
                 yield url
 
 
-def _remove_stale(folder: Path) -> None:
-    for file in _entries(folder):
-        with suppress(OSError), file.open() as entry:
-            if not _locked(entry.fileno()):
-                file.unlink()
-
-
-def _entries(folder: Path) -> list[Path]:
+def _entries(state: Path) -> list[Path]:
     try:
-        return [file for file in folder.iterdir() if not file.name.startswith(".")]
+        return [file for file in (state / "services").iterdir() if not file.name.startswith(".")]
     except OSError:
         return []
 

@@ -54,7 +54,13 @@ class Talk:
     """One agent at the other end of a command."""
 
     def __init__(self, url: str, runner: asyncio.Runner) -> None:
-        settings = _load_settings()
+        # The settings of a service are not for those who call it.
+        ours = ("A2A_CLIENT_", "A2A_STATE_DIR", "XDG_STATE_HOME")
+        given = {name: value for name, value in os.environ.items() if name.startswith(ours)}
+        try:
+            settings = load({}, given, None)
+        except SettingsError as error:
+            raise click.UsageError("; ".join(map(str, error.problems))) from error
         self.state_dir = settings.a2a.state_dir
         services = [*running(self.state_dir)]
         self.url = _full_url(url, services)
@@ -158,16 +164,6 @@ def exit_status(state: State | None) -> int:
     if state is State.COMPLETED:
         return 0
     return 3 if state in WAITING else 1
-
-
-def _load_settings() -> Settings:
-    """Read the settings of a client; those of a service are not for its callers."""
-    theirs = ("A2A_CLIENT_", "A2A_STATE_DIR", "XDG_STATE_HOME")
-    given = {name: value for name, value in os.environ.items() if name.startswith(theirs)}
-    try:
-        return load({}, given, None)
-    except SettingsError as error:
-        raise click.UsageError("; ".join(str(problem) for problem in error.problems)) from error
 
 
 def _full_url(url: str, services: list[str]) -> str:
