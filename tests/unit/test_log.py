@@ -19,11 +19,10 @@ from opencode_a2a.messages import Answered, Message, Part, PromptPart
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks import log as live
-from opencode_a2a.tasks.codec import Request
 from opencode_a2a.tasks.log import LogReader, LogWriter, Replay, TaskLog
 from opencode_a2a.tasks.service import OpenTask, SendCommand, TaskService
 from opencode_a2a.tasks.state import Cursor, Entry, State
-from opencode_a2a.turns.turn import Turns
+from opencode_a2a.turns.turn import TurnRequest, Turns
 
 
 def order(message_id: str, text: str = "hello", principal: str = "alice") -> SendCommand:
@@ -41,7 +40,7 @@ class Office:
         self.tasks = TaskService(database, self.writer, Turns.__new__(Turns), limits)
 
     async def admit(self, command: SendCommand) -> OpenTask | TaskRow:
-        request = Request(command.prompt, command.routing, MessageId("msg_1"))
+        request = TurnRequest(command.prompt, command.routing, MessageId("msg_1"))
         return await self.tasks.admit(command, request)
 
     async def task(self, message_id: str = "m1") -> TaskLog:

@@ -4,7 +4,6 @@ An event is written as its name and its fields; what is read back is equal to wh
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -30,7 +29,7 @@ from opencode_a2a.events import (
     Usage,
     UsageCounted,
 )
-from opencode_a2a.ids import ContextId, MessageId, ModelRef, Principal, SessionId, TaskId
+from opencode_a2a.ids import ContextId, ModelRef, Principal, TaskId
 from opencode_a2a.messages import Answered, Message, PromptPart, Routing
 from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks.state import (
@@ -43,6 +42,7 @@ from opencode_a2a.tasks.state import (
     TaskRef,
     TaskState,
 )
+from opencode_a2a.turns.turn import TurnRequest
 
 # What comes out of the database was written by this module, so its shape is not checked again.
 _Fields = dict[str, Any]
@@ -171,25 +171,15 @@ def ref_of(row: TaskRow) -> TaskRef:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a task prompts: kept until it has ended, so that a restart can go on with it."""
-
-    prompt: tuple[PromptPart, ...]
-    routing: Routing
-    user_message_id: MessageId
-    session_id: SessionId | None = None
-
-
-def dump_request(request: Request) -> bytes:
+def dump_request(request: TurnRequest) -> bytes:
     return orjson.dumps(request)
 
 
-def load_request(data: bytes) -> Request:
+def load_request(data: bytes) -> TurnRequest:
     fields: _Fields = orjson.loads(data)
     routing: _Fields = fields["routing"]
     model = routing.pop("model")
-    return Request(
+    return TurnRequest(
         tuple(PromptPart(**part) for part in fields["prompt"]),
         Routing(model=ModelRef(**model) if model else None, **routing),
         fields["user_message_id"],

@@ -38,7 +38,6 @@ from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import Key, Segment, TaskRow
 from opencode_a2a.tasks.codec import (
-    Request,
     dump_entries,
     dump_request,
     dump_status,
@@ -47,8 +46,9 @@ from opencode_a2a.tasks.codec import (
 from opencode_a2a.tasks.log import LogReader, LogWriter, TaskLog, Write
 from opencode_a2a.tasks.state import Accepted, Cursor, Query, State, TaskRef, TaskState
 from opencode_a2a.turns.answers import Answer, NotUnderstoodError, understand
+from opencode_a2a.turns.interrupts import Owner
 from opencode_a2a.turns.sessions import Locks
-from opencode_a2a.turns.turn import Turn, Turns, TurnSpec
+from opencode_a2a.turns.turn import Turn, TurnRequest, Turns, TurnSpec
 
 log = structlog.get_logger(__name__)
 
@@ -118,21 +118,19 @@ class OpenTask:
         self._sign_in: asyncio.Task[None] | None = None
 
     def start(
-        self, request: Request, emitted: Emitted | None = None, *, new_context: bool = False
+        self, request: TurnRequest, emitted: Emitted | None = None, *, new_context: bool = False
     ) -> None:
         """Run a turn; ``emitted`` is what the log has of it if an earlier process began it."""
         self._turn = self._new_turn(request, emitted, new_context=new_context)
         self._run(self._turn)
 
-    def _new_turn(self, request: Request, emitted: Emitted | None, *, new_context: bool) -> Turn:
+    def _new_turn(
+        self, request: TurnRequest, emitted: Emitted | None, *, new_context: bool
+    ) -> Turn:
         ref = self.log.ref
         spec = TurnSpec(
-            task_id=ref.id,
-            context_id=ref.context_id,
-            principal=ref.principal,
-            prompt=request.prompt,
-            routing=request.routing,
-            user_message_id=request.user_message_id,
+            Owner(ref.id, ref.context_id, ref.principal),
+            request,
             session_id=self.log.state.status.session_id,
             new_context=new_context,
             emitted=emitted,
@@ -176,7 +174,7 @@ class OpenTask:
 
         self._sign_in = asyncio.create_task(expire(), name=f"sign-in {self.log.ref.id}")
 
-    async def retry(self, message: Message, request: Request, also: Write) -> None:
+    async def retry(self, message: Message, request: TurnRequest, also: Write) -> None:
         """Run another turn after a sign-in; ``also`` is stored with the message."""
         if self._running is not None:
             await asyncio.wait([self._running])  # it has told its end, and may be cleaning up
@@ -247,14 +245,14 @@ class TaskService:
             if earlier is not None:
                 return Submitted(await self._log(earlier), 0)
             await self._turns.sessions.check(command.principal, command.routing)
-        request = Request(command.prompt, command.routing, new_message_id())
+        request = TurnRequest(command.prompt, command.routing, new_message_id())
         task = await self.admit(command, request)
         if isinstance(task, TaskRow):
             return Submitted(await self._log(task), 0)
         task.start(request, new_context=command.context_id is None)
         return Submitted(task.log, task.log.state.seq)
 
-    async def admit(self, command: SendCommand, request: Request) -> OpenTask | TaskRow:
+    async def admit(self, command: SendCommand, request: TurnRequest) -> OpenTask | TaskRow:
         """Store a new task before anything runs; if the message is a repeat, return its task.
 
         A message with the same id and other content is a new message.
@@ -351,7 +349,9 @@ class TaskService:
                     return await self._answer(command, task)
                 case State.AUTH_REQUIRED:
                     seq, session_id = state.seq, state.status.session_id
-                    request = Request(command.prompt, command.routing, new_message_id(), session_id)
+                    request = TurnRequest(
+                        command.prompt, command.routing, new_message_id(), session_id
+                    )
                     await task.retry(
                         command.message, request, _remember(command, task.log.no, request)
                     )
@@ -496,7 +496,7 @@ class TaskService:
         return TaskLog(row.no, load_task(row), self._writer, self._database)
 
 
-def _remember(command: SendCommand, task_no: int, request: Request | None = None) -> Write:
+def _remember(command: SendCommand, task_no: int, request: TurnRequest | None = None) -> Write:
     """Return what stores that a message on a task was taken, and what it makes it prompt."""
     message, digest = (command.principal, command.message.message_id), command.digest
 

@@ -287,13 +287,15 @@ class Interrupts:
             settled_at=now,
         )
 
-    async def answers(self, task_id: TaskId) -> dict[RequestId, Answer]:
+    async def answers(self, owner: Owner) -> dict[RequestId, Answer]:
         """Return the answers to a task's interrupts that count, or may count yet.
 
         One that has settled its interrupt is among them: the service may have been killed
         before the log of the task said so.
         """
-        found: dict[RequestId, Answer] = {}
+        task_id, found = owner.task_id, dict[RequestId, Answer]()
+        if task_id is None:
+            return found
         for row in await self._database.read(lambda connection: rows.of_task(connection, task_id)):
             answer = Answer.load(row.answer) if row.answer else None
             if answer and (row.resolution is None or row.settled_by == answer.by):

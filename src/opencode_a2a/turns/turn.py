@@ -7,8 +7,8 @@ loop of steps, and a retry far ahead end it.
 """
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -34,7 +34,7 @@ from opencode_a2a.events import (
     Started,
     TurnEvent,
 )
-from opencode_a2a.ids import ContextId, MessageId, Principal, SessionId, TaskId
+from opencode_a2a.ids import MessageId, SessionId
 from opencode_a2a.messages import Answered, PromptPart, Routing
 from opencode_a2a.opencode.client import OpenCode
 from opencode_a2a.opencode.events import Event, PartDelta
@@ -47,8 +47,6 @@ from opencode_a2a.turns.prompt import Prompts
 from opencode_a2a.turns.sessions import BoundSession, Sessions
 from opencode_a2a.turns.snapshot import Changes, Snapshots
 from opencode_a2a.turns.tools import Tools
-
-__all__ = ["Log", "Turn", "TurnSpec", "Turns"]
 
 log = structlog.get_logger(__name__)
 
@@ -92,15 +90,21 @@ FORGED = Failure(
 
 
 @dataclass(frozen=True, slots=True)
-class TurnSpec:
-    task_id: TaskId
-    context_id: ContextId
-    principal: Principal
+class TurnRequest:
+    """What a turn prompts, and where: stored with the task, so that a restart can go on with it."""
+
     prompt: tuple[PromptPart, ...]
     routing: Routing
     user_message_id: MessageId
     session_id: SessionId | None = None
-    """The session that an earlier process chose."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSpec:
+    owner: Owner
+    request: TurnRequest
+    session_id: SessionId | None = None
+    """The session that an earlier turn or process chose."""
     new_context: bool = False
     """The context was made for this very turn."""
     emitted: Emitted | None = None
@@ -236,8 +240,8 @@ class Turn:
         self._preparing: asyncio.Task[None] | None = None
         """The task of the turn, while OpenCode has nothing to do with it yet."""
         self._subscription: Subscription | None = None
-        owner = Owner(spec.task_id, spec.context_id, spec.principal)
-        self.interrupts = TurnInterrupts(turns.interrupts, owner, self._wake)
+        self.interrupts = TurnInterrupts(turns.interrupts, spec.owner, self._wake)
+        # They can be named at once, and are answered as soon as OpenCode is connected.
         for asked in spec.emitted.open.values() if spec.emitted is not None else ():
             self.interrupts.restore(asked)
 
@@ -257,16 +261,16 @@ class Turn:
 
     async def run(self, into: Log) -> None:
         """Run the turn, and write it to the log; the last event is the end."""
-        turns = self._turns
-        if 0 < turns.settings.opencode.max_concurrent_streams <= turns.running:
-            raise UpstreamBackpressureError
+        turns, self._log = self._turns, into
         turns.running += 1
         try:
-            while (begun := await self._begin(into)) is not None:
+            if 0 < turns.settings.opencode.max_concurrent_streams < turns.running:
+                raise UpstreamBackpressureError
+            while (begun := await self._begin()) is not None:
                 session, lock = begun
                 try:
-                    with turns.feed.follow(session.session_id) as subscription:
-                        await self._follow(session, subscription, into)
+                    with self._attached(session) as subscription:
+                        await self._follow(session, subscription)
                         return
                 except SessionGoneError:
                     log.warning("the session was deleted, the context goes on in a new one")
@@ -276,7 +280,7 @@ class Turn:
             turns.running -= 1
             self.interrupts.close()
 
-    async def _begin(self, into: Log) -> tuple[BoundSession, asyncio.Lock] | None:
+    async def _begin(self) -> tuple[BoundSession, asyncio.Lock] | None:
         """Take a session and wait for its earlier turns; None if the turn was canceled first."""
         turns, session = self._turns, None
         task = self._preparing = asyncio.current_task()
@@ -290,13 +294,13 @@ class Turn:
             if lock.locked():
                 bound = SessionBound(session.session_id, session.directory)
                 waiting = Progressed("queue", "waiting", title="An earlier turn is running")
-                await into.tell([bound, waiting], session.link)
+                await self._log.tell([bound, waiting], session.link)
             await lock.acquire()
         except asyncio.CancelledError:
             if not self._canceled or task is None:
-                raise
+                raise  # the service is shutting down
             task.uncancel()
-            await into.tell([Finished(Outcome.CANCELED)], session and session.link)
+            await self._log.tell([Finished(Outcome.CANCELED)], session and session.link)
             return None
         finally:
             self._preparing = None
@@ -305,7 +309,7 @@ class Turn:
     async def _take(self) -> BoundSession:
         """Take a session, waiting for an OpenCode that is away."""
         turns, spec = self._turns, self._spec
-        routing = spec.routing
+        owner, routing = spec.owner, spec.request.routing
         if spec.session_id is not None and routing.session_id is None:
             routing = replace(routing, session_id=spec.session_id)
         # A task that an earlier process began waits for OpenCode for as long as it takes.
@@ -316,7 +320,7 @@ class Turn:
                     await turns.feed.connected()
                     try:
                         return await turns.sessions.take(
-                            spec.principal, spec.context_id, routing, fresh=spec.new_context
+                            owner.principal, owner.context_id, routing, fresh=spec.new_context
                         )
                     except UpstreamUnreachableError as error:
                         log.warning("OpenCode is away, waiting", error=error.message)
@@ -324,27 +328,12 @@ class Turn:
         except TimeoutError:
             raise UpstreamUnreachableError from None
 
-    def _send(self) -> None:
-        """Send the prompt; the call is answered when the turn has ended."""
-        spec, prompts, session = self._spec, self._turns.prompts, self._session
-
-        async def call() -> MessageWithParts:
-            model = await prompts.choose(session, spec.routing.model)
-            if self._canceled:
-                raise asyncio.CancelledError
-            return await prompts.send(session, spec.user_message_id, spec.prompt, model)
-
-        self._tries += 1
-        self._prompt = asyncio.create_task(call())
-        self._prompt.add_done_callback(lambda _: self._wake())
-
-    # Follow
-
-    async def _follow(self, session: BoundSession, subscription: Subscription, into: Log) -> None:
-        """Follow the session to the end of the turn, and write down what happens."""
+    @contextmanager
+    def _attached(self, session: BoundSession) -> Generator[Subscription]:
+        """Hold what the turn has while it is in a session; there may be another one after it."""
         spec, turns, session_id = self._spec, self._turns, session.session_id
-        self._session, self._subscription, self._log = session, subscription, into
-        self._reader = Reader(session_id, spec.user_message_id, spec.emitted)
+        self._session = session
+        self._reader = Reader(session_id, spec.request.user_message_id, spec.emitted)
         self._changes = Changes(session_id)
         self._limits = TurnLimits(turns.settings)
         self._prompt: asyncio.Task[MessageWithParts] | None = None
@@ -354,48 +343,71 @@ class Turn:
         self._tick_timer: asyncio.TimerHandle | None = None
         self._start_timer: asyncio.TimerHandle | None = None
         tools = turns.tools
-        self._caller = tools and tools.callers.enter(spec.routing.hops, self._note)
+        self._caller = tools and tools.callers.enter(spec.request.routing.hops, self._note)
         turns.interrupts.turns.add(session_id)
         try:
-            bound = SessionBound(session_id, session.directory)
-            if spec.emitted is None:
-                self.interrupts.connect(session.location, {})
-                await into.tell([bound, Started()], session.link)
-                if not self._canceled:
-                    self._send()
-            else:
-                answers = await turns.interrupts.answers(spec.task_id)
-                self.interrupts.connect(session.location, answers)
-                await into.tell([bound], session.link)
-            self._tick()
-            while not self._reader.finished:
-                await self._write(self._hear(await subscription.batch(self._grow)))
-                try:
-                    events = await self._decide()
-                except SessionNotFoundError:
-                    await turns.sessions.forget(session_id)
-                    if not session.named and not self._reader.state.messages.prompt_seen:
-                        raise SessionGoneError from None
-                    events = self._reader.finish(None, failure=GONE)
-                except UpstreamError as error:
-                    # The store could not be read; the next tick, or the feed's return, tries again.
-                    log.warning("OpenCode could not be asked", error=error.message)
-                    events = []
-                    if self._canceled:
-                        events = _noted(self._reader.finish(None, aborted=True), UNCONFIRMED)
-                    elif (failure := self._limits.silence) is not None:
-                        events = self._reader.finish(None, failure=failure)
-                await self._write(events)
-                if self._start_timer is None and self._reader.starting:
-                    loop = asyncio.get_running_loop()
-                    self._start_timer = loop.call_later(START_SECONDS, self._show_started)
+            with turns.feed.follow(session_id) as subscription:
+                self._subscription = subscription
+                yield subscription
         finally:
+            self._subscription = None
             turns.interrupts.turns.discard(session_id)
             if tools is not None and self._caller is not None:
                 tools.callers.leave(self._caller, canceled=self._canceled)
-            for timer in (self._tick_timer, self._start_timer, self._prompt):
-                if timer is not None:
-                    timer.cancel()
+            for pending in (self._tick_timer, self._start_timer, self._prompt):
+                if pending is not None:
+                    pending.cancel()
+
+    def _send(self) -> None:
+        """Send the prompt; the call is answered when the turn has ended."""
+        request, prompts, session = self._spec.request, self._turns.prompts, self._session
+
+        async def call() -> MessageWithParts:
+            model = await prompts.choose(session, request.routing.model)
+            if self._canceled:
+                raise asyncio.CancelledError
+            return await prompts.send(session, request.user_message_id, request.prompt, model)
+
+        self._tries += 1
+        self._prompt = asyncio.create_task(call())
+        self._prompt.add_done_callback(lambda _: self._wake())
+
+    # Follow
+
+    async def _follow(self, session: BoundSession, subscription: Subscription) -> None:
+        """Send the prompt, unless an earlier process did; then hear, decide and write."""
+        spec, bound = self._spec, SessionBound(session.session_id, session.directory)
+        if spec.emitted is None:
+            self.interrupts.connect(session.location, {})
+            await self._log.tell([bound, Started()], session.link)
+            if not self._canceled:
+                self._send()
+        else:
+            answers = await self._turns.interrupts.answers(spec.owner)
+            self.interrupts.connect(session.location, answers)
+            await self._log.tell([bound], session.link)
+        self._tick()
+        while not self._reader.finished:
+            await self._write(self._hear(await subscription.batch(self._grow)))
+            try:
+                events = await self._decide()
+            except SessionNotFoundError:
+                await self._turns.sessions.forget(session.session_id)
+                if not session.named and not self._reader.state.messages.prompt_seen:
+                    raise SessionGoneError from None
+                events = self._reader.finish(None, failure=GONE)
+            except UpstreamError as error:
+                # The store could not be read; the next tick, or the feed's return, tries again.
+                log.warning("OpenCode could not be asked", error=error.message)
+                events = []
+                if self._canceled:
+                    events = _noted(self._reader.finish(None, aborted=True), UNCONFIRMED)
+                elif (failure := self._limits.silence) is not None:
+                    events = self._reader.finish(None, failure=failure)
+            await self._write(events)
+            if self._start_timer is None and self._reader.starting:
+                loop = asyncio.get_running_loop()
+                self._start_timer = loop.call_later(START_SECONDS, self._show_started)
 
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()
@@ -459,7 +471,9 @@ class Turn:
         """Do what is to be done now that something was heard, or time has passed."""
         spec, turns, reader, session = self._spec, self._turns, self._reader, self._session
         if reader.state.messages.prompt_seen and session.named:
-            await turns.sessions.confirm(session, spec.principal, spec.context_id, spec.routing)
+            await turns.sessions.confirm(
+                session, spec.owner.principal, spec.owner.context_id, spec.request.routing
+            )
             self._session = replace(session, named=False)
         if self._canceled:
             return await self._abort(None)
@@ -498,7 +512,7 @@ class Turn:
         if self._reader.state.last_error is None and not self._drained():
             return []
         if self._session.named:
-            await self._turns.sessions.release(self._spec.principal, self._session.session_id)
+            await self._turns.sessions.release(self._spec.owner.principal, self._session.session_id)
         if self._reader.state.last_error is not None:
             return await self._finish()
         text = f"{error.message}; check the model, the agent and the files of the message"
@@ -520,15 +534,15 @@ class Turn:
 
     async def _reconcile(self) -> list[TurnEvent]:
         """Compare with the store; end the turn if OpenCode is no longer at it."""
-        spec, session, limits = self._spec, self._session, self._limits
+        session, limits = self._session, self._limits
         session_id, since = session.session_id, max(limits.heard, limits.doubted)
-        snapshots = self._turns.snapshots
-        state = await snapshots.read(session_id, spec.user_message_id, session.location, since)
-        known = any(message.info.id == spec.user_message_id for message in state.messages)
+        snapshots, message_id = self._turns.snapshots, self._spec.request.user_message_id
+        state = await snapshots.read(session_id, message_id, session.location, since)
+        known = any(message.info.id == message_id for message in state.messages)
         if not known and self._prompt is None:
             if self._tries >= PROMPT_TRIES:
                 return self._reader.finish(None, failure=NOT_TAKEN)
-            self._reader = Reader(session_id, spec.user_message_id)
+            self._reader = Reader(session_id, message_id)
             self._send()
             return [Started()]
         limits.compared = limits.now()
@@ -597,7 +611,9 @@ class Turn:
             if self._reader.state.ends_with(answer):
                 return Snapshot(messages=[answer])
         return await self._turns.snapshots.read_end(
-            self._session.session_id, self._spec.user_message_id, self._reader.state.children
+            self._session.session_id,
+            self._spec.request.user_message_id,
+            self._reader.state.children,
         )
 
     async def _abort(self, failure: Failure | None) -> list[TurnEvent]:
