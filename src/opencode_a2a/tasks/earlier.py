@@ -1,7 +1,9 @@
 """Tasks of the earlier adapter, taken over.
 
-``store.earlier`` reads its database; here its JSON becomes events, and these become a task as if it
-had run here. Only what is finished is taken: an open task has no turn that could go on.
+Its database has the tasks table of the A2A SDK, with columns of JSON in the form of protocol 0.3
+or 1.0, and tables of its own beside it; all are named here and nowhere else. The JSON becomes
+events, and these become a task as if it had run here. Only what is finished is taken: an open task
+has no turn that could go on.
 """
 
 import sqlite3
@@ -11,18 +13,11 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    GetPydanticSchema,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic import Json as Encoded
-from pydantic_core import core_schema
+from pydantic.alias_generators import to_camel
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -42,21 +37,22 @@ from opencode_a2a.events import (
     ToolChanged,
 )
 from opencode_a2a.ids import ContextId, MessageId, Principal, SessionId, TaskId
-from opencode_a2a.messages import Message, Part
-from opencode_a2a.store import earlier
+from opencode_a2a.messages import Answered, Message, Part
 from opencode_a2a.store import links as session_links
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
+from opencode_a2a.store.earlier import Form, SourceChangedError, columns_of, form_of, reading
 from opencode_a2a.tasks.codec import dump_archive, dump_status
-from opencode_a2a.tasks.state import (
-    Accepted,
-    Answered,
-    LogEvent,
-    State,
-    TaskRef,
-    TaskState,
-    fold,
-)
+from opencode_a2a.tasks.state import Accepted, LogEvent, State, TaskRef, TaskState
+from opencode_a2a.validation import FREE, FREE_OBJECT
+
+_OWNER_UNKNOWN = (None, "", "legacy_v03_no_user_info")
+"""Owners that the SDK writes for tasks of a time when it kept none."""
+_OUTCOMES = {
+    name: outcome
+    for outcome in (Outcome.COMPLETED, Outcome.FAILED, Outcome.CANCELED, Outcome.REJECTED)
+    for name in (outcome.value, f"TASK_STATE_{outcome.name}")
+}
 
 
 @dataclass(slots=True)
@@ -73,15 +69,22 @@ class ImportFailedError(Exception):
 
 async def import_database(file: Path, url: str, retention_days: int) -> Report:
     """Import a database of the earlier adapter, or copy one of ours, into the one at ``url``."""
+    now = now_ms()
+    oldest = now - retention_days * 86_400_000 if retention_days else None
+
+    def write(target: Connection) -> Report:
+        with reading(file) as source:
+            return _take(source, target, now, oldest)
+
     try:
-        form = earlier.form_of(file)
-        if form is earlier.Form.OURS:
+        form = form_of(file)
+        if form is Form.OURS:
             return await _copy(file, url)
-        if form is not earlier.Form.EARLIER:
+        if form is not Form.EARLIER:
             raise ImportFailedError(f"{file} is not a database of opencode-a2a")
         async with Database(url) as database:
-            return await database.post(lambda target: _import(file, target, retention_days))
-    except earlier.SourceChangedError:
+            return await database.post(write)
+    except SourceChangedError:
         raise ImportFailedError(
             f"{file} changed while it was read; stop the program that writes it, and try again"
         ) from None
@@ -91,13 +94,6 @@ async def import_database(file: Path, url: str, retention_days: int) -> Report:
         raise ImportFailedError(f"cannot write {url}: {error}") from None
 
 
-def _import(file: Path, target: Connection, retention_days: int) -> Report:
-    now = now_ms()
-    oldest = now - retention_days * 86_400_000 if retention_days else None
-    with earlier.reading(file) as source:
-        return take(source, target, now, oldest)
-
-
 async def _copy(file: Path, url: str) -> Report:
     async with Database(url) as database:
         if await database.read(rows.any_task):
@@ -105,146 +101,178 @@ async def _copy(file: Path, url: str) -> Report:
                 f"{file} is in today's form, and there are tasks in {database.name} already; "
                 "to use it as it is, name it as A2A_TASK_STORE_DATABASE_URL"
             )
-    with earlier.reading(file) as source, closing(sqlite3.connect(database.file)) as target:
+    with reading(file) as source, closing(sqlite3.connect(database.file)) as target:
         source.backup(target)
         number = target.execute("SELECT count(*) FROM tasks").fetchone()[0]
     async with Database(url):
         return Report(Counter({"tasks, with everything that belongs to them": number}))
 
 
-def take(
+class _Link(NamedTuple):
+    principal: Principal
+    context_id: ContextId
+    place: str
+    session_id: SessionId
+
+
+def _take(
     source: sqlite3.Connection, target: Connection, now: int, oldest: int | None = None
 ) -> Report:
     """Import what is not here yet; tasks that ended before ``oldest`` would be deleted at once."""
     report = Report()
-    known = {(link.principal, link.context_id): link.session_id for link in earlier.links(source)}
-    for task in earlier.tasks(source):
-        report_as = _take_task(task, known, target, now, oldest)
-        if report_as:
-            report.left[report_as] += 1
-        else:
+    links: list[_Link] = []
+    if columns_of(source, "a2a_session_bindings"):
+        bindings = "SELECT identity, context_id, session_id FROM a2a_session_bindings"
+        for principal, context, session_id in source.execute(bindings):
+            context_id, marker, workspace = context.partition("::workspace:")
+            place = f"workspace:{workspace}" if marker and workspace else ""
+            links.append(_Link(principal, context_id, place, session_id))
+    owners: list[tuple[SessionId, Principal]] = []
+    if columns_of(source, "a2a_session_owners"):
+        owners += source.execute("SELECT session_id, identity FROM a2a_session_owners")
+    for task in _tasks(source, links, {principal for _, principal in owners}):
+        reason = _take_task(task, links, target, now, oldest)
+        if reason is None:
             report.taken["tasks"] += 1
-    for session_id, principal in earlier.owners(source):
-        owner = session_links.owner(target, SessionId(session_id), now)
-        if owner is None:
-            session_links.own(target, Principal(principal), SessionId(session_id))
+        else:
+            report.left[reason] += 1
+    for session_id, principal in owners:
+        if session_links.owner(target, session_id, now) is None:
+            session_links.own(target, principal, session_id)
             report.taken["session owners"] += 1
         else:
             report.left["session owners that are here already"] += 1
-    for link in earlier.links(source):
-        place = f"workspace:{link.workspace_id}" if link.workspace_id else ""
-        context = (Principal(link.principal), ContextId(link.context_id), place)
-        owner = session_links.owner(target, SessionId(link.session_id), now)
-        if session_links.linked(target, *context):
+    for link in links:
+        if session_links.linked(target, link.principal, link.context_id, link.place):
             report.left["context links that are here already"] += 1
-        elif owner not in (None, link.principal):
+        elif session_links.owner(target, link.session_id, now) not in (None, link.principal):
             report.left["context links to a session of somebody else"] += 1
         else:
-            session_links.link(target, *context, SessionId(link.session_id), now)
+            session_links.link(target, *link, now)
             report.taken["context links"] += 1
-    if waiting := earlier.interrupts(source):
-        report.left["permissions and questions, whose turns are over"] += waiting
+    if columns_of(source, "a2a_interrupt_requests"):
+        waiting = "SELECT count(*) FROM a2a_interrupt_requests WHERE tombstone_expires_at IS NULL"
+        if number := source.execute(waiting).fetchone()[0]:
+            report.left["permissions and questions, whose turns are over"] += number
     return report
 
 
+def _tasks(
+    source: sqlite3.Connection, links: list[_Link], everybody: set[Principal]
+) -> Iterator[dict[str, str | None]]:
+    """Yield the columns of every task, oldest first.
+
+    Before 1.0 tasks had no owner. The only principal with a session in the task's context is its
+    owner then, or the only one that the database knows at all.
+    """
+    owner = "owner" if "owner" in columns_of(source, "tasks") else "NULL"
+    names = ("id", "context_id", "owner", "status", "artifacts", "history", "metadata")
+    principals: dict[str | None, set[Principal]] = {}
+    for link in links:
+        principals.setdefault(link.context_id, set()).add(link.principal)
+    for columns in source.execute(
+        f"SELECT id, context_id, {owner}, status, artifacts, history, metadata "  # noqa: S608 - one of two words
+        "FROM tasks ORDER BY rowid"
+    ):
+        task: dict[str, str | None] = dict(zip(names, columns, strict=True))
+        if task["owner"] in _OWNER_UNKNOWN:
+            known = principals.get(task["context_id"], everybody)
+            task["owner"] = next(iter(known)) if len(known) == 1 else None
+        yield task
+
+
 def _take_task(
-    task: earlier.EarlierTask,
-    known: dict[tuple[str, str], str],
+    columns: dict[str, str | None],
+    links: list[_Link],
     target: Connection,
     now: int,
     oldest: int | None,
 ) -> str | None:
     """Import one task; return why it was left, if it was."""
-    if task.owner is None:
+    if columns["owner"] is None:
         return "tasks of an unknown owner"
     try:
-        record = _Record.model_validate(task, from_attributes=True)
+        task = _Task.model_validate(columns)
     except ValidationError:
         return "tasks that cannot be read"
-    if record.status.state not in _OUTCOMES:
+    if task.status.state not in _OUTCOMES:
         return "tasks that are not finished"
-    at = record.status.at or now
+    at = int(task.status.timestamp.timestamp() * 1000) if task.status.timestamp else now
     if oldest is not None and at < oldest:
         return "tasks older than A2A_TASK_RETENTION_DAYS"
     if rows.exists(target, task.id):
         return "tasks that are here already"
-    ref = TaskRef(TaskId(task.id), ContextId(task.context_id), Principal(task.owner), created_at=at)
-    session_id = record.session_id or known.get((task.owner, task.context_id))
-    state, _ = fold(ref, ((at, event) for event in _events(record, session_id)))
-    _store(target, state, at)
+    principal, context_id = Principal(task.owner), ContextId(task.context_id)
+    session_id = task.metadata.session_id if task.metadata else None
+    for link in reversed(links):
+        if session_id is None and (link.principal, link.context_id) == (principal, context_id):
+            session_id = link.session_id
+    state = TaskState(TaskRef(TaskId(task.id), context_id, principal, created_at=at))
+    for event in _events(task, session_id):
+        state.apply(event, at)
+    status = dump_status(state.status)
+    no = rows.add_task(
+        target,
+        rows.TaskRow(task.id, principal, context_id, State.SUBMITTED, at, at, status=status),
+    )
+    move = (no, principal, State.SUBMITTED, state.status.state, at, status, dump_archive(state))
+    rows.append(target, [], [rows.Move(*move)])  # no log: it would be deleted after an hour anyway
     return None
-
-
-def _store(target: Connection, state: TaskState, at: int) -> None:
-    ref, status = state.ref, dump_status(state.status)
-    begun = rows.TaskRow(
-        ref.id, ref.principal, ref.context_id, State.SUBMITTED, at, at, status=status
-    )
-    no = rows.add_task(target, begun)
-    ended = rows.Move(
-        *(no, ref.principal, State.SUBMITTED, state.status.state, at, status, dump_archive(state))
-    )
-    rows.append(target, [], [ended])  # no log: it would be deleted after an hour anyway
 
 
 # --- the JSON of the SDK, protocol 0.3 and 1.0 alike -------------------------------------------
 
 
-_AnyValue = Annotated[Json, GetPydanticSchema(lambda _type, _next: core_schema.any_schema())]
-_AnyObject = Annotated[
-    JsonObject, GetPydanticSchema(lambda _type, _next: core_schema.dict_schema())
-]
-
-
 class _Stored(BaseModel):
-    model_config = ConfigDict(extra="ignore", from_attributes=True)
+    model_config = ConfigDict(extra="ignore", alias_generator=to_camel)
 
 
 class _File(_Stored):
     bytes: str | None = None
     uri: str | None = None
-    mimeType: str | None = None  # noqa: N815 - as it is stored
+    mime_type: str | None = None
     name: str | None = None
 
 
 class _Part(_Stored):
     text: str | None = None
-    data: _AnyValue = None
+    data: Annotated[Json, FREE] = None
     raw: str | None = None
     url: str | None = None
-    mediaType: str | None = None  # noqa: N815 - as it is stored
+    media_type: str | None = None
     filename: str | None = None
-    file: _File | None = None
-    metadata: _AnyObject | None = None
+    file: _File = _File()
+    """Where 0.3 has what 1.0 has beside it."""
+    metadata: Annotated[JsonObject, FREE_OBJECT] | None = None
 
     def content(self) -> Part:
+        named = {
+            "media_type": self.media_type or self.file.mime_type,
+            "filename": self.filename or self.file.name,
+        }
         if self.text is not None:
             return Part("text", text=self.text, metadata=self.metadata)
-        file = self.file or _File(
-            bytes=self.raw, uri=self.url, mimeType=self.mediaType, name=self.filename
-        )
-        named = {"media_type": file.mimeType, "filename": file.name}
-        if file.bytes is not None:
-            return Part("raw", raw=file.bytes, metadata=self.metadata, **named)
-        if file.uri is not None:
-            return Part("url", url=file.uri, metadata=self.metadata, **named)
+        if (raw := self.raw if self.raw is not None else self.file.bytes) is not None:
+            return Part("raw", raw=raw, metadata=self.metadata, **named)
+        if (url := self.url if self.url is not None else self.file.uri) is not None:
+            return Part("url", url=url, metadata=self.metadata, **named)
         return Part("data", data=self.data, metadata=self.metadata)
 
 
 class _Message(_Stored):
-    messageId: str  # noqa: N815 - as it is stored
+    message_id: str
     role: str
     parts: list[_Part] = []
-    metadata: _AnyObject | None = None
+    metadata: Annotated[JsonObject, FREE_OBJECT] | None = None
 
     def message(self) -> Message:
         user = self.role in ("user", "ROLE_USER")
         parts = [part.content() for part in self.parts]
-        return Message(self.messageId, "user" if user else "agent", parts, self.metadata)
+        return Message(self.message_id, "user" if user else "agent", parts, self.metadata)
 
 
 class _Artifact(_Stored):
-    artifactId: str  # noqa: N815 - as it is stored
+    artifact_id: str
     parts: list[_Part] = []
 
 
@@ -253,101 +281,71 @@ class _Status(_Stored):
     message: _Message | None = None
     timestamp: datetime | None = None
 
-    @property
-    def at(self) -> int | None:
-        return int(self.timestamp.timestamp() * 1000) if self.timestamp else None
+
+class _Metadata(BaseModel):
+    session_id: SessionId | None = Field(
+        None, validation_alias=AliasPath("shared", "session", "id")
+    )
+    error: str = Field(
+        "UPSTREAM_EXECUTION_ERROR", validation_alias=AliasPath("opencode", "error", "type")
+    )
+    upstream_status: float | None = Field(
+        None, validation_alias=AliasPath("opencode", "error", "upstream_status")
+    )
 
 
-class _Session(_Stored):
-    id: str | None = None
-
-
-class _Shared(_Stored):
-    session: _Session = _Session()
-
-
-class _Error(_Stored):
-    type: str = "UPSTREAM_EXECUTION_ERROR"
-    upstream_status: float | None = None
-
-
-class _OpenCode(_Stored):
-    error: _Error = _Error()
-
-
-class _Metadata(_Stored):
-    shared: _Shared = _Shared()
-    opencode: _OpenCode = _OpenCode()
-
-
-class _ToolCall(_Stored):
+class _ToolCall(BaseModel):
     call_id: str
     tool: str
     status: Literal["pending", "running", "completed", "error"] = "completed"
     title: str | None = None
-    input: _AnyObject | None = None
+    input: Annotated[JsonObject, FREE_OBJECT] | None = None
     output: str | None = None
     error: str | None = None
 
 
-def _null_is_empty(value: object) -> object:
-    return "[]" if value in (None, "null") else value
+_NullIsEmpty = BeforeValidator(lambda value: "[]" if value in (None, "null") else value)
 
 
-class _Record(_Stored):
+class _Task(BaseModel):
     id: str
+    context_id: str
+    owner: str
     status: Encoded[_Status]
-    artifacts: Annotated[Encoded[list[_Artifact]], BeforeValidator(_null_is_empty)]
-    history: Annotated[Encoded[list[_Message]], BeforeValidator(_null_is_empty)]
+    artifacts: Annotated[Encoded[list[_Artifact]], _NullIsEmpty]
+    history: Annotated[Encoded[list[_Message]], _NullIsEmpty]
     metadata: Encoded[_Metadata | None] | None
 
-    @property
-    def session_id(self) -> str | None:
-        return self.metadata.shared.session.id if self.metadata else None
 
-
-_OUTCOMES = {
-    name: outcome
-    for outcome in (Outcome.COMPLETED, Outcome.FAILED, Outcome.CANCELED, Outcome.REJECTED)
-    for name in (outcome.value, f"TASK_STATE_{outcome.name}")
-}
-_TOOL_CALL = TypeAdapter(_ToolCall)
-
-
-def _events(record: _Record, session_id: str | None) -> Iterator[LogEvent]:
-    """Tell a finished task as a turn would have told it."""
-    last = record.status.message
-    history = [m.message() for m in record.history if last is None or m.messageId != last.messageId]
+def _events(task: _Task, session_id: SessionId | None) -> Iterator[LogEvent]:
+    """Yield the events that a turn would have reported of a finished task."""
+    last = task.status.message
+    history = [m.message() for m in task.history if last is None or m.message_id != last.message_id]
     if history:
         yield Accepted(history[0])
         yield from map(Answered, history[1:])
     if session_id:
-        yield SessionBound(SessionId(session_id))
+        yield SessionBound(session_id)
     yield Started()
-    message_id = MessageId(last.messageId if last else record.id)
+    message_id = MessageId(last.message_id if last else task.id)
     opened: set[Channel] = set()
-    for artifact in record.artifacts:
-        thought = artifact.artifactId.endswith(":reasoning")
+    for artifact in task.artifacts:
+        thought = artifact.artifact_id.endswith(":reasoning")
         channel, grew = (Channel.REASONING, ReasoningGrew) if thought else (Channel.TEXT, TextGrew)
         for part in artifact.parts:
             if part.text:
-                yield grew(message_id, artifact.artifactId, part.text, opens=channel not in opened)
+                yield grew(message_id, artifact.artifact_id, part.text, opens=channel not in opened)
                 opened.add(channel)
             elif part.data is not None:
                 with suppress(ValidationError):
-                    call = _TOOL_CALL.validate_python(part.data)
+                    call = _ToolCall.model_validate(part.data)
                     yield ToolChanged(message_id, call.call_id, **call.model_dump())
     for channel in opened:
         yield ChannelClosed(channel, message_id)
-    outcome = _OUTCOMES[record.status.state]
-    yield Finished(outcome, message_id, failure=_failure(record, outcome))
-
-
-def _failure(record: _Record, outcome: Outcome) -> Failure | None:
-    if outcome in (Outcome.COMPLETED, Outcome.CANCELED):
-        return None
-    error = record.metadata.opencode.error if record.metadata else _Error()
-    status = record.status.message
-    said = status.message().text if status else ""
-    code = int(error.upstream_status) if error.upstream_status else None
-    return Failure(error.type, said or "The task failed.", code)
+    outcome, failure = _OUTCOMES[task.status.state], None
+    if outcome in (Outcome.FAILED, Outcome.REJECTED):
+        metadata = task.metadata or _Metadata.model_validate({})
+        code = int(metadata.upstream_status) if metadata.upstream_status else None
+        said = last.message().text if last else ""
+        failure = Failure(metadata.error, said or "The task failed.", code)
+    yield Finished(outcome, message_id, failure=failure)
