@@ -1,4 +1,4 @@
-"""What a turn can tell its caller.
+"""What a turn can report.
 
 This is the vocabulary between OpenCode and A2A: ``opencode.reader`` produces most of these
 values, ``turns`` adds what it alone knows and passes them on, ``tasks`` numbers and
@@ -28,7 +28,7 @@ class Channel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SessionBound:
-    """The session that the turn runs in; told again when OpenCode gives it a title."""
+    """The session that the turn runs in; reported again when OpenCode gives it a title."""
 
     session_id: SessionId
     directory: str | None = None
@@ -67,7 +67,7 @@ class ReasoningGrew:
 
 @dataclass(frozen=True, slots=True)
 class ChannelReplaced:
-    """The whole text of a channel anew: a provider's retry made a part of what was told void."""
+    """The whole text of a channel anew: a provider's retry made part of the earlier text void."""
 
     channel: Channel
     message_id: MessageId
@@ -77,7 +77,7 @@ class ChannelReplaced:
 
 @dataclass(frozen=True, slots=True)
 class ChannelClosed:
-    """Nothing more will be told in this channel."""
+    """Nothing more will come in this channel."""
 
     channel: Channel
     message_id: MessageId
@@ -85,7 +85,7 @@ class ChannelClosed:
 
 @dataclass(frozen=True, slots=True)
 class ToolChanged:
-    """The state of one tool call, in full: it takes the place of the one told before."""
+    """The state of one tool call, in full: it replaces the state before."""
 
     message_id: MessageId
     part_id: str
@@ -281,7 +281,7 @@ TurnEvent = (
 
 @dataclass(slots=True)
 class RunningText:
-    """The text of a channel as its events have told it: pieces by part, joined only when asked."""
+    """The text of a channel, folded from its events: pieces by part, joined only when needed."""
 
     message_id: MessageId
     """The message that the latest text is from."""

@@ -24,6 +24,7 @@ from opencode_a2a.events import (
     ToolChanged,
     TurnEvent,
     UsageCounted,
+    merged,
 )
 from opencode_a2a.opencode.events import PartDelta, PermissionAsked, StatusChanged
 from opencode_a2a.opencode.reader import Reader
@@ -41,7 +42,8 @@ MOVES = st.lists(
     st.one_of(
         st.tuples(st.just("play"), st.integers(1, 12)),
         st.tuples(st.just("repeat"), st.integers(1, 12)),
-        st.tuples(st.just("lose"), st.integers(1, 12)),
+        st.tuples(st.just("lose"), st.integers(0, 12)),
+        st.tuples(st.just("start"), st.just(0)),
         st.tuples(st.just("snapshot"), st.integers(-6, 12)),
         st.tuples(st.just("restart"), st.integers(0, 6)),
     ),
@@ -78,6 +80,8 @@ class Play:
             case "lose":
                 self._lose(count)
                 self.reader.state.gap()
+            case "start":
+                self.emitted += self.reader.start()
             case "restart":
                 self._lose(count)
                 self.reader = self._reader(Emitted.of(self.emitted))
@@ -248,6 +252,17 @@ def test_an_unbroken_stream_tells_everything_before_the_end(turn: str) -> None:
         assert [text(play.emitted, channel) for channel in Channel] == [
             stored.text(channel) for channel in Channel
         ]
+
+
+@pytest.mark.parametrize("turn", TURNS)
+def test_a_batch_says_the_same_as_its_events_one_by_one(turn: str) -> None:
+    batch, single = Play(TURNS[turn]), Play(TURNS[turn])
+
+    batch.move(("play", len(TURNS[turn].events)))
+    for _ in TURNS[turn].events:
+        single.move(("play", 1))
+
+    assert batch.emitted == merged(single.emitted)
 
 
 ENDINGS = {

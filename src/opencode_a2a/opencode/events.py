@@ -179,7 +179,7 @@ _ITSELF = b'"info":{"id":"'
 def session_of(data: bytes) -> bytes:
     """Return the session of an undecoded frame, empty when it has none.
 
-    To decode all that other sessions tell would cost more than everything else. OpenCode writes
+    Decoding the events of all other sessions would cost more than everything else. OpenCode writes
     compact JSON. Inside a string every quote is escaped, so that an unescaped key is a key; the
     session comes before anything that a model or a tool wrote.
     """

@@ -45,8 +45,8 @@ class _Part:
     final: str | None = None
     void: bool = False
     """A provider's retry left it dead."""
-    fresh: bool = True
-    """It was heard of since the last gap."""
+    fresh: bool = False
+    """It was heard of since the last gap, so that an older snapshot may lack it."""
 
     @property
     def open(self) -> bool:
@@ -81,11 +81,9 @@ class ChannelText:
         """The place of the part that is being emitted; those before are done."""
         self._dirty = False
         """What was emitted may no longer be a beginning of what is known."""
-        self._lost = False
-        """Something that was emitted is gone from OpenCode."""
         earlier = emitted.get(channel) or RunningText(MessageId(""))
         for part_id, pieces in earlier.parts:
-            part = self._add(part_id, earlier.message_id, fresh=False)
+            part = self._add(part_id, earlier.message_id)
             part.emitted = pieces
             part.separated = len(self._parts) > 1 and pieces[0].startswith(SEPARATOR)
 
@@ -98,7 +96,7 @@ class ChannelText:
         Of an unfinished part the store has no text. Before 1.2 text grew in no other way than
         this: each update had the whole of it.
         """
-        part = self._known.get(heard.id) or self._add(heard.id, heard.message_id, fresh=False)
+        part = self._known.get(heard.id) or self._add(heard.id, heard.message_id)
         part.fresh |= not stored
         part.message_id = heard.message_id
         if ended(heard):
@@ -162,7 +160,6 @@ class ChannelText:
             if part is not None:
                 self._parts.remove(part)
                 self._dirty = True
-                self._lost |= bool(part.emitted)
 
     def remove_message(self, message_id: MessageId) -> None:
         self.remove([p.id for p in self._parts if p.message_id == message_id])
@@ -188,9 +185,7 @@ class ChannelText:
             return
         if self._dirty:
             self._dirty, self._cursor = False, 0
-            if self._contradicted():
-                self._replace(out)
-            self._lost = False
+            self._mend(out)
         while self._cursor < len(self._parts):
             part = self._parts[self._cursor]
             if not part.void:
@@ -205,8 +200,8 @@ class ChannelText:
                     return
             self._cursor += 1
 
-    def _add(self, part_id: str, message_id: MessageId, *, fresh: bool) -> _Part:
-        part = self._known[part_id] = _Part(part_id, message_id, fresh=fresh)
+    def _add(self, part_id: str, message_id: MessageId) -> _Part:
+        part = self._known[part_id] = _Part(part_id, message_id)
         self._parts.append(part)
         return part
 
@@ -222,40 +217,31 @@ class ChannelText:
         part.emitted.append(text)
         return _GREW[self._channel](part.message_id, part.id, text, opens)
 
-    def _contradicted(self) -> bool:
-        """Whether what was emitted is no beginning of what is known now."""
-        blocked = False
-        for part in self._parts:
-            emitted = part.emitted_text
-            if emitted and (part.void or blocked):
-                return True
-            if part.void:
-                continue
-            if part.final is None:
-                blocked = True
-            elif not part.final.startswith(emitted):
-                return True
-            else:
-                blocked |= part.final != emitted
-        return self._lost
-
-    def _replace(self, out: list[TurnEvent]) -> None:
-        """Emit the whole channel anew: all final texts up to the first part that is unfinished."""
-        kept: list[_Part] = []
-        blocked = False
+    def _mend(self, out: list[TurnEvent]) -> None:
+        """Emit the channel anew if what was emitted is no beginning of what is known now."""
+        emitted = self._emitted.get(self._channel)
+        if emitted is None:
+            return
+        # What should have been emitted: final texts, and the first unfinished one as far as it was.
+        wanted: dict[str, str] = {}
         for part in self._parts:
             text = part.emitted_text if part.final is None else part.final
-            if part.void or blocked:
-                # To be emitted again when its turn comes, unless it is to be heard anew.
-                part.waiting[:0] = [text] if part.streaming and part.final is None else ()
-                text = ""
-            elif part.final is None:
-                blocked = True
-            part.separated = bool(text and kept)
-            part.emitted = [SEPARATOR + text if kept else text] if text else []
-            kept += [part] if text else []
-        emitted = self._emitted[self._channel]
-        emitted.message_id = kept[-1].message_id if kept else emitted.message_id
-        emitted.parts = [(part.id, part.emitted) for part in kept]
-        parts = [(part.id, part.emitted[0]) for part in kept]
-        out.append(ChannelReplaced(self._channel, emitted.message_id, parts))
+            if text and not part.void:
+                wanted[part.id] = SEPARATOR + text if wanted else text
+            if part.open:
+                break
+        before = [(part_id, "".join(pieces)) for part_id, pieces in emitted.parts]
+        begin = list(wanted.items())[: len(before)]
+        if begin:
+            begin[-1] = (begin[-1][0], begin[-1][1][: len(before[-1][1])])
+        if begin == before:
+            return
+        for part in self._parts:
+            if part.emitted and part.streaming and part.open and part.id not in wanted:
+                part.waiting.insert(0, part.emitted_text)  # emitted again when its turn comes
+            part.emitted = [wanted[part.id]] if part.id in wanted else []
+            part.separated = part.id in wanted and part.id != next(iter(wanted))
+            if part.emitted:
+                emitted.message_id = part.message_id
+        emitted.parts = [(part.id, part.emitted) for part in self._parts if part.emitted]
+        out.append(ChannelReplaced(self._channel, emitted.message_id, list(wanted.items())))
