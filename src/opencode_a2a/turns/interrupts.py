@@ -97,6 +97,11 @@ class Interrupt:
     """Set once the log of the task says how it was settled."""
     timer: asyncio.TimerHandle | None = None
 
+    @property
+    def waiting(self) -> bool:
+        """Whether it waits for a person: it was asked, no rule answers, and it is not settled."""
+        return self.by_rule is None and self.asked.request_id in self.turn.open
+
 
 def rule_action(settings: InterruptSettings, asked: Interrupted) -> Action:
     """Say what the rules do with a permission: all its patterns have to agree to allow it."""
@@ -319,7 +324,7 @@ class Interrupts:
             lambda connection: rows.pending(connection, principal, kind)
         )
         waiting = (self.open.get(RequestId(row.request_id)) for row in found)
-        return [one for one in waiting if one is not None and one.by_rule is None]
+        return [one for one in waiting if one is not None and one.waiting]
 
     async def find(self, request_id: str) -> InterruptRow | None:
         """Return what is stored about an interrupt, settled ones included."""
@@ -443,8 +448,12 @@ class TurnInterrupts:
         interrupt = Interrupt(asked, self._owner, self)
         self._interrupts.open[asked.request_id] = interrupt
         action = rule_action(self._interrupts.settings, asked)
+        if action != "ask":
+            denied = PermissionReply("reject", DENIED_MESSAGE)
+            reply = PermissionReply("once") if action == "allow" else denied
+            interrupt.by_rule = Answer(reply, RULE)
         if asked.call_id is not None and asked.tool_input is None:
-            # OpenCode tells what the tool was called with a moment after it asks.
+            # OpenCode stores what the tool was called with a moment after it asks.
             try:
                 called = await snapshot.tool_call(
                     self._interrupts.opencode, asked.session_id, asked.call_id
@@ -455,16 +464,13 @@ class TurnInterrupts:
                 log.warning("input of a tool call not known", error=error.message)
         interrupt.asked = asked = await self._interrupts.ask(self._owner, asked)
         self.open[asked.request_id] = interrupt
-        if action == "ask":
+        if interrupt.by_rule is None:
             self._arm(interrupt, self._interrupts.settings.interrupt_request_ttl_seconds)
             return asked
-        allowed = action == "allow"
-        reply = PermissionReply("once") if allowed else PermissionReply("reject", DENIED_MESSAGE)
-        interrupt.by_rule = Answer(reply, RULE)
         self._expire(interrupt)
         return Progressed(
             "permission",
-            "allowed" if allowed else "denied",
+            "allowed" if action == "allow" else "denied",
             part_id=asked.request_id,
             title=f"{asked.permission}: {', '.join(asked.patterns)}",
             reason="answered by a rule of this service",
@@ -568,8 +574,8 @@ class TurnInterrupts:
     async def answer(self, interrupt: Interrupt, answer: Answer, also: Write | None) -> None:
         """Answer for a person; return once OpenCode has taken the answer."""
         await self.connected()
-        asked, taken = interrupt.asked, interrupt.sending or interrupt.delivered
-        if asked.request_id not in self.open or interrupt.by_rule is not None or taken:
+        asked = interrupt.asked
+        if not interrupt.waiting or interrupt.sending or interrupt.delivered:
             raise InterruptNotFoundError(request_id=asked.request_id)
         self._interrupts.check(asked, answer.reply)
         interrupt.sending = True  # from here on nobody else can answer
