@@ -4,8 +4,7 @@ Every method's params and result are a ``Payload``. Reading is strict, and one e
 field that is wrong. The methods themselves are not known here.
 """
 
-import re
-from typing import Annotated, ClassVar, Generic, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 import orjson
 from pydantic import (
@@ -19,8 +18,8 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
-from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import PydanticCustomError, core_schema
 
 from opencode_a2a.errors import (
     InvalidFieldError,
@@ -32,7 +31,7 @@ from opencode_a2a.errors import (
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import MessageId
 from opencode_a2a.opencode.client import well_formed
-from opencode_a2a.opencode.types import wire_name
+from opencode_a2a.opencode.types import Wire, wire_name
 from opencode_a2a.validation import FREE_OBJECT, listed, violations, wrong
 
 P = TypeVar("P", bound="Payload")
@@ -50,8 +49,8 @@ MAX_FIELDS = 5000
 class Payload(BaseModel):
     """Base of all params and results; unknown fields are refused.
 
-    What is published under a name of ours has a class here even if OpenCode's own type is much
-    alike: that one has more fields, and defaults for what some version of OpenCode leaves out.
+    Where OpenCode's type is what callers may see, results hold it as it is. Where it has more
+    fields, or ours are checked more strictly, there is a class for what is published.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
@@ -77,9 +76,32 @@ class Body(Payload):
 class Item(Payload, Generic[T]):
     item: T
 
+    @classmethod
+    def model_parametrized_name(cls, params: tuple[Any, ...]) -> str:
+        """Return the name that it is published by: that of ``Item[Task]`` is ``OneTask``."""
+        return f"One{_noun(params)}"
+
 
 class Items(Payload, Generic[T]):
     items: list[T]
+
+    @classmethod
+    def model_parametrized_name(cls, params: tuple[Any, ...]) -> str:
+        """Return the name that it is published by: that of ``Items[TodoItem]`` is ``Todos``."""
+        noun = _noun(params)
+        if noun == "Interrupt":
+            return "Items"  # as it was published first
+        return noun + ("es" if noun.endswith(("s", "ch")) else "s")
+
+
+def schema_name(kind: type) -> str:
+    """Return the name by which a type is published."""
+    title = kind.model_config.get("title") if issubclass(kind, BaseModel) else None
+    return title or kind.__name__
+
+
+def _noun(params: tuple[type, ...]) -> str:
+    return schema_name(params[0]).removesuffix("Item").removesuffix("Summary")
 
 
 class Done(Payload):
@@ -91,18 +113,23 @@ class SessionDone(Done):
 
 
 class PublishedSchema(GenerateJsonSchema):
-    """Names schemas as they are published: ``OneTask`` for ``Item[Task]``, ``Todos`` for a list."""
+    """Schemas of results. What is not null is always there, in OpenCode's types too.
 
-    def normalize_name(self, name: str) -> str:
-        generic = re.fullmatch(r"(Items?)\[(\w+?)(?:Item|Summary)?\]", name)
-        if generic is None:
-            return super().normalize_name(name)
-        wrapper, kind = generic.groups()
-        if wrapper == "Item":
-            return f"One{kind}"
-        if kind == "Interrupt":
-            return wrapper  # as it was published first
-        return kind + ("es" if kind.endswith(("s", "ch")) else "s")
+    Their defaults are for what some version of OpenCode leaves out, and their descriptions for
+    whoever works on this service.
+    """
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        made = super().model_schema(schema)
+        if issubclass(schema["cls"], Wire):
+            fields: dict[str, JsonObject] = made["properties"]
+            for field in fields.values():
+                if field.get("default") is not None:
+                    del field["default"]
+            made.pop("description", None)
+            made["required"] = [name for name, field in fields.items() if "default" not in field]
+            made["additionalProperties"] = False
+        return made
 
 
 # --- values -----------------------------------------------------------------------------------
@@ -281,8 +308,8 @@ def _fields(value: Json) -> int:
 
 
 def write(result: Payload) -> JsonObject:
-    """Return a result as JSON: what is not known has no key."""
-    known: JsonObject = result.model_dump(mode="json", by_alias=True, exclude_none=True)
+    """Return a result as JSON, in our spelling throughout: what is not known has no key."""
+    known: JsonObject = result.model_dump(mode="json", by_alias=False, exclude_none=True)
     return dict.fromkeys(sorted(result.nullable)) | known
 
 

@@ -5,7 +5,7 @@ import time
 from opencode_a2a.extensions.call import Call
 from opencode_a2a.extensions.params import Flag, Items, Payload, Placed, Routed, Text
 from opencode_a2a.extensions.registry import Access, Extension, aliases
-from opencode_a2a.opencode.types import Provider, ProviderCatalogue
+from opencode_a2a.opencode.types import Command, Provider, ProviderCatalogue
 
 PROVIDERS = Extension(
     key="provider_discovery",
@@ -153,17 +153,7 @@ async def list_agents(call: Call, params: Placed) -> Items[AgentItem]:
     return Items[AgentItem].of(items=await call.opencode.agents(at=call.at))
 
 
-class CommandItem(Payload):
-    name: str
-    description: str | None = None
-    agent: str | None = None
-    model: str | None = None
-    source: str | None = None
-    subtask: bool
-    hints: list[str]
-
-
 @PROVIDERS.method("opencode.commands.list", Access.READ)
-async def list_commands(call: Call, params: Placed) -> Items[CommandItem]:
+async def list_commands(call: Call, params: Placed) -> Items[Command]:
     """List the commands that ``opencode.sessions.command`` can run."""
-    return Items[CommandItem].of(items=await call.opencode.commands(at=call.at))
+    return Items(items=await call.opencode.commands(at=call.at))

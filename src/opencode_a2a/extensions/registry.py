@@ -28,7 +28,7 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions.call import Call
-from opencode_a2a.extensions.params import Payload, Routed
+from opencode_a2a.extensions.params import Payload, Routed, schema_name
 
 PAGE = "https://github.com/Intelligent-Internet/opencode-a2a/blob/main/docs/extension-specifications.md"
 PROFILE = "opencode-a2a-single-tenant-coding-v1"
@@ -161,7 +161,7 @@ def _type_name(annotation: object) -> str:
     inner = [kind for kind in get_args(annotation) if kind is not type(None)]
     if inner:
         return _type_name(inner[0])
-    return annotation.__name__ if isinstance(annotation, type) else "object"
+    return schema_name(annotation) if isinstance(annotation, type) else "object"
 
 
 @dataclass(frozen=True, slots=True)

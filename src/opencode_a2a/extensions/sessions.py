@@ -165,14 +165,6 @@ class TodoItem(Payload):
     priority: str
 
 
-class DiffItem(Payload):
-    file: str
-    patch: str
-    additions: int
-    deletions: int
-    status: str | None = None
-
-
 class RevertState(Payload):
     message_id: str | None = None
     part_id: str | None = None
@@ -266,7 +258,7 @@ class DiffParams(OfSession):
 
 
 @SESSIONS.method("opencode.sessions.diff", Access.READ, UpstreamNotFoundError)
-async def diff(call: Call, params: DiffParams) -> Items[DiffItem]:
+async def diff(call: Call, params: DiffParams) -> Items[upstream.FileDiff]:
     """List the file changes that the answer to one user message made.
 
     Without a message it is the last user message whose answer changed a file.
@@ -279,7 +271,7 @@ async def diff(call: Call, params: DiffParams) -> Items[DiffItem]:
         named = [message.info.id for message in reversed(messages) if message.info.role == "user"]
     for message_id in named:
         if changes := await call.opencode.session_diff(session.id, message_id, at=call.at):
-            return Items[DiffItem].of(items=changes)
+            return Items(items=changes)
     return Items(items=[])
 
 

@@ -30,8 +30,14 @@ from opencode_a2a.extensions.params import (
     invalid,
 )
 from opencode_a2a.extensions.registry import Access, Condition, Extension, Rules, aliases
-from opencode_a2a.extensions.sessions import DiffItem
-from opencode_a2a.opencode import types as upstream
+from opencode_a2a.opencode.types import (
+    FileDiff,
+    FileNode,
+    Project,
+    Workspace,
+    WorkspaceDraft,
+    Worktree,
+)
 from opencode_a2a.turns.workspace import is_worktree, unsaved
 from opencode_a2a.validation import FREE
 
@@ -73,27 +79,14 @@ class ProjectItem(Payload):
     worktree: str | None = None
 
 
-class WorkspaceItem(Payload):
-    id: str
-    type: str
-    name: str
-    branch: str | None = None
-
-
 class MaybeWorkspace(Payload):
     nullable = frozenset({"item"})
 
-    item: WorkspaceItem | None = None
+    item: Workspace | None = None
 
 
 class Directories(Payload):
     items: list[str]
-
-
-class WorktreeItem(Payload):
-    name: str
-    directory: str
-    branch: str | None = None
 
 
 @WORKSPACES.method("opencode.projects.list", Access.READ)
@@ -110,14 +103,14 @@ async def current_project(call: Call, params: Routed) -> Item[ProjectItem]:
     return Item(item=_project(call, found))
 
 
-def _related(call: Call, project: upstream.Project) -> bool:
+def _related(call: Call, project: Project) -> bool:
     root = call.deps.workspace.root
     if root is None or call.deps.workspace.holds(project.worktree):
         return True
     return project.worktree != "/" and FilePath(root).is_relative_to(project.worktree)
 
 
-def _project(call: Call, project: upstream.Project) -> ProjectItem:
+def _project(call: Call, project: Project) -> ProjectItem:
     inside = call.deps.workspace.holds(project.worktree)
     return ProjectItem(
         id=project.id,
@@ -128,10 +121,10 @@ def _project(call: Call, project: upstream.Project) -> ProjectItem:
 
 
 @WORKSPACES.method("opencode.workspaces.list", Access.READ, **_EXPERIMENTAL)
-async def list_workspaces(call: Call, params: Routed) -> Items[WorkspaceItem]:
+async def list_workspaces(call: Call, params: Routed) -> Items[Workspace]:
     """List the workspaces of the project, without those that other callers made."""
     found = {one.id: one for one in await call.opencode.workspaces(at=call.at)}
-    return Items[WorkspaceItem].of(items=[found[one] for one in await _visible(call, found)])
+    return Items(items=[found[one] for one in await _visible(call, found)])
 
 
 @WORKSPACES.method("opencode.worktrees.list", Access.READ, **_EXPERIMENTAL)
@@ -169,9 +162,9 @@ class CreateWorkspaceParams(Routed):
     example={"request": {"type": "worktree"}},
     **_MUTATION,
 )
-async def create_workspace(call: Call, params: CreateWorkspaceParams) -> Item[WorkspaceItem]:
+async def create_workspace(call: Call, params: CreateWorkspaceParams) -> Item[Workspace]:
     """Make a workspace; OpenCode has to be started with `OPENCODE_EXPERIMENTAL_WORKSPACES=1`."""
-    draft = upstream.WorkspaceDraft(**dict(params.request))
+    draft = WorkspaceDraft(**dict(params.request))
     try:
         made = await call.opencode.create_workspace(draft, at=call.at)
     except UpstreamHttpError as error:
@@ -185,7 +178,7 @@ async def create_workspace(call: Call, params: CreateWorkspaceParams) -> Item[Wo
         ) from None
     directories = [made.directory] if made.directory else []
     await call.places.own(call.principal, made.id, *directories)
-    return Item[WorkspaceItem].of(item=made)
+    return Item(item=made)
 
 
 class RemoveWorkspaceParams(Routed):
@@ -214,7 +207,7 @@ async def remove_workspace(call: Call, params: RemoveWorkspaceParams) -> MaybeWo
         await _removable(call, "workspace_id", directory, force=params.force)
     removed = await call.opencode.remove_workspace(workspace_id, at=call.at)
     await call.places.forget(workspace_id, *([directory] if directory else []))
-    return MaybeWorkspace.of(item=removed)
+    return MaybeWorkspace(item=removed)
 
 
 class WorktreeRequest(Body):
@@ -227,12 +220,12 @@ class CreateWorktreeParams(Routed):
 
 
 @WORKSPACES.method("opencode.worktrees.create", Access.OPERATE, **_MUTATION)
-async def create_worktree(call: Call, params: CreateWorktreeParams) -> Item[WorktreeItem]:
+async def create_worktree(call: Call, params: CreateWorktreeParams) -> Item[Worktree]:
     """Make a git worktree of the project; its files are there a moment later."""
     name, command = params.request.name, params.request.start_command
     made = await call.opencode.create_worktree(name, command, at=call.at)
     await call.places.own(call.principal, made.directory)
-    return Item[WorktreeItem].of(item=made)
+    return Item(item=made)
 
 
 class DirectoryRequest(Body):
@@ -318,22 +311,15 @@ def _no_worktree(field: str) -> InvalidFieldError:
 # --- files ------------------------------------------------------------------------------------
 
 
-class FileItem(Payload):
-    name: str
-    path: str
-    type: Literal["file", "directory"]
-    ignored: bool
-
-
 class FilesParams(Placed):
     path: Path = ""
 
 
 @WORKSPACES.method("opencode.files.list", Access.READ, example={"path": "."})
-async def list_files(call: Call, params: FilesParams) -> Items[FileItem]:
+async def list_files(call: Call, params: FilesParams) -> Items[FileNode]:
     """List a directory of the workspace."""
     path = _inside(call, params.path, "directory")
-    return Items[FileItem].of(items=await call.opencode.list_files(path, at=call.at))
+    return Items(items=await call.opencode.list_files(path, at=call.at))
 
 
 class FileContent(Payload):
@@ -427,7 +413,7 @@ class VcsParams(Placed):
     context: Annotated[int, Field(ge=0, le=1000)] | None = None
 
 
-class VcsDiff(Items[DiffItem]):
+class VcsDiff(Items[FileDiff]):
     branch: str | None = None
     default_branch: str | None = None
 
@@ -437,4 +423,4 @@ async def vcs_diff(call: Call, params: VcsParams) -> VcsDiff:
     """Compare the working tree with its last commit, or with the default branch."""
     vcs = await call.opencode.vcs(at=call.at)
     found = await call.opencode.vcs_diff(params.mode, context=params.context, at=call.at)
-    return VcsDiff.of(items=found, branch=vcs.branch, default_branch=vcs.default_branch)
+    return VcsDiff(items=found, branch=vcs.branch, default_branch=vcs.default_branch)

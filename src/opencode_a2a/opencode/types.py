@@ -34,7 +34,10 @@ def wire_name(name: str) -> str:
 
 
 class Wire(BaseModel):
-    """Base of every OpenCode payload: immutable, and unknown fields are ignored."""
+    """Base of every OpenCode payload: immutable, and unknown fields are ignored.
+
+    A type that methods return as it is has the name of its published schema as its title.
+    """
 
     model_config = ConfigDict(
         frozen=True,
@@ -77,6 +80,8 @@ class Tokens(Wire):
 
 class FileDiff(Wire):
     """One file of a session's, a message's or the working tree's changes."""
+
+    model_config = ConfigDict(title="DiffItem")
 
     file: str = ""
     patch: str = ""
@@ -471,6 +476,8 @@ class Agent(Wire):
 
 
 class Command(Wire):
+    model_config = ConfigDict(title="CommandItem")
+
     name: str
     description: str | None = None
     agent: str | None = None
@@ -494,20 +501,27 @@ class Project(Wire):
 
 
 class Worktree(Wire):
+    model_config = ConfigDict(title="WorktreeItem")
+
     name: str
     directory: str
     branch: str | None = None
 
 
 class Workspace(Wire):
+    model_config = ConfigDict(title="WorkspaceItem")
+
     id: str
     type: str
     name: str
     branch: str | None = None
-    directory: str | None = None
+    directory: Annotated[str | None, Field(exclude=True)] = None
+    """For this service alone; callers name the workspace."""
 
 
 class FileNode(Wire):
+    model_config = ConfigDict(title="FileItem")
+
     name: str
     path: str
     type: Literal["file", "directory"]

@@ -11,8 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 import orjson
-from pydantic import BaseModel
-from pydantic.json_schema import JsonSchemaMode, models_json_schema
+from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -25,7 +24,7 @@ from opencode_a2a.a2a.v03 import Spelling
 from opencode_a2a.config import Settings
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions.interrupts import permission_replies
-from opencode_a2a.extensions.params import OfSession, PublishedSchema
+from opencode_a2a.extensions.params import OfSession, PublishedSchema, schema_name
 from opencode_a2a.extensions.registry import Method
 from opencode_a2a.messages import Part
 from opencode_a2a.server.card import DISCOVERY
@@ -322,19 +321,7 @@ def _request_name(method: str) -> str:
 
 def _schemas(settings: Settings) -> JsonObject:
     lines = spoken(settings)
-    models: list[tuple[type[BaseModel], JsonSchemaMode]] = []
-    for _, method in declared():
-        models.append((method.params, "validation"))
-        models.append((method.result, "serialization"))
-    refs, generated = models_json_schema(
-        models, ref_template=_REF + "{model}", schema_generator=PublishedSchema
-    )
-    for name, schema in generated["$defs"].items():
-        schema["title"] = name
-    schemas: JsonObject = {**generated["$defs"], **_BASIC}
-    generated["$defs"]["PermissionParams"]["properties"]["reply"]["enum"] = permission_replies(
-        settings
-    )
+    schemas = _method_schemas(settings) | _BASIC
     for name, version, model, role in _SENDS:
         if version in lines:
             schemas |= _send_schema(name, model, role)
@@ -343,11 +330,34 @@ def _schemas(settings: Settings) -> JsonObject:
             if known := method.named(line):
                 schemas[_request_name(known)] = _request(known, _core_params(method, line))
     for _, method in declared():
-        request = _request(method.name, refs[method.params, "validation"])
+        request = _request(method.name, _ref(schema_name(method.params)))
         request["description"] = method.summary
-        request["x-result"] = refs[method.result, "serialization"]
+        request["x-result"] = _ref(schema_name(method.result))
         schemas[_request_name(method.name)] = request
     return schemas
+
+
+def _method_schemas(settings: Settings) -> JsonObject:
+    """Return the schemas of all params and results, each under the title that it has."""
+    params, results = (
+        {m.params: None for _, m in declared()},
+        {m.result: None for _, m in declared()},
+    )
+    template = _REF + "{model}"
+    _, taken = models_json_schema([(one, "validation") for one in params], ref_template=template)
+    _, given = models_json_schema(
+        [(one, "serialization") for one in results],
+        by_alias=False,
+        ref_template=template,
+        schema_generator=PublishedSchema,
+    )
+    generated = {**taken["$defs"], **given["$defs"]}
+    generated["PermissionParams"]["properties"]["reply"]["enum"] = permission_replies(settings)
+    text = orjson.dumps(generated).decode()
+    for name, schema in generated.items():
+        text = text.replace(f'"{_REF}{name}"', f'"{_REF}{schema["title"]}"')
+    schemas: dict[str, JsonObject] = {one["title"]: one for one in orjson.loads(text).values()}
+    return dict(sorted(schemas.items()))
 
 
 def _send_schema(name: str, model: type[SendBase], role: str) -> JsonObject:
