@@ -20,11 +20,11 @@ from opencode_a2a.config import (
 )
 from opencode_a2a.errors import InternalError, InvalidFieldError, MissingFieldError, ServiceError
 from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.extensions import METHODS
 from opencode_a2a.extensions.params import PublishedSchema
 from opencode_a2a.extensions.registry import Extension, Method
 from opencode_a2a.server.contracts import (
     ALL_EXTENSIONS,
-    declared,
     endpoints,
     profile,
     protocol_summary,
@@ -120,7 +120,7 @@ def _compatibility(settings: Settings) -> Iterator[str]:
     retention = profile(settings)["method_retention"]
     match retention:
         case dict():
-            for _, method in declared():
+            for method in METHODS:
                 cells = _cells(retention[method.name], "availability", "retention", "toggle")
                 yield f"| `{method.name}` | {cells}"
         case _:
@@ -321,7 +321,8 @@ def _specifications(extensions: Iterable[Extension]) -> Iterator[str]:
             yield f"- [Methods](methods.md): {names}"
         yield from (f"- {note}" for note in extension.notes)
         yield from _params("Public params", extension.public(defaults))
-        yield from _params("Extended params", extension.extended(defaults))
+        if extension.surface != "discovery":  # the contracts are on the page about compatibility
+            yield from _params("Extended params", extension.extended(defaults))
         yield ""
 
 

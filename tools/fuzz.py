@@ -30,7 +30,7 @@ import httpx2
 from opencode_a2a.a2a.operations import CARD_PATHS, OPERATIONS, PREFIXES, ROUTES
 from opencode_a2a.a2a.types import Version
 from opencode_a2a.events import JsonObject
-from opencode_a2a.server.contracts import declared
+from opencode_a2a.extensions import METHODS
 from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
 from tests.support.program import Program
@@ -117,7 +117,7 @@ class Maker:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)  # noqa: S311 - to be repeatable
         self.known: deque[str] = deque(["ses_1", "per_1"], maxlen=200)
-        self._methods = [method for _, method in declared()]
+        self._methods = METHODS
         self._kinds: list[Callable[[], Request]] = [
             *([self._operation] * 4),
             *([self._extension] * 5),

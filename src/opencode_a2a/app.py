@@ -51,7 +51,7 @@ from opencode_a2a.peers.network import EgressError, Fetch, Fetcher, FetchResult
 from opencode_a2a.peers.tool import SERVER, PeerTool
 from opencode_a2a.printable import program
 from opencode_a2a.server.card import Cards
-from opencode_a2a.server.contracts import card_facts, contracts, spoken
+from opencode_a2a.server.contracts import EXTENSION_NAMES, spoken_versions
 from opencode_a2a.server.exchange import Stream, Terms
 from opencode_a2a.server.jsonrpc import RpcBinding
 from opencode_a2a.server.openapi import OpenApi
@@ -143,7 +143,7 @@ class Service:
         settings, url = self.settings, self.settings.public_url
         parts = [
             f"opencode-a2a {__version__}",
-            f"A2A {' and '.join(spoken(settings))}",
+            f"A2A {' and '.join(spoken_versions(settings))}",
             self._opencode_line(),
         ]
         if settings.a2a.demo:
@@ -299,8 +299,7 @@ class Service:
 
     def _protocol(self, board: TaskService, methods: Dispatcher, fetch: Fetch) -> list[BaseRoute]:
         settings = self.settings
-        published = contracts(settings)
-        cards = Cards(card_facts(settings, published), now_ms())
+        cards = Cards(settings, now_ms())
 
         def write(frames: Stream) -> ASGIApp:
             headers = tuple((k.lower().encode(), v.encode()) for k, v in frames.headers.items())
@@ -314,12 +313,15 @@ class Service:
 
         operations = Operations(board, cards, fetch)
         terms = Terms(
-            Version(settings.a2a.protocol_version), write, published.announcements, spoken(settings)
+            Version(settings.a2a.protocol_version),
+            write,
+            EXTENSION_NAMES,
+            spoken_versions(settings),
         )
         return [
             RpcBinding(operations, terms, [methods]).route(),
             *cards.routes(),
-            *OpenApi(settings, published).routes(),
+            *OpenApi(settings).routes(),
             *RestBinding(operations, cards, terms).routes(),
         ]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from opencode_a2a.server.contracts import declared
+from opencode_a2a.extensions import METHODS
 from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
 from tests.support.program import Program
@@ -15,7 +15,7 @@ from tests.support.service import variables_for
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-AUDITED = [method for _, method in declared() if method.audit]
+AUDITED = [method for method in METHODS if method.audit]
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -9,7 +9,7 @@ from a2a.compat.v0_3 import types as v03
 from a2a.types import AgentCard
 from google.protobuf.json_format import ParseDict
 
-from opencode_a2a.server.announced import METADATA_EXTENSIONS
+from opencode_a2a.extensions import EXTENSIONS
 from tests.support.answers import Wire
 from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
@@ -129,7 +129,7 @@ async def test_the_founding_address_of_the_extended_card_works(service: Running)
 async def test_active_extensions_are_echoed_by_the_names_they_were_asked_for(
     caller: Caller, opencode: FakeOpenCode
 ) -> None:
-    known = METADATA_EXTENSIONS[0]
+    known = EXTENSIONS[0]
     asked = f"{known.uri}, urn:unknown , {known.aliases[0]}"
     header = "A2A-Extensions" if caller.wire.modern else "X-A2A-Extensions"
     spelled = header.replace("-", "_")

@@ -13,14 +13,13 @@ from starlette.routing import Route
 
 from opencode_a2a.config import Settings, load
 from opencode_a2a.events import JsonObject
+from opencode_a2a.extensions import METHODS
 from opencode_a2a.extensions.registry import Method
-from opencode_a2a.server.contracts import declared
 from tests.support.caller import Caller
 from tests.support.running import running
 from tests.support.service import TOKEN, Running, serving
 
 NOWHERE = "http://127.0.0.1:9"
-METHODS = [method for _, method in declared()]
 LOCAL = {
     "a2a.interrupt.permission.reply",
     "a2a.interrupt.question.reply",

@@ -13,12 +13,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from opencode_a2a.a2a.operations import OPERATIONS
 from opencode_a2a.a2a.types import Version
 from opencode_a2a.callers import SCOPE_KEY, Caller
+from opencode_a2a.config import Settings
 from opencode_a2a.errors import SessionNotFoundError
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import Principal
 from opencode_a2a.peers.network import FetchResult
-from opencode_a2a.server.announced import METADATA_EXTENSIONS
-from opencode_a2a.server.card import CardFacts, Cards
+from opencode_a2a.server.card import Cards
+from opencode_a2a.server.contracts import EXTENSION_NAMES
 from opencode_a2a.server.exchange import Stream, Terms
 from opencode_a2a.server.jsonrpc import RpcBinding
 from opencode_a2a.server.operations import Operations
@@ -63,9 +64,9 @@ def echo() -> Echo:
 @pytest.fixture
 async def agent(echo: Echo) -> AsyncIterator[httpx.AsyncClient]:
     """The bindings around a board that must not be reached."""
-    cards = Cards(CardFacts("A", "B.", "1", "http://agent"), 0)
+    cards = Cards(Settings(), 0)
     operations = Operations(TaskService.__new__(TaskService), cards, fetch)
-    terms = Terms(Version.V03, serve, METADATA_EXTENSIONS)
+    terms = Terms(Version.V03, serve, EXTENSION_NAMES)
     routes = [
         RpcBinding(operations, terms, [echo]).route(),
         *RestBinding(operations, cards, terms).routes(),
@@ -365,7 +366,7 @@ async def test_the_extended_card_is_at_all_its_addresses(agent: httpx.AsyncClien
 
     assert "supportedInterfaces" in new.json()
     assert "url" not in new.json()
-    assert old.json()["url"] == "http://agent"
+    assert old.json()["url"] == Settings().public_url
     assert old.content == older.content
     assert old.headers["cache-control"] == "private, max-age=300"
     assert "Authorization" in old.headers["vary"]

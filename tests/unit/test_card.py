@@ -1,6 +1,7 @@
 """The agent card in its three forms, read back by the SDK."""
 
 import gzip
+import secrets
 from collections.abc import AsyncIterator
 from typing import cast
 
@@ -15,26 +16,27 @@ from google.protobuf.json_format import ParseDict
 from starlette.applications import Starlette
 
 from opencode_a2a.a2a.types import Version
+from opencode_a2a.config import load
 from opencode_a2a.events import JsonObject
-from opencode_a2a.server.announced import METADATA_EXTENSIONS as EXTENSIONS
-from opencode_a2a.server.announced import SESSION_BINDING, activated
-from opencode_a2a.server.card import CardFacts, Cards
+from opencode_a2a.server.card import Cards
 
-FACTS = CardFacts(
-    name="OpenCode A2A",
-    description="A coding agent.",
-    version="0.1.0",
-    public_url="https://agent.example",
-    documentation_url="https://agent.example/docs",
-    basic=True,
-    project="demo",
+OURS = {"A2A_PUBLIC_URL": "https://agent.example", "A2A_BEARER_TOKEN": secrets.token_hex()}
+ANN = {"scheme": "basic", "username": "ann", "password": secrets.token_hex()}
+SETTINGS = load(
+    {},
+    {
+        **OURS,
+        "A2A_STATIC_AUTH_CREDENTIALS": orjson.dumps([ANN]).decode(),
+        "A2A_DOCUMENTATION_URL": "https://agent.example/docs",
+        "A2A_PROJECT": "demo",
+    },
 )
 PATH = "/.well-known/agent-card.json"
 
 
 @pytest.fixture
 async def discovery() -> AsyncIterator[httpx.AsyncClient]:
-    app = Starlette(routes=Cards(FACTS, 1_794_733_200_123).routes())
+    app = Starlette(routes=Cards(SETTINGS, 1_794_733_200_123).routes())
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://agent") as client:
         yield client
@@ -121,7 +123,7 @@ async def test_the_card_is_compressed_for_those_who_take_it(discovery: httpx.Asy
 
 
 def test_the_extended_card_says_more_in_the_form_of_its_line() -> None:
-    cards = Cards(FACTS, 0)
+    cards = Cards(SETTINGS, 0)
 
     modern = ParseDict(cards.extended(Version.V1), AgentCard(), ignore_unknown_fields=False)
     old = v03.AgentCard.model_validate(cards.extended(Version.V03), extra="forbid")
@@ -132,7 +134,7 @@ def test_the_extended_card_says_more_in_the_form_of_its_line() -> None:
 
 
 def test_the_hybrid_form_is_right_for_rest_clients_of_0_3() -> None:
-    hybrid = Cards(FACTS, 0).hybrid
+    hybrid = Cards(SETTINGS, 0).hybrid
 
     proto = ParseDict(hybrid, a2a_v0_3_pb2.AgentCard(), ignore_unknown_fields=True)
     card = conversions.to_core_agent_card(proto_utils.FromProto.agent_card(proto))
@@ -141,7 +143,7 @@ def test_the_hybrid_form_is_right_for_rest_clients_of_0_3() -> None:
 
 
 def test_a_demo_says_so() -> None:
-    demo = CardFacts("A", "B.", "1", "http://x", demo=True)
+    demo = load({}, {**OURS, "A2A_DEMO": "true"})
 
     card = Cards(demo, 0).extended(Version.V1)
 
@@ -150,15 +152,8 @@ def test_a_demo_says_so() -> None:
 
 
 def test_only_schemes_that_are_configured_are_declared() -> None:
-    bearer = CardFacts("A", "B.", "1", "http://x")
+    bearer = load({}, OURS)
 
     card = Cards(bearer, 0).extended(Version.V1)
 
     assert list(cast(JsonObject, card["securitySchemes"])) == ["bearerAuth"]
-
-
-def test_extensions_are_active_by_any_of_their_names() -> None:
-    asked = f"urn:a2a:session-binding/v1, {SESSION_BINDING.uri} ,urn:unknown,"
-
-    assert activated(asked, EXTENSIONS) == ["urn:a2a:session-binding/v1", SESSION_BINDING.uri]
-    assert activated(None, EXTENSIONS) == []

@@ -32,18 +32,18 @@ from opencode_a2a.events import (
     Usage,
     UsageCounted,
 )
-from opencode_a2a.extensions import EXTENSIONS
+from opencode_a2a.extensions import EXTENSIONS, METHODS
 from opencode_a2a.extensions.metadata import SESSION_BINDING, STREAM_HINTS
 from opencode_a2a.extensions.params import Listing, OfSession, read
 from opencode_a2a.extensions.registry import Access
 from opencode_a2a.extensions.sessions import ListParams
 from opencode_a2a.ids import ContextId, MessageId, Principal, RequestId, SessionId, TaskId
 from opencode_a2a.messages import Message, Part
-from opencode_a2a.server.contracts import ALL_EXTENSIONS, contracts, declared, wire_contract
+from opencode_a2a.server.card import Cards
+from opencode_a2a.server.contracts import ALL_EXTENSIONS, wire_contract
 from opencode_a2a.tasks.state import Accepted, TaskRef, TaskState
 from tools.docs import errors_page, methods_page, specifications_page
 
-METHODS = [method for _, method in declared()]
 ON = load({}, {"A2A_ENABLE_SESSION_SHELL": "true", "A2A_ENABLE_WORKSPACE_MUTATIONS": "true"})
 
 
@@ -92,22 +92,20 @@ def test_the_reference_has_every_method_and_every_error() -> None:
 
 @pytest.mark.parametrize("settings", [Settings(), ON], ids=["default", "on"])
 def test_all_surfaces_agree_about_what_is_switched_on(settings: Settings) -> None:
-    published = contracts(settings)
     wire: Any = wire_contract(settings)
+    card: Any = Cards(settings, 0).hybrid
     listed = {
-        name for told in published.by_key.values() for name in _names(told.get("methods", []))
+        name
+        for extension in card["capabilities"]["extensions"]
+        for name in extension["params"].get("methods", [])
     }
 
     assert listed == set(wire["extensions"]["jsonrpc_methods"])
     off = {method.name for method in METHODS if method.state(settings) != "enabled"}
     assert off == set(wire["extensions"]["conditionally_available_methods"])
     assert bool(off) == (settings is not ON)
-    skills = orjson.dumps(published.skills).decode()
+    skills = orjson.dumps(card["skills"]).decode()
     assert not [name for name in off if f'"{name}:' in skills]
-
-
-def _names(value: Any) -> list[str]:
-    return value
 
 
 def test_all_wrong_fields_are_listed_at_once() -> None:

@@ -34,10 +34,9 @@ def card(config: Path | None, extended: bool) -> None:
     """Print the agent card that these settings give."""
     from opencode_a2a.clock import now_ms  # what follows takes most of a second to import
     from opencode_a2a.server.card import Cards
-    from opencode_a2a.server.contracts import card_facts, contracts
 
     effective = load_settings({}, config)
-    cards = Cards(card_facts(effective, contracts(effective)), now_ms())
+    cards = Cards(effective, now_ms())
     click.echo(json.dumps(cards.hybrid if extended else cards.public, indent=2))
 
 
@@ -45,10 +44,10 @@ def card(config: Path | None, extended: bool) -> None:
 @config_option
 def methods(config: Path | None) -> None:
     """List the methods beyond A2A: name, access, and the setting that switches them off."""
-    from opencode_a2a.server.contracts import declared  # takes most of a second to import
+    from opencode_a2a.extensions import METHODS  # takes most of a second to import
 
     effective = load_settings({}, config)
-    for _, method in declared():
+    for method in METHODS:
         state = method.state(effective)
         off = f" ({state}: {method.condition.variable})" if method.condition else ""
         note = off if state != "enabled" else ""

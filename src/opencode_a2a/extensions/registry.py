@@ -84,9 +84,9 @@ class Rules(TypedDict, total=False):
     audit: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Method:
-    """A method as declared."""
+    """A method as declared; compared by identity."""
 
     name: str
     access: Access
@@ -242,6 +242,8 @@ class Extension:
 
     def extended_params(self, settings: Settings) -> JsonObject:
         """Return what only authenticated callers get to know, in addition."""
+        if self.surface == "discovery":
+            return self.extended(settings)  # a contract about the whole service
         params: JsonObject = {"profile": PROFILE, **self.extended(settings)}
         if self.notes:
             params["notes"] = [*self.notes]

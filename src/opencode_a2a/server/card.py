@@ -1,13 +1,12 @@
-"""The agent card, as clients of each line read it.
+"""The agent card, as clients of each version read it.
 
-``app`` states the facts once; the documents are made and compressed at start and served as they
-are. The public card is readable by both lines, with ``A2A-Version: 1.0`` it is the pure 1.0
-form, at the old address the pure 0.3 form. Only what the service does is in it.
+The documents are made and compressed at start and served as they are. The public card is readable
+by both versions; with ``A2A-Version: 1.0`` it has the pure 1.0 form, at the old address the pure
+0.3 form. It claims only what the service does.
 """
 
 import gzip
 import hashlib
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import format_datetime, parsedate_to_datetime
 from typing import Literal
@@ -17,36 +16,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from opencode_a2a.a2a.types import EVERY_VERSION, VERSION_HEADER, Version
+from opencode_a2a import __version__
+from opencode_a2a.a2a.types import VERSION_HEADER, Version
+from opencode_a2a.config import Settings
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.server.announced import METADATA_EXTENSIONS, Announcement
+from opencode_a2a.extensions import SKILLS
 from opencode_a2a.server.content import INPUT_MODES, OUTPUT_MODES
+from opencode_a2a.server.contracts import (
+    ALL_EXTENSIONS,
+    BINDINGS,
+    DISCOVERY,
+    auth_schemes,
+    spoken_versions,
+)
 
-BINDINGS = ("HTTP+JSON", "JSONRPC")
-"""The preferred one first."""
-DISCOVERY = ("/.well-known/agent-card.json", "/.well-known/agent.json")
-"""Where the public card is, and where it was."""
 _Form = Literal["1.0", "0.3", "hybrid"]
-
-
-@dataclass(frozen=True, slots=True)
-class CardFacts:
-    """What the settings say about this agent."""
-
-    name: str
-    description: str
-    version: str
-    public_url: str
-    documentation_url: str | None = None
-    bearer: bool = True
-    basic: bool = False
-    demo: bool = False
-    project: str | None = None
-    lines: tuple[Version, ...] = EVERY_VERSION
-    """Protocol lines that are spoken."""
-    extensions: tuple[Announcement, ...] = METADATA_EXTENSIONS
-    skills: tuple[JsonObject, ...] = ()
-    """Skills beside the chat, for the extended card."""
 
 
 class Document:
@@ -73,13 +57,13 @@ class Document:
 
 
 class Cards:
-    """All forms of the public and the extended card."""
+    """All forms of the public and the extended card of a deployment."""
 
-    def __init__(self, facts: CardFacts, modified_at: int) -> None:
+    def __init__(self, settings: Settings, modified_at: int) -> None:
         moment = datetime.fromtimestamp(modified_at // 1000, UTC)
         self._modified = format_datetime(moment, usegmt=True)
-        self._public = _forms(facts, extended=False)
-        self._extended = _forms(facts, extended=True)
+        self._public = _forms(settings, extended=False)
+        self._extended = _forms(settings, extended=True)
 
     def extended(self, version: Version) -> JsonObject:
         """Return the extended card as the result of a JSON-RPC call."""
@@ -87,139 +71,90 @@ class Cards:
 
     @property
     def public(self) -> JsonObject:
-        """The public card in the form that clients of either line can read."""
+        """The public card in the form that clients of either version can read."""
         return self._public["hybrid"].content
 
     @property
     def hybrid(self) -> JsonObject:
-        """The extended card in the form that clients of either line can read."""
+        """The extended card in the form that clients of either version can read."""
         return self._extended["hybrid"].content
 
-    def respond_extended(self, request: Request, line: Version) -> Response:
-        # REST clients of 0.3 read the card as ProtoJSON: the hybrid form is right for both
-        form = "1.0" if line is Version.V1 else "hybrid"
-        return self._extended[form].respond(request, self._modified, line)
+    def respond_extended(self, request: Request, version: Version) -> Response:
+        # REST clients of 0.3 read the card as ProtoJSON: the hybrid form is right for both.
+        form = "1.0" if version is Version.V1 else "hybrid"
+        return self._extended[form].respond(request, self._modified, version)
 
     def routes(self) -> list[BaseRoute]:
         """Return the open routes of discovery."""
-        places = zip(DISCOVERY, (self._discover, self._discover03), strict=True)
-        return [Route(path, discover, methods=["GET"]) for path, discover in places]
 
-    async def _discover(self, request: Request) -> Response:
-        pure = request.headers.get(VERSION_HEADER, "").strip().startswith("1.0")
-        line = Version.V1 if pure else Version.V03
-        return self._public["1.0" if pure else "hybrid"].respond(request, self._modified, line)
+        async def discover(request: Request) -> Response:
+            pure = request.headers.get(VERSION_HEADER, "").strip().startswith("1.0")
+            form, version = ("1.0", Version.V1) if pure else ("hybrid", Version.V03)
+            return self._public[form].respond(request, self._modified, version)
 
-    async def _discover03(self, request: Request) -> Response:
-        return self._public["0.3"].respond(request, self._modified, Version.V03)
+        async def discover03(request: Request) -> Response:
+            return self._public["0.3"].respond(request, self._modified, Version.V03)
+
+        places = zip(DISCOVERY, (discover, discover03), strict=True)
+        return [Route(path, endpoint, methods=["GET"]) for path, endpoint in places]
 
 
-def _forms(facts: CardFacts, *, extended: bool) -> dict[_Form, Document]:
-    schemes: dict[str, JsonObject] = {}
-    if facts.bearer:
-        schemes["bearerAuth"] = {"scheme": "bearer", "bearerFormat": "opaque"}
-    if facts.basic:
-        schemes["basicAuth"] = {"scheme": "basic"}
-    both, capabilities = _both(facts, extended=extended), _capabilities(facts, extended=extended)
-    pure, old = _only1(facts, schemes), _only03(facts, schemes)
-    modern: JsonObject = {"capabilities": capabilities | {"extendedAgentCard": True}}
-    mixed: JsonObject = {name: _scheme1(it) | _scheme03(it) for name, it in schemes.items()}
-    forms: dict[_Form, JsonObject] = {
-        "1.0": {**both, **pure, **modern},
-        "0.3": {**both, **old, "capabilities": capabilities},
-        "hybrid": {**both, **old, **pure, **modern, "securitySchemes": mixed},
+def _forms(settings: Settings, *, extended: bool) -> dict[_Form, Document]:
+    """Return a card as each version writes it, and in a form that both can read."""
+    url, versions = settings.public_url, spoken_versions(settings)
+    schemes: dict[str, JsonObject] = {
+        f"{name}Auth": {"scheme": name} for name in auth_schemes(settings)
     }
-    if len(facts.lines) == 1:
-        forms = dict.fromkeys(forms, forms["1.0" if Version.V1 in facts.lines else "0.3"])
-    return {name: Document(form, private=extended) for name, form in forms.items()}
-
-
-def _both(facts: CardFacts, *, extended: bool) -> JsonObject:
-    card: JsonObject = {
-        "name": f"{facts.name} (demo model)" if facts.demo else facts.name,
-        "description": _description(facts),
-        "version": facts.version,
-        "defaultInputModes": [*INPUT_MODES],
-        "defaultOutputModes": [*OUTPUT_MODES],
-        "skills": _skills(facts, extended=extended),
+    if "bearerAuth" in schemes:
+        schemes["bearerAuth"]["bearerFormat"] = "opaque"
+    schemes1: JsonObject = {name: {"httpAuthSecurityScheme": it} for name, it in schemes.items()}
+    schemes03: JsonObject = {name: {"type": "http", **it} for name, it in schemes.items()}
+    mixed: JsonObject = {
+        name: {"httpAuthSecurityScheme": it, "type": "http", **it} for name, it in schemes.items()
     }
-    if facts.documentation_url:
-        card["documentationUrl"] = facts.documentation_url
-    return card
-
-
-def _only1(facts: CardFacts, schemes: dict[str, JsonObject]) -> JsonObject:
-    return {
+    only1: JsonObject = {
         "supportedInterfaces": [
-            {"url": facts.public_url, "protocolBinding": binding, "protocolVersion": line.value}
-            for line in Version
-            if line in facts.lines
+            {"url": url, "protocolBinding": binding, "protocolVersion": version.value}
+            for version in versions
             for binding in BINDINGS
         ],
-        "securitySchemes": {name: _scheme1(scheme) for name, scheme in schemes.items()},
+        "securitySchemes": schemes1,
         "securityRequirements": [{"schemes": {name: {"list": []}}} for name in schemes],
     }
-
-
-def _only03(facts: CardFacts, schemes: dict[str, JsonObject]) -> JsonObject:
-    return {
+    only03: JsonObject = {
         "protocolVersion": "0.3.0",
-        "url": facts.public_url,
+        "url": url,
         "preferredTransport": BINDINGS[0],
-        "additionalInterfaces": [
-            {"url": facts.public_url, "transport": binding} for binding in BINDINGS
-        ],
-        "securitySchemes": {name: _scheme03(scheme) for name, scheme in schemes.items()},
+        "additionalInterfaces": [{"url": url, "transport": binding} for binding in BINDINGS],
+        "securitySchemes": schemes03,
         "security": [{name: []} for name in schemes],
         "supportsAuthenticatedExtendedCard": True,
     }
+    both = _common(settings, extended=extended)
+    capabilities = _capabilities(settings, extended=extended)
+    modern: JsonObject = {"capabilities": capabilities | {"extendedAgentCard": True}}
+    forms: dict[_Form, JsonObject] = {
+        "1.0": {**both, **only1, **modern},
+        "0.3": {**both, **only03, "capabilities": capabilities},
+        "hybrid": {**both, **only03, **only1, **modern, "securitySchemes": mixed},
+    }
+    if len(versions) == 1:
+        forms = dict.fromkeys(forms, forms[versions[0].value])
+    return {name: Document(form, private=extended) for name, form in forms.items()}
 
 
-def _scheme1(scheme: JsonObject) -> JsonObject:
-    return {"httpAuthSecurityScheme": scheme}
-
-
-def _scheme03(scheme: JsonObject) -> JsonObject:
-    return {"type": "http", **scheme}
-
-
-def _capabilities(facts: CardFacts, *, extended: bool) -> JsonObject:
-    listed: list[Json] = [
-        {
-            "uri": extension.uri,
-            "description": extension.description,
-            "required": False,
-            "params": extension.public | (extension.extended if extended else {}),
-        }
-        for extension in facts.extensions
-    ]
-    # Whoever looks for an earlier name finds it; in few words, since the public card is small.
-    earlier: list[Json] = [
-        {
-            "uri": alias,
-            "required": False,
-            "params": {"alias_of": f"#{extension.uri.partition('#')[2]}"},
-        }
-        for extension in facts.extensions
-        for alias in extension.aliases
-    ]
-    return {"streaming": True, "pushNotifications": False, "extensions": [*listed, *earlier]}
-
-
-def _description(facts: CardFacts) -> str:
-    sentences = [facts.description]
-    if facts.demo:
+def _common(settings: Settings, *, extended: bool) -> JsonObject:
+    """Return what both versions write alike."""
+    a2a = settings.a2a
+    sentences = [a2a.description]
+    if a2a.demo:
         sentences.append("A scripted demo model answers, not a real one.")
     sentences.append(
-        f"A2A {' and '.join(facts.lines)} over HTTP+JSON and JSON-RPC, with streaming; "
-        "all callers share the workspace of one OpenCode server."
+        f"A2A {' and '.join(spoken_versions(settings))} over HTTP+JSON and JSON-RPC, with "
+        "streaming; all callers share the workspace of one OpenCode server."
     )
-    if facts.project:
-        sentences.append(f"Project: {facts.project}.")
-    return " ".join(sentences)
-
-
-def _skills(facts: CardFacts, *, extended: bool) -> list[Json]:
+    if a2a.project:
+        sentences.append(f"Project: {a2a.project}.")
     chat: JsonObject = {
         "id": "opencode.chat",
         "name": "OpenCode",
@@ -229,14 +164,53 @@ def _skills(facts: CardFacts, *, extended: bool) -> list[Json]:
         "inputModes": [*INPUT_MODES],
         "outputModes": [*OUTPUT_MODES],
     }
-    if not extended:
-        return [chat]
-    where = f" of {facts.project}" if facts.project else ""
-    chat["examples"] = [
-        f"Explain the structure{where or ' of this repository'}.",
-        "Find the cause of the failing test and fix it.",
+    skills: list[Json] = [chat]
+    if extended:
+        chat["examples"] = [
+            f"Explain the structure of {a2a.project or 'this repository'}.",
+            "Find the cause of the failing test and fix it.",
+        ]
+        for extension in SKILLS:
+            methods = extension.enabled(settings)[:8]
+            skill: JsonObject = {
+                "id": extension.skill,
+                "name": extension.title,
+                "description": f"{extension.summary} JSON-RPC methods, listed in the extension.",
+                "tags": ["opencode", *extension.tags],
+                "inputModes": ["application/json"],
+                "outputModes": ["application/json"],
+                "examples": [f"{method.name}: {method.summary}" for method in methods],
+            }
+            skills.append(skill)
+    card: JsonObject = {
+        "name": f"{a2a.title} (demo model)" if a2a.demo else a2a.title,
+        "description": " ".join(sentences),
+        "version": a2a.version or __version__,
+        "defaultInputModes": [*INPUT_MODES],
+        "defaultOutputModes": [*OUTPUT_MODES],
+        "skills": skills,
+    }
+    return card | ({"documentationUrl": a2a.documentation_url} if a2a.documentation_url else {})
+
+
+def _capabilities(settings: Settings, *, extended: bool) -> JsonObject:
+    listed: list[Json] = [
+        {
+            "uri": extension.uri,
+            "description": extension.summary,
+            "required": False,
+            "params": extension.public_params(settings)
+            | (extension.extended_params(settings) if extended else {}),
+        }
+        for extension in ALL_EXTENSIONS
     ]
-    return [chat, *facts.skills]
+    # Whoever looks for an earlier name finds it; in few words, since the public card is small.
+    earlier: list[Json] = [
+        {"uri": alias, "required": False, "params": {"alias_of": f"#{extension.anchor}"}}
+        for extension in ALL_EXTENSIONS
+        for alias in extension.aliases
+    ]
+    return {"streaming": True, "pushNotifications": False, "extensions": [*listed, *earlier]}
 
 
 def _is_fresh(request: Request, etag: str, modified: str) -> bool:

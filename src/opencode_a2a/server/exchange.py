@@ -1,6 +1,6 @@
 """What both bindings take from a request and give to a response."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import orjson
@@ -30,7 +30,6 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.peers.client import HOPS_HEADER
-from opencode_a2a.server.announced import Announcement, activated
 from opencode_a2a.server.operations import Call, TaskStream
 from opencode_a2a.tasks.log import LogForgottenError, LogReader
 from opencode_a2a.tasks.state import Entry
@@ -104,7 +103,8 @@ def success_headers(request: Request, version: Version, terms: "Terms") -> dict[
         value for name in _EXTENSION_HEADERS.values() for value in request.headers.getlist(name)
     ]
     headers = version_header(version)
-    if active := activated(", ".join(asked), terms.announced):
+    names = dict.fromkeys(name.strip() for name in ",".join(asked).split(","))
+    if active := [name for name in names if name in terms.extensions]:
         headers[_EXTENSION_HEADERS[version]] = ", ".join(active)
     return headers
 
@@ -175,7 +175,8 @@ class Terms:
     """The version of a request that names none."""
     serve: Callable[[Stream], ASGIApp]
     """Makes a response of a stream; the edge knows how."""
-    announced: tuple[Announcement, ...] = ()
+    extensions: Collection[str] = ()
+    """The names that callers may activate extensions by. They work without; it is a courtesy."""
     spoken: tuple[Version, ...] = EVERY_VERSION
 
 

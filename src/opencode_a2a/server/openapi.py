@@ -1,12 +1,12 @@
 """The OpenAPI document, and a page that shows it.
 
-Made from the declared methods and routes on first request and kept. Both are behind the
-credential like everything that is not discovery; the page carries the document and needs nothing
-else from anywhere.
+Made from the operations of A2A and the declared methods on first request, and kept. Both are behind
+the credential like everything that is not discovery; the page carries the document and needs
+nothing else from anywhere.
 """
 
 import html
-from collections.abc import Iterator
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -18,72 +18,77 @@ from starlette.routing import BaseRoute, Route
 
 from opencode_a2a import __version__
 from opencode_a2a.a2a import render, types, v03
-from opencode_a2a.a2a.operations import CARD_PATHS, OPERATIONS, PREFIXES, ROUTES, Operation
-from opencode_a2a.a2a.types import VERSION_HEADER, SendBase, Version
+from opencode_a2a.a2a.operations import (
+    CARD_PATHS,
+    GET_EXTENDED_CARD,
+    GET_TASK,
+    OPERATIONS,
+    PREFIXES,
+    ROUTES,
+    SEND_MESSAGE,
+    Operation,
+)
+from opencode_a2a.a2a.types import VERSION_HEADER, SendBase, SendRequest, Version
 from opencode_a2a.a2a.v03 import Spelling
 from opencode_a2a.config import Settings
 from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.extensions import METHODS
 from opencode_a2a.extensions.interrupts import permission_replies
 from opencode_a2a.extensions.params import OfSession, PublishedSchema, schema_name
-from opencode_a2a.extensions.registry import Method
 from opencode_a2a.messages import Part
-from opencode_a2a.server.card import DISCOVERY
 from opencode_a2a.server.contracts import (
-    Contracts,
+    ALL_EXTENSIONS,
+    DISCOVERY,
+    auth_schemes,
     core_methods,
-    declared,
-    enabled,
-    schemes,
-    spoken,
+    spoken_versions,
 )
+from opencode_a2a.tasks.state import Query
 
 _REF = "#/components/schemas/"
 _JSON = "application/json"
+_CACHE = {"cache-control": "private, max-age=300"}
 
 
 class OpenApi:
     """The document of one deployment."""
 
-    def __init__(self, settings: Settings, published: Contracts) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._published = published
 
     def routes(self) -> list[BaseRoute]:
+        async def document(request: Request) -> Response:
+            return Response(self._encoded, media_type=_JSON, headers=_CACHE)
+
+        async def page(request: Request) -> Response:
+            return Response(self._shown, media_type="text/html", headers=_CACHE)
+
         return [
-            Route("/openapi.json", self._document, methods=["GET"]),
-            Route("/docs", self._page, methods=["GET"]),
+            Route("/openapi.json", document, methods=["GET"]),
+            Route("/docs", page, methods=["GET"]),
         ]
 
     @cached_property
     def _encoded(self) -> bytes:
-        return orjson.dumps(_openapi(self._settings, self._published))
+        return orjson.dumps(_openapi(self._settings))
 
     @cached_property
     def _shown(self) -> str:
         page = Path(__file__).with_suffix(".html").read_text()
-        # inside a script element, so that no text of the document can end it
+        # Inside a script element, so that no text of the document can end it.
         content = self._encoded.decode().replace("<", "\\u003c")
         title = html.escape(self._settings.a2a.title)
         return page.replace("TITLE", title).replace("DOCUMENT", content)
 
-    async def _document(self, request: Request) -> Response:
-        return Response(self._encoded, media_type=_JSON, headers=_CACHE)
 
-    async def _page(self, request: Request) -> Response:
-        return Response(self._shown, media_type="text/html", headers=_CACHE)
-
-
-_CACHE = {"cache-control": "private, max-age=300"}
-
-
-def _openapi(settings: Settings, published: Contracts) -> JsonObject:
-    offered = schemes(settings)
+def _openapi(settings: Settings) -> JsonObject:
+    offered, versions = auth_schemes(settings), spoken_versions(settings)
     return {
         "openapi": "3.1.0",
         "info": {
             "title": settings.a2a.title,
             "version": settings.a2a.version or __version__,
-            "description": f"A2A {' and '.join(spoken(settings))} over JSON-RPC and HTTP+JSON, "
+            "description": f"A2A {' and '.join(versions)} over JSON-RPC and HTTP+JSON, "
             "and the methods of OpenCode. Everything but discovery, /livez and /readyz needs the "
             "credential, this document too.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
@@ -91,8 +96,15 @@ def _openapi(settings: Settings, published: Contracts) -> JsonObject:
         "servers": [{"url": settings.public_url}],
         "security": [{f"{scheme}Auth": []} for scheme in offered],
         "paths": {
-            "/": {"post": _rpc(settings, published)},
-            **_rest(settings),
+            "/": {"post": _rpc(settings)},
+            **{
+                (at := PREFIXES[version] + path): {
+                    verb.lower(): _operation(operation, version, verb, at)
+                    for verb, operation in verbs.items()
+                }
+                for version in versions
+                for path, verbs in ROUTES.items()
+            },
             **_cards(settings),
             **_pages(settings),
         },
@@ -105,7 +117,7 @@ def _openapi(settings: Settings, published: Contracts) -> JsonObject:
                     "required": False,
                     "description": f"The protocol line; {settings.a2a.protocol_version} when "
                     "left out.",
-                    "schema": {"type": "string", "enum": [*spoken(settings)]},
+                    "schema": {"type": "string", "enum": [*versions]},
                 }
             },
             "securitySchemes": {
@@ -138,26 +150,49 @@ _REFUSALS: JsonObject = {
 # --- JSON-RPC ---------------------------------------------------------------------------------
 
 
-def _rpc(settings: Settings, published: Contracts) -> JsonObject:
-    methods = enabled(settings)
+def _rpc(settings: Settings) -> JsonObject:
+    """Return the one operation of JSON-RPC, with every method in it."""
     core = core_methods(settings)
-    names = [*core, *(method.name for method in methods)]
-    listed = "\n".join(
-        [f"- `{name}`" for name in core]
-        + [f"- `{method.name}` ({method.access}): {method.summary}" for method in methods]
-    )
+    methods = [method for method in METHODS if method.state(settings) == "enabled"]
+    listed = [f"- `{name}`" for name in core]
+    listed += [f"- `{method.name}` ({method.access}): {method.summary}" for method in methods]
+    examples: dict[str, tuple[str, JsonObject]] = {
+        name: (f"A2A {version}: send a message", _send_example(version))
+        for version in spoken_versions(settings)
+        if (name := SEND_MESSAGE.named(version))
+    }
+    examples |= {method.name: (method.summary, method.example) for method in methods}
+    contracts: JsonObject = {
+        extension.key: {
+            "uri": extension.uri,
+            **extension.public_params(settings),
+            **extension.extended_params(settings),
+        }
+        for extension in ALL_EXTENSIONS
+    }
     return {
         "operationId": "jsonrpc",
         "summary": "JSON-RPC 2.0: all methods of A2A and of the extensions",
-        "description": f"One request in, one answer or a stream of events out. Errors have HTTP "
-        f"status 200; a request without id is answered with 204.\n\n{listed}",
+        "description": "One request in, one answer or a stream of events out. Errors have HTTP "
+        "status 200; a request without id is answered with 204.\n\n" + "\n".join(listed),
         "parameters": [_VERSION],
         "requestBody": {
             "required": True,
             "content": {
                 _JSON: {
-                    "schema": {"oneOf": [_ref(_request_name(name)) for name in names]},
-                    "examples": dict(_rpc_examples(core, methods)),
+                    "schema": {
+                        "oneOf": [
+                            _ref(_request_name(name))
+                            for name in (*core, *(method.name for method in methods))
+                        ]
+                    },
+                    "examples": {
+                        name: {
+                            "summary": summary,
+                            "value": {"jsonrpc": "2.0", "id": 1, "method": name, "params": params},
+                        }
+                        for name, (summary, params) in examples.items()
+                    },
                 }
             },
         },
@@ -169,100 +204,76 @@ def _rpc(settings: Settings, published: Contracts) -> JsonObject:
             "204": {"description": "Nothing: the request had no id"},
             **_REFUSALS,
         },
-        "x-a2a-extension-contracts": {**published.by_key},
+        "x-a2a-extension-contracts": contracts,
     }
 
 
-def _rpc_examples(core: list[str], methods: list[Method]) -> Iterator[tuple[str, Json]]:
-    for line, name in ((Version.V1, "SendMessage"), (Version.V03, "message/send")):
-        if name in core:
-            yield name, _rpc_example(name, _send_example(line), f"A2A {line}: send a message")
-    for method in methods:
-        yield method.name, _rpc_example(method.name, method.example, method.summary)
-
-
-def _rpc_example(method: str, params: JsonObject, summary: str) -> JsonObject:
-    value: JsonObject = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-    return {"summary": summary, "value": value}
-
-
-def _send_example(line: Version, **metadata: Json) -> JsonObject:
-    message = _message(line, "m-1", Part("text", text="list the files here"))
-    if line is Version.V03:
-        message["kind"] = "message"
-    return {"message": message, **({"metadata": metadata} if metadata else {})}
-
-
-def _file_example(line: Version) -> JsonObject:
-    file = Part("raw", raw="aGVsbG8K", media_type="text/plain", filename="a.txt")
-    return {"message": _message(line, "m-2", Part("text", text="what does it say?"), file)}
-
-
-def _message(line: Version, message_id: str, *parts: Part) -> JsonObject:
-    role, spelled = "ROLE_USER", [render.part(part) for part in parts]
-    if line is Version.V03:
-        role, spelled = "user", [v03.part(part, Spelling.JSON) for part in spelled]
-    return {"messageId": message_id, "role": role, "parts": [*spelled]}
+def _request_name(method: str) -> str:
+    return "Request." + method.replace("/", ".")
 
 
 # --- HTTP+JSON --------------------------------------------------------------------------------
 
 
-def _rest(settings: Settings) -> JsonObject:
-    return {
-        (at := PREFIXES[line] + path): {verb.lower(): _operation(line, verb, at) for verb in verbs}
-        for line in spoken(settings)
-        for path, verbs in ROUTES.items()
-    }
-
-
-def _operation(line: Version, verb: str, path: str) -> JsonObject:
+def _operation(operation: Operation, version: Version, verb: str, path: str) -> JsonObject:
     names = [part[1:-1] for part in path.replace(":", "/").split("/") if part.startswith("{")]
-    parameters: list[Json] = [
-        {"name": name, "in": "path", "required": True, "schema": _TEXT} for name in names
-    ]
-    operation: JsonObject = {
-        "operationId": f"{verb.lower()}_{path}_{line}",
-        "summary": f"A2A {line}: {verb} {path}",
-        "parameters": [*parameters, _VERSION, *(_query(path) if verb == "GET" else ())],
-        "responses": {"200": _answer(path), "4XX": _ERROR, **_REFUSALS},
+    query: Mapping[str, Json] = {}
+    if operation.takes is Query:
+        query = _LISTING
+    elif operation is GET_TASK:
+        query = {"historyLength": _LISTING["historyLength"]}
+    answer: JsonObject = {"description": "Events", "content": _EVENTS}
+    if not operation.streams:
+        name = "A2ATask" if operation.returns == "Task" else operation.returns
+        answer = {"description": "The answer", "content": _content(name)}
+    described: JsonObject = {
+        "operationId": f"{verb.lower()}_{path}_{version}",
+        "summary": f"A2A {version}: {verb} {path}",
+        "parameters": [
+            *({"name": n, "in": "path", "required": True, "schema": _TEXT} for n in names),
+            _VERSION,
+            *({"name": n, "in": "query", "schema": schema} for n, schema in query.items()),
+        ],
+        "responses": {"200": answer, "4XX": _ERROR, **_REFUSALS},
     }
-    if "message:" in path:
-        operation["requestBody"] = _send_body(line)
-    return operation
+    if operation.takes is SendRequest:
+        described["requestBody"] = _send_body(version)
+    return described
 
 
-def _query(path: str) -> Iterator[Json]:
-    known: tuple[str, ...] = ("historyLength",) if path.endswith("{id}") else ()
-    for name in _LISTING if path.endswith("/tasks") else known:
-        yield {"name": name, "in": "query", "schema": _LISTING[name]}
-
-
-def _answer(path: str) -> JsonObject:
-    if path.endswith((":stream", ":subscribe")):
-        return {"description": "Events", "content": _EVENTS}
-    name = "TaskPage" if path.endswith("/tasks") else "A2ATask"
-    if "message:send" in path:
-        name = "SendResponse"
-    return {"description": "The answer", "content": _content(name)}
-
-
-def _send_body(line: Version) -> JsonObject:
+def _send_body(version: Version) -> JsonObject:
+    file = Part("raw", raw="aGVsbG8K", media_type="text/plain", filename="a.txt")
     examples: dict[str, JsonObject] = {
-        "basic_message": _send_example(line),
-        "message_with_file_input": _file_example(line),
+        "basic_message": _send_example(version),
+        "message_with_file_input": {
+            "message": _message(version, "m-2", Part("text", text="what does it say?"), file)
+        },
         "continue_session": _send_example(
-            line, shared={"session": {"id": OfSession.example["session_id"]}}
+            version, shared={"session": {"id": OfSession.example["session_id"]}}
         ),
         "message_with_model_override": _send_example(
-            line, shared={"model": {"providerID": "demo", "modelID": "demo"}}
+            version, shared={"model": {"providerID": "demo", "modelID": "demo"}}
         ),
     }
-    # bodies of 0.3 REST are ProtoJSON or plain; both are declared
-    names = ["SendMessage"] if line is Version.V1 else ["SendMessage03Proto", "SendMessage03"]
+    # Bodies of 0.3 REST are ProtoJSON or plain; both are declared.
+    names = ["SendMessage"] if version is Version.V1 else ["SendMessage03Proto", "SendMessage03"]
     schema: JsonObject = {"anyOf": [_ref(name) for name in names]}
     named: JsonObject = {name: {"value": value} for name, value in examples.items()}
     return {"required": True, "content": {_JSON: {"schema": schema, "examples": named}}}
+
+
+def _send_example(version: Version, **metadata: Json) -> JsonObject:
+    message = _message(version, "m-1", Part("text", text="list the files here"))
+    if version is Version.V03:
+        message["kind"] = "message"
+    return {"message": message, **({"metadata": metadata} if metadata else {})}
+
+
+def _message(version: Version, message_id: str, *parts: Part) -> JsonObject:
+    role, rendered = "ROLE_USER", [render.part(part) for part in parts]
+    if version is Version.V03:
+        role, rendered = "user", [v03.part(part, Spelling.JSON) for part in rendered]
+    return {"messageId": message_id, "role": role, "parts": [*rendered]}
 
 
 def _reading(name: str, summary: str, responses: JsonObject, **rest: Json) -> JsonObject:
@@ -272,15 +283,20 @@ def _reading(name: str, summary: str, responses: JsonObject, **rest: Json) -> Js
 def _cards(settings: Settings) -> JsonObject:
     card: JsonObject = {"description": "The card", "content": _content("Card")}
     found: JsonObject = {"200": card, "304": {"description": "Not changed"}}
-    extended: JsonObject = {**found, "4XX": _ERROR}
-    told: JsonObject = {}
-    for path, line in CARD_PATHS:
-        if line in spoken(settings):
-            summary = f"A2A {line}: the extended card"
-            told[path] = _reading(f"card_{path}", summary, extended, parameters=[_VERSION])
-    for path in DISCOVERY:
-        told[path] = _reading(f"card_{path}", "The public card", found, security=[])
-    return told
+    extended: JsonObject = {
+        path: _reading(
+            f"card_{path}",
+            f"A2A {version}: the extended card",
+            {**found, "4XX": _ERROR},
+            parameters=[_VERSION],
+        )
+        for path, version in CARD_PATHS
+        if version in spoken_versions(settings)
+    }
+    public: JsonObject = {
+        path: _reading(f"card_{path}", "The public card", found, security=[]) for path in DISCOVERY
+    }
+    return extended | public
 
 
 def _pages(settings: Settings) -> JsonObject:
@@ -293,16 +309,16 @@ def _pages(settings: Settings) -> JsonObject:
     }
     if settings.a2a.metrics_enabled:
         pages["/metrics"] = "Figures for Prometheus"
-    told: JsonObject = {}
+    described: JsonObject = {}
     for path, summary in pages.items():
         responses: JsonObject = {"200": {"description": summary}}
         if path == "/readyz":
             responses["503"] = {"description": "Not now"}
-        if path in ("/livez", "/readyz"):
-            told[path] = _reading(path, summary, responses, security=[])
+        if path in ("/livez", "/readyz"):  # for whoever watches the process, without a credential
+            described[path] = _reading(path, summary, responses, security=[])
         else:
-            told[path] = _reading(path, summary, responses | _REFUSALS)
-    return told
+            described[path] = _reading(path, summary, responses | _REFUSALS)
+    return described
 
 
 # --- schemas ----------------------------------------------------------------------------------
@@ -315,21 +331,24 @@ _SENDS: tuple[tuple[str, Version, type[SendBase], str], ...] = (
 """The params of a send: schema, version, declaration, and the role of a caller."""
 
 
-def _request_name(method: str) -> str:
-    return "Request." + method.replace("/", ".")
-
-
 def _schemas(settings: Settings) -> JsonObject:
-    lines = spoken(settings)
+    versions = spoken_versions(settings)
     schemas = _method_schemas(settings) | _BASIC
     for name, version, model, role in _SENDS:
-        if version in lines:
+        if version in versions:
             schemas |= _send_schema(name, model, role)
-    for line in lines:
-        for method in OPERATIONS:
-            if known := method.named(line):
-                schemas[_request_name(known)] = _request(known, _core_params(method, line))
-    for _, method in declared():
+    for version in versions:
+        for operation in OPERATIONS:
+            if name := operation.named(version):
+                params = _ref("TaskParams")
+                if operation.takes is SendRequest:
+                    params = _ref("SendMessage" if version is Version.V1 else "SendMessage03")
+                elif operation.takes is Query:
+                    params = _ref("ListTasksParams")
+                elif operation is GET_EXTENDED_CARD:
+                    params = _FREE
+                schemas[_request_name(name)] = _request(name, params)
+    for method in METHODS:
         request = _request(method.name, _ref(schema_name(method.params)))
         request["description"] = method.summary
         request["x-result"] = _ref(schema_name(method.result))
@@ -338,20 +357,18 @@ def _schemas(settings: Settings) -> JsonObject:
 
 
 def _method_schemas(settings: Settings) -> JsonObject:
-    """Return the schemas of all params and results, each under the title that it has."""
-    params, results = (
-        {m.params: None for _, m in declared()},
-        {m.result: None for _, m in declared()},
-    )
+    """Return the schemas of all params and results, each by the title that it has."""
     template = _REF + "{model}"
-    _, taken = models_json_schema([(one, "validation") for one in params], ref_template=template)
-    _, given = models_json_schema(
-        [(one, "serialization") for one in results],
-        by_alias=False,
+    _, params = models_json_schema(
+        [(m.params, "validation") for m in METHODS], ref_template=template
+    )
+    _, results = models_json_schema(
+        [(method.result, "serialization") for method in METHODS],
+        by_alias=False,  # what methods return is in our spelling, OpenCode's types included
         ref_template=template,
         schema_generator=PublishedSchema,
     )
-    generated = {**taken["$defs"], **given["$defs"]}
+    generated = {**params["$defs"], **results["$defs"]}
     generated["PermissionParams"]["properties"]["reply"]["enum"] = permission_replies(settings)
     text = orjson.dumps(generated).decode()
     for name, schema in generated.items():
@@ -363,7 +380,7 @@ def _method_schemas(settings: Settings) -> JsonObject:
 def _send_schema(name: str, model: type[SendBase], role: str) -> JsonObject:
     """Return the schema of a send's params, its parts under names of their own."""
     made = model.model_json_schema(ref_template=f"{_REF}{name}.{{model}}")
-    # the models are private to their module; their names here are not
+    # The models are private to their module; their names here are not.
     own = orjson.loads(orjson.dumps(made).replace(f"{name}._".encode(), f"{name}.".encode()))
     own["title"] = name
     schemas: JsonObject = {name: own}
@@ -373,17 +390,6 @@ def _send_schema(name: str, model: type[SendBase], role: str) -> JsonObject:
         if "role" in schema["properties"]:
             schema["properties"]["role"] = {"type": "string", "enum": [role]}
     return schemas
-
-
-def _core_params(method: Operation, line: Version) -> JsonObject:
-    name = method.name
-    if name in ("SendMessage", "SendStreamingMessage"):
-        return _ref("SendMessage" if line is Version.V1 else "SendMessage03")
-    if name == "ListTasks":
-        return _ref("ListTasksParams")
-    if name == "GetExtendedAgentCard":
-        return {"type": "object"}
-    return _ref("TaskParams")
 
 
 def _request(method: str, params: JsonObject) -> JsonObject:

@@ -30,7 +30,7 @@ from opencode_a2a.errors import (
     RequestTimeoutError,
     RequestTooLargeError,
 )
-from opencode_a2a.server.card import DISCOVERY
+from opencode_a2a.server.contracts import DISCOVERY
 from opencode_a2a.web.auth import OPEN_PATHS, peer_address
 from opencode_a2a.web.observe import ANSWER_HEADERS
 
