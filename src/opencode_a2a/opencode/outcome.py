@@ -22,12 +22,12 @@ UNANSWERED = Failure(
 )
 ABORTED = Failure(
     "UPSTREAM_ABORTED",
-    "The turn was stopped inside OpenCode. Send the message again to go on.",
+    "The turn was stopped inside OpenCode. Send the message again to continue.",
 )
 REFUSED = Failure(
     "UPSTREAM_REQUEST_REJECTED",
     "You refused what OpenCode asked for, so it stopped. "
-    "Send another message to go on differently.",
+    "Send another message to continue in a different way.",
 )
 
 _URL = re.compile(r"\b[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)

@@ -56,7 +56,10 @@ class Reader:
 
     @property
     def starting(self) -> list[ToolChanged]:
-        """Calls that have just begun to run, and may be about to ask for a permission."""
+        """Calls that have just begun to run, and may be about to ask for a permission.
+
+        Whoever feeds the reader calls ``start`` a moment later.
+        """
         waiting = {interrupt.call_id for interrupt in self.state.asked.values()}
         held = self._held.values()
         return [t for t in held if t.status == "running" and t.call_id not in waiting]

@@ -65,6 +65,7 @@ from opencode_a2a.opencode.types import (
 MessageEvent = PartDelta | PartUpdated | PartRemoved | MessageUpdated | MessageRemoved
 
 MAX_POSTPONED = 5_000
+"""How many events wait at most for it to be known whose message they are about."""
 ATTACHED = "[Attached "
 """How the text begins that replaces a file when OpenCode repeats a prompt."""
 
@@ -118,7 +119,11 @@ class TurnMessages:
         return next(reversed(self.answers.values()), None)
 
     def place(self, info: Message, *, sure: bool) -> bool:
-        """Note whose message this is; False if that cannot be said before the store is read."""
+        """Note whose message this is; False if that cannot be said before the store is read.
+
+        It can be said of an answer to a prompt that was heard of, or if no event is missing
+        (``sure``): the prompt is then from before the turn.
+        """
         match info:
             case UserMessage():
                 self.users.add(info.id)
@@ -283,6 +288,7 @@ class TurnState:
                 # The second of two says the same with a stack trace.
                 self.last_error = self.last_error or error
             case SessionDeleted():
+                # The store will say that it is gone, which ends the turn.
                 self.needs_reconcile = True
             case TodoUpdated():
                 self.todos = [todo.model_dump(exclude_none=True) for todo in event.todos]
@@ -413,10 +419,12 @@ class TurnState:
         self.idle_seen = isinstance(status, StatusIdle)
         match status:
             case StatusRetry():
+                # What the provider had written is void; the next attempt begins new parts.
                 self.retrying = True
                 for text in self.texts.values():
                     text.kill_open()
             case StatusBusy():
+                # An error was not the end after all.
                 self.retrying = False
                 self.last_error = None
             case StatusIdle():
@@ -478,7 +486,7 @@ class TurnState:
 
     def _absorb_messages(self, messages: Sequence[MessageWithParts], *, final: bool) -> None:
         own = self.messages
-        # In the order of the store it is seen anew what came before somebody else's prompt.
+        # The order of the store decides what came before somebody else's prompt.
         overtaken_before, own.overtaken = own.overtaken, False
         order: dict[Channel, list[str]] = {channel: [] for channel in Channel}
         for message in messages:
@@ -494,6 +502,7 @@ class TurnState:
         own.overtaken |= overtaken_before
         if not messages:
             return
+        # Answers that the snapshot does not have yet follow those that it has.
         stored = [m.info.id for m in messages if m.info.id in own.answers]
         own.answers = {message_id: own.answers[message_id] for message_id in stored} | own.answers
         for channel, part_ids in order.items():
@@ -507,6 +516,7 @@ class TurnState:
         Those of a message that OpenCode never completed, because it died, keep what was emitted.
         """
         completed = message.info.time.completed is not None
+        # What comes before the latest start of a step is of an attempt that failed.
         starts = [i for i, part in enumerate(message.parts) if part.type == "step-start"]
         latest = (starts or [0])[-1]
         for place, part in enumerate(message.parts):

@@ -111,6 +111,8 @@ class ChannelText:
         part, text = self._known[heard.id], heard.text
         part.fresh = True  # final text stays, even if the next snapshot is an older one
         if part.final != text:
+            # Before 1.4 OpenCode cuts white space off the end of a text that is complete; it then
+            # no longer begins with what was emitted.
             if part.void or part.final is not None or not text.startswith(part.emitted_text):
                 self._dirty = True
             part.final, part.void = text, False
@@ -173,7 +175,10 @@ class ChannelText:
             part.hold()
 
     def arrange(self, stored: list[str]) -> None:
-        """Take over the store's order; what was heard since the gap may be newer than it."""
+        """Take over the store's order; what was heard since the gap may be newer than it.
+
+        Parts that the store does not have, and that are not that new, were removed.
+        """
         places = {part_id: place for place, part_id in enumerate(stored)}
         self.remove([p.id for p in self._parts if p.id not in places and not p.fresh])
         self._parts.sort(key=lambda part: places.get(part.id, len(places)))
