@@ -19,7 +19,7 @@ from tests.support.peer import ANSWER, Answer, Stranger, card_json, reply, sdk_a
 
 CANARY = "canary-77aa"
 WAYS = [(b, v) for b in ("JSONRPC", "HTTP+JSON") for v in ("1.0", "0.3")]
-every_way = pytest.mark.parametrize(("binding", "line"), WAYS)
+every_way = pytest.mark.parametrize(("binding", "version"), WAYS)
 
 
 @pytest.fixture(autouse=True)
@@ -68,8 +68,8 @@ def arguments_of(child: asyncio.subprocess.Process) -> str:
 
 
 @every_way
-async def test_call_prints_the_answer_and_nothing_else(binding: str, line: str) -> None:
-    async with sdk_agent(binding, line) as agent:
+async def test_call_prints_the_answer_and_nothing_else(binding: str, version: str) -> None:
+    async with sdk_agent(binding, version) as agent:
         result = await run("call", agent.url, "say")
 
     assert (result.stdout, result.stderr, result.exit_code) == (f"{ANSWER}\n", "", 0)
@@ -87,9 +87,9 @@ async def test_call_prints_the_answer_and_nothing_else(binding: str, line: str) 
 )
 @every_way
 async def test_the_exit_status_says_how_it_ended(
-    binding: str, line: str, words: str, status: int, said: str
+    binding: str, version: str, words: str, status: int, said: str
 ) -> None:
-    async with sdk_agent(binding, line) as agent:
+    async with sdk_agent(binding, version) as agent:
         result = await run("call", agent.url, words)
 
     assert result.exit_code == status
@@ -109,10 +109,10 @@ async def test_a_question_is_answered_with_the_command_that_was_printed() -> Non
 
 @every_way
 async def test_json_lines_tell_every_event_and_end_with_the_whole_answer(
-    binding: str, line: str
+    binding: str, version: str
 ) -> None:
-    async with sdk_agent(binding, line) as agent:
-        result = await run("call", agent.url, "lanes", "--json")
+    async with sdk_agent(binding, version) as agent:
+        result = await run("call", agent.url, "channels", "--json")
 
     told = lines(result)
     assert [event["event"] for event in told if event["event"] != "status"] == [
@@ -445,7 +445,9 @@ async def test_a_bad_credential_is_a_usage_error_that_does_not_show_it(
     assert CANARY not in result.output
 
 
-async def test_settings_of_the_environment_choose_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_settings_of_the_environment_choose_the_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("A2A_CLIENT_PROTOCOL_VERSION", "0.3")
     async with sdk_agent() as agent:
         result = await run("call", agent.url, "say")
@@ -530,7 +532,7 @@ async def test_ctrl_c_cancels_the_turn_of_a_chat_and_a_second_one_leaves() -> No
 async def test_a_person_sees_reasoning_and_tools_dim_beside_the_answer() -> None:
     async with sdk_agent() as agent:
         ours, theirs = os.openpty()
-        command = (sys.executable, "-m", "opencode_a2a", "call", agent.url, "lanes")
+        command = (sys.executable, "-m", "opencode_a2a", "call", agent.url, "channels")
         child = await asyncio.create_subprocess_exec(
             *command, stdout=asyncio.subprocess.PIPE, stderr=theirs
         )

@@ -17,8 +17,8 @@ from opencode_a2a.peers.answer import (
     PeerError,
     PeerEvent,
     PeerTask,
-    StatusChanged,
     TaskOpened,
+    TaskStatusChanged,
 )
 from opencode_a2a.peers.client import HOPS_HEADER, MAX_HOPS, Peer, Report
 from opencode_a2a.peers.network import Egress, OriginCredential
@@ -36,7 +36,7 @@ QUICK = ClientSettings(
 WAYS = [(b, v) for b in ("JSONRPC", "HTTP+JSON") for v in ("1.0", "0.3")]
 CANARY = "canary-5f1e"
 
-every_way = pytest.mark.parametrize(("binding", "line"), WAYS)
+every_way = pytest.mark.parametrize(("binding", "version"), WAYS)
 
 
 def words(text: str) -> Message:
@@ -60,20 +60,20 @@ async def heard(ask: Callable[[Report], Coroutine[None, None, None]]) -> tuple[s
 @every_way
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_answer_comes_whole_by_stream_and_by_polling(
-    binding: str, line: str, stream: bool
+    binding: str, version: str, stream: bool
 ) -> None:
-    async with sdk_agent(binding, line) as agent, peer_at(agent.url) as peer:
+    async with sdk_agent(binding, version) as agent, peer_at(agent.url) as peer:
         answer = await heard(lambda report: peer.ask(words("say"), report, stream=stream))
 
-    assert answer == (ANSWER, StatusChanged(State.COMPLETED, None))
+    assert answer == (ANSWER, TaskStatusChanged(State.COMPLETED, None))
 
 
 @every_way
-async def test_an_agent_without_streaming_is_polled(binding: str, line: str) -> None:
-    async with sdk_agent(binding, line, streaming=False) as agent, peer_at(agent.url) as peer:
+async def test_an_agent_without_streaming_is_polled(binding: str, version: str) -> None:
+    async with sdk_agent(binding, version, streaming=False) as agent, peer_at(agent.url) as peer:
         answer = await heard(lambda report: peer.ask(words("say"), report))
 
-    assert answer == (ANSWER, StatusChanged(State.COMPLETED, None))
+    assert answer == (ANSWER, TaskStatusChanged(State.COMPLETED, None))
     assert not any("stream" in path for path in agent.paths())
 
 
@@ -81,47 +81,47 @@ async def test_an_agent_without_streaming_is_polled(binding: str, line: str) -> 
 @pytest.mark.parametrize("cleanly", [True, False])
 @pytest.mark.parametrize("cuts", [(4,), (3, 1), (4, 2, 1)])
 async def test_a_dropped_connection_neither_loses_nor_repeats_text(
-    binding: str, line: str, cleanly: bool, cuts: tuple[int, ...]
+    binding: str, version: str, cleanly: bool, cuts: tuple[int, ...]
 ) -> None:
-    async with sdk_agent(binding, line) as agent, peer_at(agent.url) as peer:
+    async with sdk_agent(binding, version) as agent, peer_at(agent.url) as peer:
         agent.cuts, agent.cut_cleanly = [*cuts], cleanly
         agent.gate.clear()
         answer = await heard(lambda report: peer.ask(words("say"), report))
 
-    assert answer == (ANSWER, StatusChanged(State.COMPLETED, None))
+    assert answer == (ANSWER, TaskStatusChanged(State.COMPLETED, None))
 
 
 @every_way
 async def test_a_question_is_answered_on_its_task_and_nothing_is_told_twice(
-    binding: str, line: str
+    binding: str, version: str
 ) -> None:
-    async with sdk_agent(binding, line) as agent, peer_at(agent.url) as peer:
+    async with sdk_agent(binding, version) as agent, peer_at(agent.url) as peer:
         task = PeerTask()
         asked = await heard(lambda report: peer.ask(words("ask"), report, task=task))
         same = await heard(
             lambda report: peer.ask(words("red"), report, task_id=task.task_id, task=task)
         )
 
-    assert asked == ("before ", StatusChanged(State.INPUT_REQUIRED, "which one?"))
-    assert same == ("got red", StatusChanged(State.COMPLETED, None))
+    assert asked == ("before ", TaskStatusChanged(State.INPUT_REQUIRED, "which one?"))
+    assert same == ("got red", TaskStatusChanged(State.COMPLETED, None))
     assert task.answer == "before got red"
 
 
 @every_way
 async def test_a_task_continued_by_a_stranger_to_it_tells_only_news(
-    binding: str, line: str
+    binding: str, version: str
 ) -> None:
-    async with sdk_agent(binding, line) as agent, peer_at(agent.url) as peer:
+    async with sdk_agent(binding, version) as agent, peer_at(agent.url) as peer:
         task = PeerTask()
         await heard(lambda report: peer.ask(words("ask"), report, task=task))
         answer = await heard(lambda report: peer.ask(words("red"), report, task_id=task.task_id))
 
-    assert answer == ("got red", StatusChanged(State.COMPLETED, None))
+    assert answer == ("got red", TaskStatusChanged(State.COMPLETED, None))
 
 
 @every_way
-async def test_a_running_task_can_be_read_followed_and_canceled(binding: str, line: str) -> None:
-    async with sdk_agent(binding, line) as agent, peer_at(agent.url) as peer:
+async def test_a_running_task_can_be_read_followed_and_canceled(binding: str, version: str) -> None:
+    async with sdk_agent(binding, version) as agent, peer_at(agent.url) as peer:
         told: asyncio.Queue[PeerEvent] = asyncio.Queue()
         asking = asyncio.create_task(peer.ask(words("hang"), told.put_nowait))
         opened = await told.get()
@@ -136,12 +136,12 @@ async def test_a_running_task_can_be_read_followed_and_canceled(binding: str, li
         await asyncio.wait({asking})
 
     assert canceled.status.state is State.CANCELED
-    assert following.result() == ("hanging", StatusChanged(State.CANCELED, None))
+    assert following.result() == ("hanging", TaskStatusChanged(State.CANCELED, None))
 
 
 @every_way
-async def test_an_unknown_task_is_an_error_of_the_call(binding: str, line: str) -> None:
-    async with sdk_agent(binding, line) as agent, peer_at(agent.url) as peer:
+async def test_an_unknown_task_is_an_error_of_the_call(binding: str, version: str) -> None:
+    async with sdk_agent(binding, version) as agent, peer_at(agent.url) as peer:
         with pytest.raises(PeerError) as caught:
             await peer.task("no-such-task")
 
@@ -166,8 +166,8 @@ async def test_a_line_without_a_list_says_so() -> None:
 async def test_files_arrive_with_name_type_and_content() -> None:
     file = Part("raw", raw="AAEC", media_type="image/png", filename="a.png")
     message = Message("m", "user", [Part("text", text="files"), file])
-    for binding, line in WAYS:
-        async with sdk_agent(binding, line) as agent, peer_at(agent.url) as peer:
+    for binding, version in WAYS:
+        async with sdk_agent(binding, version) as agent, peer_at(agent.url) as peer:
             answer, _ = await heard(lambda report: peer.ask(message, report))
         assert answer == "a.png:image/png:3"
 
@@ -225,7 +225,7 @@ async def test_a_server_that_numbers_its_events_is_resumed_after_the_last() -> N
     async with stranger(numbered) as made, peer_at(made.url) as peer:
         answer = await heard(lambda report: peer.ask(words("count"), report))
 
-    assert answer == ("12341", StatusChanged(State.COMPLETED, None))
+    assert answer == ("12341", TaskStatusChanged(State.COMPLETED, None))
     assert [headers.get("last-event-id") for _, _, headers in made.requests[1:]] == [
         None, "1", "3", "5",
     ]  # fmt: skip

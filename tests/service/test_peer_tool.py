@@ -20,7 +20,7 @@ from tests.support.running import running
 
 CANARY = "canary-19c4"
 WAYS = [(b, v) for b in ("JSONRPC", "HTTP+JSON") for v in ("1.0", "0.3")]
-every_way = pytest.mark.parametrize(("binding", "line"), WAYS)
+every_way = pytest.mark.parametrize(("binding", "version"), WAYS)
 
 
 @dataclass
@@ -128,9 +128,9 @@ async def test_what_is_no_call_of_a_tool_is_refused() -> None:
 
 
 @every_way
-async def test_an_answer_is_handed_on_as_data_with_its_source(binding: str, line: str) -> None:
+async def test_an_answer_is_handed_on_as_data_with_its_source(binding: str, version: str) -> None:
     async with (
-        sdk_agent(binding, line) as agent,
+        sdk_agent(binding, version) as agent,
         offered(A2A_PEERS=named(agent.url)) as side,
     ):
         text, failed = await side.use("call", agent="other", message="say")

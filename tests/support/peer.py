@@ -87,7 +87,7 @@ class Scripted(AgentExecutor):
             case ["say", *_]:
                 await self._say(told)
                 await told.complete()
-            case ["lanes"]:
+            case ["channels"]:
                 await self._channels(told)
                 await told.complete()
             case ["status"]:
@@ -187,10 +187,10 @@ class Edge:
 
 @asynccontextmanager
 async def sdk_agent(
-    binding: str = "JSONRPC", line: str = "1.0", *, streaming: bool = True
+    binding: str = "JSONRPC", version: str = "1.0", *, streaming: bool = True
 ) -> AsyncGenerator[Agent]:
-    """Run an agent made with the SDK that offers one binding of one protocol line."""
-    interface = AgentInterface(url="", protocol_binding=binding, protocol_version=line)
+    """Run an agent made with the SDK that offers one binding in one version."""
+    interface = AgentInterface(url="", protocol_binding=binding, protocol_version=version)
     card = AgentCard(
         name="Scripted",
         description="does as it is told",
@@ -254,7 +254,7 @@ async def stranger(answer: Answer) -> AsyncGenerator[Stranger]:
 
 
 def card_json(url: str, **more: object) -> bytes:
-    """A card of the 0.3 line with one interface, as small as it can be."""
+    """A card of 0.3 with one interface, as small as it can be."""
     card = {
         "name": "Stranger",
         "url": url,

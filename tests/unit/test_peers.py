@@ -27,8 +27,8 @@ from opencode_a2a.peers.answer import (
     ReceivedStatus,
     ReceivedTask,
     ReceivedUpdate,
-    StatusChanged,
     TaskOpened,
+    TaskStatusChanged,
     ThoughtGrew,
     ToolReported,
     read_error,
@@ -144,9 +144,9 @@ def test_an_answer_that_is_only_the_last_status_is_still_an_answer() -> None:
     news = told(task, update(State.WORKING, "busy"), update(State.COMPLETED, "done it"))
 
     assert news == [
-        StatusChanged(State.WORKING, "busy"),
+        TaskStatusChanged(State.WORKING, "busy"),
         AnswerGrew("status", "done it"),
-        StatusChanged(State.COMPLETED, "done it"),
+        TaskStatusChanged(State.COMPLETED, "done it"),
     ]
 
 
@@ -184,7 +184,7 @@ def test_progress_is_told_each_time_it_changes_and_when_it_is_over(
         )
     ]
 
-    texts = [event.text for event in told if isinstance(event, StatusChanged)]
+    texts = [event.text for event in told if isinstance(event, TaskStatusChanged)]
     assert texts == [None, text, None]
 
 
@@ -203,7 +203,7 @@ def test_a_primed_task_tells_only_news_and_its_old_prompt_ends_nothing() -> None
     assert not task.settled
     assert told(task, grew("more"), update(State.COMPLETED)) == [
         AnswerGrew("a", "more"),
-        StatusChanged(State.COMPLETED, None),
+        TaskStatusChanged(State.COMPLETED, None),
     ]
 
 
@@ -231,7 +231,7 @@ def test_an_interrupt_of_opencode_is_read_with_its_questions() -> None:
 
     question = Question("Which?", "Colour", [QuestionOption("red", "warm")], True, False)
     asked = Interrupted(RequestId("que_1"), "question", SessionId("ses_1"), questions=[question])
-    assert news == [StatusChanged(State.INPUT_REQUIRED, "Which?", asked=asked)]
+    assert news == [TaskStatusChanged(State.INPUT_REQUIRED, "Which?", asked=asked)]
 
 
 @pytest.mark.parametrize(

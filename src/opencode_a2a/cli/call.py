@@ -4,18 +4,11 @@ Only the commands are declared here, so that `--help` is quick; ``cli.talk`` and
 do the work.
 """
 
-import base64
 import math
-import mimetypes
-import os
 import sys
 from pathlib import Path
 
 import click
-
-from opencode_a2a.messages import Part
-
-_FILE_LIMIT = 20 * 1024 * 1024
 
 
 class Words(click.ParamType[str]):
@@ -81,7 +74,8 @@ def call(
         raise click.UsageError("--timeout should be a number of seconds")
 
     from opencode_a2a.cli.screen import JsonLines, Screen, report_end
-    from opencode_a2a.cli.talk import exit_status, talk_to
+    from opencode_a2a.cli.talk import exit_status, file_part, talk_to
+    from opencode_a2a.messages import Part
     from opencode_a2a.peers.answer import PeerTask
 
     if text == "-":
@@ -89,10 +83,10 @@ def call(
             text = sys.stdin.buffer.read().decode()
         except UnicodeDecodeError:
             raise click.UsageError("standard input should be valid UTF-8") from None
-    parts = [Part("text", text=text)] if text.strip() else []
-    parts += map(_file_part, files)
-    if not parts:
+    if not text.strip() and not files:
         raise click.UsageError("there is nothing to send: TEXT is empty")
+    parts = [Part("text", text=text)] if text.strip() else []
+    parts += map(file_part, files)
     answer = PeerTask()
     with talk_to(url) as talk:
         talk.ask(
@@ -107,19 +101,6 @@ def call(
         if not as_json:
             report_end(talk.url, answer)
     sys.exit(exit_status(answer.status.state))
-
-
-def _file_part(path: Path) -> Part:
-    name = os.fsencode(path.name).decode(errors="replace")
-    try:
-        with path.open("rb") as file:
-            content = file.read(_FILE_LIMIT + 1)  # a device has no size, and no end
-    except OSError as error:
-        raise click.UsageError(f"cannot read {name}: {error.strerror}") from error
-    if len(content) > _FILE_LIMIT:
-        raise click.UsageError(f"{name} is larger than {_FILE_LIMIT // 1024**2} MiB")
-    media_type = mimetypes.guess_type(name)[0] or "application/octet-stream"
-    return Part("raw", raw=base64.b64encode(content).decode(), media_type=media_type, filename=name)
 
 
 @click.command()

@@ -15,7 +15,6 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 import click
-from pydantic import BaseModel
 
 from opencode_a2a.cli.serve import config_option
 from opencode_a2a.config import Settings, SettingsError, database_file, import_hint, load
@@ -40,12 +39,6 @@ class Finding:
         mark = "failed" if self.failed else "advice" if self.remedy else "ok"
         line = f"{mark:<7} {self.subject}: {self.found}"
         return f"{line}; {self.remedy}" if self.remedy else line
-
-
-class Health(BaseModel):
-    """OpenCode's answer to a health check, as far as it matters here."""
-
-    version: str
 
 
 @click.command()
@@ -114,6 +107,8 @@ def judge_version(version: str, where: str) -> Finding:
 def check_reachable(settings: Settings) -> Finding:
     import httpx2  # takes a third of a second to import
 
+    from opencode_a2a.opencode.types import Health
+
     opencode = settings.opencode
     password = opencode.auth_password
     auth = (opencode.auth_username, password.get_secret_value()) if password else None
@@ -142,7 +137,7 @@ def check_search(settings: Settings) -> Finding:
 
 
 def check_state(settings: Settings) -> Iterator[Finding]:
-    """Try to write where `serve` will; permissions alone do not tell, to the superuser least."""
+    """Try to write where `serve` will: permissions alone say little, and nothing to root."""
     if settings.auth.configured and not settings.opencode.managed_server:
         return  # nothing is kept there
     directory = settings.a2a.state_dir

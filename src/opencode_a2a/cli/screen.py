@@ -25,8 +25,8 @@ from opencode_a2a.peers.answer import (
     PeerEvent,
     PeerTask,
     ReceivedTask,
-    StatusChanged,
     TaskOpened,
+    TaskStatusChanged,
     ThoughtGrew,
     ToolReported,
     progress_text,
@@ -71,13 +71,13 @@ class JsonLines:
         match event:
             case ToolReported():
                 line: JsonObject = {"event": "tool", "call": asdict(event)}
-            case StatusChanged():
+            case TaskStatusChanged():
                 line = self._status(event)
             case _:
                 line = {"event": names[type(event)], **asdict(event)}
         print_json(line)
 
-    def _status(self, event: StatusChanged) -> JsonObject:
+    def _status(self, event: TaskStatusChanged) -> JsonObject:
         line: JsonObject = {"event": "status", "state": state_word(event.state), "text": event.text}
         if event.state in SETTLED:
             line["event"] = "interrupted" if event.state in WAITING else "finished"
@@ -199,12 +199,12 @@ class Screen:
             case FileGiven():
                 named = event.name or event.artifact_id
                 self._aside(one_line(f"file {named} {event.part.media_type or ''}"))
-            case StatusChanged() if event.state not in SETTLED:
+            case TaskStatusChanged() if event.state not in SETTLED:
                 self._explain(event)
             case _:
                 pass  # what a task ends with is said by ``report_end``
 
-    def _explain(self, event: StatusChanged) -> None:
+    def _explain(self, event: TaskStatusChanged) -> None:
         self._status.reason = event.progress and progress_text(event.progress)
         if event.progress is None:
             if event.text:

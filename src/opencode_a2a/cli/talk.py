@@ -6,11 +6,14 @@ the token that it left in its state directory. ``screen`` does the printing.
 """
 
 import asyncio
+import base64
+import mimetypes
 import os
 import uuid
 from collections.abc import Coroutine, Generator
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address
+from pathlib import Path
 from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -34,6 +37,7 @@ from opencode_a2a.printable import command, one_line
 from opencode_a2a.services import running
 from opencode_a2a.tasks.state import TERMINAL, State
 
+_FILE_LIMIT = 20 * 1024 * 1024
 _T = TypeVar("_T")
 
 
@@ -157,6 +161,20 @@ def talk_to(url: str) -> Generator[Talk]:
             yield talk
         finally:
             runner.run(talk.peer.aclose())
+
+
+def file_part(path: Path) -> Part:
+    """Read a file to send, or end the command as for wrong usage."""
+    name = os.fsencode(path.name).decode(errors="replace")
+    try:
+        with path.open("rb") as file:
+            content = file.read(_FILE_LIMIT + 1)  # a device has no size, and no end
+    except OSError as error:
+        raise click.UsageError(f"cannot read {name}: {error.strerror}") from error
+    if len(content) > _FILE_LIMIT:
+        raise click.UsageError(f"{name} is larger than {_FILE_LIMIT // 1024**2} MiB")
+    media_type = mimetypes.guess_type(name)[0] or "application/octet-stream"
+    return Part("raw", raw=base64.b64encode(content).decode(), media_type=media_type, filename=name)
 
 
 def exit_status(state: State | None) -> int:

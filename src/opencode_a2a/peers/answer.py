@@ -355,7 +355,7 @@ class FileGiven:
 
 
 @dataclass(frozen=True, slots=True)
-class StatusChanged:
+class TaskStatusChanged:
     """The task is in this state; ``text`` is what the peer says about it.
 
     The last event of every answer has a state that is settled: the task has ended, or it waits for
@@ -377,7 +377,7 @@ PeerEvent = (
     | ThoughtGrew
     | ToolReported
     | FileGiven
-    | StatusChanged
+    | TaskStatusChanged
 )
 
 _PROGRESS_NAMES = {
@@ -505,13 +505,13 @@ class PeerTask:
             if status.state in WAITING:
                 said = (status.message and status.message.metadata) or {}
                 self.asked = _read_asked(metadata | said)
-            yield StatusChanged(status.state, status.text, asked=self.asked)
+            yield TaskStatusChanged(status.state, status.text, asked=self.asked)
             return
         progress = _read_progress(metadata)
         text = status.text or (progress and progress_text(progress))
         if (before.state, self.last_words) != (status.state, text):
             self.last_words = text
-            yield StatusChanged(status.state, text, progress)
+            yield TaskStatusChanged(status.state, text, progress)
 
 
 def _is_words(part: Part) -> bool:

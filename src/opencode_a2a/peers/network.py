@@ -129,12 +129,12 @@ def _one_line(secret: str) -> str:
 
 
 async def vet(url: str, rules: Egress) -> None:
-    """Raise EgressError unless a URL may be called, as far as its text and its name tell."""
+    """Raise EgressError unless a URL may be called: its text and all its addresses are checked."""
     await resolve(check(url, rules).hostname or "", rules)
 
 
 def check(url: str, rules: Egress) -> SplitResult:
-    """Return the parts of a URL that may be called as far as its text tells."""
+    """Return the parts of a URL; raise EgressError if its text alone says it may not be called."""
     try:
         parts = urlsplit(url)
         _ = parts.port  # complains of what is no port
@@ -356,7 +356,7 @@ async def read(
 ) -> bytes | None:
     """Return the body of an answer, or None when it is larger than the limit.
 
-    ``arrived`` is told the size of each piece, and may refuse it.
+    ``arrived`` gets the size of each piece, and may raise.
     """
     announced = response.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limit:

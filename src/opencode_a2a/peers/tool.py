@@ -25,8 +25,8 @@ from opencode_a2a.peers.answer import (
     PeerError,
     PeerEvent,
     PeerTask,
-    StatusChanged,
     TaskOpened,
+    TaskStatusChanged,
     ToolReported,
     state_word,
 )
@@ -209,22 +209,18 @@ class PeerTool:
         failure = listening.result() if done else silent
         if failure and (failure.code is not ErrorCode.TIMEOUT or call.task.task_id is None):
             raise failure
-        if call.task.task_id is not None:
-            self._register(call)
-        return call.unfinished() if failure else call.result()
-
-    def _register(self, call: "_PeerCall") -> None:
-        """Have the peer's task canceled with the turn that asked, for as long as it runs."""
 
         def stop() -> None:
             task = asyncio.create_task(self._cancel(call))
             self._stopping.add(task)
             task.add_done_callback(self._stopping.discard)
 
+        # The peer's task is canceled with the turn that asked, for as long as it runs.
         if call.task.status.state in TERMINAL:
             call.turn.left.pop(call.handle, None)
-        else:
+        elif call.task.task_id is not None:
             call.turn.left[call.handle] = stop
+        return call.unfinished() if failure else call.result()
 
     async def _cancel(self, call: "_PeerCall") -> None:
         """End the task at the peer: nobody waits for it any more."""
@@ -271,7 +267,7 @@ class _PeerCall:
         match event:
             case TaskOpened():
                 status, text = "submitted", None
-            case StatusChanged():
+            case TaskStatusChanged():
                 status, text = state_word(event.state), event.text
             case ToolReported():
                 status, text = "working", f"{event.tool} {event.status} {event.title or ''}"
