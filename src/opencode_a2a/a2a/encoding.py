@@ -7,14 +7,14 @@ of.
 """
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import TypeVar
 
 import orjson
 
 from opencode_a2a.a2a import render, types, v03
-from opencode_a2a.a2a.types import NoParams, SendRequest, TaskParams, Version
+from opencode_a2a.a2a.types import NoParams, SendRequest, TaskParams, Version, check
 from opencode_a2a.a2a.v03 import Spelling
 from opencode_a2a.events import Channel, JsonObject, ReasoningGrew, TextGrew
 from opencode_a2a.ids import ContextId, Principal, TaskId
@@ -27,17 +27,24 @@ _TEXT, _SEQ = secrets.token_hex(12), secrets.token_hex(12)
 _GROWTH = (TextGrew, ReasoningGrew)
 
 
+_SHARED: dict[type, Callable[[JsonObject], object]] = {
+    NoParams: partial(check, NoParams),
+    TaskParams: partial(check, TaskParams),
+}
+"""How params are read that are the same in all versions."""
+
+
 class Encoding:
     """One version of A2A, in one of its spellings."""
 
     def __init__(
         self,
         version: Version,
-        readers: Mapping[type, Callable[[JsonObject], object]],
+        readers: dict[type, Callable[[JsonObject], object]],
         downgrade: Callable[..., JsonObject] | None = None,
     ) -> None:
         self.version = version
-        self._readers = {NoParams: types.read_nothing, TaskParams: types.read_task, **readers}
+        self._readers = _SHARED | readers
         self._downgrade = downgrade
 
     def read(self, kind: type[P], params: JsonObject) -> P:

@@ -1,7 +1,7 @@
-"""Errors as bodies: four shapes, for each line and binding.
+"""Errors as bodies: one encoder for each binding, in the shapes of both versions.
 
-``rpc`` and ``rest`` answer with these; nothing else in the program knows how an error looks on
-the wire. Only what a ServiceError carries is told, never the text of another exception.
+Nothing else in the program knows what an error looks like on the wire. Only what a ServiceError
+carries is sent, never the text of another exception.
 """
 
 import orjson
@@ -28,12 +28,12 @@ _A2A_REASONS = frozenset(
     }
 )
 _TYPE = "type.googleapis.com/google.rpc."
-# Names by which clients of the 0.3 REST binding tell errors apart, where ours differ.
+# Clients of the 0.3 REST binding tell errors apart by these names, where ours differ.
 _NAMES: dict[type[ServiceError], str] = {
     ParseError: "JSONParseError",
     PushNotSupportedError: "PushNotificationNotSupportedError",
 }
-# What 0.3 has no number for, by the nearest that it has.
+# What 0.3 has no code for gets the nearest that it has.
 _CODES03: dict[type[ServiceError], int] = {
     ExtensionSupportRequiredError: UnsupportedOperationError.code
 }
@@ -48,12 +48,12 @@ def rpc_error(error: ServiceError, request_id: RpcId, version: Version) -> JsonO
     return {"jsonrpc": "2.0", "id": request_id, "error": body}
 
 
-def rest_error(error: ServiceError, version: Version, http: int | None = None) -> JsonObject:
+def rest_error(error: ServiceError, version: Version) -> JsonObject:
     """Return the body of an HTTP+JSON answer with an error; its status is ``error.http``."""
     if version is Version.V1:
         return {
             "error": {
-                "code": http or error.http,
+                "code": error.http,
                 "status": error.status,
                 "message": error.message,
                 "details": _details(error),
@@ -102,7 +102,7 @@ def _details(error: ServiceError) -> list[Json]:
 
 
 def _as_text(value: Json) -> str:
-    """Spell a value for ErrorInfo, whose metadata are strings only."""
+    """Return a value for ErrorInfo, whose metadata are strings only."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):

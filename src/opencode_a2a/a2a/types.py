@@ -171,14 +171,6 @@ def send_request(
     )
 
 
-def read_task(params: JsonObject) -> "TaskParams":
-    return check(TaskParams, params)
-
-
-def read_nothing(params: JsonObject) -> "NoParams":
-    return check(NoParams, params)
-
-
 def read_list(params: JsonObject) -> Query:
     return check(ListParams, params).query()
 

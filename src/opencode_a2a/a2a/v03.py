@@ -249,6 +249,18 @@ def _decoded_once(raw: str) -> str:
 
 # --- results and events -----------------------------------------------------------------------
 
+_KINDS = {
+    "task": "task",
+    "tasks": "task",
+    "statusUpdate": "status-update",
+    "artifactUpdate": "artifact-update",
+    "message": "message",
+    "history": "message",
+}
+"""The ``kind`` of an object of 0.3, by the name that it stands under in 1.0."""
+_OBJECTS = frozenset({*_KINDS, "status", "artifact", "artifacts", "parts", "content"})
+_FILE_NAMES = {"mediaType": "mimeType", "filename": "name"}
+
 
 def downgrade(
     result: JsonObject, spelling: Spelling, *, bare: bool = False, final: bool = False
@@ -261,11 +273,11 @@ def downgrade(
     match result:
         case {"statusUpdate": dict() as update}:
             result = {"statusUpdate": {**update, "final": final}}
-        case {"id": _, "status": _}:  # the task itself
-            return _task(result, spelling)
+        case {"id": _, "status": _}:
+            return downgrade_object("task", result, spelling)
         case _:
             pass
-    changed = _rewrite(result, spelling)
+    changed = downgrade_object("", result, spelling)
     if bare and len(changed) == 1:
         (inner,) = changed.values()
         if isinstance(inner, dict):
@@ -273,40 +285,33 @@ def downgrade(
     return changed
 
 
-def _rewrite(value: JsonObject, spelling: Spelling) -> JsonObject:
-    """Rewrite the objects under the names that A2A has for them."""
-    changed = dict(value)
-    for name, rewrite in _REWRITTEN.items():
-        match value.get(name):
-            case dict() as one:
-                changed[name] = rewrite(one, spelling)
-            case list() as many:
-                changed[name] = [rewrite(one, spelling) for one in many if isinstance(one, dict)]
-            case _:
-                pass
+def downgrade_object(name: str, value: JsonObject, spelling: Spelling) -> JsonObject:
+    """Return an object of 1.0, by the name that it stands under, as 0.3 has it."""
+    if name == "parts":
+        return part(value, spelling)
+    changed = _inside(value, lambda inner, one: downgrade_object(inner, one, spelling))
+    if spelling is Spelling.JSON and name in _KINDS:
+        changed = {"kind": _KINDS[name], **changed}
+    if name == "status":
+        changed["state"] = state_name(STATE_NAMES[str(value["state"])], spelling)
+    elif name in ("message", "history") and spelling is Spelling.JSON:
+        changed["role"] = str(value["role"]).removeprefix("ROLE_").lower()
+    elif name in ("message", "history"):
+        changed["content"] = changed.pop("parts")
+        changed.pop("referenceTaskIds", None)
     return changed
 
 
-def _kinded(kind: str, value: JsonObject, spelling: Spelling) -> JsonObject:
-    changed = _rewrite(value, spelling)
-    return {"kind": kind} | changed if spelling is Spelling.JSON else changed
-
-
-def _task(task: JsonObject, spelling: Spelling) -> JsonObject:
-    return _kinded("task", task, spelling)
-
-
-def _status_update(update: JsonObject, spelling: Spelling) -> JsonObject:
-    return _kinded("status-update", update, spelling)
-
-
-def _artifact_update(update: JsonObject, spelling: Spelling) -> JsonObject:
-    return _kinded("artifact-update", update, spelling)
-
-
-def _status(status: JsonObject, spelling: Spelling) -> JsonObject:
-    changed = _rewrite(status, spelling)
-    changed["state"] = state_name(STATE_NAMES[str(status["state"])], spelling)
+def _inside(value: JsonObject, rewrite: Callable[[str, JsonObject], JsonObject]) -> JsonObject:
+    """Rewrite the objects under the names that A2A has for them, and keep everything else."""
+    changed: JsonObject = {}
+    for name, inner in value.items():
+        if name in _OBJECTS and isinstance(inner, dict):
+            changed[name] = rewrite(name, inner)
+        elif name in _OBJECTS and isinstance(inner, list):
+            changed[name] = [rewrite(name, one) for one in inner if isinstance(one, dict)]
+        else:
+            changed[name] = inner
     return changed
 
 
@@ -314,16 +319,6 @@ def state_name(state: State, spelling: Spelling) -> str:
     if spelling is Spelling.JSON:
         return state.value.replace("_", "-")
     return "TASK_STATE_CANCELLED" if state is State.CANCELED else f"TASK_STATE_{state.name}"
-
-
-def message(sent: JsonObject, spelling: Spelling) -> JsonObject:
-    changed = _kinded("message", sent, spelling)
-    if spelling is Spelling.JSON:
-        changed["role"] = str(sent["role"]).removeprefix("ROLE_").lower()
-    else:
-        changed["content"] = changed.pop("parts")
-        changed.pop("referenceTaskIds", None)
-    return changed
 
 
 def part(sent: JsonObject, spelling: Spelling) -> JsonObject:
@@ -355,28 +350,17 @@ def part(sent: JsonObject, spelling: Spelling) -> JsonObject:
     return changed | ({"metadata": sent["metadata"]} if "metadata" in sent else {})
 
 
-_FILE_NAMES = {"mediaType": "mimeType", "filename": "name"}
-_REWRITTEN: dict[str, Callable[[JsonObject, Spelling], JsonObject]] = {
-    "task": _task,
-    "tasks": _task,
-    "statusUpdate": _status_update,
-    "artifactUpdate": _artifact_update,
-    "status": _status,
-    "artifact": _rewrite,
-    "artifacts": _rewrite,
-    "message": message,
-    "history": message,
-    "parts": part,
-}
-
-
 # --- the other way round: calling a server of 0.3 ---------------------------------------------
+
+_NAMES = {kind: name for name, kind in reversed(_KINDS.items())}
+_CONTENT_NAMES = {"bytes": "raw", "fileWithBytes": "raw", "uri": "url", "fileWithUri": "url"}
+_PART_NAMES = _CONTENT_NAMES | {new: old for old, new in _FILE_NAMES.items()}
 
 
 def downgrade_send(params: JsonObject, spelling: Spelling) -> JsonObject:
     """Return the params of a send as a server of 0.3 reads them."""
     sent, given = as_object(params.get("message")), as_object(params.get("configuration"))
-    changed = message({**sent, "parts": []}, spelling)
+    changed = downgrade_object("message", {**sent, "parts": []}, spelling)
     parts: list[Json] = []
     for one in items_in(sent, "parts"):
         written = part(one, spelling)
@@ -390,39 +374,30 @@ def downgrade_send(params: JsonObject, spelling: Spelling) -> JsonObject:
     return {"message": changed, "configuration": {"blocking": blocking}}
 
 
-def upgrade(result: JsonObject) -> JsonObject:
-    """Return a result of a 0.3 server as 1.0 has it; servers use both spellings everywhere."""
-    changed = dict(result)
-    for name, rewrite in _UPGRADES.items():
-        match result.get(name):
-            case dict() as one:
-                changed[name] = rewrite(one)
-            case list() as many:
-                changed[name] = [rewrite(one) for one in many if isinstance(one, dict)]
-            case _:
-                pass
-    return changed
-
-
 def upgrade_event(result: JsonObject) -> JsonObject:
     """Return the answer to a send, or an event of a stream, under the name that 1.0 has for it."""
-    if (name := _KINDS.get(text_in(result, "kind") or "")) is not None:
+    if (name := _NAMES.get(text_in(result, "kind") or "")) is not None:
         return upgrade({name: result})
     return upgrade({"message": result["msg"]} if "msg" in result else result)
 
 
-def _upgrade_status(status: JsonObject) -> JsonObject:
-    state = _STATE_NAMES.get(text_in(status, "state") or "")
-    name = "TASK_STATE_UNSPECIFIED" if state is None else f"TASK_STATE_{state.name}"
-    return upgrade(status) | {"state": name}
+def upgrade(result: JsonObject, name: str = "") -> JsonObject:
+    """Return a result of a 0.3 server as 1.0 has it; servers use both spellings everywhere.
 
-
-def _upgrade_message(sent: JsonObject) -> JsonObject:
-    changed = upgrade(sent)
-    if "content" in changed:
-        changed["parts"] = changed.pop("content")
-    is_user = sent.get("role") in ("user", "ROLE_USER")
-    return changed | {"role": "ROLE_USER" if is_user else "ROLE_AGENT"}
+    ``name`` is that under which an object stands.
+    """
+    if name in ("parts", "content"):
+        return _upgrade_part(result)
+    changed = _inside(result, lambda inner, one: upgrade(one, inner))
+    if name == "status":
+        state = _STATE_NAMES.get(text_in(result, "state") or "")
+        changed["state"] = f"TASK_STATE_{'UNSPECIFIED' if state is None else state.name}"
+    elif name in ("message", "history"):
+        if "content" in changed:
+            changed["parts"] = changed.pop("content")
+        is_user = result.get("role") in ("user", "ROLE_USER")
+        changed["role"] = "ROLE_USER" if is_user else "ROLE_AGENT"
+    return changed
 
 
 def _upgrade_part(sent: JsonObject) -> JsonObject:
@@ -433,26 +408,3 @@ def _upgrade_part(sent: JsonObject) -> JsonObject:
         if "kind" not in sent and isinstance(data := changed.get("data"), dict) and "data" in data:
             changed["data"] = data["data"]  # ProtoJSON has it one level deeper
     return changed | ({"metadata": sent["metadata"]} if "metadata" in sent else {})
-
-
-_KINDS = {
-    "task": "task",
-    "message": "message",
-    "status-update": "statusUpdate",
-    "artifact-update": "artifactUpdate",
-}
-_CONTENT_NAMES = {"bytes": "raw", "fileWithBytes": "raw", "uri": "url", "fileWithUri": "url"}
-_PART_NAMES = _CONTENT_NAMES | {new: old for old, new in _FILE_NAMES.items()}
-_UPGRADES: dict[str, Callable[[JsonObject], JsonObject]] = {
-    "task": upgrade,
-    "tasks": upgrade,
-    "statusUpdate": upgrade,
-    "artifactUpdate": upgrade,
-    "artifact": upgrade,
-    "artifacts": upgrade,
-    "status": _upgrade_status,
-    "message": _upgrade_message,
-    "history": _upgrade_message,
-    "parts": _upgrade_part,
-    "content": _upgrade_part,
-}

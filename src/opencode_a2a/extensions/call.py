@@ -144,7 +144,11 @@ class Call:
             },
             "metadata": about,
         }
-        return task if self.version is Version.V1 else v03.downgrade(task, Spelling.JSON)
+        return (
+            task
+            if self.version is Version.V1
+            else v03.downgrade_object("task", task, Spelling.JSON)
+        )
 
     def message(self, stored: MessageWithParts, session_id: SessionId) -> JsonObject:
         context_id = ContextId(f"{DERIVED_CONTEXT}{session_id}")
@@ -152,5 +156,5 @@ class Call:
         message = render.message(read_message(stored), of_no_task) or {}
         message.pop("taskId", None)
         if message and self.version is Version.V03:
-            return v03.message(message, Spelling.JSON)
+            return v03.downgrade_object("message", message, Spelling.JSON)
         return message
