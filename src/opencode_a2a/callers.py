@@ -1,7 +1,7 @@
-"""Who makes a request.
+"""The authenticated caller of a request.
 
-``web.auth`` finds it out and puts it into the ASGI scope under ``SCOPE_KEY``; ``server`` and
-``extensions`` read it. Nothing here knows how a credential looks.
+``web.auth`` puts it into the ASGI scope under ``SCOPE_KEY``; ``server`` and ``extensions`` read it.
+Nothing here knows what a credential looks like.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from opencode_a2a.ids import Principal
 
 SCOPE_KEY = "caller"
 CAPABILITIES = frozenset({"session_shell", "workspace_mutation"})
-"""All that a credential can be allowed beyond the ordinary."""
+"""What a credential can be allowed beyond the ordinary."""
 
 
 @dataclass(frozen=True, slots=True)

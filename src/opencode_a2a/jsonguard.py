@@ -80,7 +80,10 @@ def decode(body: bytes, *, max_depth: int = MAX_DEPTH) -> Json:
         _explain(body, error, max_depth)
     if body.count(b"[") + body.count(b"{") > max_depth and _too_deep(body, max_depth):
         _refuse_depth(max_depth)
-    if _LONG_NUMBER in body.translate(_DIGITS) or _keys_may_repeat(body, value):
+    # A repeated key loses at least one colon. Encoding never adds one, except for a colon that was
+    # written as an escape.
+    repeats = body.count(b":") != orjson.dumps(value).count(b":") or b"\\u003" in body
+    if repeats or _LONG_NUMBER in body.translate(_DIGITS):
         json.loads(body, object_pairs_hook=_unique, parse_int=_bounded)
     return value
 
@@ -101,16 +104,8 @@ def text_in(value: JsonObject, *keys: str) -> str | None:
     return next((text for key in keys if isinstance(text := value.get(key), str)), None)
 
 
-def _keys_may_repeat(body: bytes, value: Json) -> bool:
-    """Compare the colons before and after: a repeated key loses at least one.
-
-    Encoding never adds a colon, except for one that was written as an escape.
-    """
-    return body.count(b":") != orjson.dumps(value).count(b":") or b"\\u003" in body
-
-
 def _too_deep(body: bytes, max_depth: int) -> bool:
-    """Go up and down the brackets of a valid document."""
+    """Count the brackets of a valid document up and down."""
     steps = _STRINGS.sub(b"", body).translate(_STEPS, _NOT_BRACKETS)
     return max(accumulate(memoryview(steps).cast("b"))) > max_depth
 
@@ -120,7 +115,7 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     for key, item in pairs:
         if key in value:
             raise ParseError(
-                f"The key {json.dumps(key[:64])} stands twice in one object; send it once",
+                f"The key {json.dumps(key[:64])} appears twice in one object; send it once",
                 problem="duplicate_key",
             )
         value[key] = item
@@ -137,7 +132,7 @@ def _bounded(digits: str) -> int:
 
 
 def _explain(body: bytes, error: orjson.JSONDecodeError, max_depth: int) -> NoReturn:
-    """Say what is wrong with a body that is no JSON, in words of our own."""
+    """Say what is wrong with a body that is not JSON."""
     if not body.strip():
         raise ParseError("The body is empty; send a JSON object", problem="empty") from None
     try:

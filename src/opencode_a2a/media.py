@@ -1,8 +1,8 @@
-"""Which files OpenCode survives, and in what form.
+"""Attachments that OpenCode can handle, and in what form.
 
 Both ways to send one come through here: messages (``server.content``) and prompts of the
-session methods (``extensions.prompting``). A media type that OpenCode does not know would spoil
-the session for good; textual files therefore go as ``text/plain``, and everything that is
+session methods (``extensions.messages``). A media type that OpenCode does not know would make the
+session unusable for good; textual files therefore go as ``text/plain``, and everything that is
 neither text, image nor PDF is refused.
 """
 
@@ -52,7 +52,7 @@ def read_data_url(url: str) -> bytes:
 
 
 def fit_file(data: bytes, declared: str | None, filename: str | None) -> PromptPart:
-    """Return a file as OpenCode can take it; what it is said to be has to be true."""
+    """Return a file as OpenCode can take it; its bytes have to be what it is declared as."""
     if not data:
         raise UnfitError("is an empty file")
     media_type = (declared or _UNKNOWN).partition(";")[0].strip().lower()
@@ -62,7 +62,17 @@ def fit_file(data: bytes, declared: str | None, filename: str | None) -> PromptP
     if media_type == _UNKNOWN:
         media_type = found or "text/plain"
     if is_textual(media_type):
-        return _text_file(data, media_type, filename)
+        data = data.removeprefix(codecs.BOM_UTF8)
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            raise UnfitError(
+                f"is not {media_type} in UTF-8; supported are text, images and PDF"
+            ) from None
+        if b"\0" in data:
+            raise UnfitError(f"is not {media_type}: it holds zero bytes")
+        encoded = base64.b64encode(data).decode()
+        return PromptPart(media_type="text/plain", data=encoded, filename=filename)
     if media_type not in IMAGE_TYPES and media_type != "application/pdf":
         raise UnfitError(
             f"has the media type {media_type[:64]}; supported are text, images and PDF"
@@ -88,22 +98,8 @@ def is_textual(media_type: str) -> bool:
     )
 
 
-def _text_file(data: bytes, media_type: str, filename: str | None) -> PromptPart:
-    data = data.removeprefix(codecs.BOM_UTF8)
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        raise UnfitError(
-            f"is not {media_type} in UTF-8; supported are text, images and PDF"
-        ) from None
-    if b"\0" in data:
-        raise UnfitError(f"is not {media_type}: it holds zero bytes")
-    encoded = base64.b64encode(data).decode()
-    return PromptPart(media_type="text/plain", data=encoded, filename=filename)
-
-
 def _sniff(data: bytes) -> str | None:
-    """Tell an image or PDF by its first bytes, as far as a decoder would at least begin."""
+    """Recognize an image or PDF by its first bytes: as much as a decoder needs to begin."""
     if data.startswith(b"\x89PNG\r\n\x1a\n") and data[12:16] == b"IHDR" and b"IEND" in data[-16:]:
         return "image/png"
     if data.startswith(b"\xff\xd8\xff") and len(data) > 100:

@@ -1,7 +1,8 @@
-"""Messages as both protocol lines mean them, free of either line's spelling.
+"""Messages and their parts, and what becomes of them: prompt parts and routing.
 
-``server.content`` reads and writes them, ``tasks`` stores them in the log as the history
-of a task. Values of data parts and metadata are kept exactly as they came.
+``a2a`` reads and writes them, ``server.content`` makes prompts of them, and ``tasks`` stores them
+in the log as the history of a task. Values of data parts and metadata are kept exactly as they
+came.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ Kind = Literal["text", "raw", "url", "data"]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One piece of content; exactly one of text, raw, url and data is meant by ``kind``."""
+    """One piece of content; ``kind`` says which of text, raw, url and data it is."""
 
     kind: Kind
     text: str | None = None
@@ -58,7 +59,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """What OpenCode is given: text, or a file as base64 of a media type that it survives."""
+    """What OpenCode is given: text, or a file as base64 of a media type that it can handle."""
 
     text: str | None = None
     media_type: str | None = None
@@ -79,4 +80,4 @@ class Routing:
 
 
 ANYWHERE = Routing()
-"""The caller leaves it all to us."""
+"""The caller does not say where."""

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import orjson
 
-from opencode_a2a.events import Interrupted, Json, Question
+from opencode_a2a.events import Interrupted, Json
 from opencode_a2a.turns.answers import accepted
 
 _LONGEST = 4000
@@ -26,7 +26,7 @@ _SHOWN = {"command": "Command", "url": "URL", "diff": "Change", "description": "
 
 
 def timestamp(at: int) -> str:
-    """Spell milliseconds since the epoch as A2A does."""
+    """Return milliseconds since the epoch as A2A writes them."""
     seconds, milliseconds = divmod(at, 1000)
     return f"{datetime.fromtimestamp(seconds, UTC).isoformat()[:19]}.{milliseconds:03d}Z"
 
@@ -44,7 +44,11 @@ def interrupt_text(pending: tuple[Interrupted, ...]) -> str:
 
 def _describe(asked: Interrupted) -> str:
     lines = _permission(asked) if asked.type == "permission" else _questions(asked)
-    return "\n".join([*lines, "", accepted(asked), *_deadline(asked)])
+    lines += ["", accepted(asked)]
+    if asked.expires_at is not None:
+        then = asked.default or "the request is rejected"
+        lines.append(f"If nobody answers by {timestamp(asked.expires_at)}, {then}.")
+    return "\n".join(lines)
 
 
 def _permission(asked: Interrupted) -> list[str]:
@@ -65,23 +69,12 @@ def _questions(asked: Interrupted) -> list[str]:
     many = len(asked.questions) > 1
     lines = [f"OpenCode asks {len(asked.questions)} questions." if many else "OpenCode asks:"]
     for number, question in enumerate(asked.questions, 1):
-        lines += _question(question, f"Question {number}: " if many else "")
+        label = f"Question {number}: " if many else ""
+        lines.append(f"{label}{question.question or question.header}")
+        for place, option in enumerate(question.options, 1):
+            detail = f" - {option.description}" if option.description else ""
+            lines.append(f"  {place}. {option.label}{detail}")
     return lines
-
-
-def _question(question: Question, label: str) -> list[str]:
-    lines = [f"{label}{question.question or question.header}"]
-    for number, option in enumerate(question.options, 1):
-        detail = f" - {option.description}" if option.description else ""
-        lines.append(f"  {number}. {option.label}{detail}")
-    return lines
-
-
-def _deadline(asked: Interrupted) -> list[str]:
-    if asked.expires_at is None:
-        return []
-    then = asked.default or "the request is rejected"
-    return [f"If nobody answers by {timestamp(asked.expires_at)}, {then}."]
 
 
 def _block(label: str, value: Json) -> str:
@@ -93,4 +86,4 @@ def _block(label: str, value: Json) -> str:
 def _short(text: str) -> str:
     if len(text) <= _LONGEST:
         return text
-    return f"{text[:_LONGEST]}\n[{len(text) - _LONGEST} characters more, see the metadata]"
+    return f"{text[:_LONGEST]}\n[{len(text) - _LONGEST} more characters, see the metadata]"

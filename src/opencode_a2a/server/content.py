@@ -1,11 +1,11 @@
 """What comes in with a message: its parts as prompt parts, its metadata as routing.
 
-``handler`` uses it before anything is asked of the tasks, so that a message that OpenCode would
-choke on is refused while nothing has happened yet. Which files it survives is known to ``media``.
+``operations`` uses it before anything is asked of the tasks, so that a message that OpenCode cannot
+handle is refused while nothing has happened yet. Which files it can handle is known to ``media``.
 """
 
 import base64
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 import orjson
@@ -13,7 +13,6 @@ import orjson
 from opencode_a2a.errors import (
     ContentTypeNotSupportedError,
     InvalidParamsError,
-    ServiceError,
     UnsupportedOperationError,
     Violation,
 )
@@ -22,6 +21,7 @@ from opencode_a2a.ids import ModelRef
 from opencode_a2a.media import IMAGE_TYPES, UnfitError, accepts, fit_file, is_json, is_textual
 from opencode_a2a.messages import Message, Part, PromptPart, Routing
 from opencode_a2a.peers.network import Fetch, Fetched, FetchResult, TooManyFilesError
+from opencode_a2a.validation import listed
 
 INPUT_MODES = ("text/plain", "application/json", "application/pdf", *IMAGE_TYPES)
 """Media types that the card names; other textual ones are taken too."""
@@ -29,55 +29,45 @@ OUTPUT_MODES = ("text/plain", "application/json", "text/x-diff")
 
 
 class _UnreadableError(UnfitError):
-    """The part is of a kind that could be taken, but it cannot be had."""
+    """The part is of a kind that could be taken, but its content cannot be read."""
 
 
 async def read_prompt(message: Message, fetch: Fetch) -> tuple[PromptPart, ...]:
     """Return the prompt that a message means; list all parts that cannot be taken."""
-    links = iter(await _fetched(message, fetch))
+    urls = [part.url for part in message.parts if part.url and _unusable(part.url) is None]
+    try:
+        files = iter(await fetch(urls) if urls else ())
+    except TooManyFilesError as error:
+        wrong = Violation("message.parts", str(error))
+        raise InvalidParamsError(f"message.parts {error}", violations=(wrong,)) from None
     parts: list[PromptPart] = []
-    refused: list[tuple[str, UnfitError]] = []
+    refused: list[tuple[Violation, UnfitError]] = []
     for index, part in enumerate(message.parts):
         try:
-            parts.append(_prompt_part(part, links))
+            if part.kind != "url":
+                parts.append(_prompt_part(part))
+            elif (unusable := _unusable(part.url or "")) is not None:
+                raise unusable
+            else:
+                parts.append(_fetched_part(part, next(files)))
         except UnfitError as error:
-            refused.append((f"message.parts[{index}]", error))
+            refused.append((Violation(f"message.parts[{index}]", str(error)), error))
     if refused:
-        raise _refusal(refused)
+        violations = tuple(violation for violation, _ in refused)
+        if all(isinstance(error, _UnreadableError) for _, error in refused):
+            raise InvalidParamsError(listed(violations), violations=violations)
+        raise ContentTypeNotSupportedError(
+            listed(violations),
+            violations=violations,
+            supported_media_types=[*INPUT_MODES, "text/*"],
+        )
     if not any(part.data or (part.text or "").strip() for part in parts):
         nothing = Violation("message.parts", "must hold something other than blank text")
         raise InvalidParamsError("The message is blank", violations=(nothing,))
     return tuple(parts)
 
 
-def _refusal(refused: list[tuple[str, UnfitError]]) -> ServiceError:
-    violations = tuple(Violation(field, str(error)) for field, error in refused)
-    text = "; ".join(f"{v.field} {v.description}" for v in violations[:3])
-    if all(isinstance(error, _UnreadableError) for _, error in refused):
-        return InvalidParamsError(text, violations=violations)
-    return ContentTypeNotSupportedError(
-        text, violations=violations, supported_media_types=[*INPUT_MODES, "text/*"]
-    )
-
-
-async def _fetched(message: Message, fetch: Fetch) -> list[FetchResult]:
-    """Return what is behind the URLs of a message."""
-    urls = [part.url or "" for part in message.parts if _is_link(part)]
-    if not urls:
-        return []
-    try:
-        return await fetch(urls)
-    except TooManyFilesError as error:
-        wrong = Violation("message.parts", str(error))
-        raise InvalidParamsError(f"message.parts {error}", violations=(wrong,)) from None
-
-
-def _is_link(part: Part) -> bool:
-    """Whether a part is a file to be fetched."""
-    return part.kind == "url" and _no_link(part.url or "") is None
-
-
-def _no_link(url: str) -> UnfitError | None:
+def _unusable(url: str) -> UnfitError | None:
     """Return why a URL is not even tried."""
     try:
         parts = urlsplit(url)
@@ -88,35 +78,22 @@ def _no_link(url: str) -> UnfitError | None:
     return UnfitError("has a URL that is not http or https; send the file itself as bytes")
 
 
-def _prompt_part(part: Part, links: Iterator[FetchResult]) -> PromptPart:
-    said = (part.media_type or "").partition(";")[0].strip().lower()
-    match part.kind:
-        case "text":
-            if said and not is_textual(said):
-                raise UnfitError(f"is text, but has the media type {said[:64]}; name a textual one")
-            return PromptPart(text=part.text)
-        case "data":
-            if said and not is_json(said):
-                raise UnfitError(
-                    f"is data, but has the media type {said[:64]}; use application/json"
-                )
-            return PromptPart(text=_labelled(part))
-        case "raw":
-            return fit_file(base64.b64decode(part.raw or ""), part.media_type, part.filename)
-        case "url":
-            wrong = _no_link(part.url or "")
-            if wrong is not None:
-                raise wrong
-            return _linked(part, next(links))
-
-
-def _labelled(part: Part) -> str:
+def _prompt_part(part: Part) -> PromptPart:
+    declared = (part.media_type or "").partition(";")[0].strip().lower()
+    if part.kind == "raw":
+        return fit_file(base64.b64decode(part.raw or ""), part.media_type, part.filename)
+    if part.kind == "text":
+        if declared and not is_textual(declared):
+            raise UnfitError(f"is text, but has the media type {declared[:64]}; name a textual one")
+        return PromptPart(text=part.text)
+    if declared and not is_json(declared):
+        raise UnfitError(f"is data, but has the media type {declared[:64]}; use application/json")
     name = f" {part.filename}" if part.filename else ""
     text = orjson.dumps(part.data, option=orjson.OPT_INDENT_2).decode()
-    return f"Structured data{name} (JSON):\n{text}"
+    return PromptPart(text=f"Structured data{name} (JSON):\n{text}")
 
 
-def _linked(part: Part, fetched: FetchResult) -> PromptPart:
+def _fetched_part(part: Part, fetched: FetchResult) -> PromptPart:
     if not isinstance(fetched, Fetched):
         raise _UnreadableError(f"has a URL that cannot be used: {fetched}")
     name = part.filename or urlsplit(part.url or "").path.rpartition("/")[2] or None
@@ -136,8 +113,9 @@ def read_routing(params: JsonObject | None, message: JsonObject | None) -> Routi
         model=sources.model(),
     )
     if sources.wrong:
-        text = "; ".join(f"{v.field} {v.description}" for v in sources.wrong)
-        raise InvalidParamsError(f"Invalid metadata: {text}", violations=tuple(sources.wrong))
+        raise InvalidParamsError(
+            f"Invalid metadata: {listed(sources.wrong)}", violations=tuple(sources.wrong)
+        )
     return routing
 
 
@@ -186,7 +164,10 @@ class _Sources:
 
 def read_output_modes(accepted: Iterable[str]) -> tuple[str, ...] | None:
     """Return the media types that the caller accepts, sorted; None when anything will do."""
-    modes = sorted({_normal(mode) for mode in accepted} - {""})
+    plain = (mode.partition(";")[0].strip().lower() for mode in accepted)
+    # Older clients name the kinds of parts instead of media types.
+    known = {"*": "*/*", "text": "text/plain", "data": "application/json"}
+    modes = sorted({known.get(mode, mode) for mode in plain} - {""})
     if not modes or "*/*" in modes:
         return None
     if not accepts(modes, "text/plain"):
@@ -197,9 +178,3 @@ def read_output_modes(accepted: Iterable[str]) -> tuple[str, ...] | None:
             supported_output_modes=list(OUTPUT_MODES),
         )
     return tuple(modes)
-
-
-def _normal(mode: str) -> str:
-    plain = mode.partition(";")[0].strip().lower()
-    # older clients name the kinds of parts instead of media types
-    return {"*": "*/*", "text": "text/plain", "data": "application/json"}.get(plain, plain)

@@ -106,7 +106,7 @@ def test_a_huge_patch_is_cut_and_says_so() -> None:
     text = interrupt_text((huge,))
 
     assert len(text) < 5000
-    assert "6000 characters more" in text
+    assert "6000 more characters" in text
 
 
 def test_times_are_spelled_with_milliseconds_and_z() -> None:
