@@ -67,7 +67,7 @@ from opencode_a2a.turns.interrupts import Interrupts
 from opencode_a2a.turns.sessions import Sessions
 from opencode_a2a.turns.tools import Tools
 from opencode_a2a.turns.turn import Turns
-from opencode_a2a.turns.workspace import Workspace
+from opencode_a2a.turns.workspace import WorkspaceRoot
 from opencode_a2a.web.auth import StateError, accepted_credentials, generate_token
 from opencode_a2a.web.observe import Readiness, pages
 from opencode_a2a.web.server import BindError, Server, bind, edge, server
@@ -456,8 +456,8 @@ def _fetcher(settings: Settings) -> Fetch:
     return Fetcher(settings.a2a) if settings.a2a.fetch_files else refuse
 
 
-def _workspace(settings: Settings) -> Workspace:
-    return Workspace(settings.workspace, allow_override=settings.a2a.allow_directory_override)
+def _workspace(settings: Settings) -> WorkspaceRoot:
+    return WorkspaceRoot(settings.workspace, allow_override=settings.a2a.allow_directory_override)
 
 
 def _deps(

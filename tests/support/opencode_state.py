@@ -26,7 +26,7 @@ from opencode_a2a.opencode.events import (
     SessionChanged,
     SessionDeleted,
     SessionInfo,
-    StatusChanged,
+    SessionStatusChanged,
     decode,
 )
 from opencode_a2a.opencode.state import Snapshot
@@ -122,7 +122,7 @@ class OpenCodeState:
 
     def _apply_live(self, event: Event) -> None:
         match event:
-            case StatusChanged():
+            case SessionStatusChanged():
                 self.statuses[event.session_id] = event.status
             case PermissionAsked():
                 self.permissions[event.id] = event

@@ -11,7 +11,7 @@ from opencode_a2a.opencode.events import (
     PartDelta,
     PartUpdated,
     PermissionAsked,
-    StatusChanged,
+    SessionStatusChanged,
     decode,
     session_of,
     type_of,
@@ -90,7 +90,7 @@ def test_an_event_of_one_directory_has_no_envelope() -> None:
         )
     )
 
-    assert isinstance(event, StatusChanged)
+    assert isinstance(event, SessionStatusChanged)
     assert event.status == StatusRetry(attempt=2, message="busy", next=5)
 
 

@@ -26,7 +26,7 @@ from opencode_a2a.events import (
     UsageCounted,
     merged,
 )
-from opencode_a2a.opencode.events import PartDelta, PermissionAsked, StatusChanged
+from opencode_a2a.opencode.events import PartDelta, PermissionAsked, SessionStatusChanged
 from opencode_a2a.opencode.reader import Reader
 from opencode_a2a.opencode.types import AssistantMessage, ToolCompleted, ToolFailed, ToolPart
 from tests.support.opencode_state import NAMES, OLDER, Recording, recording, recordings
@@ -419,7 +419,7 @@ def test_a_retry_that_was_missed_is_found_in_the_store() -> None:
     retry = next(
         place
         for place, event in enumerate(play.recording.events)
-        if isinstance(event, StatusChanged) and event.status.type == "retry"
+        if isinstance(event, SessionStatusChanged) and event.status.type == "retry"
     )
     play.move(("play", retry))
     play.move(("lose", 3))

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from opencode_a2a.errors import InvalidParamsError
-from opencode_a2a.turns.workspace import Workspace
+from opencode_a2a.turns.workspace import WorkspaceRoot
 
 FIELD = "metadata.opencode.directory"
 
@@ -40,13 +40,13 @@ def root(tmp_path: Path) -> Path:
 def test_a_directory_inside_is_found_by_its_real_path(
     root: Path, named: str | None, meant: str
 ) -> None:
-    workspace = Workspace(root, allow_override=True)
+    workspace = WorkspaceRoot(root, allow_override=True)
 
     assert workspace.directory(named, FIELD) == str(root / meant)
 
 
 def test_an_absolute_path_inside_is_accepted(root: Path) -> None:
-    workspace = Workspace(root, allow_override=True)
+    workspace = WorkspaceRoot(root, allow_override=True)
 
     assert workspace.directory(str(root / "inside"), FIELD) == str(root / "inside")
 
@@ -56,7 +56,7 @@ def test_an_absolute_path_inside_is_accepted(root: Path) -> None:
 )
 def test_whatever_leads_out_or_nowhere_is_refused(root: Path, named: str) -> None:
     with pytest.raises(InvalidParamsError) as refused:
-        Workspace(root, allow_override=True).directory(named, FIELD)
+        WorkspaceRoot(root, allow_override=True).directory(named, FIELD)
 
     assert refused.value.violations[0].field == FIELD
     assert str(root) not in refused.value.message
@@ -66,14 +66,14 @@ def test_a_root_that_is_a_link_is_the_directory_it_means(root: Path, tmp_path: P
     link = tmp_path / "link"
     link.symlink_to(root)
 
-    workspace = Workspace(link, allow_override=True)
+    workspace = WorkspaceRoot(link, allow_override=True)
 
     assert workspace.root == str(root)
     assert workspace.directory(str(link / "inside"), FIELD) == str(root / "inside")
 
 
 def test_only_the_root_may_be_named_where_choosing_is_switched_off(root: Path) -> None:
-    workspace = Workspace(root, allow_override=False)
+    workspace = WorkspaceRoot(root, allow_override=False)
 
     assert workspace.directory(str(root), FIELD) == str(root)
     with pytest.raises(InvalidParamsError):
@@ -81,7 +81,7 @@ def test_only_the_root_may_be_named_where_choosing_is_switched_off(root: Path) -
 
 
 def test_without_a_root_nothing_can_be_chosen() -> None:
-    workspace = Workspace(None, allow_override=True)
+    workspace = WorkspaceRoot(None, allow_override=True)
 
     assert workspace.directory(None, FIELD) is None
     assert workspace.holds("/anywhere")
@@ -92,7 +92,7 @@ def test_without_a_root_nothing_can_be_chosen() -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(["..", ".", "inside", "deep", "out", "in", "/", "none"])))
 def test_no_path_whatever_leads_out(root: Path, steps: list[str]) -> None:
-    workspace = Workspace(root, allow_override=True)
+    workspace = WorkspaceRoot(root, allow_override=True)
 
     try:
         found = workspace.directory("/".join(steps), FIELD)

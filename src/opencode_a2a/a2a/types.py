@@ -172,7 +172,7 @@ def send_request(
 
 
 def read_list(params: JsonObject) -> Query:
-    return check(ListParams, params).query()
+    return check(TaskListParams, params).query()
 
 
 def check(model: type[M], params: JsonObject) -> M:
@@ -315,7 +315,7 @@ class TaskParams(Params):
     history_length: _Count = None
 
 
-class ListParams(Params):
+class TaskListParams(Params):
     context_id: _OptionalId = None
     status: Annotated[State | None, state_named(STATE_NAMES)] = None
     page_size: Annotated[int | None, _within(1, 100)] = None

@@ -21,13 +21,13 @@ from opencode_a2a.a2a.types import (
     Base64,
     ConfigurationBase,
     Content,
-    ListParams,
     MessageBase,
     Never,
     Object,
     Params,
     SendBase,
     SendRequest,
+    TaskListParams,
     check,
     foreign,
     send_request,
@@ -99,7 +99,7 @@ _Part1 = Annotated[Never, foreign("is A2A 1.0; in 0.3 write kind file with a fil
 _Returns = Annotated[Never, foreign("is A2A 1.0; in 0.3 write blocking")]
 
 
-class _ListParams03(ListParams):
+class _ListParams03(TaskListParams):
     status: Annotated[State | None, state_named(_STATE_NAMES)] = None
 
 

@@ -18,7 +18,6 @@ import click
 
 from opencode_a2a.cli.serve import config_option
 from opencode_a2a.config import Settings, SettingsError, database_file, import_hint, load
-from opencode_a2a.opencode.managed import too_old, untested
 from opencode_a2a.printable import one_line
 
 
@@ -97,6 +96,8 @@ def check_command(command: str) -> Finding:
 
 
 def judge_version(version: str, where: str) -> Finding:
+    from opencode_a2a.opencode.managed import too_old, untested  # heavy, as below
+
     version = one_line(version)
     found = f"{version} ({where})"
     if remedy := too_old(version):

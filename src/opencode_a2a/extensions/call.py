@@ -29,7 +29,7 @@ from opencode_a2a.tasks.state import TaskRef
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.interrupts import Interrupts
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT, WORKSPACE_FIELD, Sessions
-from opencode_a2a.turns.workspace import Workspace
+from opencode_a2a.turns.workspace import WorkspaceRoot
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Deps:
 
     opencode: OpenCode
     sessions: Sessions
-    workspace: Workspace
+    workspace: WorkspaceRoot
     interrupts: Interrupts
     board: TaskService
     errands: Errands

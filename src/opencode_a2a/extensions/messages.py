@@ -82,7 +82,7 @@ class Source(Body):
         return self
 
 
-class PartBase(Body):
+class PartBody(Body):
     id: PartRef | None = None
 
 
@@ -91,7 +91,7 @@ class Times(Body):
     end: Number | None = None
 
 
-class TextPart(PartBase):
+class TextPart(PartBody):
     type: Literal["text"]
     text: LongText
     synthetic: bool | None = None
@@ -100,7 +100,7 @@ class TextPart(PartBase):
     metadata: Annotated[dict[str, Json], FREE_OBJECT] | None = None
 
 
-class FilePart(PartBase):
+class FilePart(PartBody):
     """A file as a ``data:`` or http(s) URL: text, PNG, JPEG, GIF, WebP or PDF."""
 
     type: Literal["file"]
@@ -115,7 +115,7 @@ class FilePart(PartBase):
         return self.url.lower().startswith(("http://", "https://"))
 
 
-class AgentPart(PartBase):
+class AgentPart(PartBody):
     """Asks the model to use a sub-agent."""
 
     type: Literal["agent"]
@@ -123,7 +123,7 @@ class AgentPart(PartBase):
     source: Mention | None = None
 
 
-class SubtaskPart(PartBase):
+class SubtaskPart(PartBody):
     """Runs a sub-agent before the model is asked; forwarded as it is."""
 
     type: Literal["subtask"]

@@ -41,7 +41,7 @@ from opencode_a2a.opencode.types import (
     CommandCall,
     Config,
     ConnectedProviders,
-    FileContent,
+    FileBody,
     FileDiff,
     FileNode,
     Health,
@@ -395,8 +395,8 @@ class OpenCode:
     async def list_files(self, path: str, *, at: Location = HERE) -> list[FileNode]:
         return await self.call(list[FileNode], "GET", "/file", at, query={"path": path})
 
-    async def read_file(self, path: str, *, at: Location = HERE) -> FileContent:
-        return await self.call(FileContent, "GET", "/file/content", at, query={"path": path})
+    async def read_file(self, path: str, *, at: Location = HERE) -> FileBody:
+        return await self.call(FileBody, "GET", "/file/content", at, query={"path": path})
 
     async def find_text(self, pattern: str, *, at: Location = HERE) -> list[TextMatch]:
         """Search the files of the location with ripgrep, which has to be installed."""

@@ -84,7 +84,7 @@ class SessionChanged(NamedTuple):
     info: SessionInfo
 
 
-class StatusChanged(NamedTuple):
+class SessionStatusChanged(NamedTuple):
     event_id: str
     session_id: SessionId
     status: SessionStatus
@@ -133,7 +133,7 @@ Validated = (
     | QuestionAsked
     | TodoUpdated
 )
-Event = PartDelta | StatusChanged | SessionChanged | RequestSettled | Validated
+Event = PartDelta | SessionStatusChanged | SessionChanged | RequestSettled | Validated
 
 EVENTS: dict[str, type[Validated]] = {
     "message.part.updated": PartUpdated,
@@ -252,7 +252,7 @@ def _by_hand(kind: str, event_id: str, properties: dict[str, Any]) -> Event | No
                     status = _IDLE
                 case other:
                     status = StatusRetry.model_validate(other)
-            return StatusChanged(event_id, SessionId(properties["sessionID"] + ""), status)
+            return SessionStatusChanged(event_id, SessionId(properties["sessionID"] + ""), status)
         case _:
             permission = kind == "permission.replied"
             return RequestSettled(

@@ -38,7 +38,7 @@ class Reply:
     body: bytes = b""
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """One connection, with at most one call on it."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -172,7 +172,7 @@ class Exchange:
         self._prefix = url.path.rstrip("/")
         self._max_bytes = max_bytes
         self._head = _lines({"host": url.netloc, **headers})
-        self._free: list[Connection] = []
+        self._free: list[HttpConnection] = []
 
     async def send(
         self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
@@ -196,7 +196,9 @@ class Exchange:
         return await self._call(await self._connect(), request)
 
     @asynccontextmanager
-    async def stream(self, target: str, headers: Mapping[str, str]) -> AsyncGenerator[Connection]:
+    async def stream(
+        self, target: str, headers: Mapping[str, str]
+    ) -> AsyncGenerator[HttpConnection]:
         """Ask for an answer that does not end by itself; its head has arrived."""
         connection = await self._connect()
         try:
@@ -216,7 +218,7 @@ class Exchange:
         length = b"content-length: %d\r\n\r\n" % len(body or b"")
         return first + self._head + _lines(headers) + length + (body or b"")
 
-    async def _call(self, connection: Connection, request: bytes) -> Reply:
+    async def _call(self, connection: HttpConnection, request: bytes) -> Reply:
         reply = await connection.call(request)
         if connection.reusable and len(self._free) < KEPT_CONNECTIONS:
             connection.free_since = time.monotonic()
@@ -225,12 +227,15 @@ class Exchange:
             connection.close()
         return reply
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> HttpConnection:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(self._max_bytes), self._host, self._port, ssl=self._secure
+                    lambda: HttpConnection(self._max_bytes),
+                    self._host,
+                    self._port,
+                    ssl=self._secure,
                 )
         except TimeoutError:
             raise ExchangeError("no connection in time") from None

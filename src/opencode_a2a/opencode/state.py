@@ -32,7 +32,7 @@ from opencode_a2a.opencode.events import (
     SessionDeleted,
     SessionFailed,
     SessionInfo,
-    StatusChanged,
+    SessionStatusChanged,
     TodoUpdated,
     child_session,
 )
@@ -270,7 +270,7 @@ class TurnState:
                 self.sessions.setdefault(session)
             case _ if session not in self.sessions:
                 pass
-            case StatusChanged():
+            case SessionStatusChanged():
                 self._fresh.add(session)
                 self._status(session, event.status)
             case PermissionAsked() | QuestionAsked():

@@ -29,7 +29,7 @@ def ended(part: TextPart | ReasoningPart) -> bool:
 
 
 @dataclass(slots=True)
-class _Part:
+class _ChannelPart:
     """One part as OpenCode has it, as far as it is known, and what was emitted of it."""
 
     id: str
@@ -75,8 +75,8 @@ class ChannelText:
         self._emitted = emitted
         self.frozen = False
         """Parts may have been missed: nothing is emitted until the store was read."""
-        self._parts: list[_Part] = []
-        self._known: dict[str, _Part] = {}
+        self._parts: list[_ChannelPart] = []
+        self._known: dict[str, _ChannelPart] = {}
         self._cursor = 0
         """The place of the part that is being emitted; those before are done."""
         self._dirty = False
@@ -205,12 +205,12 @@ class ChannelText:
                     return
             self._cursor += 1
 
-    def _add(self, part_id: str, message_id: MessageId) -> _Part:
-        part = self._known[part_id] = _Part(part_id, message_id)
+    def _add(self, part_id: str, message_id: MessageId) -> _ChannelPart:
+        part = self._known[part_id] = _ChannelPart(part_id, message_id)
         self._parts.append(part)
         return part
 
-    def _grew(self, part: _Part, text: str) -> TurnEvent:
+    def _grew(self, part: _ChannelPart, text: str) -> TurnEvent:
         opens = False
         if not part.emitted:
             opens = self._channel not in self._emitted

@@ -411,7 +411,7 @@ class ModelLimit(Wire):
     output: int | None = None
 
 
-class Model(Wire):
+class ProviderModel(Wire):
     id: str
     name: str
     provider_id: str
@@ -426,7 +426,7 @@ class Provider(Wire):
     id: str
     name: str
     source: str | None = None
-    models: dict[str, Annotated[Model, Lenient]] = {}
+    models: dict[str, Annotated[ProviderModel, Lenient]] = {}
 
 
 class ConnectedProviders(Wire):
@@ -528,7 +528,7 @@ class FileNode(Wire):
     ignored: bool = False
 
 
-class FileContent(Wire):
+class FileBody(Wire):
     """A file's text, or base64 when ``encoding`` says so. A missing file is an empty text."""
 
     type: Literal["text", "binary"]

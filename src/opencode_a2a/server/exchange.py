@@ -30,7 +30,7 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.peers.client import HOPS_HEADER
-from opencode_a2a.server.operations import Call, TaskStream
+from opencode_a2a.server.operations import OperationCall, TaskStream
 from opencode_a2a.tasks.log import LogForgottenError, LogReader
 from opencode_a2a.tasks.state import Entry
 
@@ -63,13 +63,13 @@ class Endpoint:
 # --- requests ---------------------------------------------------------------------------------
 
 
-def call_of(request: Request, version: Version) -> Call:
+def call_of(request: Request, version: Version) -> OperationCall:
     """Return what an operation is told about a request beside its params."""
     caller: Caller = request.scope[SCOPE_KEY]
     cursor = request.headers.get("last-event-id") or request.query_params.get("after")
     hops = request.headers.get(HOPS_HEADER, "")
     sane = hops.isascii() and hops.isdigit() and len(hops) < 4
-    return Call(caller, version, cursor, int(hops) if sane else 0)
+    return OperationCall(caller, version, cursor, int(hops) if sane else 0)
 
 
 def version_of(request: Request, terms: "Terms") -> Version:

@@ -29,7 +29,7 @@ from opencode_a2a.tasks.state import Cursor, Query
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OperationCall:
     """A request for an operation, whichever binding it came by."""
 
     caller: Caller
@@ -58,7 +58,7 @@ class Operations:
         self._cards = cards
         self._fetch = fetch
 
-    async def send(self, call: Call, request: SendRequest) -> JsonObject:
+    async def send(self, call: OperationCall, request: SendRequest) -> JsonObject:
         """Send a message; unless the caller wants otherwise, wait until the task stops."""
         submitted = await self._submit(call, request)
         if request.blocking:
@@ -67,12 +67,12 @@ class Operations:
             state = await submitted.log.steady()
         return {"task": render.task(state, request.history_length)}
 
-    async def begin(self, call: Call, request: SendRequest) -> JsonObject:
+    async def begin(self, call: OperationCall, request: SendRequest) -> JsonObject:
         """Send a message without waiting for anything: nobody reads the answer."""
         await self._submit(call, request)
         return {}
 
-    async def stream(self, call: Call, request: SendRequest) -> TaskStream:
+    async def stream(self, call: OperationCall, request: SendRequest) -> TaskStream:
         """Send a message and follow the task until it stops."""
         submitted = await self._submit(call, request)
         await submitted.log.steady()
@@ -82,7 +82,7 @@ class Operations:
             follow=not submitted.log.stopped(submitted.seq),
         )
 
-    async def _submit(self, call: Call, request: SendRequest) -> Submitted:
+    async def _submit(self, call: OperationCall, request: SendRequest) -> Submitted:
         if request.push:
             raise PushNotSupportedError
         message = request.message
@@ -98,11 +98,11 @@ class Operations:
         )
         return await self._tasks.submit(command)
 
-    async def get(self, call: Call, params: TaskParams) -> JsonObject:
+    async def get(self, call: OperationCall, params: TaskParams) -> JsonObject:
         state = await self._tasks.task(call.caller.principal, params.task_id)
         return render.task(state, params.history_length)
 
-    async def list_tasks(self, call: Call, query: Query) -> JsonObject:
+    async def list_tasks(self, call: OperationCall, query: Query) -> JsonObject:
         page = await self._tasks.page(call.caller.principal, query)
         tasks: list[Json] = [
             render.task(state, query.history_length, artifacts=query.artifacts)
@@ -115,10 +115,10 @@ class Operations:
             "totalSize": page.total,
         }
 
-    async def cancel(self, call: Call, params: TaskParams) -> JsonObject:
+    async def cancel(self, call: OperationCall, params: TaskParams) -> JsonObject:
         return render.task(await self._tasks.cancel(call.caller.principal, params.task_id))
 
-    async def subscribe(self, call: Call, params: TaskParams) -> TaskStream:
+    async def subscribe(self, call: OperationCall, params: TaskParams) -> TaskStream:
         """Follow a task that exists, from now or from where a reader was."""
         try:
             cursor = Cursor.parse(call.cursor) if call.cursor else None
@@ -137,14 +137,14 @@ class Operations:
             )
         return TaskStream(reader)
 
-    async def push(self, call: Call, params: NoParams) -> JsonObject:
+    async def push(self, call: OperationCall, params: NoParams) -> JsonObject:
         raise PushNotSupportedError
 
-    async def extended_card(self, call: Call, params: NoParams) -> JsonObject:
+    async def extended_card(self, call: OperationCall, params: NoParams) -> JsonObject:
         return self._cards.extended(call.version)
 
 
-Run = Callable[[Operations, Call, Any], Awaitable[JsonObject | TaskStream]]
+Run = Callable[[Operations, OperationCall, Any], Awaitable[JsonObject | TaskStream]]
 """What runs; the params are what the operation takes."""
 
 RUNS: dict[a2a.Operation, Run] = {

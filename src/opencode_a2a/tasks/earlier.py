@@ -234,7 +234,7 @@ class _File(_Stored):
     name: str | None = None
 
 
-class _Part(_Stored):
+class _EarlierPart(_Stored):
     text: str | None = None
     data: Annotated[Json, FREE] = None
     raw: str | None = None
@@ -259,10 +259,10 @@ class _Part(_Stored):
         return Part("data", data=self.data, metadata=self.metadata)
 
 
-class _Message(_Stored):
+class _EarlierMessage(_Stored):
     message_id: str
     role: str
-    parts: list[_Part] = []
+    parts: list[_EarlierPart] = []
     metadata: Annotated[JsonObject, FREE_OBJECT] | None = None
 
     def message(self) -> Message:
@@ -273,12 +273,12 @@ class _Message(_Stored):
 
 class _Artifact(_Stored):
     artifact_id: str
-    parts: list[_Part] = []
+    parts: list[_EarlierPart] = []
 
 
 class _Status(_Stored):
     state: str
-    message: _Message | None = None
+    message: _EarlierMessage | None = None
     timestamp: datetime | None = None
 
 
@@ -313,7 +313,7 @@ class _Task(BaseModel):
     owner: str
     status: Encoded[_Status]
     artifacts: Annotated[Encoded[list[_Artifact]], _NullIsEmpty]
-    history: Annotated[Encoded[list[_Message]], _NullIsEmpty]
+    history: Annotated[Encoded[list[_EarlierMessage]], _NullIsEmpty]
     metadata: Encoded[_Metadata | None] | None
 
 

@@ -19,7 +19,7 @@ from opencode_a2a.opencode.events import (
     PermissionAsked,
     QuestionAsked,
     RequestSettled,
-    StatusChanged,
+    SessionStatusChanged,
 )
 from opencode_a2a.opencode.feed import Feed, FeedItem, Gap
 from opencode_a2a.opencode.translate import interrupted
@@ -97,7 +97,7 @@ class Errand:
                         events.append(interrupted(item, None, item.directory))
                 case RequestSettled():
                     events.append(Resumed(item.request_id, item.type, item.resolution))
-                case StatusChanged(session_id=self._root, status=status):
+                case SessionStatusChanged(session_id=self._root, status=status):
                     idle = isinstance(status, StatusIdle)
                     compare, self._begun = compare or idle, self._begun or not idle
                 case Gap(connected=True):

@@ -26,7 +26,7 @@ from opencode_a2a.opencode.types import Session, SessionDraft
 from opencode_a2a.store import links
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.places import Places
-from opencode_a2a.turns.workspace import Workspace
+from opencode_a2a.turns.workspace import WorkspaceRoot
 
 SESSION_FIELD = "metadata.shared.session.id"
 DIRECTORY_FIELD = "metadata.opencode.directory"
@@ -76,7 +76,7 @@ class BoundSession:
 
 class Sessions:
     def __init__(
-        self, database: Database, opencode: OpenCode, workspace: Workspace, claim_seconds: float
+        self, database: Database, opencode: OpenCode, workspace: WorkspaceRoot, claim_seconds: float
     ) -> None:
         self.places = Places(database)
         self.turns: Locks[SessionId] = Locks()

@@ -19,7 +19,7 @@ GIT_SECONDS = 30.0
 _GIT_ENVIRONMENT = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 
 
-class Workspace:
+class WorkspaceRoot:
     """The directories that callers may name.
 
     Without a root, everything runs where OpenCode was started, and nothing can be chosen.
