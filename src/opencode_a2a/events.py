@@ -288,11 +288,6 @@ class RunningText:
     parts: list[tuple[str, list[str]]] = field(default_factory=list[tuple[str, list[str]]])
     closed: bool = False
 
-    def grow(self, part_id: str, text: str) -> None:
-        if not self.parts or self.parts[-1][0] != part_id:
-            self.parts.append((part_id, []))
-        self.parts[-1][1].append(text)
-
     @property
     def text(self) -> str:
         return "".join(piece for _, pieces in self.parts for piece in pieces)
@@ -307,12 +302,15 @@ def fold_text(texts: dict[Channel, RunningText], event: TextEvent) -> Channel | 
         case TextGrew() | ReasoningGrew():
             channel = Channel.TEXT if type(event) is TextGrew else Channel.REASONING
             text = texts.get(channel)
-            opens = text is None or event.opens
+            opened = None
             if text is None or event.opens:
-                text = texts[channel] = RunningText(event.message_id)
+                opened, text = channel, RunningText(event.message_id)
+                texts[channel] = text
+            if not text.parts or text.parts[-1][0] != event.part_id:
+                text.parts.append((event.part_id, []))
+            text.parts[-1][1].append(event.text)
             text.message_id = event.message_id
-            text.grow(event.part_id, event.text)
-            return channel if opens else None
+            return opened
         case ChannelReplaced():
             parts = [(part_id, [text]) for part_id, text in event.parts]
             texts[event.channel] = RunningText(event.message_id, parts)

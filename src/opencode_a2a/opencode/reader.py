@@ -164,8 +164,7 @@ class Reader:
             if request_id not in state.asked:
                 resolution = state.settled[request_id]
                 out.append(Resumed(request_id, interrupt.type, resolution))
-        changes, state.changes = state.changes, []
-        for change in changes:
+        for change in state.changes:
             match change:
                 case Progressed():
                     key = (change.type, change.status, change.part_id)
@@ -183,6 +182,7 @@ class Reader:
                     says = change.title or change.output or change.metadata
                     if known or ended or (says and change in self.starting):
                         self._show(change, out)
+        state.changes.clear()
         out += [asked for asked in state.asked.values() if asked.request_id not in emitted.open]
         if state.todos is not None and state.todos != emitted.todos:
             out.append(Progressed("todo", "updated", todos=state.todos))

@@ -266,6 +266,8 @@ class TurnState:
         """Update the state with an event."""
         session = event.session_id
         match event:
+            case PartUpdated() | MessageUpdated() | PartDelta() if session == self.root:
+                self._hear_message(event)
             case SessionChanged(info=SessionInfo(parent_id=parent)) if parent in self.sessions:
                 self.sessions.setdefault(session)
             case _ if session not in self.sessions:
@@ -278,7 +280,7 @@ class TurnState:
                 self._ask(event, event.directory)
             case RequestSettled():
                 self._settle(event.request_id, event.resolution)
-            case PartUpdated(part=ToolPart() as part) if session != self.root:
+            case PartUpdated(part=ToolPart() as part):
                 self._call(part)
             case _ if session != self.root:
                 pass
@@ -292,8 +294,10 @@ class TurnState:
                 self.needs_reconcile = True
             case TodoUpdated():
                 self.todos = [todo.model_dump(exclude_none=True) for todo in event.todos]
-            case _:
+            case PartRemoved() | MessageRemoved():
                 self._hear_message(event)
+            case _:
+                pass
 
     def _hear_message(self, event: MessageEvent) -> None:
         match event:
