@@ -52,7 +52,7 @@ from opencode_a2a.peers.tool import SERVER, PeerTool
 from opencode_a2a.printable import program
 from opencode_a2a.server.card import Cards
 from opencode_a2a.server.contracts import EXTENSION_NAMES, spoken_versions
-from opencode_a2a.server.exchange import Stream, Terms
+from opencode_a2a.server.exchange import Terms
 from opencode_a2a.server.jsonrpc import RpcBinding
 from opencode_a2a.server.openapi import OpenApi
 from opencode_a2a.server.operations import Operations
@@ -71,7 +71,7 @@ from opencode_a2a.turns.workspace import WorkspaceRoot
 from opencode_a2a.web.auth import StateError, accepted_credentials, generate_token
 from opencode_a2a.web.observe import Readiness, pages
 from opencode_a2a.web.server import BindError, Server, bind, edge, server
-from opencode_a2a.web.sse import Drain, EventStream, early_end
+from opencode_a2a.web.sse import EventStream, Streams
 
 log = structlog.get_logger(__name__)
 
@@ -105,7 +105,7 @@ class Service:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.drain = Drain()
+        self.streams = Streams()
         self.upstream: Upstream | None = None
         self.failed = False
         """A part without which the service cannot go on has failed."""
@@ -244,7 +244,7 @@ class Service:
         await stack.enter_async_context(self._beside(feed.run(), "feed"))
         await stack.enter_async_context(self._beside(writer.run(), "writer"))
         stack.push_async_callback(self._close, board)
-        self.drain.on_begin.append(board.leave)
+        self.streams.on_drain.append(board.leave)
         taken_up = await recover(database, writer, board)
         if taken_up:
             log.warning("tasks taken up after a restart", count=taken_up)
@@ -301,20 +301,10 @@ class Service:
         settings = self.settings
         cards = Cards(settings, now_ms())
 
-        def write(frames: Stream) -> ASGIApp:
-            headers = tuple((k.lower().encode(), v.encode()) for k, v in frames.headers.items())
-            return EventStream(
-                frames.frames,
-                limits=settings.stream,
-                headers=headers,
-                drain=self.drain,
-                farewell=lambda ending: frames.error_frame(early_end(ending)),
-            )
-
         operations = Operations(board, cards, fetch)
         terms = Terms(
             Version(settings.a2a.protocol_version),
-            write,
+            lambda stream: EventStream(stream, settings.stream, self.streams),
             EXTENSION_NAMES,
             spoken_versions(settings),
         )
@@ -338,7 +328,7 @@ class Service:
             "demo": settings.a2a.demo,
             "protocol_versions": list(settings.a2a.supported_protocol_versions),
             "task_store": settings.tasks.task_store_backend,
-            "streams": len(self.drain),
+            "streams": len(self.streams),
         }
 
 
@@ -650,7 +640,7 @@ async def _serve(settings: Settings, listeners: list[socket.socket]) -> int:
         service,
         settings.a2a.host,
         settings.a2a.port,
-        service.drain,
+        service.streams,
         grace=settings.a2a.shutdown_grace_seconds,
         lifespan="off",
     )

@@ -27,7 +27,7 @@ from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import MessageId, RequestId, SessionId
 from opencode_a2a.opencode.events import Event, PartDelta, SessionChanged, decode
 from opencode_a2a.opencode.types import AssistantMessage, MessageWithParts, UserMessage
-from opencode_a2a.web.sse import Drain
+from opencode_a2a.web.sse import Streams
 from tests.support.opencode_state import OpenCodeState, SessionState, frames
 from tests.support.running import running
 
@@ -216,7 +216,9 @@ class FakeOpenCode:
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator["FakeOpenCode"]:
-        async with running(Starlette(routes=list(self._routes())), drain=_Leave(self)) as self.url:
+        async with running(
+            Starlette(routes=list(self._routes())), streams=_Leave(self)
+        ) as self.url:
             yield self
 
     # Telling
@@ -373,15 +375,15 @@ class FakeOpenCode:
         return _json(True)
 
 
-class _Leave(Drain):
+class _Leave(Streams):
     """Ends the streams of an OpenCode when its server stops."""
 
     def __init__(self, opencode: FakeOpenCode) -> None:
         super().__init__()
         self._opencode = opencode
 
-    def begin(self) -> None:
-        super().begin()
+    def drain(self) -> None:
+        super().drain()
         self._opencode.leave()
 
 

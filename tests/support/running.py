@@ -9,7 +9,7 @@ from typing import Literal
 from starlette.types import ASGIApp, Send
 
 from opencode_a2a.web.server import Server, server
-from opencode_a2a.web.sse import Drain
+from opencode_a2a.web.sse import Streams
 
 
 async def answer(
@@ -30,16 +30,16 @@ async def running(
     app: ASGIApp,
     port: int = 0,
     *,
-    drain: Drain | None = None,
+    streams: Streams | None = None,
     grace: float = 5.0,
     lifespan: Literal["on", "off"] = "on",
 ) -> AsyncGenerator[str]:
     """Serve the app, and yield its URL; stop it as SIGTERM would.
 
-    Pass the drain that the app's streams have, so that they end with the server.
+    Pass the streams of the app, so that they end with the server.
     """
-    streams = Drain() if drain is None else drain
-    serving = server(app, "127.0.0.1", port, streams, grace=grace, lifespan=lifespan)
+    ended = Streams() if streams is None else streams
+    serving = server(app, "127.0.0.1", port, ended, grace=grace, lifespan=lifespan)
     with socket.create_server(("127.0.0.1", port)) as listener:
         async with asyncio.TaskGroup() as group:
             group.create_task(_serve(serving, listener))

@@ -87,7 +87,7 @@ async def serving(
     app = create_app(settings)
     sent = {"Authorization": f"Bearer {TOKEN}", **(headers or {})}
     async with (
-        running(app, port, drain=app.drain) as url,
+        running(app, port, streams=app.streams) as url,
         httpx2.AsyncClient(base_url=url, headers=sent, timeout=60, trust_env=False) as http,
     ):
         yield Running(url, http, app)

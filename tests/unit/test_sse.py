@@ -9,7 +9,8 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from opencode_a2a.config import StreamSettings
-from opencode_a2a.web.sse import WRITE_NOW, Drain, Ending, EventStream
+from opencode_a2a.server.exchange import Stream, Write
+from opencode_a2a.web.sse import WRITE_NOW, Ending, EventStream, Streams
 from tests.support.running import RawClient, raw, running
 
 Frames = AsyncGenerator[bytes, None]
@@ -33,26 +34,32 @@ class Source:
             self.closed.set()
 
 
-def farewell(ending: Ending) -> bytes:
+def farewell(ending: str) -> bytes:
     return f"event: end\ndata: {ending}\n\n".encode()
+
+
+def response(
+    frames: Callable[[Write], Frames],
+    limits: StreamSettings | None = None,
+    streams: Streams | None = None,
+    **options: float,
+) -> EventStream:
+    return EventStream(
+        Stream(frames, lambda error: farewell(str(error.data["cause"])), {"X-Mine": "1"}),
+        limits or StreamSettings(),
+        Streams() if streams is None else streams,
+        **options,
+    )
 
 
 def stream_app(
     frames: Callable[[], Frames],
     limits: StreamSettings | None = None,
-    drain: Drain | None = None,
+    streams: Streams | None = None,
     **options: float,
 ) -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        stream = EventStream(
-            lambda _: frames(),
-            limits=limits,
-            drain=drain,
-            farewell=farewell,
-            headers=((b"x-mine", b"1"),),
-            **options,
-        )
-        await stream(scope, receive, send)
+        await response(lambda _: frames(), limits, streams, **options)(scope, receive, send)
 
     return app
 
@@ -94,10 +101,8 @@ async def test_a_quiet_stream_is_kept_alive_by_comments_and_goes_on() -> None:
 
 async def test_a_comment_comes_within_the_interval_and_not_after_an_event() -> None:
     source, written, sent = Source(), list[bytes](), asyncio.Event()
-    stream = EventStream(
-        lambda _: source.frames(),
-        limits=StreamSettings(keepalive_seconds=3, max_duration_seconds=0),
-        farewell=farewell,
+    stream = response(
+        lambda _: source.frames(), StreamSettings(keepalive_seconds=3, max_duration_seconds=0)
     )
 
     def write_now(chunk: bytes) -> bool:
@@ -129,10 +134,10 @@ async def test_a_comment_comes_within_the_interval_and_not_after_an_event() -> N
 
 
 async def test_all_streams_are_kept_alive_by_one_timer() -> None:
-    source, drain = Source(), Drain()
-    app = stream_app(source.frames, StreamSettings(keepalive_seconds=0.05), drain)
+    source, streams = Source(), Streams()
+    app = stream_app(source.frames, StreamSettings(keepalive_seconds=0.05), streams)
 
-    async with asyncio.timeout(5), raw_after(app, drain) as (readers, stop):
+    async with asyncio.timeout(5), raw_after(app, streams) as (readers, stop):
         for reader in readers:
             await ask(reader)
         comments = [[await chunk(reader) for _ in range(4)] for reader in readers]
@@ -191,13 +196,13 @@ async def test_a_reader_who_does_not_read_is_cut_off() -> None:
 
 
 async def test_frames_that_are_written_at_once_are_in_order_with_the_others() -> None:
-    async def frames(write: Callable[[bytes], bool]) -> Frames:
+    async def frames(write: Write) -> Frames:
         yield b"data: 1\n\n"
         assert write(b"data: 2\n\n")
         yield b"data: 3\n\n"
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await EventStream(frames, farewell=farewell)(scope, receive, send)
+        await response(frames)(scope, receive, send)
 
     async with asyncio.timeout(5), running(app, lifespan="off") as url:
         _, body = await read_all(url)
@@ -208,7 +213,7 @@ async def test_frames_that_are_written_at_once_are_in_order_with_the_others() ->
 async def test_nothing_is_written_at_once_to_a_reader_who_does_not_read() -> None:
     refused = asyncio.Event()
 
-    async def frames(write: Callable[[bytes], bool]) -> Frames:
+    async def frames(write: Write) -> Frames:
         yield b"data: 1\n\n"
         while write(b"data: " + b"x" * 65536 + b"\n\n"):
             pass
@@ -216,8 +221,7 @@ async def test_nothing_is_written_at_once_to_a_reader_who_does_not_read() -> Non
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         limits = StreamSettings(max_bytes=0)
-        stream = EventStream(frames, limits=limits, send_seconds=0.2, farewell=farewell)
-        await stream(scope, receive, send)
+        await response(frames, limits, send_seconds=0.2)(scope, receive, send)
 
     async with asyncio.timeout(10), running(app, lifespan="off") as url, raw(url) as reader:
         reader.writer.transport.pause_reading()  # type: ignore[attr-defined] # a socket's can
@@ -227,10 +231,10 @@ async def test_nothing_is_written_at_once_to_a_reader_who_does_not_read() -> Non
 
 @pytest.mark.requirement("I14")
 async def test_when_the_server_stops_every_stream_says_goodbye() -> None:
-    source, drain = Source(), Drain()
-    app = stream_app(source.frames, StreamSettings(keepalive_seconds=3600), drain)
+    source, streams = Source(), Streams()
+    app = stream_app(source.frames, StreamSettings(keepalive_seconds=3600), streams)
 
-    async with asyncio.timeout(5), raw_after(app, drain) as (readers, stop):
+    async with asyncio.timeout(5), raw_after(app, streams) as (readers, stop):
         for reader in readers:
             await ask(reader)
             await chunk(reader)
@@ -240,7 +244,7 @@ async def test_when_the_server_stops_every_stream_says_goodbye() -> None:
 
     assert last == [farewell(Ending.DRAINED)] * 3
     assert rest == [b""] * 3
-    assert len(drain) == 0
+    assert len(streams) == 0
 
 
 @pytest.mark.parametrize(
@@ -281,9 +285,9 @@ async def test_a_defect_behind_the_stream_is_told_without_its_text() -> None:
 class raw_after:  # noqa: N801 # used like a function
     """Three readers of an app, and a way to stop its server while they read."""
 
-    def __init__(self, app: ASGIApp, drain: Drain) -> None:
+    def __init__(self, app: ASGIApp, streams: Streams) -> None:
         self._app = app
-        self._drain = drain
+        self._streams = streams
         self._stop = asyncio.Event()
         self._url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -299,7 +303,7 @@ class raw_after:  # noqa: N801 # used like a function
         await self._serving
 
     async def _serve(self) -> None:
-        async with running(self._app, drain=self._drain, lifespan="off") as url:
+        async with running(self._app, streams=self._streams, lifespan="off") as url:
             self._url.set_result(url)
             await self._stop.wait()
 

@@ -36,7 +36,7 @@ from opencode_a2a.server.exchange import refused
 from opencode_a2a.web.auth import AcceptedCredential, Authentication
 from opencode_a2a.web.limits import BodyGuard, Boundary, RateLimit
 from opencode_a2a.web.observe import AccessLog, PayloadLog, Tracing
-from opencode_a2a.web.sse import WRITE_NOW, Drain
+from opencode_a2a.web.sse import WRITE_NOW, Streams
 
 HEADER_SECONDS = 15.0
 HEADER_BYTES = 64 * 1024
@@ -219,9 +219,9 @@ def _bind_error(host: str, port: int, error: OSError | UnicodeError) -> BindErro
 class Server(uvicorn.Server):
     """uvicorn that tells open streams to end before it waits for them."""
 
-    def __init__(self, config: Config, drain: Drain) -> None:
+    def __init__(self, config: Config, streams: Streams) -> None:
         super().__init__(config)
-        self._drain = drain
+        self._streams = streams
         self.listening = asyncio.Event()
         """Set once requests are answered."""
 
@@ -239,7 +239,7 @@ class Server(uvicorn.Server):
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._drain.begin()
+        self._streams.drain()
         await super().shutdown(sockets)
 
 
@@ -247,7 +247,7 @@ def server(
     app: ASGIApp,
     host: str,
     port: int,
-    drain: Drain,
+    streams: Streams,
     *,
     grace: float = 10.0,
     loop: Literal["auto", "asyncio", "uvloop"] = "auto",
@@ -269,7 +269,7 @@ def server(
         timeout_keep_alive=30,
         timeout_graceful_shutdown=max(1, round(grace)),
     )
-    return Server(config, drain)
+    return Server(config, streams)
 
 
 _GARBAGE = BadHttpError()

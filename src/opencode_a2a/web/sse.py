@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from enum import StrEnum
 
 import structlog
@@ -23,7 +23,7 @@ from structlog.typing import FilteringBoundLogger
 from opencode_a2a import metrics
 from opencode_a2a.config import StreamSettings
 from opencode_a2a.errors import StreamEndedError
-from opencode_a2a.server.exchange import EVENT_STREAM, Write
+from opencode_a2a.server.exchange import EVENT_STREAM, Stream
 
 log: FilteringBoundLogger = structlog.get_logger()
 
@@ -63,11 +63,6 @@ SEND_SECONDS = 30.0
 """How long a reader may leave a frame unread before it is dropped."""
 
 
-def early_end(ending: Ending) -> StreamEndedError:
-    """Return the error to break off a stream with, for a caller with frames of its own form."""
-    return StreamEndedError(cause=ending.value)
-
-
 _AHEAD_SECONDS = 0.25
 """Streams that are due so soon are looked at together: to wake up for each of them costs more."""
 _EARLY_SHARE = 0.1
@@ -76,31 +71,31 @@ _LATE_SECONDS = 0.002
 """Timers of whole milliseconds may go off this much too early, to no purpose."""
 
 
-class Drain:
+class Streams:
     """All streams of a process: looks after them, and ends them when it is about to stop."""
 
     def __init__(self) -> None:
         self._streams: set[EventStream] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._next = math.inf
-        self.begun = False
-        self.on_begin: list[Callable[[], None]] = []
+        self.draining = False
+        self.on_drain: list[Callable[[], None]] = []
         """Called for whatever else waits for something and should not."""
 
     def __len__(self) -> int:
         return len(self._streams)
 
-    def begin(self) -> None:
+    def drain(self) -> None:
         """Let every open stream, and every later one, say goodbye."""
-        self.begun = True
+        self.draining = True
         for stream in self._streams:
             stream.end(Ending.DRAINED)
-        for call in self.on_begin:
+        for call in self.on_drain:
             call()
 
     def add(self, stream: "EventStream") -> None:
         self._streams.add(stream)
-        if self.begun:
+        if self.draining:
             stream.end(Ending.DRAINED)
         self._wake_at(stream.due)
 
@@ -128,25 +123,22 @@ class Drain:
 class EventStream:
     """An ASGI response that writes frames as they come.
 
-    Every chunk of ``frames`` holds whole frames, so that a comment may stand between any two.
+    Every chunk holds whole frames, so that a comment may stand between any two.
     """
 
     def __init__(
         self,
-        frames: Callable[[Write], AsyncGenerator[bytes, None]],
+        stream: Stream,
+        limits: StreamSettings,
+        streams: Streams,
         *,
-        limits: StreamSettings | None = None,
         send_seconds: float = SEND_SECONDS,
-        headers: tuple[Header, ...] = (),
-        drain: Drain | None = None,
-        farewell: Callable[[Ending], bytes],
     ) -> None:
-        self._frames = frames(self._write)
-        self._limits = limits or StreamSettings()
+        self._stream = stream
+        self._frames = stream.frames(self._write)
+        self._limits = limits
+        self._streams = streams
         self._send_seconds = send_seconds
-        self._headers = headers
-        self._drain = Drain() if drain is None else drain
-        self._farewell = farewell
         self._began = self._wrote = self._last_frame = time.monotonic()
         self._blocked: float | None = None
         """Since when the reader has not taken what there is for it."""
@@ -164,12 +156,12 @@ class EventStream:
         if scope["method"] != "HEAD":
             self._write_now = scope.get(WRITE_NOW)
         self.look(time.monotonic())
-        self._drain.add(self)
+        self._streams.add(self)
         with metrics.STREAM_ACTIVE.track_inprogress():
             try:
                 ending = await self._run(receive, send)
             finally:
-                self._drain.discard(self)
+                self._streams.discard(self)
         metrics.STREAM_ENDED.labels(ending).inc()
         if ending in _BUDGETS:
             metrics.STREAM_BUDGET_REJECTED.inc()
@@ -182,8 +174,9 @@ class EventStream:
 
     async def _run(self, receive: Receive, send: Send) -> Ending:
         """Write everything there is to write; return why it ended."""
-        start = {"status": 200, "headers": [*_HEADERS, *self._headers]}
-        await send({"type": "http.response.start", **start})
+        own = [(k.lower().encode(), v.encode()) for k, v in self._stream.headers.items()]
+        start = {"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *own]}
+        await send(start)
         # A proxy may keep the headers back until there is a body.
         await send(_chunk(_PING))
         gone = asyncio.create_task(_disconnect(receive), name="reader")
@@ -214,7 +207,9 @@ class EventStream:
         ending = self._ending = self._ending or ending
         if ending in (Ending.DISCONNECTED, Ending.STALLED):
             return ending
-        last = b"" if ending is Ending.COMPLETE else self._farewell(ending)
+        last = b""
+        if ending is not Ending.COMPLETE:
+            last = self._stream.error_frame(StreamEndedError(cause=ending.value))
         try:
             async with asyncio.timeout(self._send_seconds):
                 await send({"type": "http.response.body", "body": last})
