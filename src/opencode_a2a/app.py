@@ -458,7 +458,7 @@ def _deps(
         sessions=turns.sessions,
         workspace=_workspace(settings),
         interrupts=turns.interrupts,
-        board=board,
+        tasks=board,
         errands=errands,
         defaults=settings.opencode,
         fetch=fetch,

@@ -36,7 +36,7 @@ from opencode_a2a.extensions import EXTENSIONS, METHODS
 from opencode_a2a.extensions.metadata import SESSION_BINDING, STREAM_HINTS
 from opencode_a2a.extensions.params import Listing, OfSession, read
 from opencode_a2a.extensions.registry import Access
-from opencode_a2a.extensions.sessions import ListParams
+from opencode_a2a.extensions.sessions import SessionListParams
 from opencode_a2a.ids import ContextId, MessageId, Principal, RequestId, SessionId, TaskId
 from opencode_a2a.messages import Message, Part
 from opencode_a2a.server.card import Cards
@@ -114,7 +114,7 @@ def test_all_wrong_fields_are_listed_at_once() -> None:
     with pytest.raises(InvalidFieldError) as mixed:
         read(OfSession, {"directory": 5, "nonsense": 1}, "1.0")
     with pytest.raises(PaginationModeError) as paged:
-        read(ListParams, {"page": 1}, "1.0")
+        read(SessionListParams, {"page": 1}, "1.0")
 
     assert missing.value.data == {"field": "session_id", "fields": ["session_id"]}
     assert {v.field for v in mixed.value.violations} == {"session_id", "directory", "nonsense"}
@@ -123,11 +123,11 @@ def test_all_wrong_fields_are_listed_at_once() -> None:
 
 
 def test_only_the_older_line_may_nest_its_filters() -> None:
-    nested = read(ListParams, {"query": {"limit": 3, "search": "x"}}, "0.3")
+    nested = read(SessionListParams, {"query": {"limit": 3, "search": "x"}}, "0.3")
 
     assert (nested.limit, nested.search) == (3, "x")
     with pytest.raises(InvalidFieldError):
-        read(ListParams, {"query": {"limit": 3}}, "1.0")
+        read(SessionListParams, {"query": {"limit": 3}}, "1.0")
     with pytest.raises(InvalidFieldError, match="ambiguous"):
         read(Listing, {"query": {"limit": 3}, "limit": 4}, "0.3")
     with pytest.raises(InvalidFieldError):

@@ -9,26 +9,20 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from opencode_a2a.a2a import render, v03
-from opencode_a2a.a2a.texts import timestamp
 from opencode_a2a.a2a.types import Version
-from opencode_a2a.a2a.v03 import Spelling
 from opencode_a2a.callers import Caller
 from opencode_a2a.config import OpenCodeSettings
 from opencode_a2a.errors import SessionBusyError
-from opencode_a2a.events import JsonObject
-from opencode_a2a.extensions.messages import read_message
 from opencode_a2a.extensions.params import Routed, invalid
-from opencode_a2a.ids import ContextId, Principal, SessionId, TaskId
+from opencode_a2a.ids import Principal, SessionId
 from opencode_a2a.opencode.client import Location, OpenCode
-from opencode_a2a.opencode.types import MessageWithParts, ProviderCatalogue, Session
+from opencode_a2a.opencode.types import ProviderCatalogue, Session
 from opencode_a2a.peers.network import Fetch
 from opencode_a2a.store.places import Places
 from opencode_a2a.tasks.service import TaskService
-from opencode_a2a.tasks.state import TaskRef
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.interrupts import Interrupts
-from opencode_a2a.turns.sessions import DERIVED_CONTEXT, WORKSPACE_FIELD, Sessions
+from opencode_a2a.turns.sessions import WORKSPACE_FIELD, Sessions
 from opencode_a2a.turns.workspace import WorkspaceRoot
 
 
@@ -40,7 +34,7 @@ class Deps:
     sessions: Sessions
     workspace: WorkspaceRoot
     interrupts: Interrupts
-    board: TaskService
+    tasks: TaskService
     errands: Errands
     defaults: OpenCodeSettings
     fetch: Fetch
@@ -120,41 +114,3 @@ class Call:
                 if not briefly:
                     await self.deps.sessions.own(self.principal, session)
                 yield session
-
-    def task(self, session: Session) -> JsonObject:
-        """Return the task that stands for a session."""
-        known: JsonObject = {
-            "directory": session.directory,
-            "project_id": session.project_id,
-            "parent_id": session.parent_id,
-            "share_url": session.share.url if session.share else None,
-            "created": session.time.created,
-            "updated": session.time.updated,
-        }
-        about: JsonObject = {
-            "shared": {"session": {"id": session.id, "title": session.title}},
-            "opencode": {name: value for name, value in known.items() if value is not None},
-        }
-        task: JsonObject = {
-            "id": session.id,
-            "contextId": f"{DERIVED_CONTEXT}{session.id}",
-            "status": {
-                "state": "TASK_STATE_COMPLETED",
-                "timestamp": timestamp(session.time.updated),
-            },
-            "metadata": about,
-        }
-        return (
-            task
-            if self.version is Version.V1
-            else v03.downgrade_object("task", task, Spelling.JSON)
-        )
-
-    def message(self, stored: MessageWithParts, session_id: SessionId) -> JsonObject:
-        context_id = ContextId(f"{DERIVED_CONTEXT}{session_id}")
-        of_no_task = TaskRef(TaskId(""), context_id, Principal(""))
-        message = render.message(read_message(stored), of_no_task) or {}
-        message.pop("taskId", None)
-        if message and self.version is Version.V03:
-            return v03.downgrade_object("message", message, Spelling.JSON)
-        return message

@@ -7,7 +7,7 @@ or a prompt given by method. Only what nobody follows goes to OpenCode directly.
 from contextlib import suppress
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from opencode_a2a.a2a import render
 from opencode_a2a.config import Settings
@@ -103,7 +103,9 @@ RECOVERY = Extension(
 )
 
 
-class Answered(Done):
+class InterruptDone(Done):
+    model_config = ConfigDict(title="Answered")
+
     request_id: str
 
 
@@ -129,7 +131,7 @@ class QuestionParams(InterruptParams):
     Access.CONTROL,
     example={"request_id": "per_f00", "reply": "once"},
 )
-async def reply_permission(call: Call, params: PermissionParams) -> Answered:
+async def reply_permission(call: Call, params: PermissionParams) -> InterruptDone:
     """Allow or refuse what a task asks for; a refusal with a message lets the model go on."""
     return await _answer(call, params, PermissionReply(params.reply, params.message))
 
@@ -139,7 +141,7 @@ async def reply_permission(call: Call, params: PermissionParams) -> Answered:
     Access.CONTROL,
     example={"request_id": "que_f00", "answers": [["Red"]]},
 )
-async def reply_question(call: Call, params: QuestionParams) -> Answered:
+async def reply_question(call: Call, params: QuestionParams) -> InterruptDone:
     """Answer the questions of a task, a list of labels or free texts for each."""
     answers = [[text.strip() for text in texts if text.strip()] for texts in params.answers]
     return await _answer(call, params, QuestionReply(answers))
@@ -148,17 +150,17 @@ async def reply_question(call: Call, params: QuestionParams) -> Answered:
 @INTERRUPTS.method(
     "a2a.interrupt.question.reject", Access.CONTROL, example={"request_id": "que_f00"}
 )
-async def reject_question(call: Call, params: InterruptParams) -> Answered:
+async def reject_question(call: Call, params: InterruptParams) -> InterruptDone:
     """Dismiss the questions of a task; its turn ends there."""
     return await _answer(call, params, QuestionRejection())
 
 
-async def _answer(call: Call, params: InterruptParams, reply: Reply) -> Answered:
+async def _answer(call: Call, params: InterruptParams, reply: Reply) -> InterruptDone:
     """Answer what a task or a method asked, or what a session of the caller's asks besides."""
     interrupts, request_id = call.deps.interrupts, params.request_id
     answer = Answer(reply, call.principal)
     # A copy waits for what becomes of the first, and is then known as a copy.
-    async with call.deps.board.answering[call.principal, request_id]:
+    async with call.deps.tasks.answering[call.principal, request_id]:
         if not await interrupts.answer_once(request_id, answer):
             known = well_formed("per", request_id) or well_formed("que", request_id)
             strays = await _strays(call) if known else []
@@ -166,7 +168,7 @@ async def _answer(call: Call, params: InterruptParams, reply: Reply) -> Answered
             if asked is None:
                 raise InterruptNotFoundError(request_id=request_id[:128])
             await interrupts.answer_unfollowed(_owner(call, asked), asked, answer)
-    return Answered(request_id=request_id)
+    return InterruptDone(request_id=request_id)
 
 
 # --- what nobody follows ----------------------------------------------------------------------

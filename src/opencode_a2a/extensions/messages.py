@@ -8,10 +8,14 @@ messages as messages of A2A.
 
 import base64
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, RootModel, model_validator
 
+from opencode_a2a.a2a import render, v03
+from opencode_a2a.a2a.texts import timestamp
+from opencode_a2a.a2a.types import Version
+from opencode_a2a.a2a.v03 import Spelling
 from opencode_a2a.config import OpenCodeSettings
 from opencode_a2a.errors import MAX_VIOLATIONS, InvalidFieldError, Violation
 from opencode_a2a.events import Json, JsonObject
@@ -25,18 +29,22 @@ from opencode_a2a.extensions.params import (
     invalid,
     refusal,
 )
-from opencode_a2a.ids import SessionId, scoped_id
+from opencode_a2a.ids import ContextId, Principal, SessionId, TaskId, scoped_id
 from opencode_a2a.media import UnfitError, fit_file, read_data_url
 from opencode_a2a.messages import Message
 from opencode_a2a.messages import Part as MessagePart
 from opencode_a2a.opencode import types as upstream
 from opencode_a2a.peers.network import Fetch, Fetched, FetchResult, TooManyFilesError
+from opencode_a2a.tasks.state import TaskRef
+from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 from opencode_a2a.validation import FREE_OBJECT, wrong
 
 MAX_PARTS = 256
 
 
-class Model(Body):
+class PromptModel(Body):
+    model_config = ConfigDict(title="Model")
+
     provider_id: Text
     model_id: Text
 
@@ -82,7 +90,7 @@ class Source(Body):
         return self
 
 
-class PartBody(Body):
+class PromptInput(Body):
     id: PartRef | None = None
 
 
@@ -91,7 +99,9 @@ class Times(Body):
     end: Number | None = None
 
 
-class TextPart(PartBody):
+class PromptText(PromptInput):
+    model_config = ConfigDict(title="TextPart")
+
     type: Literal["text"]
     text: LongText
     synthetic: bool | None = None
@@ -100,8 +110,10 @@ class TextPart(PartBody):
     metadata: Annotated[dict[str, Json], FREE_OBJECT] | None = None
 
 
-class FilePart(PartBody):
+class PromptFile(PromptInput):
     """A file as a ``data:`` or http(s) URL: text, PNG, JPEG, GIF, WebP or PDF."""
+
+    model_config = ConfigDict(title="FilePart")
 
     type: Literal["file"]
     mime: Text
@@ -115,26 +127,30 @@ class FilePart(PartBody):
         return self.url.lower().startswith(("http://", "https://"))
 
 
-class AgentPart(PartBody):
+class PromptAgent(PromptInput):
     """Asks the model to use a sub-agent."""
+
+    model_config = ConfigDict(title="AgentPart")
 
     type: Literal["agent"]
     name: Text
     source: Mention | None = None
 
 
-class SubtaskPart(PartBody):
+class PromptSubtask(PromptInput):
     """Runs a sub-agent before the model is asked; forwarded as it is."""
+
+    model_config = ConfigDict(title="SubtaskPart")
 
     type: Literal["subtask"]
     prompt: Text
     description: Text
     agent: Text
-    model: Model | None = None
+    model: PromptModel | None = None
     command: Text | None = None
 
 
-Part = Annotated[TextPart | FilePart | AgentPart | SubtaskPart, Field(discriminator="type")]
+Part = Annotated[PromptText | PromptFile | PromptAgent | PromptSubtask, Field(discriminator="type")]
 
 
 class Format(Body):
@@ -158,7 +174,7 @@ class Format(Body):
 class PromptRequest(Body):
     parts: Annotated[list[Part], Field(min_length=1, max_length=MAX_PARTS)]
     message_id: MessageRef | None = None
-    model: Model | None = None
+    model: PromptModel | None = None
     agent: Text | None = None
     system: LongText | None = None
     variant: Text | None = None
@@ -186,9 +202,9 @@ class CommandRequest(Body):
     arguments: LongText
     message_id: MessageRef | None = None
     agent: Text | None = None
-    model: Model | None = None
+    model: PromptModel | None = None
     variant: Text | None = None
-    parts: Annotated[list[FilePart], Field(max_length=MAX_PARTS)] | None = None
+    parts: Annotated[list[PromptFile], Field(max_length=MAX_PARTS)] | None = None
 
     async def call(
         self, session_id: SessionId, defaults: OpenCodeSettings, fetch: Fetch
@@ -205,7 +221,7 @@ class CommandRequest(Body):
 class ShellRequest(Body):
     agent: Text
     command: Text
-    model: Model | None = None
+    model: PromptModel | None = None
 
     def call(self) -> upstream.ShellCall:
         return upstream.ShellCall.model_validate(given(self))
@@ -218,7 +234,7 @@ def given(body: Body) -> JsonObject:
 
 async def _inputs(session_id: SessionId, parts: Sequence[Part], fetch: Fetch) -> list[JsonObject]:
     """Return parts with files in a form that OpenCode can handle; name all that have none."""
-    urls = [part.url for part in parts if isinstance(part, FilePart) and part.linked]
+    urls = [part.url for part in parts if isinstance(part, PromptFile) and part.linked]
     try:
         links = iter(await fetch(urls) if urls else ())
     except TooManyFilesError as error:
@@ -229,7 +245,7 @@ async def _inputs(session_id: SessionId, parts: Sequence[Part], fetch: Fetch) ->
         # OpenCode stores a part over one with the same id, be it another session's.
         named: JsonObject = {"id": scoped_id(session_id, part.id)} if part.id else {}
         try:
-            file = _file(part, links) if isinstance(part, FilePart) else {}
+            file = _file(part, links) if isinstance(part, PromptFile) else {}
         except UnfitError as error:
             refused.append(Violation(f"request.parts[{index}].url", str(error)))
         else:
@@ -240,7 +256,7 @@ async def _inputs(session_id: SessionId, parts: Sequence[Part], fetch: Fetch) ->
     return inputs
 
 
-def _file(part: FilePart, links: Iterator[FetchResult]) -> JsonObject:
+def _file(part: PromptFile, links: Iterator[FetchResult]) -> JsonObject:
     if part.linked:
         fetched = next(links)
         if not isinstance(fetched, Fetched):
@@ -256,8 +272,63 @@ def _file(part: FilePart, links: Iterator[FetchResult]) -> JsonObject:
 # --- out --------------------------------------------------------------------------------------
 
 
-def read_message(stored: upstream.MessageWithParts) -> Message:
-    """Return a stored message as one of A2A.
+class A2ATask(RootModel[Annotated[dict[str, Json], FREE_OBJECT]]):
+    """A Task of A2A, in the spelling of the request's protocol line."""
+
+    model_config = ConfigDict(
+        title="Task", frozen=True, json_schema_extra={"required": ["id", "contextId"]}
+    )
+
+    @classmethod
+    def of(cls, session: upstream.Session, version: Version) -> Self:
+        """Return the completed task that stands for a session."""
+        known: JsonObject = {
+            "directory": session.directory,
+            "project_id": session.project_id,
+            "parent_id": session.parent_id,
+            "share_url": session.share.url if session.share else None,
+            "created": session.time.created,
+            "updated": session.time.updated,
+        }
+        completed: JsonObject = {
+            "state": "TASK_STATE_COMPLETED",
+            "timestamp": timestamp(session.time.updated),
+        }
+        task: JsonObject = {
+            "id": session.id,
+            "contextId": f"{DERIVED_CONTEXT}{session.id}",
+            "status": completed,
+            "metadata": {
+                "shared": {"session": {"id": session.id, "title": session.title}},
+                "opencode": {name: value for name, value in known.items() if value is not None},
+            },
+        }
+        if version is Version.V03:
+            task = v03.downgrade_object("task", task, Spelling.JSON)
+        return cls(task)
+
+
+class A2AMessage(RootModel[Annotated[dict[str, Json], FREE_OBJECT]]):
+    """A Message of A2A, in the spelling of the request's protocol line."""
+
+    model_config = ConfigDict(
+        title="Message", frozen=True, json_schema_extra={"required": ["messageId", "parts"]}
+    )
+
+    @classmethod
+    def of(cls, stored: upstream.MessageWithParts, version: Version) -> Self:
+        """Return a stored message as one of A2A."""
+        context_id = ContextId(f"{DERIVED_CONTEXT}{stored.info.session_id}")
+        of_no_task = TaskRef(TaskId(""), context_id, Principal(""))
+        message = render.message(_read_message(stored), of_no_task) or {}
+        message.pop("taskId", None)
+        if message and version is Version.V03:
+            message = v03.downgrade_object("message", message, Spelling.JSON)
+        return cls(message)
+
+
+def _read_message(stored: upstream.MessageWithParts) -> Message:
+    """Keep what was said of a stored message.
 
     Text, files, tool calls and what was given to sub-agents are kept; reasoning, steps and patches
     are not part of what was said.
@@ -302,14 +373,14 @@ def _read_part(part: upstream.Part) -> Iterator[MessagePart]:
             data = part.model_dump(mode="json", by_alias=True, exclude=own, exclude_none=True)
             yield MessagePart("data", data=data, media_type="application/json")
         case upstream.ToolPart(state=state):
-            told, fields = dict(state), ("title", "input", "output", "error")
+            known, fields = dict(state), ("title", "input", "output", "error")
             yield MessagePart(
                 "data",
                 data={
                     "call_id": part.call_id,
                     "tool": part.tool,
                     "status": state.status,
-                    **{name: told[name] for name in fields if told.get(name) is not None},
+                    **{name: known[name] for name in fields if known.get(name) is not None},
                 },
                 media_type="application/json",
                 metadata={"shared": {"stream": {"block_type": "tool_call"}}},

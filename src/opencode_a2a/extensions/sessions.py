@@ -3,7 +3,7 @@
 from contextlib import AsyncExitStack, suppress
 from typing import Annotated
 
-from pydantic import AliasPath, ConfigDict, Field, RootModel, model_validator
+from pydantic import AliasPath, ConfigDict, Field, model_validator
 
 from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import (
@@ -13,9 +13,15 @@ from opencode_a2a.errors import (
     UpstreamHttpError,
     UpstreamNotFoundError,
 )
-from opencode_a2a.events import Json
 from opencode_a2a.extensions.call import Call
-from opencode_a2a.extensions.messages import CommandRequest, Model, PromptRequest, ShellRequest
+from opencode_a2a.extensions.messages import (
+    A2AMessage,
+    A2ATask,
+    CommandRequest,
+    PromptModel,
+    PromptRequest,
+    ShellRequest,
+)
 from opencode_a2a.extensions.params import (
     DEFAULT_LIMIT,
     MAX_LIMIT,
@@ -39,7 +45,7 @@ from opencode_a2a.extensions.registry import Access, Condition, Extension, Rules
 from opencode_a2a.ids import MessageId, ModelRef, SessionId, scoped_id
 from opencode_a2a.opencode import types as upstream
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
-from opencode_a2a.validation import FREE_OBJECT, wrong
+from opencode_a2a.validation import wrong
 
 _MESSAGE = "msg_1deb3fc6b000iKn0wo4MZ7ksDZ"
 """A message in the examples."""
@@ -132,19 +138,7 @@ _SHELL = Rules(
 # --- results ----------------------------------------------------------------------------------
 
 
-class Task(RootModel[Annotated[dict[str, Json], FREE_OBJECT]]):
-    """A Task of A2A, in the spelling of the request's protocol line."""
-
-    model_config = ConfigDict(frozen=True, json_schema_extra={"required": ["id", "contextId"]})
-
-
-class Message(RootModel[Annotated[dict[str, Json], FREE_OBJECT]]):
-    """A Message of A2A, in the spelling of the request's protocol line."""
-
-    model_config = ConfigDict(frozen=True, json_schema_extra={"required": ["messageId", "parts"]})
-
-
-class Messages(Items[Message]):
+class Messages(Items[A2AMessage]):
     nullable = frozenset({"next_cursor"})
 
     next_cursor: str | None = None
@@ -189,7 +183,9 @@ OneSession = Item[SessionSummary]
 # --- reading ----------------------------------------------------------------------------------
 
 
-class ListParams(Listing):
+class SessionListParams(Listing):
+    model_config = ConfigDict(title="ListParams")
+
     roots: Flag | None = None
     start: Number | None = None
     search: Annotated[str, Field(max_length=256)] | None = None
@@ -213,7 +209,7 @@ async def status(call: Call, params: Placed) -> Items[StatusItem]:
 @SESSIONS.method(
     "opencode.sessions.list", Access.READ, PaginationModeError, example={"limit": DEFAULT_LIMIT}
 )
-async def list_sessions(call: Call, params: ListParams) -> Items[Task]:
+async def list_sessions(call: Call, params: SessionListParams) -> Items[A2ATask]:
     """List sessions, newest first, each as the completed task that stands for it.
 
     Their contextId continues them: a message with it goes on in the session.
@@ -225,22 +221,24 @@ async def list_sessions(call: Call, params: ListParams) -> Items[Task]:
         )
         mine = await call.visible(found)
         if len(mine) >= params.limit or len(found) < wanted or wanted >= SCAN_LIMIT:
-            return Items(items=[Task(call.task(session)) for session in mine[: params.limit]])
+            return Items(
+                items=[A2ATask.of(session, call.version) for session in mine[: params.limit]]
+            )
         wanted *= 4
 
 
 @SESSIONS.method("opencode.sessions.get", Access.READ)
-async def get(call: Call, params: OfSession) -> Item[Task]:
+async def get(call: Call, params: OfSession) -> Item[A2ATask]:
     """Return a session as the completed task that stands for it."""
-    return Item(item=Task(call.task(await call.session(params.session_id))))
+    return Item(item=A2ATask.of(await call.session(params.session_id), call.version))
 
 
 @SESSIONS.method("opencode.sessions.children", Access.READ)
-async def children(call: Call, params: OfSession) -> Items[Task]:
+async def children(call: Call, params: OfSession) -> Items[A2ATask]:
     """List the sessions that sub-agents of a session ran in."""
     session = await call.session(params.session_id)
     found = await call.opencode.session_children(session.id, at=call.at)
-    return Items(items=[Task(call.task(child)) for child in await call.visible(found)])
+    return Items(items=[A2ATask.of(child, call.version) for child in await call.visible(found)])
 
 
 @SESSIONS.method("opencode.sessions.todo", Access.READ)
@@ -294,7 +292,7 @@ async def list_messages(call: Call, params: MessagesParams) -> Messages:
         if params.before is None or error.data.get("upstream_status") != 400:
             raise
         raise invalid("before", "is not a cursor returned by this method") from None
-    items = [Message(call.message(stored, session.id)) for stored in page.items]
+    items = [A2AMessage.of(stored, call.version) for stored in page.items]
     return Messages(items=items, next_cursor=page.next_cursor)
 
 
@@ -308,11 +306,11 @@ class MessageParams(OfSession):
     UpstreamNotFoundError,
     example={"message_id": _MESSAGE},
 )
-async def get_message(call: Call, params: MessageParams) -> Item[Message]:
+async def get_message(call: Call, params: MessageParams) -> Item[A2AMessage]:
     """Return one message of a session."""
     session = await call.session(params.session_id)
     stored = await call.opencode.message(session.id, params.message_id, at=call.at)
-    return Item(item=Message(call.message(stored, session.id)))
+    return Item(item=A2AMessage.of(stored, call.version))
 
 
 # --- control ----------------------------------------------------------------------------------
@@ -370,7 +368,7 @@ class CommandParams(OfSession):
     SessionBusyError,
     example={"request": {"command": "review", "arguments": ""}},
 )
-async def command(call: Call, params: CommandParams) -> Item[Message]:
+async def command(call: Call, params: CommandParams) -> Item[A2AMessage]:
     """Run one of OpenCode's commands in a session and return the answer."""
     at, session_id = call.at, SessionId(params.session_id)
     wanted = await params.request.call(session_id, call.deps.defaults, call.deps.fetch)
@@ -381,7 +379,7 @@ async def command(call: Call, params: CommandParams) -> Item[Message]:
         wanted = wanted.model_copy(update={"message_id": message_id})
         async with call.deps.errands.following(call.principal, session.id, session.directory):
             answer = await call.opencode.run_command(session.id, wanted, at=at)
-    return Item(item=Message(call.message(answer, session.id)))
+    return Item(item=A2AMessage.of(answer, call.version))
 
 
 class ShellParams(OfSession):
@@ -395,11 +393,11 @@ class ShellParams(OfSession):
     example={"request": {"agent": "build", "command": "git status"}},
     **_SHELL,
 )
-async def shell(call: Call, params: ShellParams) -> Item[Message]:
+async def shell(call: Call, params: ShellParams) -> Item[A2AMessage]:
     """Run a shell command in a session's directory, without model and without permission."""
     async with call.working(params.session_id) as session:
         answer = await call.opencode.run_shell(session.id, params.request.call(), at=call.at)
-    return Item(item=Message(call.message(answer, session.id)))
+    return Item(item=A2AMessage.of(answer, call.version))
 
 
 @SESSIONS.method("opencode.sessions.abort", Access.CONTROL)
@@ -411,7 +409,7 @@ async def abort(call: Call, params: OfSession) -> SessionDone:
 
 
 async def _stop(call: Call, session: upstream.Session) -> None:
-    for task in call.deps.board.open_tasks():
+    for task in call.deps.tasks.open_tasks():
         state = task.log.state
         if state.ref.principal == call.principal and state.status.session_id == session.id:
             await task.cancel()
@@ -425,7 +423,7 @@ class CreateRequest(Body):
     title: Text | None = None
     parent_id: Id | None = None
     agent: Text | None = None
-    model: Model | None = None
+    model: PromptModel | None = None
 
 
 class CreateParams(Placed):

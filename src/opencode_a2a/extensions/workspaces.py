@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path as FilePath
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from opencode_a2a.errors import InvalidFieldError, UpstreamHttpError, UpstreamNotFoundError
 from opencode_a2a.events import Json
@@ -322,7 +322,9 @@ async def list_files(call: Call, params: FilesParams) -> Items[FileNode]:
     return Items(items=await call.opencode.list_files(path, at=call.at))
 
 
-class FileContent(Payload):
+class ReadFile(Payload):
+    model_config = ConfigDict(title="FileContent")
+
     path: str
     type: Literal["text", "binary"]
     content: str
@@ -336,11 +338,11 @@ class ReadParams(Placed):
 
 
 @WORKSPACES.method("opencode.files.read", Access.READ, example={"path": "README.md"})
-async def read_file(call: Call, params: ReadParams) -> FileContent:
+async def read_file(call: Call, params: ReadParams) -> ReadFile:
     """Return a file of the workspace: text, without the white space around it, or base64."""
     path = _inside(call, params.path, "file")
     found = await call.opencode.read_file(path, at=call.at)
-    return FileContent(
+    return ReadFile(
         path=path,
         type=found.type,
         content=found.content[:MAX_CONTENT],
