@@ -3,9 +3,9 @@
 Starts the service in front of an OpenCode that replays recordings, and sends it requests of both
 versions and bindings, of every route and every extension method, each of them damaged somewhere:
 in a value, in the bytes, in a header, in the path. Bad input has to get a clear error: a 5xx or
--32603, an error that tells a path or a traceback, a request without an answer and a process that
+-32603, an error that shows a path or a traceback, a request without an answer and a process that
 ends are failures, and are printed with the request. Everything stays on the loopback address. The
-seed decides what is sent, apart from the ids that the service told.
+seed decides what is sent, apart from the ids that the service returned.
 """
 
 import argparse
@@ -112,7 +112,7 @@ class Report:
 
 
 class Maker:
-    """Makes requests from a seed and from the ids that the service told."""
+    """Makes requests from a seed and from the ids that the service returned."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)  # noqa: S311 - to be repeatable
@@ -360,7 +360,7 @@ class Fuzzer:
     program: Program
     http: httpx2.AsyncClient
     secrets: tuple[str, ...]
-    """Paths that no error may tell."""
+    """Paths that no error may show."""
     report: Report = field(default_factory=Report)
 
     async def send(self, made: Request) -> None:

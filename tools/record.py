@@ -47,7 +47,7 @@ from opencode_a2a_demo.server import MODEL, PROVIDER, DemoModel, opencode_config
 
 TRANSCRIPTS = Path(__file__).parent.parent / "tests" / "transcripts"
 QUIET_SECONDS = 1.5
-"""A scenario is over when nothing was told for so long after its session became idle."""
+"""A scenario is over when no event came for this long after its session became idle."""
 PATIENCE = 60.0
 NOISE = re.compile(
     r"sync|server\.heartbeat|plugin\.|catalog\.|integration\.|reference\.|lsp\.|file\."
@@ -61,7 +61,7 @@ UNORDERED = frozenset(
         "message.updated user",
     }
 )
-"""Told beside the turn, at a moment that differs from run to run; not compared."""
+"""Sent beside the turn, at a moment that differs from run to run; not compared."""
 CONFIG: JsonObject = {"permission": {"bash": {"*": "allow", "whoami*": "ask"}, "doom_loop": "ask"}}
 """Rules of a session do not hold for its sub-agents, those of the configuration do."""
 
@@ -114,7 +114,7 @@ def session_of(line: JsonObject) -> str | None:
 
 
 class Recorder:
-    """Everything that was told so far, and a way to wait for what is to come."""
+    """All events so far, and a way to wait for those to come."""
 
     def __init__(self) -> None:
         self.events: list[Recorded] = []
@@ -142,7 +142,7 @@ class Recorder:
                 await self._told.wait()
 
     async def quiet(self) -> None:
-        """Wait until nothing is told for a while."""
+        """Wait until there is no event for a while."""
         count = -1
         while count != len(self.events):
             count = len(self.events)
@@ -151,7 +151,7 @@ class Recorder:
 
 @dataclass
 class Stage:
-    """Where a scenario is played: a session, and what is told of it."""
+    """Where a scenario is played: a session and its events."""
 
     opencode: OpenCode
     recorder: Recorder
@@ -537,7 +537,7 @@ async def _record(
             recorder = Recorder()
             listening = asyncio.create_task(opencode.events(recorder.take))
             await recorder.next(lambda event: event.label == "server.connected", 0)
-            # The first session of a directory is told of before anybody can hear it.
+            # The event of the first session of a directory comes before anybody can hear it.
             await opencode.create_session(SessionDraft(title="first"), at=Location(str(workspace)))
             for name in names:
                 lines = await _play(name, opencode, recorder, workspace)

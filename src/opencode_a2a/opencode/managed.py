@@ -360,7 +360,7 @@ class ManagedOpenCode:
             seconds = f"{settings.startup_timeout:g} s"
             reason = f"OpenCode was not ready after {seconds}; raise OPENCODE_STARTUP_TIMEOUT"
         except UpstreamError as error:
-            # Versions before 1.1 have no health check, so that only the program tells its version.
+            # Versions before 1.1 have no health check: only the program can say its version.
             asked = await asyncio.create_subprocess_exec(executable, "--version", stdout=PIPE)
             version, _ = await asked.communicate()
             reason = too_old(version.decode(errors="replace").strip()) or (
