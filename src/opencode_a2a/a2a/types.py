@@ -281,7 +281,7 @@ STATE_NAMES = {f"TASK_STATE_{state.name}": state for state in State}
 Never = SkipJsonSchema[None]
 _ENVELOPE = "belongs to a JSON-RPC request; post those to the root URL, here send the params alone"
 _Envelope = Annotated[Never, foreign(_ENVELOPE)]
-_Kind = Annotated[Never, foreign("is A2A 0.3; in 1.0 a part is told by text, raw, url or data")]
+_Kind = Annotated[Never, foreign("is A2A 0.3; in 1.0 a part has one of text, raw, url and data")]
 _File = Annotated[
     Never, foreign("is A2A 0.3; in 1.0 write raw or url, with mediaType and filename")
 ]

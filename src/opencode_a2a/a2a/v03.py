@@ -267,8 +267,8 @@ def downgrade(
 ) -> JsonObject:
     """Return the result of an operation, or an event of a stream, as 0.3 has it.
 
-    ``bare`` is the form of JSON-RPC, where the kind of an object is told by a field in it and not
-    by the name it stands under. ``final`` says of a status update whether its stream ends here.
+    ``bare`` is the form of JSON-RPC, where a field of an object says of which kind it is, and not
+    the name it stands under. ``final`` says of a status update whether its stream ends here.
     """
     match result:
         case {"statusUpdate": dict() as update}:

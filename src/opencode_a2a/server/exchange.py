@@ -64,7 +64,7 @@ class Endpoint:
 
 
 def call_of(request: Request, version: Version) -> OperationCall:
-    """Return what an operation is told about a request beside its params."""
+    """Return what an operation has to know about a request beside its params."""
     caller: Caller = request.scope[SCOPE_KEY]
     cursor = request.headers.get("last-event-id") or request.query_params.get("after")
     hops = request.headers.get(HOPS_HEADER, "")
@@ -74,7 +74,7 @@ def call_of(request: Request, version: Version) -> OperationCall:
 
 def version_of(request: Request, terms: "Terms") -> Version:
     header, query = _asked_version(request)
-    return negotiate(header, query, terms.default, terms.spoken)
+    return negotiate(header, query, terms.default, terms.supported)
 
 
 def _asked_version(request: Request) -> tuple[str | None, str | None]:
@@ -177,7 +177,7 @@ class Terms:
     """Makes a response of a stream; the edge knows how."""
     extensions: Collection[str] = ()
     """The names that callers may activate extensions by. They work without; it is a courtesy."""
-    spoken: tuple[Version, ...] = EVERY_VERSION
+    supported: tuple[Version, ...] = EVERY_VERSION
 
 
 def event_stream(

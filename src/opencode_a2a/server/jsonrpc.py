@@ -132,7 +132,7 @@ class RpcBinding:
             raise self._unknown(name, version)
         operation, needed = METHODS[name]
         request.scope[OPERATION] = operation.name
-        require(needed, version, f"The method {name}", self._terms.spoken)
+        require(needed, version, f"The method {name}", self._terms.supported)
         form = _ENCODINGS[version]
         run = (NOTIFIED if envelope.notification else RUNS)[operation]
         result = await run(self._operations, call, form.read(operation.takes, params))

@@ -1,10 +1,11 @@
 """HTTP+JSON: the routes of 1.0 at the root, those of 0.3 under ``/v1``.
 
-``app`` mounts them. A route belongs to one version; a request in another one is told which header
-to send. Bodies of 0.3 come in two spellings, and are answered in the one they came in.
+``app`` mounts them. A route belongs to one version; the refusal of a request in another one names
+the header to send. Bodies of 0.3 come in two spellings, and are answered in the one they came in.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from http import HTTPStatus
 
 from starlette.exceptions import HTTPException
@@ -60,89 +61,72 @@ class RestBinding:
 
     def routes(self) -> list[BaseRoute]:
         routes: list[BaseRoute] = [
-            Route(path, self._card(version), methods=["GET"]) for path, version in CARD_PATHS
+            Route(path, Endpoint(partial(self._card, version)), methods=["GET"])
+            for path, version in CARD_PATHS
         ]
         for version, prefix in PREFIXES.items():
             for path, by_verb in ROUTES.items():
-                endpoint = Endpoint(self._endpoint(version, by_verb))
+                endpoint = Endpoint(partial(self._answer, version, by_verb))
                 routes.append(Route(prefix + path, endpoint, methods=[*by_verb], name=path))
         return routes
 
-    def _endpoint(
-        self, version: Version, by_verb: Mapping[str, Operation]
-    ) -> Callable[[Request], Awaitable[ASGIApp]]:
-        async def endpoint(request: Request) -> ASGIApp:
-            operation = by_verb["GET" if request.method == "HEAD" else request.method]
-            request.scope[OPERATION] = operation.name
-            try:
-                return await self._answer(request, version, operation)
-            except HTTPException:
-                raise
-            except Exception as raised:
-                error = as_service_error(raised, request.url.path)
-                if operation is LIST_TASKS and version is Version.V03:
-                    error = _of_listing(error)
-                return rest_refusal(error, version)
-
-        return endpoint
-
-    async def _answer(self, request: Request, version: Version, operation: Operation) -> ASGIApp:
-        self._require(request, version)
-        # A read of ``…:cancel`` looks like the read of a task with such a name.
-        if request.method != "POST" and request.path_params.get("id", "").endswith(":cancel"):
-            raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "POST"})
-        params = await (_body if operation.takes is SendRequest else _query)(request)
-        form = encoding.V1
-        if version is Version.V03:
-            json = rest_spelling(params) is Spelling.JSON
-            form = encoding.V03_REST if json else encoding.V03_PROTO
-        call = call_of(request, version)
-        run = RUNS[operation]
-        result = await run(self._operations, call, form.read(operation.takes, params))
-        headers = success_headers(request, version, self._terms)
-        if not isinstance(result, TaskStream):
-            return rest_response(form.result(result), version, headers)
+    async def _answer(
+        self, version: Version, by_verb: Mapping[str, Operation], request: Request
+    ) -> ASGIApp:
+        """Answer one request; the outermost edge of the binding, where nothing may escape."""
+        operation = by_verb["GET" if request.method == "HEAD" else request.method]
+        request.scope[OPERATION] = operation.name
+        try:
+            self._require(request, version)
+            # A read of ``…:cancel`` looks like the read of a task with such a name.
+            if request.method != "POST" and request.path_params.get("id", "").endswith(":cancel"):
+                raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "POST"})
+            params = await _params(request, operation)
+            form = encoding.V1
+            if version is Version.V03:
+                json = rest_spelling(params) is Spelling.JSON
+                form = encoding.V03_REST if json else encoding.V03_PROTO
+            call, run = call_of(request, version), RUNS[operation]
+            result = await run(self._operations, call, form.read(operation.takes, params))
+            headers = success_headers(request, version, self._terms)
+            if not isinstance(result, TaskStream):
+                return rest_response(form.result(result), version, headers)
+        except HTTPException:
+            raise
+        except Exception as raised:
+            error = as_service_error(raised, request.url.path)
+            if (operation, version, type(error)) == (LIST_TASKS, Version.V03, InvalidParamsError):
+                # 0.3 has a reason of its own for wrong params of its list.
+                error = InvalidListingError(error.message, violations=error.violations)
+            return rest_refusal(error, version)
         return self._terms.serve(
             event_stream(result, form, lambda error: rest_error_frame(error, version), headers)
         )
 
-    def _card(self, version: Version) -> Callable[[Request], Awaitable[Response]]:
-        async def endpoint(request: Request) -> Response:
-            request.scope[OPERATION] = GET_EXTENDED_CARD.name
-            try:
-                self._require(request, version)
-            except ServiceError as error:
-                return rest_refusal(error, version)
-            return self._cards.respond_extended(request, version)
-
-        return endpoint
+    async def _card(self, version: Version, request: Request) -> Response:
+        request.scope[OPERATION] = GET_EXTENDED_CARD.name
+        try:
+            self._require(request, version)
+        except ServiceError as error:
+            return rest_refusal(error, version)
+        return self._cards.respond_extended(request, version)
 
     def _require(self, request: Request, version: Version) -> None:
         what = f"The route {request.method} {request.url.path[:200]}"
-        require(version, version_of(request, self._terms), what, self._terms.spoken)
+        require(version, version_of(request, self._terms), what, self._terms.supported)
 
 
-async def _body(request: Request) -> JsonObject:
-    check_content_type(request)
-    match decode(await request.body()):
-        case dict() as sent:
-            return sent
-        case _:
+async def _params(request: Request, operation: Operation) -> JsonObject:
+    """Return the body of a send; of anything else the query and the path as one object."""
+    if operation.takes is SendRequest:
+        check_content_type(request)
+        sent = decode(await request.body())
+        if not isinstance(sent, dict):
             raise InvalidRequestError("The body must be a JSON object")
-
-
-async def _query(request: Request) -> JsonObject:
-    """Return query and path parameters as one object, flags as flags."""
+        return sent
     query: JsonObject = dict(request.query_params.items())
     for name in ("includeArtifacts", "include_artifacts"):
         given = query.get(name)
         if isinstance(given, str):
             query[name] = _FLAGS.get(given, given)
     return query | request.path_params
-
-
-def _of_listing(error: ServiceError) -> ServiceError:
-    """Return an error with the reason that 0.3 has for wrong params of its list."""
-    if type(error) is not InvalidParamsError:
-        return error
-    return InvalidListingError(error.message, violations=error.violations)
