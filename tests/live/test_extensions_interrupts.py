@@ -17,6 +17,7 @@ from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.client import OpenCode
 from opencode_a2a.opencode.events import PermissionAsked
 from opencode_a2a.opencode.feed import Feed
+from tests.support.answers import Task
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller
 from tests.support.heard import listening
@@ -73,11 +74,11 @@ def bob(shared: Running) -> Caller:
     return Caller(shared, token=BOB)
 
 
-def request_of(task: Any) -> str:
-    return task["metadata"]["shared"]["interrupt"]["request_id"]
+def request_of(task: Task) -> str:
+    return task.interrupt["request_id"]
 
 
-async def ended(service: Running, task: Any, token: str = ANN) -> Any:
+async def ended(service: Running, task: Task, token: str = ANN) -> Any:
     """Follow a task to its end and return it."""
     return (await Caller(service, token=token).ended(task.id)).raw
 
