@@ -446,6 +446,7 @@ class TurnInterrupts:
     async def _ask(self, asked: Interrupted) -> TurnEvent:
         """Put an interrupt to a person, or to a rule; return what the log says of it."""
         interrupt = Interrupt(asked, self._owner, self)
+        # Before anything is awaited: an errand in the same session must not ask it as well.
         self._interrupts.open[asked.request_id] = interrupt
         action = rule_action(self._interrupts.settings, asked)
         if action != "ask":

@@ -290,6 +290,7 @@ class Turn:
             session = await self._take()
             if turns.tools is not None:
                 await turns.tools.offer(session.location)
+            # The lock exists only for as long as somebody refers to it, so it is handed on.
             lock = turns.sessions.turns[session.session_id]
             if lock.locked():
                 bound = SessionBound(session.session_id, session.directory)
@@ -364,7 +365,7 @@ class Turn:
 
         async def call() -> MessageWithParts:
             model = await prompts.choose(session, request.routing.model)
-            if self._canceled:
+            if self._canceled:  # while the model was asked for: OpenCode need not hear of it
                 raise asyncio.CancelledError
             return await prompts.send(session, request.user_message_id, request.prompt, model)
 
@@ -393,6 +394,7 @@ class Turn:
                 events = await self._decide()
             except SessionNotFoundError:
                 await self._turns.sessions.forget(session.session_id)
+                # Before anything was prompted, the context can go on in a new session.
                 if not session.named and not self._reader.state.messages.prompt_seen:
                     raise SessionGoneError from None
                 events = self._reader.finish(None, failure=GONE)
@@ -475,6 +477,7 @@ class Turn:
                 session, spec.owner.principal, spec.owner.context_id, spec.request.routing
             )
             self._session = replace(session, named=False)
+        # What ends the turn from outside comes first: OpenCode may never say another word.
         if self._canceled:
             return await self._abort(None)
         if self.interrupts.forged is not None:
@@ -519,7 +522,10 @@ class Turn:
         return await self._finish(Failure("UPSTREAM_BAD_REQUEST", text))
 
     def _drained(self) -> bool:
-        """Whether the events have caught up with the end of the turn, or take too long."""
+        """Whether the events have caught up with the end of the turn, or take too long.
+
+        OpenCode answers the prompt call before it has sent the last events.
+        """
         limits = self._limits
         if limits.ended is None:
             limits.ended = limits.now()
@@ -634,6 +640,7 @@ class Turn:
         return events if confirmed and state is not None else _noted(events, UNCONFIRMED)
 
     async def _stop(self) -> None:
+        """Abort until OpenCode is idle: an abort that comes before the turn begins is lost."""
         opencode, session = self._turns.opencode, self._session
         sessions = {session.session_id, *self._reader.state.children}
         await opencode.abort_session(session.session_id)
