@@ -440,7 +440,7 @@ async def test_work_in_a_session_with_a_running_task_is_refused_until_it_is_stop
     task = await ann.send(
         prompt,
         metadata={"shared": {"session": {"id": session_id}}},
-        configuration={"returnImmediately": True},
+        blocking=False,
     )
     async with asyncio.timeout(60):
         await backstage.reached("busy-task")
@@ -467,7 +467,7 @@ async def test_a_prompt_joins_a_running_task(
     task = await ann.send(
         prompt,
         metadata={"shared": {"session": {"id": session_id}}},
-        configuration={"returnImmediately": True},
+        blocking=False,
     )
     await backstage.reached("join-task")
 
