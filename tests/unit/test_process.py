@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencode_a2a.app import managed_record
 from opencode_a2a.config import VARIABLES, OpenCodeSettings, Settings, TaskSettings
 from opencode_a2a.events import JsonObject
 from opencode_a2a.opencode.managed import (
@@ -35,6 +34,7 @@ from opencode_a2a.opencode.process import (
     listening_url,
     marked_processes,
 )
+from opencode_a2a.opencode.upstream import managed_record
 
 
 @pytest.mark.parametrize(

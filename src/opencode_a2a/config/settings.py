@@ -234,6 +234,10 @@ class SettingsError(Exception):
         self.problems = problems
 
 
+class StateError(Exception):
+    """A file of the state directory cannot be used; the text says which, and what to do."""
+
+
 def loopback(host: str) -> bool:
     """Whether only this machine can reach the address."""
     try:

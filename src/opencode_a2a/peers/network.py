@@ -202,6 +202,9 @@ class Fetcher:
 
         Sizes count after decompression, which happens in pieces of bounded size.
         """
+        if not self._limits.fetch_files:
+            refusal = EgressError("files are not fetched here; send the bytes instead")
+            return [refusal] * len(urls)
         most = self._limits.fetch_files_max_count
         seconds = self._limits.fetch_files_timeout_seconds
         if len(urls) > most:

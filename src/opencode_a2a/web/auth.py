@@ -22,13 +22,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address, ip_network
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Literal, Self
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from opencode_a2a import metrics
 from opencode_a2a.callers import CAPABILITIES, Caller
-from opencode_a2a.config import UNGUESSABLE, AccessSettings, CredentialEntry
+from opencode_a2a.config import UNGUESSABLE, AccessSettings, CredentialEntry, Settings, StateError
 from opencode_a2a.errors import ServiceError, TooManyFailuresError, UnauthenticatedError
 from opencode_a2a.ids import Principal
 
@@ -233,8 +234,22 @@ def _network_of(host: str) -> str:
     return str(address)
 
 
-class StateError(Exception):
-    """A file of the state directory cannot be used; the text says which, and what to do."""
+def check_state(settings: Settings) -> None:
+    """Raise StateError if the state directory cannot serve, before anything is started."""
+    directory = settings.a2a.state_dir
+    if settings.auth.configured and not settings.opencode.managed_server:
+        return
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise StateError(
+            f"cannot write to the state directory {directory}: {error.strerror}; "
+            "set A2A_STATE_DIR to one that can be written"
+        ) from error
+    if not settings.auth.configured:
+        generate_token(directory / "token")
 
 
 def generate_token(path: Path) -> str:
