@@ -14,21 +14,24 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr, ValidationError
 
-from opencode_a2a.config.groups import Group
 from opencode_a2a.config.settings import (
     CONFIG_VARIABLE,
     GROUPS,
     SETTINGS,
+    UNGUESSABLE,
     VARIABLES,
+    Group,
+    PeerEntry,
     Problem,
     Settings,
     SettingsError,
     conflicts,
+    default_state_dir,
     exposed,
     loopback,
+    sendable,
     within,
 )
-from opencode_a2a.config.values import UNGUESSABLE, PeerEntry, default_state_dir, sendable
 
 _OPENCODES_OWN = re.compile(
     r"OPENCODE(_(SERVER|CONFIG|TUI_CONFIG|DISABLE|ENABLE|EXPERIMENTAL|MODELS|TEST|AUTO|FAKE|PLUGIN|"
