@@ -53,7 +53,7 @@ BATCH = 256
 """Entries handed to a reader at once."""
 STORE_SECONDS = 4.0
 """How long a reader waits for the store to take what it is about to read."""
-LEFT = "The service stops, the task goes on; get it later, or send the same message again"
+LEFT = "The service is shutting down. The task continues; fetch it later, or send it again."
 
 # These are shown to readers only once they are stored; all others may be shown first.
 _FIRM = frozenset(
@@ -291,7 +291,9 @@ class LogReader:
             return
         try:
             if self._push is not None and entries[0].seq == self._after + 1:
-                if self._push(self._wanted(entries)):
+                # Most entries are text, one at a time, and end nothing.
+                text = len(entries) == 1 and entries[0].status is None
+                if self._push(entries if text else self._wanted(entries)):
                     self._after = entries[-1].seq
                     if not self._ended:
                         return

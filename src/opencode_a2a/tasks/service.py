@@ -177,7 +177,7 @@ class OpenTask:
     async def retry(self, message: Message, request: TurnRequest, also: Write) -> None:
         """Run another turn after a sign-in; ``also`` is stored with the message."""
         if self._running is not None:
-            await asyncio.wait([self._running])  # it has told its end, and may be cleaning up
+            await asyncio.wait([self._running])  # it has ended, and may be cleaning up
         if self._turn is not None or self.log.state.status.state is not State.AUTH_REQUIRED:
             raise UnsupportedOperationError(WORKING)
         self._turn = turn = self._new_turn(request, None, new_context=False)

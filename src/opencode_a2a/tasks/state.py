@@ -5,7 +5,6 @@ wins: nothing can be appended after it.
 """
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -69,7 +68,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The service was restarted; what was told after the entry before this one may be lost.
+    """The service was restarted; what was shown after the entry before this one may be lost.
 
     A reader whose cursor is from before the restart and not below this entry has seen entries
     that no longer exist, and is given the task anew.
@@ -178,7 +177,7 @@ class TaskState:
         self.artifacts: dict[str, None] = {}
         """Artifacts in the order they were opened: a channel, ``tool:<part>``, ``diff``."""
         self.settled: dict[str, Resumed] = {}
-        """Interrupts that were told and are over, by request id."""
+        """Interrupts that are over, by request id."""
         self.epochs: list[int] = []
         """The sequence number of every recovery, in order."""
 
@@ -198,13 +197,6 @@ class TaskState:
                 self.artifacts.setdefault(opened)
             return Entry(self.seq, at, event)
         before = self.status
-        touches = self._take(event, at)
-        if touches or self.status is not before:
-            return Entry(self.seq, at, event, self.status)
-        return Entry(self.seq, at, event)
-
-    def _take(self, event: LogEvent, at: int) -> bool:
-        """Apply an event that is not text; tell whether it is a status update in any case."""
         match event:
             case ChannelReplaced() | ChannelClosed():
                 fold_text(self.channels, event)
@@ -216,12 +208,12 @@ class TaskState:
                 self.diff = event
                 self.artifacts.setdefault("diff")
             case Progressed():
-                return True
+                return Entry(self.seq, at, event, before)  # a status update without a change
             case Accepted() | Answered():
                 self.history.append(event.message)
             case _:
                 self._change(event, at)
-        return False
+        return Entry(self.seq, at, event, self.status if self.status is not before else None)
 
     def _change(self, event: LogEvent, at: int) -> None:
         """Apply an event that changes the status."""
@@ -246,30 +238,19 @@ class TaskState:
             case UsageCounted():
                 self.status = replace(self.status, usage=event)
             case Finished():
-                self._finish(event, at)
+                self.status = replace(
+                    self.status,
+                    state=State(event.outcome.value),
+                    at=at,
+                    pending=(),
+                    failure=event.failure,
+                    finish=event.finish,
+                    structured=event.structured,
+                )
             case _:
                 raise AssertionError(f"no rule for {type(event).__name__}")
-
-    def _finish(self, event: Finished, at: int) -> None:
-        state = State(event.outcome.value)
-        self.status = replace(
-            self.status,
-            state=state,
-            at=at,
-            pending=(),
-            failure=event.failure,
-            finish=event.finish,
-            structured=event.structured,
-        )
 
     def _move(self, state: State, at: int, pending: tuple[Interrupted, ...] = ()) -> None:
         self.status = replace(
             self.status, state=state, at=at, pending=pending, failure=None, finish=None
         )
-
-
-def fold(ref: TaskRef, events: Iterable[tuple[int, LogEvent]]) -> tuple[TaskState, list[Entry]]:
-    """Build a task's state, and its entries, from the stored log."""
-    state = TaskState(ref)
-    entries = [state.apply(event, at) for at, event in events]
-    return state, entries
