@@ -41,8 +41,9 @@ A setting is given as a flag of `opencode-a2a serve`, as a variable of the envir
 of one TOML file named by `--config` or `{CONFIG_VARIABLE}`; the first of these that has it wins. No
 `.env` file is read, and nothing from a workspace. An empty variable counts as not set. Lists are
 written with commas or as JSON arrays, lists of objects as JSON. What holds secrets has no flag. A
-misspelt `A2A_` or `OPENCODE_` variable is an error: its words are in another order, or up to a
-quarter of its letters are wrong. One that resembles no setting is another program's, and a warning.
+misspelt `A2A_` variable is an error: its words are in another order, or up to a quarter of its
+letters are wrong. An `A2A_` variable that resembles no setting is a warning, and so is an
+`OPENCODE_` variable that looks misspelt; OpenCode has many of its own, which are left alone.
 `opencode-a2a settings` prints what is in effect, and `opencode-a2a doctor` checks it.
 
 `serve` also takes `--host`, `--port`, `--demo` and `--managed` for `--a2a-host`, `--a2a-port`,

@@ -33,16 +33,6 @@ from opencode_a2a.config.settings import (
     within,
 )
 
-_OPENCODES_OWN = re.compile(
-    r"OPENCODE(_(SERVER|CONFIG|TUI_CONFIG|DISABLE|ENABLE|EXPERIMENTAL|MODELS|TEST|AUTO|FAKE|PLUGIN|"
-    r"GITLAB|REPO_CLONE|ACP|DIRECT|EDITOR|WEBSEARCH|CONSOLE|ZED)(_\w+)?|_(PERMISSION|CLIENT|DB|"
-    r"AUTH_CONTENT|API_KEY|BIN_PATH|PURE|GIT_BASH_PATH|PID|ROUTE|TERMINAL|WORKSPACE_ID|CALLER|"
-    r"LOG_LEVEL|PRINT_LOGS|SHOW_TTFD|FAST_BOOT|ALWAYS_NOTIFY_UPDATE|VERSION|CHANNEL|RUN_ID|"
-    r"PROCESS_ROLE|APP_INFO|SESSION_ID|MESSAGE_ID))?"
-)
-"""Variables that OpenCode itself reads or sets for its children."""
-_KUBERNETES = re.compile(r"\w+_(SERVICE_(HOST|PORT\w*)|PORT_\d+_(TCP|UDP)\w*)")
-"""Variables that a cluster sets for a service that happens to be called a2a or opencode."""
 _RETIRED = {
     "OPENCODE_DIRECTORY": "is no longer read; set OPENCODE_WORKSPACE_ROOT",
     "A2A_SESSION_CACHE_TTL_SECONDS": "has no effect: the sessions of contexts are stored",
@@ -103,16 +93,22 @@ class _Loading:
                 self.warnings.append(f"{name}: {_RETIRED.get(name, 'has no effect')}")
 
     def report_strangers(self, peers: tuple[PeerEntry, ...]) -> None:
-        """Report variables that are misspelt settings; warn about those of other programs."""
+        """Report misspelt settings, and warn about variables that may be meant for us.
+
+        OpenCode has variables with its prefix too, which change with its versions. There a name
+        that looks misspelt is a warning, and every other name is left alone.
+        """
         known = {*VARIABLES, *_RETIRED, CONFIG_VARIABLE, *(peer.credential for peer in peers)}
         for name in sorted(self.environ.keys() - known):
-            ours = name.startswith(("A2A_", "OPENCODE_")) and not name.startswith("A2A_OAUTH_")
-            if not ours or _OPENCODES_OWN.fullmatch(name) or _KUBERNETES.fullmatch(name):
+            if not name.startswith(("A2A_", "OPENCODE_")) or name.startswith("A2A_OAUTH_"):
                 continue
-            if meant := _misspelt(name):
+            meant = _misspelt(name)
+            if meant and name.startswith("A2A_"):
                 self.report(name, f"no such setting; did you mean {meant}?")
-            else:
-                # Other programs use these prefixes too, and would otherwise keep us from starting.
+            elif meant:
+                self.warnings.append(f"{name}: not a setting of this service; is it {meant}?")
+            elif name.startswith("A2A_"):
+                # Other programs use the prefix too, and would otherwise keep us from starting.
                 nearest = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0)[0]
                 text = f"not a setting of this service; the nearest is {nearest}"
                 self.warnings.append(f"{name}: {text}")
