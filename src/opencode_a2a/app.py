@@ -20,7 +20,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from opencode_a2a import __version__, telemetry
 from opencode_a2a.a2a.types import Version
-from opencode_a2a.clock import now_ms
 from opencode_a2a.config import Settings, StateError, import_hint
 from opencode_a2a.errors import (
     SessionNotFoundError,
@@ -51,6 +50,7 @@ from opencode_a2a.store.database import Database, DatabaseError, EarlierDatabase
 from opencode_a2a.tasks.log import LogWriter
 from opencode_a2a.tasks.recovery import recover, sweep
 from opencode_a2a.tasks.service import TaskService
+from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.interrupts import Interrupts
 from opencode_a2a.turns.sessions import Sessions

@@ -1,9 +1,10 @@
-"""Names for the kinds of identifiers, so that one is never passed for another.
+"""Names for the kinds of identifiers, so that one is never passed for another, and the caller.
 
-Used by every layer. Of the wire formats only OpenCode's ids are known here: their shape, which
-sorts by time, and how a model is named.
+Used by every layer; nothing here knows what a credential looks like. Of the wire formats only
+OpenCode's ids are known: their shape, which sorts by time, and how a model is named.
 """
 
+import dataclasses
 import hashlib
 import os
 import threading
@@ -24,6 +25,20 @@ TaskId = NewType("TaskId", str)
 ContextId = NewType("ContextId", str)
 Principal = NewType("Principal", str)
 """Who a credential belongs to; everything stored has one as its owner."""
+
+SCOPE_KEY = "caller"
+"""In the scope of a request: its ``Caller``, put there by ``web.auth``."""
+CAPABILITIES = frozenset({"session_shell", "workspace_mutation"})
+"""What a credential can be allowed beyond the ordinary."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Caller:
+    """An authenticated caller, and what its credential may do."""
+
+    principal: Principal
+    capabilities: frozenset[str] = frozenset()
+    credential_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(populate_by_name=True))
@@ -63,19 +78,16 @@ class _Ids:
             self._used += count
             return self._stock[self._used - count : self._used]
 
-    def stamp(self) -> int:
+    def message_id(self) -> MessageId:
+        """Return an OpenCode message id that sorts after every one made before it."""
+        tail = "".join(_ALPHABET[byte % 62] for byte in self.random(14))
         with self._lock:
             self._last = max(time.time_ns() // 1_000_000 * 4096, self._last + 1)
-            return self._last % 2**48
+            return MessageId(f"msg_{self._last % 2**48:012x}{tail}")
 
 
 _IDS = _Ids()
-
-
-def new_message_id() -> MessageId:
-    """Return an OpenCode message id that sorts after every one made before it."""
-    tail = "".join(_ALPHABET[byte % 62] for byte in _IDS.random(14))
-    return MessageId(f"msg_{_IDS.stamp():012x}{tail}")
+new_message_id = _IDS.message_id
 
 
 def scoped_id(session_id: SessionId, given: str) -> str:

@@ -1,13 +1,18 @@
-"""Log records: one line each, with the ids of the request and task, and without secrets.
+"""Log records, the trace that a request belongs to, and the time of day that both carry.
 
-``cli.serve`` calls ``configure`` once; every layer takes its logger from ``structlog.get_logger``
-and ids come from ``structlog.contextvars``. Nothing here knows what is being logged.
+``app`` calls ``configure`` once; every layer takes its logger from ``structlog.get_logger``. A
+record is one line, with the ids of the request and task from ``structlog.contextvars``, and
+without secrets. ``web.observe`` begins a W3C trace, and ``opencode`` hands it on with
+``trace_headers``. Nothing here knows what is being logged or traced.
 """
 
 import logging
 import re
 import sys
+import time
 from collections.abc import Mapping, MutableMapping
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TextIO, cast
 
@@ -15,6 +20,7 @@ import orjson
 import structlog
 from structlog.typing import FilteringBoundLogger, Processor
 
+from opencode_a2a.ids import new_hex
 from opencode_a2a.printable import clean, escaped
 
 MASK = "********"
@@ -26,6 +32,19 @@ _SECRET_KEY = re.compile(
 _URL_USER = re.compile(r"(\w://[^\s/?#@]*:)[^\s/?#]*@")
 _URL_QUERY = re.compile(r"([?&](?:\w*(?:password|token|secret|key)|sig)=)[^&#\s]+", re.IGNORECASE)
 _SCHEME = re.compile(r"\b((?:bearer|basic)\s+)[\w.~+/=-]{6,}", re.IGNORECASE)
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_TRACESTATE_LIMIT = 512
+
+
+def now_ms() -> int:
+    """Milliseconds since the epoch, for what people and other programs read.
+
+    Decisions about time (deadlines, silence, back-off) use the monotonic clock of the event loop.
+    """
+    return time.time_ns() // 1_000_000
+
+
+# --- secrets ----------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1024)
@@ -67,6 +86,8 @@ def _redact_record(_: object, __: str, record: MutableMapping[str, object]) -> M
         for key, value in record.items()
     }
 
+
+# --- records ----------------------------------------------------------------------------------
 
 CHATTY = ("httpx2", "httpcore2", "uvicorn")
 """Libraries that tell every request, or what the service tells itself."""
@@ -132,3 +153,47 @@ def _printable(_: object, __: str, record: MutableMapping[str, object]) -> Mappi
         for key, value in record.items()
         if isinstance(value, str)
     } | {key: value for key, value in record.items() if not isinstance(value, str)}
+
+
+# --- traces -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A position in a trace."""
+
+    trace_id: str
+    span_id: str
+    flags: str = "00"
+    state: str | None = None
+
+    @property
+    def traceparent(self) -> str:
+        return f"00-{self.trace_id}-{self.span_id}-{self.flags}"
+
+
+current_trace: ContextVar[Trace | None] = ContextVar("current_trace", default=None)
+
+
+def begin_trace(traceparent: str | None, tracestate: str | None = None) -> Trace:
+    """Take up the caller's trace, or begin one when there is none or it is malformed."""
+    if found := _TRACEPARENT.fullmatch(traceparent or ""):
+        version, trace_id, span_id, flags, more = found.groups()
+        void = version == "ff" or (version == "00" and more)
+        if not void and int(trace_id, 16) and int(span_id, 16):
+            if tracestate and not (len(tracestate) <= _TRACESTATE_LIMIT and tracestate.isascii()):
+                tracestate = None
+            return Trace(trace_id, span_id, flags, tracestate)
+    fresh = new_hex(24)
+    return Trace(fresh[:32], fresh[32:])
+
+
+def trace_headers() -> dict[str, str]:
+    """Return the headers that carry the current trace on to OpenCode or a peer."""
+    trace = current_trace.get()
+    if trace is None:
+        return {}
+    headers = {"traceparent": Trace(trace.trace_id, new_hex(8), trace.flags).traceparent}
+    if trace.state:
+        headers["tracestate"] = trace.state
+    return headers

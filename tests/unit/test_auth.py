@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 from starlette.types import Receive, Scope, Send
 
-from opencode_a2a.callers import Caller
 from opencode_a2a.config import CredentialEntry, StateError
 from opencode_a2a.errors import ServiceError, UnauthenticatedError
-from opencode_a2a.ids import Principal
+from opencode_a2a.ids import Caller, Principal
 from opencode_a2a.web.auth import (
     AcceptedCredential,
     Authentication,

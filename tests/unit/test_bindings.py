@@ -12,11 +12,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from opencode_a2a.a2a.operations import OPERATIONS
 from opencode_a2a.a2a.types import Version
-from opencode_a2a.callers import SCOPE_KEY, Caller
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import SessionNotFoundError
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.ids import Principal
+from opencode_a2a.ids import SCOPE_KEY, Caller, Principal
 from opencode_a2a.peers.network import FetchResult
 from opencode_a2a.server.card import Cards
 from opencode_a2a.server.contracts import EXTENSION_NAMES

@@ -10,10 +10,9 @@ import pytest
 from pydantic import SecretStr
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from opencode_a2a.callers import Caller
 from opencode_a2a.config import AccessSettings, LimitSettings, ServiceSettings, Settings
-from opencode_a2a.ids import Principal
-from opencode_a2a.tracing import begin_trace, current_trace, trace_headers
+from opencode_a2a.ids import Caller, Principal
+from opencode_a2a.telemetry import begin_trace, current_trace, trace_headers
 from opencode_a2a.web import server
 from opencode_a2a.web.auth import AcceptedCredential
 from opencode_a2a.web.limits import BodyGuard, Boundary, RateLimit

@@ -12,8 +12,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 from structlog.testing import capture_logs
 
-from opencode_a2a.callers import Caller
-from opencode_a2a.ids import Principal
+from opencode_a2a.ids import Caller, Principal
 from opencode_a2a.web.observe import AccessLog, PayloadLog, Readiness, Tracing, pages
 from opencode_a2a.web.server import Refusals
 from tests.support.running import answer

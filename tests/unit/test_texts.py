@@ -1,6 +1,7 @@
 """What a person reads when a task waits."""
 
-from opencode_a2a.a2a.texts import interrupt_text, timestamp
+from opencode_a2a.a2a.texts import interrupt_text
+from opencode_a2a.a2a.types import timestamp
 from opencode_a2a.events import Interrupted, Question, QuestionOption
 from opencode_a2a.ids import RequestId, SessionId
 from opencode_a2a.turns.answers import accepted

@@ -11,7 +11,8 @@ from dataclasses import asdict
 
 import orjson
 
-from opencode_a2a.a2a.texts import interrupt_text, timestamp
+from opencode_a2a.a2a.texts import interrupt_text
+from opencode_a2a.a2a.types import timestamp
 from opencode_a2a.events import (
     Channel,
     ChannelClosed,

@@ -4,10 +4,9 @@
 that knows nothing of our metadata can show it and send the answer back as a plain message.
 """
 
-from datetime import UTC, datetime
-
 import orjson
 
+from opencode_a2a.a2a.types import timestamp
 from opencode_a2a.events import Interrupted, Json
 from opencode_a2a.turns.answers import accepted
 
@@ -23,12 +22,6 @@ _TITLES = {
     "doom_loop": "repeat the same tool call once more",
 }
 _SHOWN = {"command": "Command", "url": "URL", "diff": "Change", "description": "Purpose"}
-
-
-def timestamp(at: int) -> str:
-    """Return milliseconds since the epoch as A2A writes them."""
-    seconds, milliseconds = divmod(at, 1000)
-    return f"{datetime.fromtimestamp(seconds, UTC).isoformat()[:19]}.{milliseconds:03d}Z"
 
 
 def interrupt_text(pending: tuple[Interrupted, ...]) -> str:

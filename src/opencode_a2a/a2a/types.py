@@ -232,6 +232,12 @@ def _milliseconds(value: object) -> int | None:
     return -((_EPOCH - moment) // timedelta(milliseconds=1))
 
 
+def timestamp(at: int) -> str:
+    """Return milliseconds since the epoch as A2A writes them."""
+    seconds, milliseconds = divmod(at, 1000)
+    return f"{datetime.fromtimestamp(seconds, UTC).isoformat()[:19]}.{milliseconds:03d}Z"
+
+
 def user_role(spelling: Literal["ROLE_USER", "user"]) -> BeforeValidator:
     """Demand the role of a caller, in the spelling of a version."""
     agent, other = ("ROLE_AGENT", "user") if spelling == "ROLE_USER" else ("agent", "ROLE_USER")

@@ -8,7 +8,7 @@ import click
 from opencode_a2a import __version__
 from opencode_a2a.cli.serve import config_option, load_settings
 from opencode_a2a.config import SETTINGS, show
-from opencode_a2a.telemetry import mask_url
+from opencode_a2a.telemetry import mask_url, now_ms
 
 
 @click.command()
@@ -32,8 +32,7 @@ def settings(config: Path | None) -> None:
 @click.option("--extended", is_flag=True, help="The card that callers with a credential get.")
 def card(config: Path | None, extended: bool) -> None:
     """Print the agent card that these settings give."""
-    from opencode_a2a.clock import now_ms  # what follows takes most of a second to import
-    from opencode_a2a.server.card import Cards
+    from opencode_a2a.server.card import Cards  # takes most of a second to import
 
     effective = load_settings({}, config)
     cards = Cards(effective, now_ms())

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from opencode_a2a.a2a.types import Version
-from opencode_a2a.callers import Caller
 from opencode_a2a.config import OpenCodeSettings
 from opencode_a2a.errors import SessionBusyError
 from opencode_a2a.extensions.params import Routed, invalid
-from opencode_a2a.ids import Principal, SessionId
+from opencode_a2a.ids import Caller, Principal, SessionId
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.types import ProviderCatalogue, Session
 from opencode_a2a.peers.network import Fetch

@@ -10,7 +10,6 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from opencode_a2a.a2a.types import Version
-from opencode_a2a.callers import Caller
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
     AuthorizationForbiddenError,
@@ -23,6 +22,7 @@ from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions.call import Call, Deps
 from opencode_a2a.extensions.params import read, write
 from opencode_a2a.extensions.registry import Extension, Method
+from opencode_a2a.ids import Caller
 from opencode_a2a.telemetry import AUDIT
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 

@@ -13,8 +13,7 @@ from typing import Annotated, Literal, Self
 from pydantic import ConfigDict, Field, RootModel, model_validator
 
 from opencode_a2a.a2a import render, v03
-from opencode_a2a.a2a.texts import timestamp
-from opencode_a2a.a2a.types import Version
+from opencode_a2a.a2a.types import Version, timestamp
 from opencode_a2a.a2a.v03 import Spelling
 from opencode_a2a.config import OpenCodeSettings
 from opencode_a2a.errors import MAX_VIOLATIONS, InvalidFieldError, Violation

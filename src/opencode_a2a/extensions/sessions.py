@@ -5,7 +5,6 @@ from typing import Annotated
 
 from pydantic import AliasPath, ConfigDict, Field, model_validator
 
-from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import (
     PaginationModeError,
     SessionBusyError,
@@ -44,6 +43,7 @@ from opencode_a2a.extensions.params import (
 from opencode_a2a.extensions.registry import Access, Condition, Extension, Rules, aliases
 from opencode_a2a.ids import MessageId, ModelRef, SessionId, scoped_id
 from opencode_a2a.opencode import types as upstream
+from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 from opencode_a2a.validation import wrong
 

@@ -67,7 +67,7 @@ from opencode_a2a.opencode.types import (
     WorkspaceDraft,
     Worktree,
 )
-from opencode_a2a.tracing import trace_headers
+from opencode_a2a.telemetry import trace_headers
 
 T = TypeVar("T")
 Query = Mapping[str, str | int | bool | None]

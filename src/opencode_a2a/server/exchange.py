@@ -21,7 +21,6 @@ from opencode_a2a.a2a.types import (
     Version,
     negotiate,
 )
-from opencode_a2a.callers import SCOPE_KEY, Caller
 from opencode_a2a.errors import (
     ContentTypeNotSupportedError,
     InternalError,
@@ -29,6 +28,7 @@ from opencode_a2a.errors import (
     VersionNotSupportedError,
 )
 from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.ids import SCOPE_KEY, Caller
 from opencode_a2a.peers.client import HOPS_HEADER
 from opencode_a2a.server.operations import OperationCall, TaskStream
 from opencode_a2a.tasks.log import LogForgottenError, LogReader

@@ -19,7 +19,6 @@ from opencode_a2a.a2a import encoding
 from opencode_a2a.a2a.errors import RpcId, rpc_error, rpc_error_frame
 from opencode_a2a.a2a.operations import METHODS, OPERATIONS, RPC_PATH
 from opencode_a2a.a2a.types import Version, require
-from opencode_a2a.callers import Caller
 from opencode_a2a.errors import (
     InvalidParamsError,
     InvalidRequestError,
@@ -28,6 +27,7 @@ from opencode_a2a.errors import (
     Violation,
 )
 from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.ids import Caller
 from opencode_a2a.jsonguard import decode
 from opencode_a2a.server.exchange import (
     EVENT_STREAM,

@@ -12,7 +12,6 @@ from typing import Any
 from opencode_a2a.a2a import operations as a2a
 from opencode_a2a.a2a import render
 from opencode_a2a.a2a.types import NoParams, SendRequest, TaskParams, Version
-from opencode_a2a.callers import Caller
 from opencode_a2a.errors import (
     InvalidParamsError,
     PushNotSupportedError,
@@ -20,6 +19,7 @@ from opencode_a2a.errors import (
     Violation,
 )
 from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.ids import Caller
 from opencode_a2a.peers.network import Fetch
 from opencode_a2a.server.card import Cards
 from opencode_a2a.server.content import read_output_modes, read_prompt, read_routing

@@ -21,7 +21,6 @@ from pydantic.alias_generators import to_camel
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from opencode_a2a.clock import now_ms
 from opencode_a2a.events import (
     Channel,
     ChannelClosed,
@@ -44,6 +43,7 @@ from opencode_a2a.store.database import Database
 from opencode_a2a.store.earlier import Form, SourceChangedError, columns_of, form_of, reading
 from opencode_a2a.tasks.codec import dump_archive, dump_status
 from opencode_a2a.tasks.state import Accepted, LogEvent, State, TaskRef, TaskState
+from opencode_a2a.telemetry import now_ms
 from opencode_a2a.validation import FREE, FREE_OBJECT
 
 _OWNER_UNKNOWN = (None, "", "legacy_v03_no_user_info")

@@ -13,7 +13,6 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
-from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import StoreUnavailableError, StreamEndedError
 from opencode_a2a.events import (
     Finished,
@@ -42,6 +41,7 @@ from opencode_a2a.tasks.state import (
     TaskState,
     TerminalError,
 )
+from opencode_a2a.telemetry import now_ms
 
 log = structlog.get_logger(__name__)
 

@@ -5,7 +5,6 @@ import asyncio
 import structlog
 from sqlalchemy.engine import Connection
 
-from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.events import Emitted, Failure, Finished, Outcome
 from opencode_a2a.messages import Answered
@@ -15,6 +14,7 @@ from opencode_a2a.tasks.codec import load_request, ref_of
 from opencode_a2a.tasks.log import LogWriter, Replay, TaskLog
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.tasks.state import OPEN, TERMINAL, Accepted, Recovered, State
+from opencode_a2a.telemetry import now_ms
 
 log = structlog.get_logger(__name__)
 

@@ -19,7 +19,6 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
-from opencode_a2a.clock import now_ms
 from opencode_a2a.config import LimitSettings
 from opencode_a2a.errors import (
     InterruptNotFoundError,
@@ -45,6 +44,7 @@ from opencode_a2a.tasks.codec import (
 )
 from opencode_a2a.tasks.log import LogReader, LogWriter, TaskLog, Write
 from opencode_a2a.tasks.state import Accepted, Cursor, Query, State, TaskRef, TaskState
+from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.answers import Answer, NotUnderstoodError, understand
 from opencode_a2a.turns.interrupts import Owner
 from opencode_a2a.turns.sessions import Locks

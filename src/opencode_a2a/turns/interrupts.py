@@ -18,7 +18,6 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
-from opencode_a2a.clock import now_ms
 from opencode_a2a.config import InterruptSettings, Settings
 from opencode_a2a.errors import (
     InterruptExpiredError,
@@ -39,7 +38,7 @@ from opencode_a2a.opencode.translate import interrupted
 from opencode_a2a.store import interrupts as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.interrupts import InterruptRow
-from opencode_a2a.telemetry import AUDIT
+from opencode_a2a.telemetry import AUDIT, now_ms
 from opencode_a2a.turns import snapshot
 from opencode_a2a.turns.answers import (
     Answer,

@@ -17,7 +17,6 @@ from weakref import WeakValueDictionary
 
 from sqlalchemy.engine import Connection
 
-from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import InvalidParamsError, SessionNotFoundError, Violation
 from opencode_a2a.ids import ContextId, Principal, SessionId, new_uuid
 from opencode_a2a.messages import Routing
@@ -26,6 +25,7 @@ from opencode_a2a.opencode.types import Session, SessionDraft
 from opencode_a2a.store import links
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.places import Places
+from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.workspace import WorkspaceRoot
 
 SESSION_FIELD = "metadata.shared.session.id"

@@ -14,7 +14,6 @@ from typing import Protocol
 
 import structlog
 
-from opencode_a2a.clock import now_ms
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
     ServiceError,
@@ -42,6 +41,7 @@ from opencode_a2a.opencode.feed import Feed, FeedItem, Gap, Subscription, Wake
 from opencode_a2a.opencode.reader import Reader
 from opencode_a2a.opencode.state import Snapshot
 from opencode_a2a.opencode.types import MessageWithParts, StatusRetry
+from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.interrupts import Interrupts, Owner, TurnInterrupts, Write
 from opencode_a2a.turns.prompt import Prompts
 from opencode_a2a.turns.sessions import BoundSession, Sessions

@@ -28,10 +28,9 @@ from typing import Literal, Self
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from opencode_a2a import metrics
-from opencode_a2a.callers import CAPABILITIES, Caller
 from opencode_a2a.config import UNGUESSABLE, AccessSettings, CredentialEntry, Settings, StateError
 from opencode_a2a.errors import ServiceError, TooManyFailuresError, UnauthenticatedError
-from opencode_a2a.ids import Principal
+from opencode_a2a.ids import CAPABILITIES, Caller, Principal
 
 OPEN_PATHS = frozenset(
     {"/.well-known/agent-card.json", "/.well-known/agent.json", "/livez", "/readyz"}

@@ -18,7 +18,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from opencode_a2a import metrics
-from opencode_a2a.callers import Caller
 from opencode_a2a.config import LimitSettings, Settings, loopback
 from opencode_a2a.errors import (
     BadHttpError,
@@ -30,6 +29,7 @@ from opencode_a2a.errors import (
     RequestTimeoutError,
     RequestTooLargeError,
 )
+from opencode_a2a.ids import Caller
 from opencode_a2a.server.contracts import DISCOVERY
 from opencode_a2a.web.auth import OPEN_PATHS, peer_address
 from opencode_a2a.web.observe import ANSWER_HEADERS

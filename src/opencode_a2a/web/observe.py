@@ -22,12 +22,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.typing import FilteringBoundLogger
 
 from opencode_a2a import metrics
-from opencode_a2a.callers import Caller
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.ids import new_hex
+from opencode_a2a.ids import Caller, new_hex
 from opencode_a2a.server.exchange import OPERATION
-from opencode_a2a.telemetry import PAYLOADS, redact
-from opencode_a2a.tracing import begin_trace, current_trace
+from opencode_a2a.telemetry import PAYLOADS, begin_trace, current_trace, redact
 from opencode_a2a.web.auth import peer_address
 from opencode_a2a.web.sse import DIRECT_SEND
 
