@@ -4,6 +4,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -223,7 +224,7 @@ async def test_what_a_prompt_given_by_method_asks_is_answered_by_method(
         listening = asyncio.create_task(feed.run())
         async with asyncio.timeout(60):
             await feed.connected()
-            with feed.follow(SessionId(session_id)) as heard:
+            with closing(feed.follow(SessionId(session_id))) as heard:
                 await ann.method("opencode.sessions.prompt_async", params)
                 while not any(isinstance(one, PermissionAsked) for one in await heard.batch()):
                     pass

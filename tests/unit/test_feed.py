@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 
 import orjson
 import pytest
@@ -311,7 +311,7 @@ async def test_a_closed_subscription_hears_nothing_more() -> None:
     stream = Stream()
     async with running(quick(stream)) as feed:
         await feed_connected(feed, stream)
-        with feed.follow(ROOT) as turn:
+        with closing(feed.follow(ROOT)) as turn:
             turn.adopt(CHILD)
         other = feed.follow(CHILD)
         stream.say(delta(ROOT, "a"), delta(CHILD, "b"))

@@ -22,7 +22,8 @@ from opencode_a2a.tasks import log as live
 from opencode_a2a.tasks.log import LogReader, LogWriter, Replay, TaskLog
 from opencode_a2a.tasks.service import OpenTask, SendCommand, TaskService
 from opencode_a2a.tasks.state import Cursor, Entry, State
-from opencode_a2a.turns.turn import TurnRequest, Turns
+from opencode_a2a.turns.prompt import TurnRequest
+from opencode_a2a.turns.turn import Turns
 
 
 def order(message_id: str, text: str = "hello", principal: str = "alice") -> SendCommand:

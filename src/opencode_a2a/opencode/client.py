@@ -9,8 +9,7 @@ endpoint. Answers are checked: status, content type, size, shape. Errors are tho
 import asyncio
 import base64
 import re
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Final, Literal, Self, TypeVar
@@ -114,19 +113,6 @@ class _Request:
     @property
     def name(self) -> str:
         return f"{self.method} {self.path}"
-
-    @property
-    def target(self) -> str:
-        """Path and query, encoded."""
-        pairs: dict[str, str] = {}
-        if self.at.workspace is not None:
-            pairs["workspace"] = _checked("wrk", self.at.workspace)
-        elif self.at.directory is not None:
-            pairs["directory"] = self.at.directory
-        for key, value in (self.query or {}).items():
-            if value is not None:
-                pairs[key] = str(value).lower() if isinstance(value, bool) else str(value)
-        return f"{self.path}?{urlencode(pairs, quote_via=quote)}" if pairs else self.path
 
 
 def _read(kind: type[T], path: str):
@@ -440,8 +426,8 @@ class OpenCode:
     async def events(self, sink: Callable[[bytes], object]) -> None:
         """Hand on the server's event stream as it arrives, cut anywhere, until it ends."""
         request = _Request("GET", "/global/event")
-        with _as_upstream_errors(request):
-            async with self._exchange.stream(request.target, trace_headers()) as stream:
+        try:
+            async with self._exchange.stream(request.path, trace_headers()) as stream:
                 reply = stream.reply
                 if reply.status >= 300:
                     body = bytearray()
@@ -449,6 +435,8 @@ class OpenCode:
                     raise _refusal(request.path, reply.status, bytes(body))
                 _check_media_type(request, reply, "text/event-stream")
                 await stream.read(sink)
+        except ExchangeError as error:
+            raise _upstream_error(request, error) from None
 
     # How a call is made
 
@@ -475,16 +463,24 @@ class OpenCode:
         """Send a request and read the whole answer, or raise what OpenCode's refusal means."""
         if self._limit and not request.urgent and self._under_way >= self._limit:
             raise UpstreamBackpressureError(limit=self._limit)
+        query: dict[str, str] = {}
+        if request.at.workspace is not None:
+            query["workspace"] = _checked("wrk", request.at.workspace)
+        elif request.at.directory is not None:
+            query["directory"] = request.at.directory
+        for key, value in (request.query or {}).items():
+            if value is not None:
+                query[key] = str(value).lower() if isinstance(value, bool) else str(value)
+        target = f"{request.path}?{urlencode(query, quote_via=quote)}" if query else request.path
         headers = trace_headers()
         if request.body is not None:
             headers["content-type"] = "application/json"
         self._under_way += 1
         try:
-            with _as_upstream_errors(request):
-                async with asyncio.timeout(None if request.endless else self._timeout):
-                    reply = await self._exchange.send(
-                        request.method, request.target, request.body, headers
-                    )
+            async with asyncio.timeout(None if request.endless else self._timeout):
+                reply = await self._exchange.send(request.method, target, request.body, headers)
+        except ExchangeError as error:
+            raise _upstream_error(request, error) from None
         except TimeoutError:
             detail = f"{request.name}: no answer in {self._timeout:g} s"
             raise UpstreamTimeoutError(detail=detail) from None
@@ -495,14 +491,9 @@ class OpenCode:
         return reply
 
 
-@contextmanager
-def _as_upstream_errors(request: _Request) -> Generator[None]:
-    try:
-        yield
-    except TooLargeError as error:
-        raise UpstreamPayloadError(detail=f"{request.name}: {error}") from None
-    except ExchangeError as error:
-        raise UpstreamUnreachableError(detail=f"{request.name}: {error}") from None
+def _upstream_error(request: _Request, error: ExchangeError) -> UpstreamError:
+    kind = UpstreamPayloadError if isinstance(error, TooLargeError) else UpstreamUnreachableError
+    return kind(detail=f"{request.name}: {error}")
 
 
 # Requests

@@ -9,8 +9,6 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
 
 import structlog
 
@@ -108,9 +106,9 @@ class Frames:
 class Subscription:
     """The events of one session and its descendants, from the moment of ``Feed.follow``."""
 
-    def __init__(self, feed: "Feed", root: SessionId, limit: int) -> None:
+    def __init__(self, routes: "Routes", root: SessionId, limit: int) -> None:
         self.sessions: set[SessionId] = set()
-        self._feed = feed
+        self._routes = routes
         self._limit = limit
         self._text: list[PartDelta] = []
         """Growing text that came before anything else."""
@@ -123,7 +121,7 @@ class Subscription:
         """Follow one more session, known to be a descendant."""
         if session not in self.sessions:
             self.sessions.add(session)
-            self._feed.route(session, self)
+            self._routes.setdefault(session.encode(), []).append(self)
 
     async def batch(self, hear: Hear | None = None) -> list[FeedItem]:
         """Wait until there is something, and return all of it.
@@ -175,18 +173,16 @@ class Subscription:
         self.flush()
 
     def close(self) -> None:
-        self._feed.forget(self)
+        """Hear nothing more."""
+        for session in self.sessions:
+            key = session.encode()
+            left = [other for other in self._routes.pop(key, ()) if other is not self]
+            if left:
+                self._routes[key] = left
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+Routes = dict[bytes, list[Subscription]]
+"""Who follows a session, by its id as it is in a frame."""
 
 
 class Feed:
@@ -208,8 +204,7 @@ class Feed:
         self._delays = (first_delay, last_delay)
         self._inbox = inbox
         self._up = asyncio.Event()
-        self._routes: dict[bytes, list[Subscription]] = {}
-        self._followers: set[Subscription] = set()
+        self._routes: Routes = {}
         self._touched: set[Subscription] = set()
         """Those with something new; they get it at the end of the chunk."""
 
@@ -223,20 +218,11 @@ class Feed:
 
     def follow(self, root: SessionId) -> Subscription:
         """Follow a session tree from now on; close the subscription when done."""
-        subscription = Subscription(self, root, self._inbox)
-        self._followers.add(subscription)
-        return subscription
+        return Subscription(self._routes, root, self._inbox)
 
-    def route(self, session: SessionId, subscription: Subscription) -> None:
-        self._routes.setdefault(session.encode(), []).append(subscription)
-
-    def forget(self, subscription: Subscription) -> None:
-        self._followers.discard(subscription)
-        for session in subscription.sessions:
-            key = session.encode()
-            left = [other for other in self._routes.pop(key, ()) if other is not subscription]
-            if left:
-                self._routes[key] = left
+    @property
+    def _followers(self) -> set[Subscription]:
+        return {follower for followers in self._routes.values() for follower in followers}
 
     async def run(self) -> None:
         """Keep the subscription alive until cancelled."""

@@ -225,11 +225,6 @@ class TurnState:
         return self.complete and alone and not (unsure or changed)
 
     @property
-    def steps(self) -> int:
-        """How often the model was asked."""
-        return len(self.messages.answers)
-
-    @property
     def retry(self) -> StatusRetry | None:
         """The latest retry that the tree waits for."""
         retries = [retry for retry in self.sessions.values() if retry is not None]

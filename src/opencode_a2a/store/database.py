@@ -235,7 +235,18 @@ class Database:
     def _work(self) -> None:
         """Run the calls that wait, as many as there are in one transaction; in the thread."""
         connection: Connection | None = None
-        while calls := self._next_calls():
+        ended = False
+        while not ended:
+            # Wait for a call, and take all others that are there by then; None comes last.
+            calls: list[_Call] = []
+            while not ended and not (calls and self._calls.empty()):
+                call = self._calls.get()
+                if call is None:
+                    ended = True
+                else:
+                    calls.append(call)
+            if not calls:
+                break
             try:
                 self._check_place()
                 connection = connection or self._engine.connect()
@@ -253,18 +264,6 @@ class Database:
                 connection = None
         if connection:
             connection.close()
-
-    def _next_calls(self) -> list[_Call]:
-        """Wait for a call, and take all others that are there by then; empty at the end."""
-        calls: list[_Call] = []
-        while not calls or not self._calls.empty():
-            call = self._calls.get()
-            if call is None:
-                if calls:
-                    self._calls.put(None)
-                break
-            calls.append(call)
-        return calls
 
 
 def _transact(connection: Connection, calls: list[_Call]) -> list[_Result]:

@@ -42,7 +42,7 @@ from opencode_a2a.tasks.state import (
     TaskRef,
     TaskState,
 )
-from opencode_a2a.turns.turn import TurnRequest
+from opencode_a2a.turns.prompt import TurnRequest
 
 # What comes out of the database was written by this module, so its shape is not checked again.
 _Fields = dict[str, Any]

@@ -47,8 +47,9 @@ from opencode_a2a.tasks.state import Accepted, Cursor, Query, State, TaskRef, Ta
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.answers import Answer, NotUnderstoodError, understand
 from opencode_a2a.turns.interrupts import Owner
+from opencode_a2a.turns.prompt import TurnRequest
 from opencode_a2a.turns.sessions import Locks
-from opencode_a2a.turns.turn import Turn, TurnRequest, Turns, TurnSpec
+from opencode_a2a.turns.turn import Turn, Turns, TurnSpec
 
 log = structlog.get_logger(__name__)
 

@@ -247,30 +247,24 @@ class Sessions:
                     return await self._load(session_id)
                 except SessionNotFoundError:
                     await self.forget(session_id)
-            return await self._create(place, location)
-
-    async def _create(self, place: Place, location: Location) -> BoundSession:
-        """Have OpenCode make a session for a context.
-
-        Its answer may get lost. Then the session that it made is found by a key in its metadata,
-        so that another try does not leave a second one behind.
-        """
-        key, session = self._unanswered.get(place), None
-        if key is not None:
-            for recent in await self._opencode.sessions(at=location, limit=RECENT_SESSIONS):
-                match recent.metadata:
-                    case {"a2a": {"key": found}} if found == key:
-                        session = recent
-                        break
-                    case _:
-                        pass
-        if session is None:
-            key = key or new_uuid()
-            _keep(self._unanswered, place, key)
-            draft = SessionDraft(metadata={"a2a": {"contextId": place[1], "key": key}})
-            session = await self._opencode.create_session(draft, at=location)
-        self._unanswered.pop(place, None)
-        return replace(self._remember(session), link=self._link(place, session.id))
+            # OpenCode may make a session and its answer get lost. Then that session is found by a
+            # key in its metadata, so that another try does not leave a second one behind.
+            key, session = self._unanswered.get(place), None
+            if key is not None:
+                for recent in await self._opencode.sessions(at=location, limit=RECENT_SESSIONS):
+                    match recent.metadata:
+                        case {"a2a": {"key": found}} if found == key:
+                            session = recent
+                            break
+                        case _:
+                            pass
+            if session is None:
+                key = key or new_uuid()
+                _keep(self._unanswered, place, key)
+                draft = SessionDraft(metadata={"a2a": {"contextId": context_id, "key": key}})
+                session = await self._opencode.create_session(draft, at=location)
+            self._unanswered.pop(place, None)
+            return replace(self._remember(session), link=self._link(place, session.id))
 
     async def _claim(self, principal: Principal, session_id: SessionId) -> BoundSession:
         """Return a session that the caller named, claimed for the length of the prompt."""

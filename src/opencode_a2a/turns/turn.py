@@ -8,7 +8,7 @@ loop of steps, and a retry far ahead end it.
 
 import asyncio
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -33,8 +33,8 @@ from opencode_a2a.events import (
     Started,
     TurnEvent,
 )
-from opencode_a2a.ids import MessageId, SessionId
-from opencode_a2a.messages import Answered, PromptPart, Routing
+from opencode_a2a.ids import SessionId
+from opencode_a2a.messages import Answered
 from opencode_a2a.opencode.client import OpenCode
 from opencode_a2a.opencode.events import Event, PartDelta
 from opencode_a2a.opencode.feed import Feed, FeedItem, Gap, Subscription, Wake
@@ -43,7 +43,7 @@ from opencode_a2a.opencode.state import Snapshot
 from opencode_a2a.opencode.types import MessageWithParts, StatusRetry
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.interrupts import Interrupts, Owner, TurnInterrupts, Write
-from opencode_a2a.turns.prompt import Prompts
+from opencode_a2a.turns.prompt import Prompts, TurnRequest
 from opencode_a2a.turns.sessions import BoundSession, Sessions
 from opencode_a2a.turns.snapshot import Changes, Snapshots
 from opencode_a2a.turns.tools import Tools
@@ -87,16 +87,6 @@ FORGED = Failure(
     "A permission or question was answered past this service, perhaps by the agent itself; the "
     "turn was stopped. Set A2A_CONSOLE_ANSWERS=true if people answer at OpenCode's own terminal.",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TurnRequest:
-    """What a turn prompts, and where: stored with the task, so that a restart can go on with it."""
-
-    prompt: tuple[PromptPart, ...]
-    routing: Routing
-    user_message_id: MessageId
-    session_id: SessionId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,15 +181,6 @@ class TurnLimits:
         return self.now() - self.heard
 
     @property
-    def pause(self) -> float:
-        """How long to wait for the next tick.
-
-        The longer it has been quiet, the less a moment matters: a thousand turns that wait for
-        their models should cost next to nothing.
-        """
-        return max(self.tick, min(self.quiet / 2, LONGEST_TICK_SECONDS))
-
-    @property
     def comparison_due(self) -> bool:
         """Whether to compare with the store: events get lost without a gap as well.
 
@@ -217,8 +198,9 @@ class TurnLimits:
 
     def exceeded(self, reader: Reader) -> Failure | None:
         """Return why to give up a turn that does not end by itself."""
-        if reader.state.steps > self._settings.max_steps:
-            return Failure("UPSTREAM_ENDLESS", ENDLESS.format(reader.state.steps))
+        steps = len(reader.state.messages.answers)
+        if steps > self._settings.max_steps:
+            return Failure("UPSTREAM_ENDLESS", ENDLESS.format(steps))
         retry = reader.state.retry
         if retry is not None and retry is not self._retry:
             # Judged once, when it is heard: the wall clock may jump while it is waited for.
@@ -347,7 +329,7 @@ class Turn:
         self._caller = tools and tools.callers.enter(spec.request.routing.hops, self._note)
         turns.interrupts.turns.add(session_id)
         try:
-            with turns.feed.follow(session_id) as subscription:
+            with closing(turns.feed.follow(session_id)) as subscription:
                 self._subscription = subscription
                 yield subscription
         finally:
@@ -361,16 +343,9 @@ class Turn:
 
     def _send(self) -> None:
         """Send the prompt; the call is answered when the turn has ended."""
-        request, prompts, session = self._spec.request, self._turns.prompts, self._session
-
-        async def call() -> MessageWithParts:
-            model = await prompts.choose(session, request.routing.model)
-            if self._canceled:  # while the model was asked for: OpenCode need not hear of it
-                raise asyncio.CancelledError
-            return await prompts.send(session, request.user_message_id, request.prompt, model)
-
+        send, request = self._turns.prompts.send, self._spec.request
         self._tries += 1
-        self._prompt = asyncio.create_task(call())
+        self._prompt = asyncio.create_task(send(self._session, request, lambda: self._canceled))
         self._prompt.add_done_callback(lambda _: self._wake())
 
     # Follow
@@ -412,8 +387,10 @@ class Turn:
                 self._start_timer = loop.call_later(START_SECONDS, self._show_started)
 
     def _tick(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._tick_timer = loop.call_later(self._limits.pause, self._tick)
+        # The longer it has been quiet, the less a moment matters: a thousand turns that wait for
+        # their models should cost next to nothing.
+        pause = max(self._limits.tick, min(self._limits.quiet / 2, LONGEST_TICK_SECONDS))
+        self._tick_timer = asyncio.get_running_loop().call_later(pause, self._tick)
         self._wake()
 
     def _show_started(self) -> None:
@@ -601,7 +578,7 @@ class Turn:
         reader, limits = self._reader, self._limits
         if self._answer_due:
             return reader.state.complete
-        if reader.state.steps or reader.state.last_error is not None:
+        if reader.state.messages.answers or reader.state.last_error is not None:
             return True
         return limits.now() - max(limits.heard, limits.doubted) > UNBEGUN_SECONDS
 
