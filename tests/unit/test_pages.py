@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from structlog.testing import capture_logs
 
 from opencode_a2a.ids import Caller, Principal
-from opencode_a2a.web.observe import AccessLog, PayloadLog, Readiness, Tracing, pages
+from opencode_a2a.web.observe import AccessLog, PayloadLog, Readiness, pages
 from opencode_a2a.web.server import Refusals
 from tests.support.running import answer
 
@@ -115,7 +115,7 @@ async def test_every_request_leaves_a_record_that_names_it() -> None:
 
     app = Router([Route("/tasks/{id}", task)])
     with capture_logs(processors=[structlog.contextvars.merge_contextvars]) as records:
-        async with client(Tracing(AccessLog(app))) as http:
+        async with client(AccessLog(app)) as http:
             response = await http.get("/tasks/1?token=x")
 
     record = records[0]

@@ -49,8 +49,8 @@ def task(
     """Return a Task as it is now."""
     ref, status = state.ref, state.status
     shared = known(
-        session=_session(status),
-        usage=_usage(status.usage),
+        session=status.session_id and known(id=status.session_id, title=status.title),
+        usage=status.usage and _usage(status.usage),
         interrupt=interrupt(status.pending[0]) if status.pending else None,
     )
     rendered: JsonObject = {
@@ -215,7 +215,7 @@ def _chunk(ref: TaskRef, artifact: JsonObject, *, append: bool, last: bool) -> J
 
 def _status_update(entry: Entry, status: Status, ref: TaskRef) -> JsonObject:
     event = entry.event
-    shared = known(session=_session(status))
+    shared = known(session=status.session_id and known(id=status.session_id, title=status.title))
     opencode = known(output_negotiation=_negotiation(ref))
     source, message_id, seq = "status", None, entry.seq
     match event:
@@ -239,7 +239,7 @@ def _status_update(entry: Entry, status: Status, ref: TaskRef) -> JsonObject:
         case Finished():
             # The last status has no number: it is the same whenever it is read.
             message_id, seq = event.message_id, None
-            shared |= known(usage=_usage(status.usage))
+            shared |= known(usage=status.usage and _usage(status.usage))
             opencode = _outcome(status, ref)
         case _:
             pass
@@ -293,13 +293,7 @@ def _status(status: Status, ref: TaskRef) -> JsonObject:
     return rendered
 
 
-def _session(status: Status) -> JsonObject | None:
-    if status.session_id is None:
-        return None
-    return known(id=status.session_id, title=status.title)
-
-
-def _usage(counted: UsageCounted | None) -> JsonObject | None:
+def _usage(counted: UsageCounted) -> JsonObject:
     def tokens(used: Usage) -> JsonObject:
         return {
             "input_tokens": used.input,
@@ -310,8 +304,6 @@ def _usage(counted: UsageCounted | None) -> JsonObject | None:
             "cost": used.cost,
         }
 
-    if counted is None:
-        return None
     children = None if counted.children is None else tokens(counted.children)
     return tokens(counted.own) | known(children=children)
 

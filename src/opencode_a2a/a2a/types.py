@@ -43,6 +43,7 @@ from opencode_a2a.validation import FREE, FREE_OBJECT, listed, violations, wrong
 MAX_PARTS = 1000
 """Checking a part takes 10 µs of the event loop."""
 _ID_LIMIT = 256
+_KINDS: tuple[Kind, ...] = get_args(Kind)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 M = TypeVar("M", bound=BaseModel)
 
@@ -377,20 +378,20 @@ class _Part(Params):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        given = self._given()
+        given = [kind for kind in _KINDS if self.__dict__[kind] is not None]
+        if self.data is None and "data" in self.model_fields_set:
+            given.append("data")  # null is a value of data, and leaves the others out
         if len(given) != 1:
             seen = f", not {' and '.join(given)}" if given else ""
             raise wrong(f"must have exactly one of text, raw, url and data{seen}")
         return self
 
-    def _given(self) -> list[Kind]:
-        # null is a value of data, and leaves the others out
-        given = [kind for kind in get_args(Kind) if self.__dict__[kind] is not None]
-        return [*given, "data"] if self.data is None and "data" in self.model_fields_set else given
-
     def part(self) -> Part:
-        (kind,) = self._given()
         content = (self.text, self.raw, self.url, self.data)
+        kind: Kind = "data"  # exactly one was given, and only data may be null
+        for name, value in zip(_KINDS, content, strict=True):
+            if value is not None:
+                kind = name
         return Part(kind, *content, self.media_type or None, self.filename or None, self.metadata)
 
 

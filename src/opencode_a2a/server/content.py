@@ -19,7 +19,7 @@ from opencode_a2a.errors import (
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import ModelRef
 from opencode_a2a.media import IMAGE_TYPES, UnfitError, accepts, fit_file, is_json, is_textual
-from opencode_a2a.messages import Message, Part, PromptPart, Routing
+from opencode_a2a.messages import ANYWHERE, Message, Part, PromptPart, Routing
 from opencode_a2a.peers.network import Fetch, Fetched, FetchResult, TooManyFilesError
 from opencode_a2a.validation import listed
 
@@ -105,6 +105,8 @@ def _fetched_part(part: Part, fetched: FetchResult) -> PromptPart:
 
 def read_routing(params: JsonObject | None, message: JsonObject | None) -> Routing:
     """Return where the caller wants the turn to run; the params' metadata come first."""
+    if not params and not message:
+        return ANYWHERE
     sources = _Sources(("metadata", params), ("message.metadata", message))
     routing = Routing(
         session_id=sources.text("shared", "session", "id"),

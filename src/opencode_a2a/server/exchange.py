@@ -31,7 +31,7 @@ from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import SCOPE_KEY, Caller
 from opencode_a2a.peers.client import HOPS_HEADER
 from opencode_a2a.server.operations import OperationCall, TaskStream
-from opencode_a2a.tasks.log import LogForgottenError, LogReader
+from opencode_a2a.tasks.log import LogForgottenError
 from opencode_a2a.tasks.state import Entry
 
 log: FilteringBoundLogger = structlog.get_logger(__name__)
@@ -72,13 +72,12 @@ def call_of(request: Request, version: Version) -> OperationCall:
     return OperationCall(caller, version, cursor, int(hops) if sane else 0)
 
 
-def version_of(request: Request, terms: "Terms") -> Version:
-    header, query = _asked_version(request)
-    return negotiate(header, query, terms.default, terms.supported)
-
-
-def _asked_version(request: Request) -> tuple[str | None, str | None]:
-    return request.headers.get(VERSION_HEADER), request.query_params.get(VERSION_HEADER)
+def version_of(
+    request: Request, default: Version, supported: Collection[Version] = EVERY_VERSION
+) -> Version:
+    """Return the version that a request asks for in its header or its query."""
+    header, query = request.headers.get(VERSION_HEADER), request.query_params.get(VERSION_HEADER)
+    return negotiate(header, query, default, supported)
 
 
 def check_content_type(request: Request) -> None:
@@ -93,16 +92,12 @@ def check_content_type(request: Request) -> None:
 # --- answers ----------------------------------------------------------------------------------
 
 
-def version_header(version: Version) -> dict[str, str]:
-    return {VERSION_HEADER: version.value}
-
-
 def success_headers(request: Request, version: Version, terms: "Terms") -> dict[str, str]:
     """Return the headers of an answer that is no error: the version and the active extensions."""
     asked = [
         value for name in _EXTENSION_HEADERS.values() for value in request.headers.getlist(name)
     ]
-    headers = version_header(version)
+    headers = {VERSION_HEADER: version.value}
     names = dict.fromkeys(name.strip() for name in ",".join(asked).split(","))
     if active := [name for name in names if name in terms.extensions]:
         headers[_EXTENSION_HEADERS[version]] = ", ".join(active)
@@ -120,7 +115,8 @@ def rest_response(
 
 
 def rest_refusal(error: ServiceError, version: Version) -> Response:
-    return rest_response(rest_error(error, version), version, version_header(version), error.http)
+    headers = {VERSION_HEADER: version.value}
+    return rest_response(rest_error(error, version), version, headers, error.http)
 
 
 def as_service_error(error: Exception, where: str) -> ServiceError:
@@ -140,11 +136,11 @@ def refused(error: ServiceError, scope: Scope) -> Response:
     if path == RPC_PATH:
         default: Version = scope.get(DEFAULT_VERSION, Version.V03)
         try:
-            version = negotiate(*_asked_version(Request(scope)), default)
+            version = version_of(Request(scope), default)
         except VersionNotSupportedError:
             version = default
         body = rpc_error(error, None, version)
-        return rpc_response(body, version_header(version), error.http)
+        return rpc_response(body, {VERSION_HEADER: version.value}, error.http)
     old = path.startswith(f"{PREFIXES[Version.V03]}/") or (path, Version.V03) in CARD_PATHS
     return rest_refusal(error, Version.V03 if old else Version.V1)
 
@@ -193,14 +189,22 @@ def event_stream(
     ``head`` and ``tail`` stand around the object of each event.
     """
     form = b"id: %%b\ndata: %b%%b%b\n\n" % (head.replace(b"%", b"%%"), tail)
-    reader = stream.reader
-
-    def whole(snapshot: tuple[bytes, JsonObject]) -> bytes:
-        at, task = snapshot
-        return form % (at, orjson.dumps(encoding.result(task)))
+    reader, log = stream.reader, stream.reader.log
 
     def encoded(entries: list[Entry]) -> bytes:
-        return b"".join([form % event for event in _events(reader, entries, encoding)])
+        """Encode entries, once for all readers that get them at the same time."""
+        state = reader.state
+        which = (entries[0].seq, len(entries), encoding) if entries else None
+        if log.encoded is not None and log.encoded[0] == which:
+            events = log.encoded[1]
+        else:
+            events = [
+                (render.cursor(entry.seq, state), body)
+                for entry in entries
+                if (body := encoding.entry(entry, state.ref)) is not None
+            ]
+            log.encoded = (which, events) if which and len(log.readers) > 1 else None
+        return b"".join([form % event for event in events])
 
     async def frames(write: Write) -> AsyncGenerator[bytes, None]:
         def push(entries: list[Entry]) -> bool:
@@ -211,9 +215,10 @@ def event_stream(
         # may be long.
         first, stream.task = stream.task, None
         if first is not None:
-            chunk = whole(first)
+            chunk = form % (first[0], orjson.dumps(encoding.result(first[1])))
             del first
             yield chunk
+            chunk = b""
         try:
             while stream.follow and (entries := await reader.next(push)):
                 chunk = encoded(entries)
@@ -222,25 +227,9 @@ def event_stream(
                     yield chunk
                 chunk = b""
         except LogForgottenError:
-            yield whole(render.snapshot(reader.state))
+            at, task = render.snapshot(reader.state)
+            yield form % (at, orjson.dumps(encoding.result(task)))
         except ServiceError as error:
             yield error_frame(error)
 
     return Stream(frames, error_frame, headers)
-
-
-def _events(
-    reader: LogReader, entries: list[Entry], encoding: Encoding
-) -> list[tuple[bytes, bytes]]:
-    """Encode entries, once for all readers that get them at the same time."""
-    log, state = reader.log, reader.state
-    which = (entries[0].seq, len(entries), encoding) if entries else None
-    if log.encoded is not None and log.encoded[0] == which:
-        return log.encoded[1]
-    events: list[tuple[bytes, bytes]] = []
-    for entry in entries:
-        body = encoding.entry(entry, state.ref)
-        if body is not None:
-            events.append((render.cursor(entry.seq, state), body))
-    log.encoded = (which, events) if which and len(log.readers) > 1 else None
-    return events

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from opencode_a2a.a2a import encoding
 from opencode_a2a.a2a.errors import RpcId, rpc_error, rpc_error_frame
 from opencode_a2a.a2a.operations import METHODS, OPERATIONS, RPC_PATH
-from opencode_a2a.a2a.types import Version, require
+from opencode_a2a.a2a.types import VERSION_HEADER, Version, require
 from opencode_a2a.errors import (
     InvalidParamsError,
     InvalidRequestError,
@@ -40,7 +40,6 @@ from opencode_a2a.server.exchange import (
     event_stream,
     rpc_response,
     success_headers,
-    version_header,
     version_of,
 )
 from opencode_a2a.server.operations import NOTIFIED, RUNS, Operations, TaskStream
@@ -92,14 +91,18 @@ class RpcBinding:
         try:
             check_content_type(request)
             sent = decode(await request.body())
-            request_id = _readable_id(sent)
+            match sent:  # the sender of what is no request can then tell what was refused
+                case {"id": str() | int() as request_id} if not isinstance(request_id, bool):
+                    pass
+                case _:
+                    request_id = None
             envelope = _read(sent)
-            version = version_of(request, self._terms)
+            version = version_of(request, self._terms.default, self._terms.supported)
             result = await self._run(request, envelope, version)
         except Exception as error:
             return self._refuse(request, envelope, request_id, error)
         if envelope.notification:
-            return Response(status_code=204, headers=version_header(version))
+            return Response(status_code=204, headers={VERSION_HEADER: version.value})
         headers = success_headers(request, version, self._terms)
         if not isinstance(result, TaskStream):
             return rpc_response({"jsonrpc": "2.0", "id": envelope.id, "result": result}, headers)
@@ -161,10 +164,10 @@ class RpcBinding:
         # Whoever sends the wrong header with a core method reads the version of the method.
         if operation is None:
             try:
-                version = version_of(request, self._terms)
+                version = version_of(request, self._terms.default, self._terms.supported)
             except VersionNotSupportedError:
                 version = self._terms.default
-        headers = version_header(version)
+        headers = {VERSION_HEADER: version.value}
         if envelope and envelope.notification:
             return Response(status_code=204, headers=headers)
         if operation and operation.streams and version is Version.V03:
@@ -174,15 +177,6 @@ class RpcBinding:
 
 
 # --- the envelope -----------------------------------------------------------------------------
-
-
-def _readable_id(sent: Json) -> RpcId:
-    """Return the id of what may not be a request: its sender can then tell what was refused."""
-    match sent:
-        case {"id": str() | int() as request_id} if not isinstance(request_id, bool):
-            return request_id
-        case _:
-            return None
 
 
 def _read(sent: Json) -> _Envelope:

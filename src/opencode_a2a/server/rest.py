@@ -10,7 +10,6 @@ from http import HTTPStatus
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
@@ -30,7 +29,6 @@ from opencode_a2a.errors import (
     InvalidListingError,
     InvalidParamsError,
     InvalidRequestError,
-    ServiceError,
 )
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.jsonguard import decode
@@ -60,8 +58,9 @@ class RestBinding:
         self._terms = terms
 
     def routes(self) -> list[BaseRoute]:
+        card = {"GET": GET_EXTENDED_CARD}
         routes: list[BaseRoute] = [
-            Route(path, Endpoint(partial(self._card, version)), methods=["GET"])
+            Route(path, Endpoint(partial(self._answer, version, card)), methods=["GET"])
             for path, version in CARD_PATHS
         ]
         for version, prefix in PREFIXES.items():
@@ -77,7 +76,11 @@ class RestBinding:
         operation = by_verb["GET" if request.method == "HEAD" else request.method]
         request.scope[OPERATION] = operation.name
         try:
-            self._require(request, version)
+            what = f"The route {request.method} {request.url.path[:200]}"
+            asked = version_of(request, self._terms.default, self._terms.supported)
+            require(version, asked, what, self._terms.supported)
+            if operation is GET_EXTENDED_CARD:  # a document made at the start, with an ETag
+                return self._cards.respond_extended(request, version)
             # A read of ``…:cancel`` looks like the read of a task with such a name.
             if request.method != "POST" and request.path_params.get("id", "").endswith(":cancel"):
                 raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "POST"})
@@ -102,18 +105,6 @@ class RestBinding:
         return self._terms.serve(
             event_stream(result, form, lambda error: rest_error_frame(error, version), headers)
         )
-
-    async def _card(self, version: Version, request: Request) -> Response:
-        request.scope[OPERATION] = GET_EXTENDED_CARD.name
-        try:
-            self._require(request, version)
-        except ServiceError as error:
-            return rest_refusal(error, version)
-        return self._cards.respond_extended(request, version)
-
-    def _require(self, request: Request, version: Version) -> None:
-        what = f"The route {request.method} {request.url.path[:200]}"
-        require(version, version_of(request, self._terms), what, self._terms.supported)
 
 
 async def _params(request: Request, operation: Operation) -> JsonObject:

@@ -8,7 +8,6 @@ that neither the length of the comparison nor its end tells anything.
 
 import base64
 import binascii
-import hashlib
 import hmac
 import itertools
 import math
@@ -20,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import sha256
 from ipaddress import IPv6Address, ip_address, ip_network
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -60,9 +60,9 @@ class AcceptedCredential:
 
         It is its own principal and may do everything that is switched on.
         """
-        principal = Principal(f"bearer:{hashlib.sha256(token.encode()).hexdigest()[:12]}")
+        principal = Principal(f"bearer:{sha256(token.encode()).hexdigest()[:12]}")
         caller = Caller(principal, CAPABILITIES)
-        return cls("bearer", _digest(token.encode()), caller, len(token) < UNGUESSABLE)
+        return cls("bearer", sha256(token.encode()).digest(), caller, len(token) < UNGUESSABLE)
 
     @classmethod
     def of_entry(cls, entry: CredentialEntry) -> Self:
@@ -73,7 +73,7 @@ class AcceptedCredential:
         if entry.scheme == "basic":
             secret = f"{entry.username}:{secret}"
         caller = Caller(Principal(entry.owner), entry.granted, entry.credential_id)
-        return cls(entry.scheme, _digest(secret.encode()), caller, guessable)
+        return cls(entry.scheme, sha256(secret.encode()).digest(), caller, guessable)
 
 
 def accepted_credentials(auth: AccessSettings, token_file: Path) -> list[AcceptedCredential]:
@@ -168,14 +168,14 @@ class Authentication:
             error = UnauthenticatedError(f"No credential was sent; {_REMEDY}")
             raise error.with_headers(*self._challenges)
         scheme, name, secret = _read(sent)
-        digest = _digest(secret)
+        digest = sha256(secret).digest()
         found: AcceptedCredential | None = None
         for credential in self._credentials:
             same = hmac.compare_digest(credential.digest, digest)
             if same & (credential.scheme.encode() == scheme):
                 found = credential
         # Failures count for an address and a name, in a form of fixed size.
-        key = _digest(b"\0".join((peer_address(scope).encode(), scheme, name)))
+        key = sha256(b"\0".join((peer_address(scope).encode(), scheme, name))).digest()
         wait = self._throttle.wait(key)
         # Whoever holds a secret that cannot be guessed is let in even while others behind the
         # same address are made to wait: a stranger must not be able to lock the owner out.
@@ -206,10 +206,6 @@ def _read(sent: list[bytes]) -> tuple[bytes, bytes, bytes]:
     except binascii.Error:
         secret = b""  # no credential is empty
     return b"basic", secret.partition(b":")[0], secret
-
-
-def _digest(secret: bytes) -> bytes:
-    return hashlib.sha256(secret).digest()
 
 
 def peer_address(scope: Scope) -> str:

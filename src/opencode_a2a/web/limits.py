@@ -88,13 +88,19 @@ class Boundary:
         if len(hosts) > 1:
             raise BadHttpError("Send exactly one Host header")
         host = hosts[0] if hosts else ""
-        if self._hosts is not None and not _host_matches(host, self._hosts):
-            raise HostNotAllowedError
+        if self._hosts is not None:
+            name = _plain_host(host)
+            suffixes = [allowed[1:] for allowed in self._hosts if allowed.startswith("*.")]
+            if name not in self._hosts and not any(name.endswith(suffix) for suffix in suffixes):
+                raise HostNotAllowedError
         origins = headers.getlist("origin")
-        if scope["path"] not in OPEN_PATHS:
-            for origin in map(_origin, origins):
-                if origin not in self._origins and not self._own_page(origin, scope, host):
-                    raise OriginNotAllowedError
+        if origins and scope["path"] not in OPEN_PATHS:
+            # A page may also come from the name of ours that was just checked. A proxy may have
+            # ended the TLS of an https page.
+            schemes = () if self._hosts is None else (scope["scheme"], "https")
+            known = self._origins.union(_origin(f"{scheme}://{host}") for scheme in schemes)
+            if not known.issuperset(map(_origin, origins)):
+                raise OriginNotAllowedError
         if scope["path"] in DISCOVERY:
             reader = "*"
         elif origins and _origin(origins[0]) in self._origins:
@@ -110,13 +116,6 @@ class Boundary:
         granting = (b"access-control-allow-origin", reader.encode("latin-1"))
         scope.setdefault(ANSWER_HEADERS, []).extend((granting, *_READABLE))
         await self._app(scope, receive, send)
-
-    def _own_page(self, origin: str, scope: Scope, host: str) -> bool:
-        """Whether a page comes from a name of ours that was just checked."""
-        if self._hosts is None:
-            return False
-        # A proxy may have ended the TLS of an https page.
-        return origin in (_origin(f"{scope['scheme']}://{host}"), _origin(f"https://{host}"))
 
 
 class RateLimit:
@@ -203,15 +202,24 @@ class BodyGuard:
                 raise MediaTypeNotSupportedError
         if length is not None and length.isdecimal():
             self._check_size(int(length))
+        pieces: list[bytes] = []
+        size = 0
+        message: Message = {"more_body": True}
         try:
             async with asyncio.timeout(self._seconds):
-                body = await self._read(receive)
+                while message.get("more_body", False):
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return  # the sender has gone
+                    pieces.append(message.get("body", b""))
+                    size += len(pieces[-1])
+                    self._check_size(size)
         except TimeoutError:
             raise RequestTimeoutError(
                 f"The body did not arrive within {self._seconds:g} s; send it again"
             ).with_headers(("Connection", "close")) from None  # nobody will read the rest
-        if body is None:
-            return
+        body: bytes | None = b"".join(pieces)
+        del pieces, message  # they hold it too
 
         async def replay() -> Message:
             """Return the body as one message, then whatever the connection says."""
@@ -223,20 +231,6 @@ class BodyGuard:
 
         await self._app(scope, replay, send)
 
-    async def _read(self, receive: Receive) -> bytes | None:
-        """Return the body, or None when the sender has gone."""
-        pieces: list[bytes] = []
-        size = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            pieces.append(message.get("body", b""))
-            size += len(pieces[-1])
-            self._check_size(size)
-            if not message.get("more_body", False):
-                return b"".join(pieces)
-
     def _check_size(self, size: int) -> None:
         if self._most and size > self._most:
             raise RequestTooLargeError(
@@ -244,13 +238,6 @@ class BodyGuard:
                 max_bytes=self._most,
                 actual_size=size,
             )
-
-
-def _host_matches(sent: str, allowed: frozenset[str]) -> bool:
-    host = _plain_host(sent)
-    if host in allowed:
-        return True
-    return any(host.endswith(name[1:]) for name in allowed if name.startswith("*."))
 
 
 @lru_cache(maxsize=1024)

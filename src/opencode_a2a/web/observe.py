@@ -1,6 +1,6 @@
 """What can be seen of the service: traces, the access log, payloads, and the pages about itself.
 
-``Tracing`` and ``AccessLog`` stand outermost, so that refused requests are traced and counted too.
+``AccessLog`` stands outermost, so that refused requests are traced and counted too.
 ``PayloadLog``, when switched on, stands behind the guards and shows bodies. ``pages`` returns the
 routes for alive, ready, healthy and figures. Nothing here knows A2A, the database or OpenCode.
 """
@@ -50,49 +50,34 @@ _SECRET_WORK = ("opencode.", "a2a.interrupt.")
 _NEVER_CACHED = {"cache-control": "no-store"}
 
 
-class Tracing:
-    """Give every request an id and a trace: in its log records, its answer, and calls onward."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        parent = headers.get("traceparent")
-        trace = begin_trace(parent, headers.get("tracestate") if parent else None)
-        added = scope[ANSWER_HEADERS] = [(b"traceparent", trace.traceparent.encode())]
-        scope[DIRECT_SEND] = send
-
-        async def add_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), *added]}
-            await send(message)
-
-        # A request runs in a task, hence in a context, of its own: there is nothing to undo.
-        current_trace.set(trace)
-        structlog.contextvars.bind_contextvars(request_id=new_hex(8), trace_id=trace.trace_id)
-        await self._app(scope, receive, add_headers)
-
-
 class AccessLog:
-    """Log who asked for what, how it ended and how long it took, and count it for ``/metrics``.
+    """Trace every request, log who asked for what and how it ended, and count it for ``/metrics``.
 
-    The router leaves the route it chose in the scope, and the bindings leave the operation there.
-    Paths and methods as they came never become a label.
+    A request gets an id and a trace: in its log records, its answer, and calls onward. The router
+    leaves the route it chose in the scope, and the bindings leave the operation there. Paths and
+    methods as they came never become a label.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        began = time.monotonic()
-        status = 0
+        began, status = time.monotonic(), 0
+        headers = Headers(scope=scope)
+        parent = headers.get("traceparent")
+        trace = begin_trace(parent, headers.get("tracestate") if parent else None)
+        # A request runs in a task, hence in a context, of its own: there is nothing to undo.
+        current_trace.set(trace)
+        structlog.contextvars.bind_contextvars(request_id=new_hex(8), trace_id=trace.trace_id)
+        added = scope[ANSWER_HEADERS] = [(b"traceparent", trace.traceparent.encode())]
+        scope[DIRECT_SEND] = send
 
         async def note(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 _seconds(_route(scope)).observe(time.monotonic() - began)
+                message = {**message, "headers": [*message.get("headers", ()), *added]}
             await send(message)
 
         try:

@@ -39,7 +39,7 @@ from opencode_a2a.errors import (
 from opencode_a2a.server.exchange import refused
 from opencode_a2a.web.auth import AcceptedCredential, Authentication
 from opencode_a2a.web.limits import BodyGuard, Boundary, RateLimit
-from opencode_a2a.web.observe import AccessLog, PayloadLog, Tracing
+from opencode_a2a.web.observe import AccessLog, PayloadLog
 from opencode_a2a.web.sse import WRITE_NOW, Streams
 
 HEADER_SECONDS = 15.0
@@ -63,7 +63,7 @@ def edge(app: ASGIApp, settings: Settings, credentials: Iterable[AcceptedCredent
         app = RateLimit(app, settings.limits)
     app = Authentication(app, credentials)
     app = Boundary(app, settings)
-    return Tracing(AccessLog(Refusals(app, Version(settings.a2a.protocol_version))))
+    return AccessLog(Refusals(app, Version(settings.a2a.protocol_version)))
 
 
 class Refusals:
@@ -117,17 +117,17 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as the base does
         super().connection_made(transport)
-        self._arm(HEADER_SECONDS)
+        self._wait(HEADER_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._disarm()
+        self._wait(None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:
             self._head_bytes += len(data)
             if self._timer is None:
-                self._arm(HEADER_SECONDS)
+                self._wait(HEADER_SECONDS)
         super().data_received(data)
         if self._in_head and self._head_bytes > HEADER_BYTES and not self.transport.is_closing():
             self._refuse(_LONG_HEAD)
@@ -141,12 +141,12 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._head_bytes = 0
-        self._arm(BODY_SECONDS)
+        self._wait(BODY_SECONDS)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         self._in_head = True
-        self._disarm()
+        self._wait(None)
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -158,20 +158,17 @@ class Connection(HttpToolsProtocol):
         self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
         return True
 
-    def _arm(self, seconds: float) -> None:
-        self._disarm()
-        self._timer = self.loop.call_later(seconds, self._late)
-
-    def _disarm(self) -> None:
+    def _wait(self, seconds: float | None) -> None:
+        """Wait so long for what the client has yet to send; None when that is nothing."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        self._timer = None if seconds is None else self.loop.call_later(seconds, self._late)
 
     def _late(self) -> None:
         self._timer = None
         if self._answering:
             # An answer is on its way; its sender has deadlines of its own.
-            self._arm(HEADER_SECONDS)
+            self._wait(HEADER_SECONDS)
         elif self._in_head and self._head_bytes:
             self._refuse(_SLOW_HEAD)
         else:
