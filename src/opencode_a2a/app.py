@@ -143,7 +143,7 @@ class Service:
         return await startup.facts(self._opencode, self.settings)
 
     async def farewell(self, *, keep: bool) -> list[str]:
-        """Say what is still open at an orderly end, and how to go on with it.
+        """Report the tasks still open at shutdown, and how to continue them.
 
         A managed OpenCode in which a person is waited for is kept if it may be: its permission
         or question would end with it. What else works there is stopped, since nobody would

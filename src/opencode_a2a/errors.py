@@ -1,22 +1,5 @@
 """The errors of the service, each with its form on the wire.
 
-ServiceError
-|-- ParseError, InvalidRequestError, MethodNotFoundError `-- MethodNotAllowedError
-|-- InvalidParamsError       `-- InvalidListingError, MissingFieldError, InvalidFieldError,
-|                                PaginationModeError
-|-- VersionNotSupportedError, ExtensionSupportRequiredError, ContentTypeNotSupportedError
-|-- TaskNotFoundError, TaskNotCancelableError, UnsupportedOperationError
-|-- PushNotSupportedError, ExtendedCardNotConfiguredError
-|-- StoreUnavailableError, LimitExceededError, StreamEndedError, InternalError
-|-- UpstreamError            OpenCode did not do what was asked
-|   |-- UpstreamUnreachableError  `-- UpstreamTimeoutError
-|   |-- UpstreamHttpError         `-- UpstreamNotFoundError, SessionBusyError
-|   `-- UpstreamPayloadError, UpstreamBackpressureError
-|-- SessionNotFoundError, AuthorizationForbiddenError
-|-- UnauthenticatedError, RateLimitError, RequestTooLargeError, RequestTimeoutError,
-|   HostNotAllowedError, OriginNotAllowedError, BadHttpError   raised by the edge alone
-`-- InterruptNotFoundError, InterruptTypeMismatchError, InterruptExpiredError
-
 Every layer raises these; ``a2a.errors`` alone turns them into bodies. Messages are for
 people and name the remedy; ``data`` is for programs and never holds a path, a secret or the text
 of a driver.
@@ -52,6 +35,10 @@ class ServiceError(Exception):
     message: str = "Internal error"
     data_fields: ClassVar[tuple[str, ...]] = ()
     """What ``data`` can hold besides the type."""
+    name03: ClassVar[str | None] = None
+    """The name by which clients of 0.3 over HTTP+JSON know it, where it is not the class's."""
+    code03: ClassVar[int | None] = None
+    """The nearest number that 0.3 has, where it lacks this one."""
     outcome: ClassVar[str] = "internal_error"
     """What the audit record of a call that ends so says."""
     headers: tuple[tuple[str, str], ...] = ()
@@ -75,6 +62,8 @@ class ParseError(ServiceError):
 
     code, http, status, reason = -32700, 400, "INVALID_ARGUMENT", "PARSE_ERROR"
     message = "The body is not valid JSON"
+    data_fields = ("problem", "max_depth")
+    name03 = "JSONParseError"
 
 
 class InvalidRequestError(ServiceError):
@@ -177,6 +166,7 @@ class ExtensionSupportRequiredError(ServiceError):
     """The request did not activate a required extension."""
 
     code, http, status, reason = -32008, 400, "FAILED_PRECONDITION", "EXTENSION_SUPPORT_REQUIRED"
+    code03 = -32004
     message = "Extension support required"
 
 
@@ -199,6 +189,7 @@ class PushNotSupportedError(ServiceError):
 
     code, http, status = -32003, 400, "FAILED_PRECONDITION"
     reason = "PUSH_NOTIFICATION_NOT_SUPPORTED"
+    name03 = "PushNotificationNotSupportedError"
     message = "Push notifications are not supported"
 
 
@@ -231,6 +222,7 @@ class LimitExceededError(ServiceError):
 
     code, http, status, reason = -32603, 429, "RESOURCE_EXHAUSTED", "LIMIT_EXCEEDED"
     message = "Too many tasks at once; wait for one to end"
+    data_fields = ("limit",)
 
 
 class StreamEndedError(ServiceError):
@@ -238,7 +230,7 @@ class StreamEndedError(ServiceError):
 
     code, http, status, reason = -31011, 503, "UNAVAILABLE", "STREAM_ENDED"
     message = "The stream ended before the task; subscribe again with the header Last-Event-ID"
-    data_fields = ("cause",)
+    data_fields = ("cause", "task_id")
 
 
 class InternalError(ServiceError):
@@ -430,4 +422,4 @@ class BadHttpError(InvalidRequestError):
     """The request is not valid HTTP."""
 
     reason = "BAD_REQUEST"
-    message = "This is not HTTP/1.1"
+    message = "The request is not valid HTTP/1.1"

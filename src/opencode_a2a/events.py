@@ -37,7 +37,7 @@ class SessionBound:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """OpenCode has the prompt; the answer follows."""
+    """The session is ours; the prompt is sent next."""
 
 
 @dataclass(slots=True)

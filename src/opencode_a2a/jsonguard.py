@@ -164,5 +164,7 @@ def _explain(body: bytes, error: orjson.JSONDecodeError, max_depth: int) -> NoRe
 
 def _refuse_depth(max_depth: int) -> NoReturn:
     raise ParseError(
-        f"The body is nested more than {max_depth} levels deep", problem="depth", maxDepth=max_depth
+        f"The body is nested more than {max_depth} levels deep",
+        problem="depth",
+        max_depth=max_depth,
     )

@@ -90,7 +90,7 @@ def _redact_record(_: object, __: str, record: MutableMapping[str, object]) -> M
 # --- records ----------------------------------------------------------------------------------
 
 CHATTY = ("httpx2", "httpcore2", "uvicorn")
-"""Libraries that tell every request, or what the service tells itself."""
+"""Libraries that log every request, or repeat what the service already logs."""
 
 _ALWAYS = structlog.make_filtering_bound_logger(logging.INFO)
 """Unlike the logger of the configuration, it does not look at the log level."""

@@ -21,7 +21,7 @@ _WORDS = {
     "missing": "is required",
     "union_tag_not_found": "is required",
     "union_tag_invalid": "must be one of {expected_tags}",
-    "extra_forbidden": "is not known here",
+    "extra_forbidden": "is not a known field",
     "string_type": "must be a string",
     "bool_type": "must be true or false",
     "int_type": "must be an integer",

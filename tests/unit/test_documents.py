@@ -38,6 +38,14 @@ def test_links_lead_to_pages_and_headings_that_exist(page: Path) -> None:
     assert broken == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_modules_that_a_page_names_exist(page: Path) -> None:
+    named = re.findall(r"`((?:\w+/)+\w+\.(?:py|js))`", page.read_text())
+    roots = (ROOT, ROOT / "src", ROOT / "src" / "opencode_a2a")
+
+    assert [name for name in named if not any((root / name).exists() for root in roots)] == []
+
+
 def test_no_page_installs_the_name_from_the_package_index() -> None:
     texts = [*PAGES, ROOT / "Makefile", *(ROOT / "src").rglob("*.py"), *(ROOT / "tools").glob("*")]
     found = [

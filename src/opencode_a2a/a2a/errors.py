@@ -8,35 +8,21 @@ import orjson
 from pydantic.alias_generators import to_camel
 
 from opencode_a2a.a2a.types import Version
-from opencode_a2a.errors import (
-    ExtensionSupportRequiredError,
-    ParseError,
-    PushNotSupportedError,
-    ServiceError,
-    UnsupportedOperationError,
-)
+from opencode_a2a.errors import ServiceError
 from opencode_a2a.events import Json, JsonObject
 
 RpcId = str | int | None
 
+# The reasons that the specification defines; all others are ours.
 _A2A_REASONS = frozenset(
     {
         *("TASK_NOT_FOUND", "TASK_NOT_CANCELABLE", "PUSH_NOTIFICATION_NOT_SUPPORTED"),
-        *("UNSUPPORTED_OPERATION", "CONTENT_TYPE_NOT_SUPPORTED", "INVALID_AGENT_RESPONSE"),
+        *("UNSUPPORTED_OPERATION", "CONTENT_TYPE_NOT_SUPPORTED"),
         *("EXTENDED_AGENT_CARD_NOT_CONFIGURED", "EXTENSION_SUPPORT_REQUIRED"),
         *("VERSION_NOT_SUPPORTED", "INVALID_PARAMS", "INVALID_REQUEST", "INTERNAL_ERROR"),
     }
 )
 _TYPE = "type.googleapis.com/google.rpc."
-# Clients of the 0.3 REST binding tell errors apart by these names, where ours differ.
-_NAMES: dict[type[ServiceError], str] = {
-    ParseError: "JSONParseError",
-    PushNotSupportedError: "PushNotificationNotSupportedError",
-}
-# What 0.3 has no code for gets the nearest that it has.
-_CODES03: dict[type[ServiceError], int] = {
-    ExtensionSupportRequiredError: UnsupportedOperationError.code
-}
 
 
 def rpc_error(error: ServiceError, request_id: RpcId, version: Version) -> JsonObject:
@@ -44,7 +30,7 @@ def rpc_error(error: ServiceError, request_id: RpcId, version: Version) -> JsonO
     if version is Version.V1:
         body: JsonObject = {"code": error.code, "message": error.message, "data": _details(error)}
     else:
-        body = {"code": _code03(error), "message": error.message, "data": _flat(error)}
+        body = {"code": error.code03 or error.code, "message": error.message, "data": _flat(error)}
     return {"jsonrpc": "2.0", "id": request_id, "error": body}
 
 
@@ -60,8 +46,8 @@ def rest_error(error: ServiceError, version: Version) -> JsonObject:
             }
         }
     return {
-        "code": _code03(error),
-        "type": _NAMES.get(type(error), type(error).__name__),
+        "code": error.code03 or error.code,
+        "type": error.name03 or type(error).__name__,
         "message": error.message,
         "data": _flat(error),
     }
@@ -83,10 +69,6 @@ def rest_error_frame(error: ServiceError, version: Version) -> bytes:
 def _frame(body: JsonObject, *, named: bool = True) -> bytes:
     name = b"event: error\n" if named else b""
     return name + b"data: " + orjson.dumps(body) + b"\n\n"
-
-
-def _code03(error: ServiceError) -> int:
-    return _CODES03.get(type(error), error.code)
 
 
 def _details(error: ServiceError) -> list[Json]:

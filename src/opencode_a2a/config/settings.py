@@ -178,7 +178,7 @@ def _basic_auth(value: SecretStr) -> SecretStr:
 
 
 UNGUESSABLE = 20
-"""Characters from which on a secret cannot be found by trying."""
+"""Minimum length at which a secret is considered unguessable."""
 
 LogLevel: TypeAlias = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -451,14 +451,14 @@ class StreamSettings(Group, prefix="A2A_STREAM_"):
 
 
 class TurnSettings(Group, prefix="A2A_TURN_"):
-    """When a turn is given up: it has no total time limit."""
+    """When a turn is stopped."""
 
     silence_seconds: Seconds = setting(
         600, "Silence of OpenCode after which a turn is checked and ended."
     )
     max_steps: Count = setting(200, "Model calls in one turn.")
     max_retry_wait_seconds: Seconds = setting(
-        600, "Longest wait for a provider's retry that is sat out."
+        600, "Longest provider retry delay that a turn waits for."
     )
 
 
@@ -469,7 +469,7 @@ class InterruptSettings(Group, prefix="A2A_"):
         10800, "Time to answer a permission or question."
     )
     interrupt_request_tombstone_ttl_seconds: SecondsOrOff = setting(
-        600, "Time for which an expired one is still told from an unknown one."
+        600, "How long an expired request is reported as expired rather than not found."
     )
     interrupt_default_action: Literal["reject-and-continue", "end-turn"] = setting(
         "reject-and-continue", "What happens when nobody answers in time."

@@ -267,7 +267,7 @@ class Listing(Placed):
             sent = {**query, **outside}
         if foreign := [name for name in cls.foreign if name in sent]:
             raise PydanticCustomError(
-                "pagination_mode", "is not how this list is paged", {"inner": foreign}
+                "pagination_mode", "is not supported by this method", {"inner": foreign}
             )
         return sent
 

@@ -301,7 +301,7 @@ async def _removable(call: Call, field: str, directory: str, *, force: bool) -> 
     await _check_worktree(call, field, directory)
     lost = None if force else await unsaved(directory)
     if lost is not None:
-        raise invalid(field, f"{lost}; with force: true it is removed all the same")
+        raise invalid(field, f"{lost}; set force to true to remove it anyway")
 
 
 def _no_worktree(field: str) -> InvalidFieldError:

@@ -1,1 +1,1 @@
-"""Tables and queries, SQLite and PostgreSQL through one implementation."""
+"""Tables and queries of the SQLite database."""

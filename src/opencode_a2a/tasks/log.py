@@ -206,7 +206,7 @@ class TaskLog:
             await self.next_stop()
 
     def leave(self) -> None:
-        """Let nobody wait any longer until the task stops: the service ends before."""
+        """Release everyone who waits for the task: the service is stopping."""
         self._left = True
         self._wake()
 

@@ -53,7 +53,7 @@ from opencode_a2a.turns.turn import Turn, Turns, TurnSpec
 
 log = structlog.get_logger(__name__)
 
-WORKING = "The task is working and asks nothing; wait until it ends, or cancel it"
+WORKING = "The task is running and is not waiting for input. Wait for it to end, or cancel it."
 UNSIGNED = Failure(
     "SIGN_IN_EXPIRED", "Nobody signed in to the model provider in time. Send the message again."
 )
@@ -152,7 +152,7 @@ class OpenTask:
                 log.exception("turn failed")
                 await self.log.tell([Finished(Outcome.FAILED, failure=INTERNAL)])
             if not self.ended and self.log.state.status.state is not State.AUTH_REQUIRED:
-                log.error("turn ended without an end")
+                log.error("turn returned without a final event")
                 await self.log.tell([Finished(Outcome.FAILED, failure=INTERNAL)])
         self._turn = None
         if self.ended:
@@ -281,18 +281,19 @@ class TaskService:
             output_modes=None if ref.output_modes is None else orjson.dumps(ref.output_modes),
             request=dump_request(request),
         )
-        room = (
-            self._counts[principal] < self._limits.max_tasks_per_principal
-            and self._counts.total() < self._limits.max_open_tasks
-        )
+        reached = None
+        if self._counts[principal] >= self._limits.max_tasks_per_principal:
+            reached = self._limits.max_tasks_per_principal
+        elif self._counts.total() >= self._limits.max_open_tasks:
+            reached = self._limits.max_open_tasks
 
         def write(connection: Connection) -> int | TaskRow:
             message = (principal, command.message.message_id)
             earlier = rows.find_message(connection, *message, digest)
             if earlier is not None:
                 return earlier
-            if not room:
-                raise LimitExceededError(limit=self._limits.max_tasks_per_principal)
+            if reached is not None:
+                raise LimitExceededError(limit=reached)
             no = rows.add_task(connection, row)
             rows.add_message(connection, *message, no, digest)
             rows.append(connection, [Segment(no, 1, 1, segment)], [])
@@ -300,14 +301,14 @@ class TaskService:
 
         # The place is held during the write, in which others ask for room. It is given back after
         # the task has been counted, before anything else can run.
-        self._counts[principal] += room
+        self._counts[principal] += reached is None
         try:
             outcome = await self._database.write(write)
             if isinstance(outcome, TaskRow):
                 return outcome
             return self.adopt(TaskLog(outcome, state, self._writer, self._database))
         finally:
-            self._counts[principal] -= room
+            self._counts[principal] -= reached is None
 
     def adopt(self, log: TaskLog) -> OpenTask:
         """Take charge of a task that is open."""
@@ -498,7 +499,7 @@ class TaskService:
 
 
 def _remember(command: SendCommand, task_no: int, request: TurnRequest | None = None) -> Write:
-    """Return what stores that a message on a task was taken, and what it makes it prompt."""
+    """Return the write that records the message, and its new prompt if any."""
     message, digest = (command.principal, command.message.message_id), command.digest
 
     def write(connection: Connection) -> None:
@@ -518,5 +519,5 @@ def _read_token(token: str) -> Key:
                 return Key(updated_at, no)
             case _:
                 pass
-    text = "is not a token of this list; leave it out to begin anew"
+    text = "is not a page token returned by this method; omit it to start from the first page"
     raise InvalidParamsError(f"pageToken {text}", violations=(Violation("pageToken", text),))

@@ -78,7 +78,7 @@ class Errand:
                     if self.interrupts.stale:
                         self.interrupts.stale, compare = False, True
                 except UpstreamError as error:
-                    log.warning("OpenCode could not be asked", error=error.message)
+                    log.warning("could not read OpenCode's state; will retry", error=error.message)
                     await asyncio.sleep(TICK_SECONDS)
                     compare = True
         finally:

@@ -58,7 +58,7 @@ CONFIRM_SECONDS = 10.0
 CONNECT_SECONDS = 10.0
 """How long an answer waits for its turn to be connected, after a restart of the service."""
 RULE, CLOCK, ELSEWHERE = "rule", "deadline", "elsewhere"
-"""Who settled an interrupt, when it was no principal."""
+"""Recorded as the one who settled an interrupt when that was not a principal."""
 EXPIRED_MESSAGE = "Nobody answered in time. Go on without it, or say what you could not do."
 DENIED_MESSAGE = "A rule of this service forbids it. Go on without it."
 
@@ -637,8 +637,7 @@ class TurnInterrupts:
         except TimeoutError:
             interrupt.delivered = False
             raise UpstreamPayloadError(
-                "OpenCode took the answer but nothing came of it; try again",
-                request_id=interrupt.asked.request_id,
+                "OpenCode accepted the answer but did not confirm it. Try again."
             ) from None
         if interrupt.counted != answer:
             raise InterruptNotFoundError(request_id=interrupt.asked.request_id)

@@ -255,7 +255,7 @@ class Turn:
                         await self._follow(session, subscription)
                         return
                 except SessionGoneError:
-                    log.warning("the session was deleted, the context goes on in a new one")
+                    log.warning("session was deleted; continuing the context in a new session")
                 finally:
                     lock.release()
         finally:
@@ -375,7 +375,7 @@ class Turn:
                 events = self._reader.finish(None, failure=GONE)
             except UpstreamError as error:
                 # The store could not be read; the next tick, or the feed's return, tries again.
-                log.warning("OpenCode could not be asked", error=error.message)
+                log.warning("could not read OpenCode's state; will retry", error=error.message)
                 events = []
                 if self._canceled:
                     events = _noted(self._reader.finish(None, aborted=True), UNCONFIRMED)
@@ -511,7 +511,7 @@ class Turn:
         return late or (self._reader.state.complete and self._changes.known)
 
     def _doubt(self) -> None:
-        """Have the store read, as it is from now on."""
+        """Read OpenCode's stored state again; answers from before now do not count."""
         self._limits.doubted = self._limits.now()
         self._reader.state.gap()
 

@@ -1,1 +1,1 @@
-"""The edge: who calls, and may they. Pure ASGI."""
+"""The HTTP edge: authentication, limits, streams. Pure ASGI."""

@@ -1,5 +1,7 @@
 """Errors as bodies, read back as the SDK's clients read them."""
 
+import ast
+from pathlib import Path
 from typing import cast
 
 import orjson
@@ -19,6 +21,7 @@ from opencode_a2a.a2a.types import Version
 from opencode_a2a.errors import InvalidParamsError, ServiceError, TaskNotFoundError, Violation
 from opencode_a2a.events import Json, JsonObject
 
+SOURCE = Path(__file__).parents[2] / "src" / "opencode_a2a"
 ALL = [
     kind
     for kind in vars(errors).values()
@@ -139,3 +142,19 @@ def test_an_error_in_a_stream_is_an_event_of_its_own() -> None:
         assert event == b"event: error"
         assert orjson.loads(data.removeprefix(b"data: ")) == body
         assert rest == [b"", b""]
+
+
+def test_errors_carry_no_data_but_what_they_declare() -> None:
+    kinds = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
+    undeclared = [
+        f"{path.name}:{node.lineno} {node.func.id} {keyword.arg}"
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and issubclass(kind := kinds.get(node.func.id, object), errors.ServiceError)
+        for keyword in node.keywords
+        if keyword.arg not in (None, "violations", "detail", *kind.data_fields)
+    ]
+
+    assert undeclared == []
