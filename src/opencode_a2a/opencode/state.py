@@ -200,7 +200,8 @@ class TurnState:
         """Events may be missing: the store has to be read."""
         self._fresh: set[str] = {root}
         """The messages, requests and sessions that were heard of since the last gap. What is known
-        of them may be newer than the next snapshot."""
+        of them may be newer than the next snapshot. Also the requests that were pending then:
+        without a gap only an event or the end of the turn settles a request."""
         self._calls: dict[str, ToolCall] = {}
         self._refused: MessageId | None = None
         """The last message that asked for something which a person refused."""
@@ -422,6 +423,9 @@ class TurnState:
                 self.retrying = True
                 for text in self.texts.values():
                     text.kill_open()
+                # So is what waits for it to be known whose message it is.
+                for events in self._postponed.values():
+                    events[:] = [event for event in events if not _grows_text(event)]
             case StatusBusy():
                 # An error was not the end after all.
                 self.retrying = False
@@ -473,6 +477,9 @@ class TurnState:
             if not known and listed[asked.type] is not None:
                 self._settle(request_id, "void")
         for request in pending.values():
+            # It was pending after the last gap: how it is settled will be heard, but the next
+            # snapshot may be without it before.
+            self._fresh.add(request.id)
             self._ask(request, stored.directory)
         self.session = stored.session or self.session
         self.needs_reconcile = False
@@ -530,3 +537,12 @@ class TurnState:
         if final and not completed:
             for text in self.texts.values():
                 text.keep_open(message.info.id)
+
+
+def _grows_text(event: MessageEvent) -> bool:
+    """Whether an event is about text that is not complete."""
+    match event:
+        case PartUpdated(part=TextPart() | ReasoningPart() as part):
+            return not ended(part)
+        case _:
+            return isinstance(event, PartDelta)

@@ -88,6 +88,7 @@ def overtaken(new: ToolChanged, known: ToolChanged) -> bool:
     return (
         (new.title is None and known.title is not None)
         or (new.metadata is None and known.metadata is not None)
+        or (new.output is None and known.output is not None)  # a command begins with an empty one
         or (output != known_output and known_output.startswith(output))
     )
 
