@@ -137,7 +137,7 @@ async def restless(log: TaskLog, start: asyncio.Event, patience: random.Random) 
         return ready
 
     while True:
-        reader = log.reader(Cursor(entries[-1].seq if entries else 1))
+        reader = LogReader(log, Cursor(entries[-1].seq if entries else 1))
         while batch := await reader.next(push):
             entries += batch
             if patience.random() < 0.3:
@@ -149,7 +149,7 @@ async def restless(log: TaskLog, start: asyncio.Event, patience: random.Random) 
 async def test_a_reader_far_behind_goes_back_to_the_store() -> None:
     async with office() as desk, asyncio.timeout(10):
         log = await desk.task()
-        reader = log.reader(Cursor(1))
+        reader = LogReader(log, Cursor(1))
         for place in range(live.TAIL * 3):
             await log.tell([grew(str(place), opens=place == 0)])
         await log.tell([Finished(Outcome.COMPLETED)])

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +22,6 @@ from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks.codec import (
     dump_archive,
     dump_entries,
-    dump_status,
     load_entries,
     load_status,
     load_task,
@@ -124,7 +124,7 @@ def test_an_archived_task_is_the_task(events: list[TurnEvent], end: Finished) ->
     state = TaskState(REF)
     for event in [*events, end]:
         state.apply(event, 5)
-    status = dump_status(state.status)
+    status = orjson.dumps(state.status)
     row = TaskRow("t", "p", "c", state.status.state, 1, 5, status, archive=dump_archive(state))
 
     loaded = load_task(row)

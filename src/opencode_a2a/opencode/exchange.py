@@ -180,20 +180,28 @@ class Exchange:
         """Make a call and read the whole answer, however long it takes."""
         request = self._request(method, target, body, headers)
         recently = time.monotonic() - KEPT_SECONDS
-        while self._free:
+        kept: HttpConnection | None = None
+        while self._free and kept is None:
             kept = self._free.pop()
             if not kept.open or kept.free_since < recently:
                 kept.close()
-                continue
-            try:
-                return await self._call(kept, request)
-            except ExchangeError:
-                # The server may have closed it at this very moment. Only what changes nothing is
-                # sent a second time.
-                if kept.answering or method != "GET":
-                    raise
-                break
-        return await self._call(await self._connect(), request)
+                kept = None
+        connection = kept or await self._connect()
+        try:
+            reply = await connection.call(request)
+        except ExchangeError:
+            # The server may have closed it at this very moment. Only what changes nothing is sent
+            # a second time.
+            if kept is None or kept.answering or method != "GET":
+                raise
+            connection = await self._connect()
+            reply = await connection.call(request)
+        if connection.reusable and len(self._free) < KEPT_CONNECTIONS:
+            connection.free_since = time.monotonic()
+            self._free.append(connection)
+        else:
+            connection.close()
+        return reply
 
     @asynccontextmanager
     async def stream(
@@ -217,15 +225,6 @@ class Exchange:
         first = f"{method} {self._prefix}{target} HTTP/1.1\r\n".encode("ascii")
         length = b"content-length: %d\r\n\r\n" % len(body or b"")
         return first + self._head + _lines(headers) + length + (body or b"")
-
-    async def _call(self, connection: HttpConnection, request: bytes) -> Reply:
-        reply = await connection.call(request)
-        if connection.reusable and len(self._free) < KEPT_CONNECTIONS:
-            connection.free_since = time.monotonic()
-            self._free.append(connection)
-        else:
-            connection.close()
-        return reply
 
     async def _connect(self) -> HttpConnection:
         loop = asyncio.get_running_loop()

@@ -77,7 +77,7 @@ class Operations:
         submitted = await self._submit(call, request)
         await submitted.log.steady()
         return TaskStream(
-            submitted.log.reader(until_asked=True),
+            LogReader(submitted.log, until_asked=True),
             history_length=request.history_length,
             follow=not submitted.log.stopped(submitted.seq),
         )

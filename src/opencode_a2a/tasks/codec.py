@@ -105,11 +105,8 @@ def load_entries(data: bytes) -> list[tuple[int, LogEvent]]:
     return [(at, _BY_NAME[name](fields)) for at, name, fields in orjson.loads(data)]
 
 
-def dump_status(status: Status) -> bytes:
-    return orjson.dumps(status)
-
-
 def load_status(data: bytes) -> Status:
+    """Read a status as ``orjson`` wrote it."""
     fields: _Fields = orjson.loads(data)
     failure, usage = fields.pop("failure"), fields.pop("usage")
     return Status(
@@ -171,11 +168,8 @@ def ref_of(row: TaskRow) -> TaskRef:
     )
 
 
-def dump_request(request: TurnRequest) -> bytes:
-    return orjson.dumps(request)
-
-
 def load_request(data: bytes) -> TurnRequest:
+    """Read a request as ``orjson`` wrote it."""
     fields: _Fields = orjson.loads(data)
     routing: _Fields = fields["routing"]
     model = routing.pop("model")

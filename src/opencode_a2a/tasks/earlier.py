@@ -15,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
+import orjson
 from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic import Json as Encoded
 from pydantic.alias_generators import to_camel
@@ -41,7 +42,7 @@ from opencode_a2a.store import links as session_links
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.earlier import Form, SourceChangedError, columns_of, form_of, reading
-from opencode_a2a.tasks.codec import dump_archive, dump_status
+from opencode_a2a.tasks.codec import dump_archive
 from opencode_a2a.tasks.state import Accepted, LogEvent, State, TaskRef, TaskState
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.validation import FREE, FREE_OBJECT
@@ -210,7 +211,7 @@ def _take_task(
     state = TaskState(TaskRef(TaskId(task.id), context_id, principal, created_at=at))
     for event in _events(task, session_id):
         state.apply(event, at)
-    status = dump_status(state.status)
+    status = orjson.dumps(state.status)
     no = rows.add_task(
         target,
         rows.TaskRow(task.id, principal, context_id, State.SUBMITTED, at, at, status=status),

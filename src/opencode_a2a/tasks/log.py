@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import orjson
 import structlog
 from sqlalchemy.engine import Connection
 
@@ -27,7 +28,7 @@ from opencode_a2a.messages import Answered
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import Move, Segment
-from opencode_a2a.tasks.codec import dump_archive, dump_entries, dump_status, load_entries
+from opencode_a2a.tasks.codec import dump_archive, dump_entries, load_entries
 from opencode_a2a.tasks.state import (
     OPEN,
     TERMINAL,
@@ -74,6 +75,7 @@ class TaskLog:
 
     def __init__(self, no: int, state: TaskState, writer: "LogWriter", database: Database) -> None:
         self.no = no
+        self.ref = state.ref
         self.state = state
         self.database = database
         self._writer = writer
@@ -93,10 +95,6 @@ class TaskLog:
         """Those that have seen all there is."""
         self.encoded: tuple[tuple[int, int, object], list[tuple[bytes, bytes]]] | None = None
         """What readers last made of entries: first number, count, encoding; cursors and bodies."""
-
-    @property
-    def ref(self) -> TaskRef:
-        return self.state.ref
 
     @property
     def over(self) -> bool:
@@ -222,16 +220,6 @@ class TaskLog:
             return None
         return self._tail[start : min(start + BATCH, self._shown - self._base + 1)]
 
-    def reader(self, cursor: Cursor | None = None, *, until_asked: bool = False) -> "LogReader":
-        """Return a reader that goes on where another ended, or begins with the task as it is.
-
-        Render the task before the next await: what is appended later follows as entries. With
-        ``until_asked`` the reader ends when the task waits for a person, else only with the task.
-        """
-        if cursor is not None and resumable(self.state, cursor):
-            return LogReader(self, cursor.seq, resync=False, until_asked=until_asked)
-        return LogReader(self, self.state.seq, resync=True, until_asked=until_asked)
-
 
 def resumable(state: TaskState, cursor: Cursor) -> bool:
     """Whether a reader with this cursor has seen nothing but entries that still exist."""
@@ -245,14 +233,20 @@ class LogForgottenError(Exception):
 
 
 class LogReader:
-    """One reader's place in a log."""
+    """One reader's place in a log: where another ended, or where the task is now.
 
-    def __init__(self, log: TaskLog, after: int, *, resync: bool, until_asked: bool) -> None:
+    Render the task before the next await: what is appended later follows as entries. With
+    ``until_asked`` the reader ends when the task waits for a person, else only with the task.
+    """
+
+    def __init__(
+        self, log: TaskLog, cursor: Cursor | None = None, *, until_asked: bool = False
+    ) -> None:
         self.log = log
         self.state = log.state
-        self.resync = resync
+        self.resync = cursor is None or not resumable(log.state, cursor)
         """Whether the reader has to be given the task as it is before the entries that follow."""
-        self._after = after
+        self._after = log.state.seq if cursor is None or self.resync else cursor.seq
         self._until_asked = until_asked
         self._ended = False
         self._push: Push | None = None
@@ -269,7 +263,11 @@ class LogReader:
         while not self._ended:
             entries = self.log.after(self._after)
             if entries is None:
-                entries = await self._catch_up()
+                if self._replay is None:
+                    self._replay = Replay(self.log.database, self.log.no, self.log.ref)
+                entries = await self._replay.next(self._after)
+                if not entries:
+                    raise LogForgottenError(self.log.ref.id)
             if entries:
                 self._after = entries[-1].seq
                 return self._wanted(entries)
@@ -313,14 +311,6 @@ class LogReader:
             if entry.status.state.terminal or asked:
                 self._ended = True
                 return entries[:count]
-        return entries
-
-    async def _catch_up(self) -> list[Entry]:
-        if self._replay is None:
-            self._replay = Replay(self.log.database, self.log.no, self.log.ref)
-        entries = await self._replay.next(self._after)
-        if not entries:
-            raise LogForgottenError(self.log.ref.id)
         return entries
 
 
@@ -379,17 +369,11 @@ class _Batch:
             if status is not None:
                 archive = dump_archive(share.log.state) if status.state.terminal else None
                 change = (share.log.ref.principal, share.before, status.state, status.at)
-                moves.append(Move(no, *change, dump_status(status), archive))
+                moves.append(Move(no, *change, orjson.dumps(status), archive))
         rows.append(connection, segments, moves)
         for share in self.shares:
             for also in share.also:
                 also(connection)
-
-    def stored(self) -> None:
-        for share in self.shares:
-            share.log.stored(share.entries[-1].seq)
-        if self.done is not None and not self.done.done():
-            self.done.set_result(None)
 
 
 class LogWriter:
@@ -426,21 +410,18 @@ class LogWriter:
         if self._due is None:
             self._due = self._loop.call_later(GROUP_SECONDS, self._write)
         if self._count >= GROUP_ENTRIES:
-            self._hasten()
+            self.commit()
 
     def commit(self) -> asyncio.Future[None]:
         """Write at once; the future is done when all that was queued is stored."""
         if self._done is None:
             self._done = self._loop.create_future()
-        self._hasten()
-        return self._done
-
-    def _hasten(self) -> None:
         if not self._hurry:
             self._hurry = True
             if self._due is not None:
                 self._due.cancel()
             self._due = self._loop.call_soon(self._write)
+        return self._done
 
     def _write(self) -> None:
         if self._writing is not None:
@@ -449,13 +430,12 @@ class LogWriter:
         if self._due is not None:
             self._due.cancel()
         self._due, self._hurry, self._count = None, False, 0
-        batch = _Batch(list(self._waiting.values()), self._done)
+        self._writing = batch = _Batch(list(self._waiting.values()), self._done)
         self._waiting, self._done = {}, None
-        if not batch.shares:
-            batch.stored()
-            return
-        self._writing = batch
-        self._database.post(batch.write).add_done_callback(self._written)
+        if batch.shares:
+            self._database.post(batch.write).add_done_callback(self._written)
+        else:
+            self._settle()
 
     def _written(self, done: asyncio.Future[None]) -> None:
         if done.exception() is None:
@@ -466,7 +446,10 @@ class LogWriter:
     def _settle(self) -> None:
         batch, self._writing = self._writing, None
         if batch is not None:
-            batch.stored()
+            for share in batch.shares:
+                share.log.stored(share.entries[-1].seq)
+            if batch.done is not None and not batch.done.done():
+                batch.done.set_result(None)
         if self._hurry:
             self._write()
 

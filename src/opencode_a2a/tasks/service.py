@@ -38,8 +38,6 @@ from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import Key, Segment, TaskRow
 from opencode_a2a.tasks.codec import (
     dump_entries,
-    dump_request,
-    dump_status,
     load_task,
 )
 from opencode_a2a.tasks.log import LogReader, LogWriter, TaskLog, Write
@@ -123,7 +121,9 @@ class OpenTask:
     ) -> None:
         """Run a turn; ``emitted`` is what the log has of it if an earlier process began it."""
         self._turn = self._new_turn(request, emitted, new_context=new_context)
-        self._run(self._turn)
+        self._running = asyncio.create_task(
+            self._follow(self._turn), name=f"turn {self.log.ref.id}"
+        )
 
     def _new_turn(
         self, request: TurnRequest, emitted: Emitted | None, *, new_context: bool
@@ -137,9 +137,6 @@ class OpenTask:
             emitted=emitted,
         )
         return Turn(spec, self._turns)
-
-    def _run(self, turn: Turn) -> None:
-        self._running = asyncio.create_task(self._follow(turn), name=f"turn {self.log.ref.id}")
 
     async def _follow(self, turn: Turn) -> None:
         with structlog.contextvars.bound_contextvars(task_id=self.log.ref.id):
@@ -186,7 +183,7 @@ class OpenTask:
             self._sign_in.cancel()
         await self.log.tell([Answered(message)], also)
         if not self.ended:  # it may have been canceled meanwhile
-            self._run(turn)
+            self._running = asyncio.create_task(self._follow(turn), name=f"turn {self.log.ref.id}")
 
     async def repeat(self, message: Message) -> None:
         """Make sure that OpenCode gets the answer in a message that was taken before."""
@@ -277,9 +274,9 @@ class TaskService:
             state=state.status.state,
             created_at=ref.created_at,
             updated_at=ref.created_at,
-            status=dump_status(state.status),
+            status=orjson.dumps(state.status),
             output_modes=None if ref.output_modes is None else orjson.dumps(ref.output_modes),
-            request=dump_request(request),
+            request=orjson.dumps(request),
         )
         reached = None
         if self._counts[principal] >= self._limits.max_tasks_per_principal:
@@ -433,14 +430,14 @@ class TaskService:
         *,
         until_asked: bool = False,
     ) -> LogReader:
-        """Return a reader of a task's log; see ``TaskLog.reader``."""
+        """Return a reader of a task's log; see ``LogReader``."""
         task = self._found(principal, task_id)
         if task is None:
             log = await self._log(await self._row(principal, task_id))
         else:
             log = task.log
             await log.steady()
-        return log.reader(after, until_asked=until_asked)
+        return LogReader(log, after, until_asked=until_asked)
 
     # Ending
 
@@ -506,7 +503,7 @@ def _remember(command: SendCommand, task_no: int, request: TurnRequest | None = 
         if rows.find_message(connection, *message, digest) is None:
             rows.add_message(connection, *message, task_no, digest)
         if request is not None:
-            rows.set_request(connection, task_no, dump_request(request))
+            rows.set_request(connection, task_no, orjson.dumps(request))
 
     return write
 

@@ -45,17 +45,13 @@ class State(StrEnum):
     CANCELED = "canceled"
     REJECTED = "rejected"
 
-    @property
-    def terminal(self) -> bool:
-        return self in TERMINAL
-
-    @property
-    def interrupted(self) -> bool:
+    def __init__(self, name: str) -> None:
+        self.terminal = name in ("completed", "failed", "canceled", "rejected")
+        self.interrupted = name in ("input_required", "auth_required")
         """Whether the task waits for a person."""
-        return self in (State.INPUT_REQUIRED, State.AUTH_REQUIRED)
 
 
-TERMINAL = frozenset({State.COMPLETED, State.FAILED, State.CANCELED, State.REJECTED})
+TERMINAL = frozenset(state for state in State if state.terminal)
 OPEN = frozenset(State) - TERMINAL
 
 
