@@ -440,7 +440,7 @@ class OpenCode:
 
     # How a call is made
 
-    def call(
+    async def call(
         self,
         kind: type[T],
         method: str,
@@ -451,12 +451,11 @@ class OpenCode:
         body: Wire | JsonObject | None = None,
         endless: bool = False,
         urgent: bool = False,
-    ) -> Coroutine[None, None, T]:
+    ) -> T:
         """Send a request, and return the answer as this type."""
         encoded = None if body is None else _encoded(body)
-        return self._call(kind, _Request(method, path, at, query, encoded, endless, urgent))
-
-    async def _call(self, kind: type[T], request: _Request) -> T:
+        del body  # it may hold large files, and the answer may take as long as a turn
+        request = _Request(method, path, at, query, encoded, endless, urgent)
         return _decode(kind, request, await self._send(request))
 
     async def _send(self, request: _Request) -> Reply:

@@ -263,13 +263,30 @@ class Turn:
             self.interrupts.close()
 
     async def _begin(self) -> tuple[BoundSession, asyncio.Lock] | None:
-        """Take a session and wait for its earlier turns; None if the turn was canceled first."""
-        turns, session = self._turns, None
+        """Take a session and wait for its earlier turns; None if the turn was canceled first.
+
+        An OpenCode that is away is waited for.
+        """
+        spec, turns, session = self._spec, self._turns, None
+        owner, routing = spec.owner, spec.request.routing
+        if spec.session_id is not None and routing.session_id is None:
+            routing = replace(routing, session_id=spec.session_id)
+        # A task that an earlier process began waits for OpenCode for as long as it takes.
+        limit = turns.settings.opencode.timeout if spec.emitted is None else None
         task = self._preparing = asyncio.current_task()
         try:
             if self._canceled:
                 raise asyncio.CancelledError
-            session = await self._take()
+            async with asyncio.timeout(limit):
+                while session is None:
+                    await turns.feed.connected()
+                    try:
+                        session = await turns.sessions.take(
+                            owner.principal, owner.context_id, routing, fresh=spec.new_context
+                        )
+                    except UpstreamUnreachableError as error:
+                        log.warning("OpenCode is away, waiting", error=error.message)
+                        await asyncio.sleep(AWAY_SECONDS)
             if turns.tools is not None:
                 await turns.tools.offer(session.location)
             # The lock exists only for as long as somebody refers to it, so it is handed on.
@@ -279,6 +296,8 @@ class Turn:
                 waiting = Progressed("queue", "waiting", title="An earlier turn is running")
                 await self._log.tell([bound, waiting], session.link)
             await lock.acquire()
+        except TimeoutError:
+            raise UpstreamUnreachableError from None
         except asyncio.CancelledError:
             if not self._canceled or task is None:
                 raise  # the service is shutting down
@@ -288,28 +307,6 @@ class Turn:
         finally:
             self._preparing = None
         return session, lock
-
-    async def _take(self) -> BoundSession:
-        """Take a session, waiting for an OpenCode that is away."""
-        turns, spec = self._turns, self._spec
-        owner, routing = spec.owner, spec.request.routing
-        if spec.session_id is not None and routing.session_id is None:
-            routing = replace(routing, session_id=spec.session_id)
-        # A task that an earlier process began waits for OpenCode for as long as it takes.
-        limit = turns.settings.opencode.timeout if spec.emitted is None else None
-        try:
-            async with asyncio.timeout(limit):
-                while True:
-                    await turns.feed.connected()
-                    try:
-                        return await turns.sessions.take(
-                            owner.principal, owner.context_id, routing, fresh=spec.new_context
-                        )
-                    except UpstreamUnreachableError as error:
-                        log.warning("OpenCode is away, waiting", error=error.message)
-                        await asyncio.sleep(AWAY_SECONDS)
-        except TimeoutError:
-            raise UpstreamUnreachableError from None
 
     @contextmanager
     def _attached(self, session: BoundSession) -> Generator[Subscription]:
