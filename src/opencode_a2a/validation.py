@@ -4,7 +4,7 @@
 errors of its own kind. Neither protocol is known here.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 from pydantic import GetPydanticSchema
 from pydantic_core import ErrorDetails, PydanticCustomError, core_schema
@@ -52,11 +52,8 @@ def violations(
     details: Sequence[ErrorDetails], tags: Collection[str] = ()
 ) -> tuple[Violation, ...]:
     """Say which fields are wrong, and how; ``tags`` are those of unions in lists."""
-    return tuple(_violations(details[:MAX_VIOLATIONS], tags))
-
-
-def _violations(details: Sequence[ErrorDetails], tags: Collection[str]) -> Iterator[Violation]:
-    for detail in details:
+    found: list[Violation] = []
+    for detail in details[:MAX_VIOLATIONS]:
         context = detail.get("ctx", {})
         path, before = "", None
         for step in detail["loc"]:
@@ -69,7 +66,8 @@ def _violations(details: Sequence[ErrorDetails], tags: Collection[str]) -> Itera
         inner: Sequence[str] = context.get("inner") or [context.get("discriminator", "").strip("'")]
         for name in inner:
             field = ".".join(step for step in (path, name) if step)
-            yield Violation(field or "params", words.format_map(context))
+            found.append(Violation(field or "params", words.format_map(context)))
+    return tuple(found)
 
 
 def listed(found: Sequence[Violation], total: int | None = None) -> str:

@@ -36,38 +36,31 @@ def interrupt_text(pending: tuple[Interrupted, ...]) -> str:
 
 
 def _describe(asked: Interrupted) -> str:
-    lines = _permission(asked) if asked.type == "permission" else _questions(asked)
+    if asked.type == "permission":
+        name = asked.permission or asked.tool or "something"
+        lines = [f"OpenCode asks for permission to {_TITLES.get(name, f'use {name}')} ({name})."]
+        shown = [(label, asked.metadata.get(key)) for key, label in _SHOWN.items()]
+        lines += [_block(label, value) for label, value in shown if value]
+        if asked.patterns and asked.patterns != ["*"]:
+            lines.append("For: " + _short(", ".join(asked.patterns)))
+        if asked.tool_input and not any(value for _, value in shown):
+            lines.append(_block(f"Input of {asked.tool or name}", asked.tool_input))
+        if asked.always and asked.allows_always:
+            lines.append("Always would mean: " + _short(", ".join(asked.always)))
+    else:
+        many = len(asked.questions) > 1
+        lines = [f"OpenCode asks {len(asked.questions)} questions." if many else "OpenCode asks:"]
+        for number, question in enumerate(asked.questions, 1):
+            label = f"Question {number}: " if many else ""
+            lines.append(f"{label}{question.question or question.header}")
+            for place, option in enumerate(question.options, 1):
+                detail = f" - {option.description}" if option.description else ""
+                lines.append(f"  {place}. {option.label}{detail}")
     lines += ["", accepted(asked)]
     if asked.expires_at is not None:
         then = asked.default or "the request is rejected"
         lines.append(f"If nobody answers by {timestamp(asked.expires_at)}, {then}.")
     return "\n".join(lines)
-
-
-def _permission(asked: Interrupted) -> list[str]:
-    name = asked.permission or asked.tool or "something"
-    lines = [f"OpenCode asks for permission to {_TITLES.get(name, f'use {name}')} ({name})."]
-    shown = [(label, asked.metadata.get(key)) for key, label in _SHOWN.items()]
-    lines += [_block(label, value) for label, value in shown if value]
-    if asked.patterns and asked.patterns != ["*"]:
-        lines.append("For: " + _short(", ".join(asked.patterns)))
-    if asked.tool_input and not any(value for _, value in shown):
-        lines.append(_block(f"Input of {asked.tool or name}", asked.tool_input))
-    if asked.always and asked.allows_always:
-        lines.append("Always would mean: " + _short(", ".join(asked.always)))
-    return lines
-
-
-def _questions(asked: Interrupted) -> list[str]:
-    many = len(asked.questions) > 1
-    lines = [f"OpenCode asks {len(asked.questions)} questions." if many else "OpenCode asks:"]
-    for number, question in enumerate(asked.questions, 1):
-        label = f"Question {number}: " if many else ""
-        lines.append(f"{label}{question.question or question.header}")
-        for place, option in enumerate(question.options, 1):
-            detail = f" - {option.description}" if option.description else ""
-            lines.append(f"  {place}. {option.label}{detail}")
-    return lines
 
 
 def _block(label: str, value: Json) -> str:

@@ -132,7 +132,18 @@ class RpcBinding:
             request.scope[OPERATION] = name
             return await self._extensions[name].call(call.caller, name, params, version)
         if name not in METHODS:
-            raise self._unknown(name, version)
+            off = self._disabled.get(name)
+            text = f"There is no method {name[:128]}"
+            core = [known for one in OPERATIONS if (known := one.named(version))]
+            raise MethodNotFoundError(
+                text if off is None else f"{text} here: {off['reason']} ({off['toggle']})",
+                method=name[:128],
+                supported_methods=[*core, *sorted(self._extensions)],
+                protocol_version=version.value,
+                conditional=None if off is None else True,
+                toggle=off["toggle"] if off else None,
+                disabled=off["reason"] if off else None,
+            )
         operation, needed = METHODS[name]
         request.scope[OPERATION] = operation.name
         require(needed, version, f"The method {name}", self._terms.supported)
@@ -140,20 +151,6 @@ class RpcBinding:
         run = (NOTIFIED if envelope.notification else RUNS)[operation]
         result = await run(self._operations, call, form.read(operation.takes, params))
         return result if isinstance(result, TaskStream) else form.result(result)
-
-    def _unknown(self, name: str, version: Version) -> MethodNotFoundError:
-        core = [known for operation in OPERATIONS if (known := operation.named(version))]
-        off = self._disabled.get(name)
-        text = f"There is no method {name[:128]}"
-        return MethodNotFoundError(
-            text if off is None else f"{text} here: {off['reason']} ({off['toggle']})",
-            method=name[:128],
-            supported_methods=[*core, *sorted(self._extensions)],
-            protocol_version=version.value,
-            conditional=None if off is None else True,
-            toggle=off["toggle"] if off else None,
-            disabled=off["reason"] if off else None,
-        )
 
     def _refuse(
         self, request: Request, envelope: _Envelope | None, request_id: RpcId, raised: Exception
