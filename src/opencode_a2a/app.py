@@ -40,7 +40,7 @@ from opencode_a2a.peers.tool import SERVER, PeerTool
 from opencode_a2a.printable import program
 from opencode_a2a.server.card import Cards
 from opencode_a2a.server.contracts import EXTENSION_NAMES, spoken_versions
-from opencode_a2a.server.exchange import Terms
+from opencode_a2a.server.http import Terms
 from opencode_a2a.server.jsonrpc import RpcBinding
 from opencode_a2a.server.openapi import OpenApi
 from opencode_a2a.server.operations import Operations
@@ -69,7 +69,7 @@ from opencode_a2a.web.server import (
 )
 from opencode_a2a.web.sse import EventStream, Streams
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 FEED_SILENCE_SECONDS = 35.0
 """Heartbeats come every 10 s, before 1.4 every 30 s."""
@@ -93,7 +93,7 @@ class Service:
         self.trouble: str | None = None
         """Why OpenCode cannot be used, with the remedy; as it was at the start."""
         self._opencode: OpenCode | None = None
-        self._board: TaskService | None = None
+        self._tasks: TaskService | None = None
         self._errands: Errands | None = None
         self._app: ASGIApp | None = None
         self._lifespan = Starlette(lifespan=lambda _: self.running())
@@ -149,7 +149,7 @@ class Service:
         or question would end with it. What else works there is stopped, since nobody would
         watch it.
         """
-        if self._board is None or not (open_tasks := self._board.open_tasks()):
+        if self._tasks is None or not (open_tasks := self._tasks.open_tasks()):
             return []
         url = self.settings.public_url
         tasks = [task.log.state for task in open_tasks]
@@ -213,14 +213,14 @@ class Service:
         if self.tool is not None:
             tool = McpServer.model_validate(self.tool.server.config(settings.local_url))
             turns.tools = Tools(opencode, SERVER, tool, self.tool.calling_turns)
-        board = self._board = TaskService(database, writer, turns, settings.limits)
+        tasks = self._tasks = TaskService(database, writer, turns, settings.limits)
         await stack.enter_async_context(self._beside(feed.run(), "feed"))
         await stack.enter_async_context(self._beside(writer.run(), "writer"))
-        stack.push_async_callback(self._close, board)
-        self.streams.on_drain.append(board.leave)
-        taken_up = await recover(database, writer, board)
+        stack.push_async_callback(self._close, tasks)
+        self.streams.on_drain.append(tasks.leave)
+        taken_up = await recover(database, writer, tasks)
         if taken_up:
-            log.warning("tasks taken up after a restart", count=taken_up)
+            logger.warning("tasks taken up after a restart", count=taken_up)
         retention = settings.tasks.task_retention_days * 86_400.0
         await stack.enter_async_context(self._beside(sweep(database, retention), "sweep"))
         errands = self._errands = Errands(feed, interrupts)
@@ -237,17 +237,17 @@ class Service:
 
         readiness = Readiness({"database": database.check, "opencode": check_opencode})
         about = pages(readiness, self._health, figures=settings.a2a.metrics_enabled)
-        routes = [*self._protocol(turns, workspace, board, errands), *about]
+        routes = [*self._protocol(turns, workspace, tasks, errands), *about]
         credentials = accepted_credentials(settings.auth, self.token_file)
         self._app = edge(Router(routes, redirect_slashes=False), settings, credentials)
 
-    async def _close(self, board: TaskService) -> None:
+    async def _close(self, tasks: TaskService) -> None:
         """Store what is not stored yet; a database that is away is waited for, but not for ever."""
         try:
             async with asyncio.timeout(self.settings.a2a.shutdown_grace_seconds):
-                await board.close()
+                await tasks.close()
         except TimeoutError:
-            log.error("some events could not be stored before the end")
+            logger.error("some events could not be stored before the end")
 
     @asynccontextmanager
     async def _beside(self, work: Coroutine[None, None, None], name: str) -> AsyncGenerator[None]:
@@ -263,12 +263,12 @@ class Service:
     def _end_if_failed(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
             part = task.get_name()
-            log.critical("a part of the service failed", part=part, exc_info=task.exception())
+            logger.critical("a part of the service failed", part=part, exc_info=task.exception())
             self.failed = True
             signal.raise_signal(signal.SIGTERM)
 
     def _protocol(
-        self, turns: Turns, workspace: WorkspaceRoot, board: TaskService, errands: Errands
+        self, turns: Turns, workspace: WorkspaceRoot, tasks: TaskService, errands: Errands
     ) -> list[BaseRoute]:
         """Return the routes of the cards, of A2A in both bindings, and of the methods beyond it."""
         settings = self.settings
@@ -278,7 +278,7 @@ class Service:
             sessions=turns.sessions,
             workspace=workspace,
             interrupts=turns.interrupts,
-            tasks=board,
+            tasks=tasks,
             errands=errands,
             defaults=settings.opencode,
             fetch=fetch,
@@ -286,7 +286,7 @@ class Service:
         methods = Dispatcher(EXTENSIONS, deps, settings)
         cards = Cards(settings, now_ms())
 
-        operations = Operations(board, cards, fetch)
+        operations = Operations(tasks, cards, fetch)
         terms = Terms(
             Version(settings.a2a.protocol_version),
             lambda stream: EventStream(stream, settings.stream, self.streams),
@@ -380,6 +380,6 @@ async def _announce(service: Service, listening: asyncio.Event, began: float) ->
     await listening.wait()
     for line in service.banner():
         print(line, file=sys.stderr, flush=True)
-    log.info("started", seconds=round(time.monotonic() - began, 3))
+    logger.info("started", seconds=round(time.monotonic() - began, 3))
     for line in await service.facts():
         print(line, file=sys.stderr, flush=True)

@@ -29,7 +29,7 @@ KEYS = {
 }
 ONE = {"A2A-Version": "1.0"}
 NOT_FOUND = -32601
-RUNS = {"opencode.worktrees.create"}
+HANDLERS = {"opencode.worktrees.create"}
 """Would change the workspace when called without params."""
 
 
@@ -84,7 +84,7 @@ async def test_everything_declared_answers_and_nothing_else_does(
     assert contracts == listed | conditional
     assert not listed & conditional
 
-    for method in sorted(set(wire["all_jsonrpc_methods"]) - RUNS):
+    for method in sorted(set(wire["all_jsonrpc_methods"]) - HANDLERS):
         assert await number(caller, method) != NOT_FOUND, method
     for method in sorted(conditional):
         assert await number(caller, method) == NOT_FOUND, method
@@ -187,7 +187,7 @@ async def test_the_examples_are_accepted_as_they_are(running: Running, caller: C
     content = document["paths"]["/"]["post"]["requestBody"]["content"]["application/json"]
 
     for name, example in content["examples"].items():
-        if name in RUNS | {"SendMessage", "message/send", "opencode.workspaces.create"}:
+        if name in HANDLERS | {"SendMessage", "message/send", "opencode.workspaces.create"}:
             continue  # they do something
         answer = await caller.answer(name, example["value"]["params"])
         code = answer["error"]["code"] if "error" in answer else None

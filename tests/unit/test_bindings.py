@@ -19,7 +19,7 @@ from opencode_a2a.ids import SCOPE_KEY, Caller, Principal
 from opencode_a2a.peers.network import FetchResult
 from opencode_a2a.server.card import Cards
 from opencode_a2a.server.contracts import EXTENSION_NAMES
-from opencode_a2a.server.exchange import Stream, Terms
+from opencode_a2a.server.http import Stream, Terms
 from opencode_a2a.server.jsonrpc import RpcBinding
 from opencode_a2a.server.operations import Operations
 from opencode_a2a.server.rest import RestBinding

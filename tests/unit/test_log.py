@@ -116,8 +116,8 @@ async def read_and_write(texts: list[str], taps: list[int], seed: int) -> None:
                 for start in (s for s, reader in zip(starts, taps, strict=True) if reader <= place):
                     start.set()
                 event = grew(text) if place % 7 else Progressed("step", str(place))
-                await log.tell([event] if place % 5 else [Started(), event])
-            await log.tell([Finished(Outcome.COMPLETED)])
+                await log.append([event] if place % 5 else [Started(), event])
+            await log.append([Finished(Outcome.COMPLETED)])
             for start in starts:
                 start.set()
         stored = seen(await desk.stored(log))
@@ -151,8 +151,8 @@ async def test_a_reader_far_behind_goes_back_to_the_store() -> None:
         log = await desk.task()
         reader = LogReader(log, Cursor(1))
         for place in range(live.TAIL * 3):
-            await log.tell([grew(str(place), opens=place == 0)])
-        await log.tell([Finished(Outcome.COMPLETED)])
+            await log.append([grew(str(place), opens=place == 0)])
+        await log.append([Finished(Outcome.COMPLETED)])
 
         entries = await read_all(reader)
 
@@ -163,10 +163,10 @@ async def test_a_reader_far_behind_goes_back_to_the_store() -> None:
 async def test_text_is_told_at_once_and_a_state_only_when_stored(tmp_path: Path) -> None:
     async with office(f"sqlite:///{tmp_path / 'tasks.db'}") as desk, asyncio.timeout(10):
         log = await desk.task()
-        await log.tell([grew("now", opens=True)])
+        await log.append([grew("now", opens=True)])
         assert [entry.event for entry in log.after(1) or []] == [grew("now", opens=True)]
 
-        ended = asyncio.create_task(log.tell([Finished(Outcome.COMPLETED)]))
+        ended = asyncio.create_task(log.append([Finished(Outcome.COMPLETED)]))
         await asyncio.sleep(0)
         told_early = log.over
         await ended
@@ -180,7 +180,7 @@ async def test_an_answer_is_stored_before_it_is_relied_on() -> None:
     async with office() as desk, asyncio.timeout(10):
         log = await desk.task()
         answer = Answered(order("m2", "yes").message)
-        told = asyncio.create_task(log.tell([answer]))
+        told = asyncio.create_task(log.append([answer]))
         await asyncio.sleep(0)
         shown_early = log.after(1)
         await told
@@ -193,9 +193,9 @@ async def test_a_blocking_reader_waits_for_the_next_stop() -> None:
     async with office() as desk, asyncio.timeout(10):
         log = await desk.task()
         waiting = asyncio.create_task(log.settled(0))
-        await log.tell([Started(), grew("x", opens=True)])
+        await log.append([Started(), grew("x", opens=True)])
         assert not waiting.done()
-        await log.tell([Finished(Outcome.FAILED)])
+        await log.append([Finished(Outcome.FAILED)])
 
         assert (await waiting).status.state is State.FAILED
 
@@ -203,8 +203,8 @@ async def test_a_blocking_reader_waits_for_the_next_stop() -> None:
 async def test_a_later_end_changes_nothing() -> None:
     async with office() as desk, asyncio.timeout(10):
         log = await desk.task()
-        assert await log.tell([Finished(Outcome.CANCELED)])
-        assert not await log.tell([Finished(Outcome.COMPLETED)])
+        assert await log.append([Finished(Outcome.CANCELED)])
+        assert not await log.append([Finished(Outcome.COMPLETED)])
 
         assert log.state.status.state is State.CANCELED
 
@@ -221,7 +221,7 @@ async def test_a_store_that_is_away_delays_and_loses_nothing(tmp_path: Path) -> 
             connection.execute(sa.text("ALTER TABLE hidden RENAME TO entries"))
 
         await desk.database.write(break_it)
-        ending = asyncio.create_task(log.tell([grew("kept", opens=True), Started()]))
+        ending = asyncio.create_task(log.append([grew("kept", opens=True), Started()]))
         await asyncio.wait([ending], timeout=0.3)
         assert not ending.done()
         assert log.after(1) == []

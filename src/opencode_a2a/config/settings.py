@@ -197,9 +197,11 @@ HttpUrl = Annotated[str, AfterValidator(_http_url)]
 LocalPath = Annotated[Path, AfterValidator(_path)]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_split)]
 Paths = Annotated[tuple[LocalPath, ...], BeforeValidator(_split)]
-ProtocolLine = Annotated[Literal["0.3", "1.0"], BeforeValidator(_protocol_line)]
+ProtocolVersion = Annotated[Literal["0.3", "1.0"], BeforeValidator(_protocol_line)]
 Transport = Annotated[Literal["JSONRPC", "HTTP+JSON", "GRPC"], BeforeValidator(_transport)]
-Lines = Annotated[tuple[ProtocolLine, ...], BeforeValidator(_split), Field(min_length=1)]
+ProtocolVersions = Annotated[
+    tuple[ProtocolVersion, ...], BeforeValidator(_split), Field(min_length=1)
+]
 Transports = Annotated[tuple[Transport, ...], BeforeValidator(_split), Field(min_length=1)]
 Ask: TypeAlias = Literal["bash", "edit", "webfetch"]
 Asks = Annotated[tuple[Ask, ...], BeforeValidator(_asks)]
@@ -318,8 +320,12 @@ class ServiceSettings(Group, prefix="A2A_"):
     project: Text | None = setting(
         None, "Project that the agent works on, named in its description."
     )
-    protocol_version: ProtocolLine = setting("0.3", "Protocol line of a request that names none.")
-    supported_protocol_versions: Lines = setting(("0.3", "1.0"), "Protocol lines that are spoken.")
+    protocol_version: ProtocolVersion = setting(
+        "0.3", "Protocol version of a request that names none."
+    )
+    supported_protocol_versions: ProtocolVersions = setting(
+        ("0.3", "1.0"), "Protocol versions that are spoken."
+    )
     demo: bool = setting(
         False, "Serve the built-in scripted model instead of a real one; starts OpenCode."
     )
@@ -622,8 +628,8 @@ class ClientSettings(Group, prefix="A2A_CLIENT_"):
     basic_auth: BasicAuth | None = setting(
         None, "`user:password` for other agents, plain or in base64."
     )
-    protocol_version: ProtocolLine | None = setting(
-        None, "Protocol line to speak; by default the agent's newest."
+    protocol_version: ProtocolVersion | None = setting(
+        None, "Protocol version to speak; by default the agent's newest."
     )
     cache_ttl_seconds: SecondsOrOff = setting(900, "Time for which a connection and card are kept.")
     cache_maxsize: CountOrOff = setting(256, "Agents for which they are kept; 0 = none.")

@@ -102,7 +102,7 @@ class Call:
         Unless it is brief, the session becomes the caller's at once: OpenCode may ask something.
         """
         async with self.changing(session_id) as session:
-            lock = self.deps.sessions.turns[session.id]
+            lock = self.deps.sessions.turn_locks[session.id]
             if lock.locked():
                 raise SessionBusyError(
                     "A turn is running in the session; wait for it to end, or stop it with "

@@ -26,7 +26,7 @@ from opencode_a2a.ids import Caller
 from opencode_a2a.telemetry import AUDIT
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 
-log: FilteringBoundLogger = structlog.get_logger(__name__)
+logger: FilteringBoundLogger = structlog.get_logger(__name__)
 
 
 class Dispatcher:
@@ -95,5 +95,5 @@ def _completed(error: ServiceError, method: Method) -> ServiceError:
         if error.detail and "detail" in error.data_fields:
             error.data["detail"] = error.detail
     if not isinstance(error, method.all_errors):
-        log.error("undeclared error", method=method.name, reason=error.reason)
+        logger.error("undeclared error", method=method.name, reason=error.reason)
     return error

@@ -28,7 +28,7 @@ from opencode_a2a.opencode.events import (
 )
 from opencode_a2a.opencode.types import ToolPart
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 Read = Callable[[Callable[[bytes], object]], Coroutine[None, None, None]]
 """Reads ``GET /global/event`` to its end and hands on the bytes, which may be cut anywhere."""
@@ -147,7 +147,7 @@ class Subscription:
         if len(self._text) + len(self._inbox) >= self._limit:
             self._text, self._inbox = [], []
             item = Gap("overflow")
-            log.warning("feed.overflow", sessions=len(self.sessions))
+            logger.warning("feed.overflow", sessions=len(self.sessions))
         if type(item) is PartDelta and not self._inbox:
             self._text.append(item)
         else:
@@ -248,12 +248,12 @@ class Feed:
             except TimeoutError:
                 reason = "silence"
             except Exception as error:  # the feed outlives whatever a connection does
-                log.warning("feed.broken", error=type(error).__name__)
+                logger.warning("feed.broken", error=type(error).__name__)
                 reason = "broken"
             if self._up.is_set():
                 self._up.clear()
                 metrics.UPSTREAM_RETRIES.inc()
-                log.warning("feed.disconnected", reason=reason, generation=self.generation)
+                logger.warning("feed.disconnected", reason=reason, generation=self.generation)
                 self._put(self._followers, Gap(reason, connected=False))
                 self._flush()
             if self.generation > generation:
@@ -282,7 +282,7 @@ class Feed:
         try:
             event = decode(data)
         except MalformedEventError as error:
-            log.warning("feed.malformed", error=str(error), bytes=len(data))
+            logger.warning("feed.malformed", error=str(error), bytes=len(data))
             self._put(followers, Gap("malformed"))
             return
         if event is not None:

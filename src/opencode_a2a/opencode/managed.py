@@ -48,7 +48,7 @@ from opencode_a2a.opencode.process import (
     kill_leftovers,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 USERNAME: Final = "opencode"
 FIRST_DELAY: Final = 0.5
@@ -213,7 +213,7 @@ class ManagedOpenCode:
 
     async def __aenter__(self) -> Self:
         if self._claim is not None and not self._claim.take():
-            log.warning(
+            logger.warning(
                 "another running service keeps its OpenCode in %s; the OpenCode of this one will "
                 "not be taken over after a restart",
                 self._record,
@@ -221,14 +221,14 @@ class ManagedOpenCode:
             self._record = self._claim = None
         try:
             if abandoned := await asyncio.to_thread(kill_abandoned):
-                log.warning("ended %d processes of an OpenCode whose owner is gone", abandoned)
+                logger.warning("ended %d processes of an OpenCode whose owner is gone", abandoned)
             if not await self._take_over():
                 await self._start_on_a_port()
         except BaseException:
             await self._leave(keep=self._taken)
             raise
         if doubt := untested(self.version):
-            log.warning("%s", doubt)
+            logger.warning("%s", doubt)
         self._keeper = asyncio.create_task(self._keep_running(), name="opencode keeper")
         return self
 
@@ -278,9 +278,11 @@ class ManagedOpenCode:
                     version = (await opencode.health()).version
                     await opencode.config(at=self._at)
                 if version == self.version:
-                    log.info("took over OpenCode %s at %s, pid %d", version, self.url, process.pid)
+                    logger.info(
+                        "took over OpenCode %s at %s, pid %d", version, self.url, process.pid
+                    )
                     return True
-        log.warning("ending the OpenCode of an earlier run (pid %d): %s", process.pid, reason)
+        logger.warning("ending the OpenCode of an earlier run (pid %d): %s", process.pid, reason)
         self._taken = False
         await self._stop()
         self._marker, self.password = fresh
@@ -372,7 +374,7 @@ class ManagedOpenCode:
                 known = {"url": self.url, "version": self.version, "pid": pid, "birth": birth(pid)}
                 if self._record is not None:
                     record.model_copy(update=known).write(self._record)
-                log.info("OpenCode %s at %s, pid %d", self.version, self.url, pid)
+                logger.info("OpenCode %s at %s, pid %d", self.version, self.url, pid)
                 return
             reason = "OpenCode ended at once"
         await self._stop()
@@ -412,12 +414,12 @@ class ManagedOpenCode:
             async with asyncio.timeout(LAST_WORDS_SECONDS):
                 await process.withheld.wait()
         if not process.withheld.is_set():
-            log.warning(
+            logger.warning(
                 "the agent's tools can see OpenCode's password, and so answer the agent's "
                 "permissions: OpenCode does not load plugins; unset OPENCODE_PURE"
             )
         elif process.shows(self.password):
-            log.warning(
+            logger.warning(
                 "the agent's tools can read OpenCode's password in the environment of process %d, "
                 "and so answer the agent's permissions: the command is a launcher that keeps it; "
                 "set OPENCODE_COMMAND to the OpenCode program itself",
@@ -440,7 +442,7 @@ class ManagedOpenCode:
         while self._process is not None:
             since = clock()
             status = await self._process.wait()
-            log.error("OpenCode ended with status %s; starting it again", status)
+            logger.error("OpenCode ended with status %s; starting it again", status)
             if clock() - since > STEADY_SECONDS:
                 delay = FIRST_DELAY
             await self._clear()
@@ -451,7 +453,7 @@ class ManagedOpenCode:
                     await self._start()
                     break
                 except (OpenCodeStartError, OSError) as error:
-                    log.error("OpenCode cannot be started, next try in %g s: %s", delay, error)
+                    logger.error("OpenCode cannot be started, next try in %g s: %s", delay, error)
             for listener in self.on_restart:
                 listener()
 
@@ -475,4 +477,4 @@ class ManagedOpenCode:
         if self._process is not None:
             await self._process.clear()
         if leftovers := await asyncio.to_thread(kill_leftovers, self._marker):
-            log.warning("ended %d processes that OpenCode had left", leftovers)
+            logger.warning("ended %d processes that OpenCode had left", leftovers)

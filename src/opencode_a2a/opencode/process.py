@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MARKER: Final = "OPENCODE_A2A_INSTANCE"
 """In the environment of OpenCode and of all that it starts: ``<our pid>.<random>``."""
@@ -248,7 +248,7 @@ class OpenCodeProcess:
         if not line:
             return
         self.tail.append(line[:1000])
-        log.debug("opencode: %s", line)
+        logger.debug("opencode: %s", line)
         if line == WITHHELD:
             self.withheld.set()
         if (url := listening_url(line)) and not self.url.done():
@@ -268,7 +268,7 @@ class OpenCodeProcess:
             async with asyncio.timeout(STOP_SECONDS):
                 await self.wait()
         except TimeoutError:
-            log.warning("OpenCode does not stop; killing it")
+            logger.warning("OpenCode does not stop; killing it")
 
     async def clear(self) -> None:
         """Leave nothing of the process behind, dead or alive."""

@@ -17,7 +17,7 @@ from opencode_a2a.opencode.process import OpenCodeStartError
 from opencode_a2a.opencode.types import Agent
 from opencode_a2a.telemetry import mask_url
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 HEALTH_SECONDS = 2.0
 FACTS_SECONDS = 30.0
@@ -34,7 +34,7 @@ async def facts(opencode: OpenCode, settings: Settings) -> list[str]:
             connected = await opencode.connected_providers(at=at)
             agents = {agent.name: agent for agent in await opencode.agents(at=at)}
     except (TimeoutError, ServiceError) as error:
-        log.warning("OpenCode could not be asked for its model", error=type(error).__name__)
+        logger.warning("OpenCode could not be asked for its model", error=type(error).__name__)
         return []
     agent = agents.get(own.agent or config.default_agent or "build")
     model = config.model or ""
@@ -107,7 +107,7 @@ async def trouble(opencode: OpenCode, settings: Settings) -> str | None:
     if reason := too_old(version):
         raise OpenCodeStartError(f"{where} cannot be used: {reason}")
     if doubt := untested(version):
-        log.warning(doubt)
+        logger.warning(doubt)
     return None
 
 

@@ -25,7 +25,7 @@ from opencode_a2a.errors import ParseError
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.jsonguard import as_object, decode, text_in, whole_characters
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 PROTOCOL = "2025-11-25"
 TIMEOUT_SECONDS = 600
@@ -163,7 +163,7 @@ async def _run(tool: Tool, arguments: JsonObject) -> ToolResult:
     try:
         return await tool.run(arguments)
     except Exception:
-        log.exception("tool failed", tool=tool.name)
+        logger.exception("tool failed", tool=tool.name)
         return ToolResult("The tool failed; the log of the service says why.", failed=True)
 
 

@@ -38,7 +38,7 @@ from opencode_a2a.printable import clean, one_line
 from opencode_a2a.tasks.state import TERMINAL, State
 from opencode_a2a.turns.tools import CallingTurn, CallingTurns
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 SERVER = "a2a"
 """OpenCode puts it before the names of the tools: ``a2a_call``, ``a2a_agents``, ``a2a_result``."""
@@ -234,7 +234,7 @@ class PeerTool:
         except TimeoutError:
             pass
         except PeerError as error:
-            log.warning("peer not canceled", agent=agent.name, error=error.message)
+            logger.warning("peer not canceled", agent=agent.name, error=error.message)
 
 
 class _PeerCall:

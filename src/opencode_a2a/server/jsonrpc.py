@@ -29,7 +29,7 @@ from opencode_a2a.errors import (
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import Caller
 from opencode_a2a.jsonguard import decode
-from opencode_a2a.server.exchange import (
+from opencode_a2a.server.http import (
     EVENT_STREAM,
     OPERATION,
     Endpoint,
@@ -42,7 +42,7 @@ from opencode_a2a.server.exchange import (
     success_headers,
     version_of,
 )
-from opencode_a2a.server.operations import NOTIFIED, RUNS, Operations, TaskStream
+from opencode_a2a.server.operations import HANDLERS, NOTIFIED, Operations, TaskStream
 from opencode_a2a.validation import listed
 
 
@@ -148,7 +148,7 @@ class RpcBinding:
         request.scope[OPERATION] = operation.name
         require(needed, version, f"The method {name}", self._terms.supported)
         form = _ENCODINGS[version]
-        run = (NOTIFIED if envelope.notification else RUNS)[operation]
+        run = (NOTIFIED if envelope.notification else HANDLERS)[operation]
         result = await run(self._operations, call, form.read(operation.takes, params))
         return result if isinstance(result, TaskStream) else form.result(result)
 

@@ -147,7 +147,7 @@ class Operations:
 Run = Callable[[Operations, OperationCall, Any], Awaitable[JsonObject | TaskStream]]
 """What runs; the params are what the operation takes."""
 
-RUNS: dict[a2a.Operation, Run] = {
+HANDLERS: dict[a2a.Operation, Run] = {
     a2a.SEND_MESSAGE: Operations.send,
     a2a.SEND_STREAMING_MESSAGE: Operations.stream,
     a2a.GET_TASK: Operations.get,
@@ -157,7 +157,7 @@ RUNS: dict[a2a.Operation, Run] = {
     **dict.fromkeys(a2a.PUSH_OPERATIONS, Operations.push),
     a2a.GET_EXTENDED_CARD: Operations.extended_card,
 }
-NOTIFIED: dict[a2a.Operation, Run] = RUNS | {
+NOTIFIED: dict[a2a.Operation, Run] = HANDLERS | {
     a2a.SEND_MESSAGE: Operations.begin,
     a2a.SEND_STREAMING_MESSAGE: Operations.begin,
     a2a.SUBSCRIBE_TO_TASK: Operations.get,

@@ -33,7 +33,7 @@ from opencode_a2a.errors import (
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.jsonguard import decode
 from opencode_a2a.server.card import Cards
-from opencode_a2a.server.exchange import (
+from opencode_a2a.server.http import (
     OPERATION,
     Endpoint,
     Terms,
@@ -46,7 +46,7 @@ from opencode_a2a.server.exchange import (
     success_headers,
     version_of,
 )
-from opencode_a2a.server.operations import RUNS, Operations, TaskStream
+from opencode_a2a.server.operations import HANDLERS, Operations, TaskStream
 
 _FLAGS: dict[str, Json] = {"true": True, "false": False}
 
@@ -89,7 +89,7 @@ class RestBinding:
             if version is Version.V03:
                 json = rest_spelling(params) is Spelling.JSON
                 form = encoding.V03_REST if json else encoding.V03_PROTO
-            call, run = call_of(request, version), RUNS[operation]
+            call, run = call_of(request, version), HANDLERS[operation]
             result = await run(self._operations, call, form.read(operation.takes, params))
             headers = success_headers(request, version, self._terms)
             if not isinstance(result, TaskStream):

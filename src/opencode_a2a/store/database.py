@@ -30,7 +30,7 @@ from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.store.earlier import Form, form_of
 from opencode_a2a.store.schema import SchemaTooNewError, metadata, migrate
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 READERS = 3
 RETRY_SECONDS = (0.1, 0.5, 1.0, 2.0)
@@ -185,7 +185,7 @@ class Database:
                 return await self.write(fn)
             except StoreUnavailableError:
                 wait = RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)]
-                log.warning("not stored, trying again", wait=wait)
+                logger.warning("not stored, trying again", wait=wait)
                 attempt += 1
                 await asyncio.sleep(wait)
 
@@ -357,7 +357,7 @@ def _cause(error: Exception) -> str:
 
 
 def _unavailable(operation: str, error: Exception) -> StoreUnavailableError:
-    log.error("store failed", operation=operation, cause=_cause(error))
+    logger.error("store failed", operation=operation, cause=_cause(error))
     return StoreUnavailableError(
         f"Task store unavailable while {operation} task state; try again", operation=operation
     )

@@ -44,7 +44,7 @@ from opencode_a2a.tasks.state import (
 )
 from opencode_a2a.telemetry import now_ms
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 GROUP_SECONDS = 0.05
 GROUP_ENTRIES = 2_000
@@ -100,20 +100,20 @@ class TaskLog:
     def over(self) -> bool:
         return self.state.status.state.terminal and self._shown == self.state.seq
 
-    async def tell(self, events: Sequence[LogEvent], also: Write | None = None) -> bool:
+    async def append(self, events: Sequence[LogEvent], also: Write | None = None) -> bool:
         """Append events; return once they may be relied on. False when the task had ended.
 
         ``also`` is written in the same transaction.
         """
         if not events:
             return True
-        if not self.say(events, also):
+        if not self.append_now(events, also):
             return False
         if self._firm == self.state.seq:
             await asyncio.shield(self._writer.commit())
         return True
 
-    def say(self, events: Sequence[LogEvent], also: Write | None = None) -> bool:
+    def append_now(self, events: Sequence[LogEvent], also: Write | None = None) -> bool:
         """Append events that nobody waits for. False when the task had ended."""
         before, first, at = self.state.status, self.state.seq + 1, now_ms()
         entries: list[Entry] = []
@@ -121,7 +121,7 @@ class TaskLog:
             try:
                 entries.append(self.state.apply(event, at))
             except TerminalError:
-                log.info("event after the end", task_id=self.ref.id, what=type(event).__name__)
+                logger.info("event after the end", task_id=self.ref.id, what=type(event).__name__)
                 break
         if not entries:
             return False

@@ -16,7 +16,7 @@ from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.tasks.state import OPEN, TERMINAL, Accepted, Recovered, State
 from opencode_a2a.telemetry import now_ms
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 LOG_SECONDS = 3600
 """How long the log of an ended task can be replayed; its result stays."""
@@ -49,7 +49,7 @@ async def recover(database: Database, writer: LogWriter, tasks: TaskService) -> 
         if replay.state.status.state is State.AUTH_REQUIRED:
             task.await_sign_in()
             continue
-        await task.log.tell([Recovered(RESTARTED)])
+        await task.log.append([Recovered(RESTARTED)])
         if row.request is None:
             await task.end(Finished(Outcome.FAILED, failure=LOST))
         else:
@@ -75,5 +75,5 @@ async def sweep(database: Database, retention_seconds: float) -> None:
             while retention_seconds > 0 and await database.write(forget_tasks) == SWEEP_TASKS:
                 pass
         except StoreUnavailableError:
-            log.warning("old tasks not removed, trying again later")
+            logger.warning("old tasks not removed, trying again later")
         await asyncio.sleep(SWEEP_SECONDS)

@@ -49,7 +49,7 @@ from opencode_a2a.turns.prompt import TurnRequest
 from opencode_a2a.turns.sessions import Locks
 from opencode_a2a.turns.turn import Turn, Turns, TurnSpec
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 WORKING = "The task is running and is not waiting for input. Wait for it to end, or cancel it."
 UNSIGNED = Failure(
@@ -144,13 +144,13 @@ class OpenTask:
                 await turn.run(self.log)
             except ServiceError as error:
                 failure = Failure(error.reason, error.message)
-                await self.log.tell([Finished(Outcome.FAILED, failure=failure)])
+                await self.log.append([Finished(Outcome.FAILED, failure=failure)])
             except Exception:
-                log.exception("turn failed")
-                await self.log.tell([Finished(Outcome.FAILED, failure=INTERNAL)])
+                logger.exception("turn failed")
+                await self.log.append([Finished(Outcome.FAILED, failure=INTERNAL)])
             if not self.ended and self.log.state.status.state is not State.AUTH_REQUIRED:
-                log.error("turn returned without a final event")
-                await self.log.tell([Finished(Outcome.FAILED, failure=INTERNAL)])
+                logger.error("turn returned without a final event")
+                await self.log.append([Finished(Outcome.FAILED, failure=INTERNAL)])
         self._turn = None
         if self.ended:
             self._closed(self)
@@ -181,7 +181,7 @@ class OpenTask:
         self._turn = turn = self._new_turn(request, None, new_context=False)
         if self._sign_in is not None:
             self._sign_in.cancel()
-        await self.log.tell([Answered(message)], also)
+        await self.log.append([Answered(message)], also)
         if not self.ended:  # it may have been canceled meanwhile
             self._running = asyncio.create_task(self._follow(turn), name=f"turn {self.log.ref.id}")
 
@@ -203,7 +203,7 @@ class OpenTask:
 
     async def end(self, end: Finished) -> None:
         """End the task from outside of a turn."""
-        await self.log.tell([end])
+        await self.log.append([end])
         self._closed(self)
         if self._sign_in is not None and self._sign_in is not asyncio.current_task():
             self._sign_in.cancel()

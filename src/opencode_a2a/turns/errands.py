@@ -28,7 +28,7 @@ from opencode_a2a.turns import snapshot
 from opencode_a2a.turns.interrupts import Interrupts, Owner, TurnInterrupts
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 TICK_SECONDS = 5.0
 UNBEGUN_SECONDS = 15.0
@@ -71,14 +71,16 @@ class Errand:
                         async with asyncio.timeout(TICK_SECONDS):
                             items = await self.subscription.batch(lambda _: None)
                     compare = await self._hear(items) or not items
-                    if not await self.interrupts.act() or self.interrupts.forged is not None:
+                    if not await self.interrupts.answer_due() or self.interrupts.forged is not None:
                         self.interrupts.forged = None
                         await self._opencode.abort_session(self._root)
                         compare = True
                     if self.interrupts.stale:
                         self.interrupts.stale, compare = False, True
                 except UpstreamError as error:
-                    log.warning("could not read OpenCode's state; will retry", error=error.message)
+                    logger.warning(
+                        "could not read OpenCode's state; will retry", error=error.message
+                    )
                     await asyncio.sleep(TICK_SECONDS)
                     compare = True
         finally:
@@ -93,7 +95,7 @@ class Errand:
             match item:
                 case PermissionAsked() | QuestionAsked():
                     # A turn that runs in the session asks for itself.
-                    if self._root not in self._all.turns:
+                    if self._root not in self._all.sessions_with_turn:
                         events.append(interrupted(item, None, item.directory))
                 case RequestSettled():
                     events.append(Resumed(item.request_id, item.type, item.resolution))
@@ -121,7 +123,7 @@ class Errand:
         asked = [one.asked for one in self.interrupts.open.values()]
         gone = [one for one in asked if listed[one.type] and one.request_id not in pending]
         events: list[TurnEvent] = [Resumed(one.request_id, one.type, "void") for one in gone]
-        if self._root not in self._all.turns:
+        if self._root not in self._all.sessions_with_turn:
             # What is known already is not asked again.
             directory = self._location.directory
             events += [interrupted(request, None, directory) for request in pending.values()]
@@ -137,8 +139,8 @@ class Errand:
         return True
 
     async def _screen(self, events: list[TurnEvent]) -> None:
-        await self.interrupts.screen(events)
-        self.interrupts.logged()
+        await self.interrupts.register(events)
+        self.interrupts.release()
 
 
 class Errands:
@@ -197,7 +199,7 @@ class Errands:
         def ended(done: asyncio.Task[None]) -> None:
             self._running.pop(session_id, None)
             if not done.cancelled() and (error := done.exception()) is not None:
-                log.error("errand failed", session_id=session_id, exc_info=error)
+                logger.error("errand failed", session_id=session_id, exc_info=error)
 
         task.add_done_callback(ended)
         return errand

@@ -48,7 +48,7 @@ from opencode_a2a.turns.answers import (
     Reply,
 )
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 Action = Literal["allow", "ask", "deny"]
 Write = Callable[[Connection], None]
@@ -138,7 +138,7 @@ class Interrupts:
         self.settings = settings.interrupts
         self.console_answers = settings.console_answers
         """OpenCode may be answered past this service, by a person at its own terminal."""
-        self.turns: set[SessionId] = set()
+        self.sessions_with_turn: set[SessionId] = set()
         """Sessions in which the turn of a task runs: it is asked whatever the session asks."""
         self.open: dict[RequestId, Interrupt] = {}
         """What somebody is being asked now: nobody else is asked the same."""
@@ -404,7 +404,7 @@ class TurnInterrupts:
 
     # Asked and settled
 
-    async def screen(self, events: list[TurnEvent]) -> list[TurnEvent | Answered]:
+    async def register(self, events: list[TurnEvent]) -> list[TurnEvent | Answered]:
         """Give interrupts an owner and a deadline, and name who settled them."""
         if not any(isinstance(event, Interrupted | Resumed) for event in events):
             return [*events]
@@ -436,7 +436,7 @@ class TurnInterrupts:
                     out.append(event)
         return out
 
-    def logged(self) -> None:
+    def release(self) -> None:
         """Note that all that was screened is in the log: whoever answered may go on."""
         for interrupt in self._settled:
             interrupt.settled.set()
@@ -461,7 +461,7 @@ class TurnInterrupts:
                 if called is not None:
                     asked = replace(asked, tool=called.tool, tool_input=called.state.input)
             except UpstreamError as error:
-                log.warning("input of a tool call not known", error=error.message)
+                logger.warning("input of a tool call not known", error=error.message)
         interrupt.asked = asked = await self._interrupts.ask(self._owner, asked)
         self.open[asked.request_id] = interrupt
         if interrupt.by_rule is None:
@@ -541,7 +541,7 @@ class TurnInterrupts:
 
     # Answered
 
-    async def act(self) -> bool:
+    async def answer_due(self) -> bool:
         """Give the answers that are due; False when the turn has to end instead."""
         due, self._due = self._due, []
         for interrupt in due:
@@ -559,11 +559,11 @@ class TurnInterrupts:
             try:
                 if answer is not interrupt.answer:
                     await self._interrupts.store(asked.request_id, answer, insist=True)
-                await self._deliver(interrupt, answer)
+                await self._send(interrupt, answer)
             except UpstreamNotFoundError:
                 pass  # OpenCode's state, which is read next, says why
             except UpstreamError as error:
-                log.warning(
+                logger.warning(
                     "interrupt not answered", request_id=asked.request_id, error=error.message
                 )
                 self._due.append(interrupt)
@@ -581,7 +581,7 @@ class TurnInterrupts:
         interrupt.sending = True  # from here on nobody else can answer
         try:
             await self._interrupts.store(asked.request_id, answer, also)
-            await self._give(interrupt, answer)
+            await self._send_and_confirm(interrupt, answer)
         finally:
             interrupt.sending = False
 
@@ -598,19 +598,19 @@ class TurnInterrupts:
                 continue
             interrupt.sending = True
             try:
-                await self._give(interrupt, answer)
+                await self._send_and_confirm(interrupt, answer)
             finally:
                 interrupt.sending = False
 
-    async def _give(self, interrupt: Interrupt, answer: Answer) -> None:
+    async def _send_and_confirm(self, interrupt: Interrupt, answer: Answer) -> None:
         try:
-            await self._deliver(interrupt, answer)
+            await self._send(interrupt, answer)
         except UpstreamNotFoundError:
             if interrupt.answer != answer:
                 raise InterruptNotFoundError(request_id=interrupt.asked.request_id) from None
         await self._confirmed(interrupt, answer)
 
-    async def _deliver(self, interrupt: Interrupt, answer: Answer) -> None:
+    async def _send(self, interrupt: Interrupt, answer: Answer) -> None:
         """Give OpenCode an answer that is stored."""
         asked, earlier, interrupt.answer = interrupt.asked, interrupt.answer, answer
         if answer.resolution == "rejected":
@@ -656,7 +656,7 @@ class TurnInterrupts:
         try:
             await self._interrupts.reply(asked, reply, self._at(asked))
         except UpstreamError as error:
-            log.debug("leftover not rejected", error=error.message)
+            logger.debug("leftover not rejected", error=error.message)
 
     def _at(self, asked: Interrupted) -> Location:
         return Location(directory=asked.directory) if asked.directory else self._location

@@ -79,7 +79,7 @@ class Sessions:
         self, database: Database, opencode: OpenCode, workspace: WorkspaceRoot, claim_seconds: float
     ) -> None:
         self.places = Places(database)
-        self.turns: Locks[SessionId] = Locks()
+        self.turn_locks: Locks[SessionId] = Locks()
         """Held by the turn that runs in a session."""
         self._database = database
         self._opencode = opencode

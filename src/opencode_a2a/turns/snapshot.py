@@ -28,7 +28,7 @@ from opencode_a2a.opencode.types import (
     UserSummary,
 )
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 T = TypeVar("T")
 R = TypeVar("R", PermissionRequest, QuestionRequest)
 
@@ -144,7 +144,7 @@ async def _listed(asked: Coroutine[None, None, list[R]]) -> list[R] | None:
     try:
         return await asked
     except UpstreamHttpError as error:
-        log.warning("OpenCode could not list its pending requests", error=error.message)
+        logger.warning("OpenCode could not list its pending requests", error=error.message)
         return None
 
 

@@ -18,7 +18,7 @@ from opencode_a2a.opencode.events import PartUpdated
 from opencode_a2a.opencode.feed import FeedItem
 from opencode_a2a.opencode.types import McpServer, ToolPart, ToolRunning
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 OFFER_SECONDS = 15.0
 HEARD_SECONDS = 2.0
@@ -119,7 +119,7 @@ class Tools:
         except (TimeoutError, UpstreamError) as failed:
             error = type(failed).__name__
         if error is not None:
-            log.warning("the tools for other agents cannot be offered to OpenCode", error=error)
+            logger.warning("the tools for other agents cannot be offered to OpenCode", error=error)
 
     def hear(self, turn: CallingTurn, items: Iterable[FeedItem]) -> None:
         """Note which of the tools a turn is calling."""

@@ -48,7 +48,7 @@ from opencode_a2a.turns.sessions import BoundSession, Sessions
 from opencode_a2a.turns.snapshot import Changes, Snapshots
 from opencode_a2a.turns.tools import Tools
 
-log = structlog.get_logger(__name__)
+logger = structlog.get_logger(__name__)
 
 TICK_SECONDS = 5.0
 """How often a turn that hears nothing asks whether it is still running, at the least."""
@@ -141,13 +141,13 @@ class Turns:
 class Log(Protocol):
     """Where a turn writes what happens."""
 
-    async def tell(
+    async def append(
         self, events: Sequence[TurnEvent | Answered], also: Write | None = None
     ) -> object:
         """Take events, and write what belongs to them; return once they may be relied on."""
         ...
 
-    def say(self, events: Sequence[TurnEvent]) -> object:
+    def append_now(self, events: Sequence[TurnEvent]) -> object:
         """Take growing text, which nobody waits for."""
         ...
 
@@ -255,7 +255,7 @@ class Turn:
                         await self._follow(session, subscription)
                         return
                 except SessionGoneError:
-                    log.warning("session was deleted; continuing the context in a new session")
+                    logger.warning("session was deleted; continuing the context in a new session")
                 finally:
                     lock.release()
         finally:
@@ -285,16 +285,16 @@ class Turn:
                             owner.principal, owner.context_id, routing, fresh=spec.new_context
                         )
                     except UpstreamUnreachableError as error:
-                        log.warning("OpenCode is away, waiting", error=error.message)
+                        logger.warning("OpenCode is away, waiting", error=error.message)
                         await asyncio.sleep(AWAY_SECONDS)
             if turns.tools is not None:
                 await turns.tools.offer(session.location)
             # The lock exists only for as long as somebody refers to it, so it is handed on.
-            lock = turns.sessions.turns[session.session_id]
+            lock = turns.sessions.turn_locks[session.session_id]
             if lock.locked():
                 bound = SessionBound(session.session_id, session.directory)
                 waiting = Progressed("queue", "waiting", title="An earlier turn is running")
-                await self._log.tell([bound, waiting], session.link)
+                await self._log.append([bound, waiting], session.link)
             await lock.acquire()
         except TimeoutError:
             raise UpstreamUnreachableError from None
@@ -302,7 +302,7 @@ class Turn:
             if not self._canceled or task is None:
                 raise  # the service is shutting down
             task.uncancel()
-            await self._log.tell([Finished(Outcome.CANCELED)], session and session.link)
+            await self._log.append([Finished(Outcome.CANCELED)], session and session.link)
             return None
         finally:
             self._preparing = None
@@ -324,14 +324,14 @@ class Turn:
         self._start_timer: asyncio.TimerHandle | None = None
         tools = turns.tools
         self._caller = tools and tools.callers.enter(spec.request.routing.hops, self._note)
-        turns.interrupts.turns.add(session_id)
+        turns.interrupts.sessions_with_turn.add(session_id)
         try:
             with closing(turns.feed.follow(session_id)) as subscription:
                 self._subscription = subscription
                 yield subscription
         finally:
             self._subscription = None
-            turns.interrupts.turns.discard(session_id)
+            turns.interrupts.sessions_with_turn.discard(session_id)
             if tools is not None and self._caller is not None:
                 tools.callers.leave(self._caller, canceled=self._canceled)
             for pending in (self._tick_timer, self._start_timer, self._prompt):
@@ -352,13 +352,13 @@ class Turn:
         spec, bound = self._spec, SessionBound(session.session_id, session.directory)
         if spec.emitted is None:
             self.interrupts.connect(session.location, {})
-            await self._log.tell([bound, Started()], session.link)
+            await self._log.append([bound, Started()], session.link)
             if not self._canceled:
                 self._send()
         else:
             answers = await self._turns.interrupts.answers(spec.owner)
             self.interrupts.connect(session.location, answers)
-            await self._log.tell([bound], session.link)
+            await self._log.append([bound], session.link)
         self._tick()
         while not self._reader.finished:
             await self._write(self._hear(await subscription.batch(self._grow)))
@@ -372,7 +372,7 @@ class Turn:
                 events = self._reader.finish(None, failure=GONE)
             except UpstreamError as error:
                 # The store could not be read; the next tick, or the feed's return, tries again.
-                log.warning("could not read OpenCode's state; will retry", error=error.message)
+                logger.warning("could not read OpenCode's state; will retry", error=error.message)
                 events = []
                 if self._canceled:
                     events = _noted(self._reader.finish(None, aborted=True), UNCONFIRMED)
@@ -405,7 +405,7 @@ class Turn:
     def _grow(self, deltas: list[PartDelta]) -> None:
         """Hear growing text, after which there is nothing to decide."""
         self._limits.heard = self._limits.now()
-        self._log.say(self._reader.feed(deltas))
+        self._log.append_now(self._reader.feed(deltas))
 
     def _hear(self, items: list[FeedItem]) -> list[TurnEvent]:
         out, self._notes = self._notes, []
@@ -432,7 +432,7 @@ class Turn:
     async def _write(self, events: list[TurnEvent]) -> None:
         if not events:
             return
-        screened = await self.interrupts.screen(events)
+        screened = await self.interrupts.register(events)
         if self.interrupts.forged is not None:  # noticed with the end of the turn: not a good end
             screened = [
                 Finished(Outcome.FAILED, event.message_id, failure=FORGED)
@@ -440,8 +440,8 @@ class Turn:
                 else event
                 for event in screened
             ]
-        await self._log.tell(screened)
-        self.interrupts.logged()
+        await self._log.append(screened)
+        self.interrupts.release()
 
     async def _decide(self) -> list[TurnEvent]:
         """Do what is to be done now that something was heard, or time has passed."""
@@ -456,7 +456,7 @@ class Turn:
             return await self._abort(None)
         if self.interrupts.forged is not None:
             return await self._abort(FORGED)
-        if not await self.interrupts.act():
+        if not await self.interrupts.answer_due():
             return await self._abort(EXPIRED)
         if self.interrupts.stale:
             self.interrupts.stale = False
@@ -478,7 +478,7 @@ class Turn:
             return await self._finish() if self._drained() else []
         if isinstance(error, UpstreamUnreachableError):
             # The connection broke; the turn may well be running. The store will tell.
-            log.warning("prompt call broke off", error=error.message)
+            logger.warning("prompt call broke off", error=error.message)
             self._prompt = None
             self._doubt()
             self._wake()
@@ -560,7 +560,7 @@ class Turn:
         return [] if failure is None else await self._abort(failure)
 
     @property
-    def _answer_due(self) -> bool:
+    def _prompt_running(self) -> bool:
         """Whether the prompt call is still to be answered."""
         return self._prompt is not None and not self._prompt.done()
 
@@ -573,7 +573,7 @@ class Turn:
         neither can come any more, that it has begun at all.
         """
         reader, limits = self._reader, self._limits
-        if self._answer_due:
+        if self._prompt_running:
             return reader.state.complete
         if reader.state.messages.answers or reader.state.last_error is not None:
             return True
@@ -604,7 +604,7 @@ class Turn:
                 await self._stop()
             confirmed = True
         except (TimeoutError, UpstreamError) as error:
-            log.warning("abort not confirmed", error=type(error).__name__)
+            logger.warning("abort not confirmed", error=type(error).__name__)
             confirmed = False
         state: Snapshot | None = None
         with suppress(TimeoutError, UpstreamError):
@@ -624,7 +624,7 @@ class Turn:
             if self._prompt is not None and not busy:
                 # It may be about to begin: the answer to the prompt says that it will not.
                 await asyncio.wait([self._prompt], timeout=AGAIN_SECONDS)
-                busy = {session.session_id} if self._answer_due else busy
+                busy = {session.session_id} if self._prompt_running else busy
             if not busy:
                 return
             for session_id in busy:

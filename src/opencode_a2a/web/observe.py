@@ -24,12 +24,12 @@ from structlog.typing import FilteringBoundLogger
 from opencode_a2a import metrics
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import Caller, new_hex
-from opencode_a2a.server.exchange import OPERATION
+from opencode_a2a.server.http import OPERATION
 from opencode_a2a.telemetry import PAYLOADS, begin_trace, current_trace, redact
 from opencode_a2a.web.auth import peer_address
 from opencode_a2a.web.sse import DIRECT_SEND
 
-log: FilteringBoundLogger = structlog.get_logger()
+logger: FilteringBoundLogger = structlog.get_logger()
 
 ANSWER_HEADERS = "answer_headers"
 """In the scope: headers that every answer to this request gets, also one that refuses it."""
@@ -86,9 +86,9 @@ class AccessLog:
             method = scope["method"] if scope["method"] in _KNOWN_METHODS else "other"
             _requests(method, _route(scope), status).inc()
             level = logging.ERROR if status >= 500 else logging.INFO
-            if log.is_enabled_for(level):
+            if logger.is_enabled_for(level):
                 caller: Caller | None = scope.get("caller")
-                log.log(
+                logger.log(
                     level,
                     "request",
                     principal=caller.principal if caller else None,
@@ -232,7 +232,7 @@ class Readiness:
                 await check()
         except Exception as error:  # whatever is wrong, the answer is "not ready"
             if self._results.get(name, True):
-                log.warning("not ready", check=name, error=repr(error))
+                logger.warning("not ready", check=name, error=repr(error))
             return False
         return True
 

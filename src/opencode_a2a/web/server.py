@@ -36,7 +36,7 @@ from opencode_a2a.errors import (
     RequestTimeoutError,
     ServiceError,
 )
-from opencode_a2a.server.exchange import refused
+from opencode_a2a.server.http import refused
 from opencode_a2a.web.auth import AcceptedCredential, Authentication
 from opencode_a2a.web.limits import BodyGuard, Boundary, RateLimit
 from opencode_a2a.web.observe import AccessLog, PayloadLog

@@ -23,9 +23,9 @@ from structlog.typing import FilteringBoundLogger
 from opencode_a2a import metrics
 from opencode_a2a.config import StreamSettings
 from opencode_a2a.errors import StreamEndedError
-from opencode_a2a.server.exchange import EVENT_STREAM, Stream
+from opencode_a2a.server.http import EVENT_STREAM, Stream
 
-log: FilteringBoundLogger = structlog.get_logger()
+logger: FilteringBoundLogger = structlog.get_logger()
 
 Header = tuple[bytes, bytes]
 DIRECT_SEND = "direct_send"
@@ -167,7 +167,7 @@ class EventStream:
             metrics.STREAM_BUDGET_REJECTED.inc()
         if ending is Ending.STALLED:
             # To close the connection would mean to wait for a reader that does not read.
-            log.info("reader dropped")
+            logger.info("reader dropped")
             if (abort := scope.get("abort")) is not None:
                 abort()
                 await _disconnect(receive)
@@ -200,7 +200,7 @@ class EventStream:
             ending = Ending.DISCONNECTED
         except Exception:
             # The outermost edge of a stream: the reader must hear of it, whatever it was.
-            log.exception("stream failed")
+            logger.exception("stream failed")
             ending = Ending.FAILED
         finally:
             gone.cancel()

@@ -34,7 +34,7 @@ from opencode_a2a.server.operations import OperationCall, TaskStream
 from opencode_a2a.tasks.log import LogForgottenError
 from opencode_a2a.tasks.state import Entry
 
-log: FilteringBoundLogger = structlog.get_logger(__name__)
+logger: FilteringBoundLogger = structlog.get_logger(__name__)
 
 OPERATION = "operation"
 """In the scope: the operation that a request is for, as the access log names it."""
@@ -123,7 +123,7 @@ def as_service_error(error: Exception, where: str) -> ServiceError:
     """Return an error that callers may see; a defect of ours is logged and hidden behind one."""
     if isinstance(error, ServiceError):
         return error
-    log.error("request failed", where=where, exc_info=error)
+    logger.error("request failed", where=where, exc_info=error)
     return InternalError()
 
 
