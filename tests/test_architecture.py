@@ -20,7 +20,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 
 
 def layer_of(module: str) -> str:
-    """Return the part after the package: ``opencode_a2a.web.sse`` lies in ``web``."""
+    """Return the part after the package: ``opencode_a2a.server.sse`` lies in ``server``."""
     return module.split(".")[1] if "." in module else ""
 
 

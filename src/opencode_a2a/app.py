@@ -45,6 +45,7 @@ from opencode_a2a.server.jsonrpc import RpcBinding
 from opencode_a2a.server.openapi import OpenApi
 from opencode_a2a.server.operations import Operations
 from opencode_a2a.server.rest import RestBinding
+from opencode_a2a.server.sse import Streams
 from opencode_a2a.services import announced
 from opencode_a2a.store.database import Database, DatabaseError, EarlierDatabaseError
 from opencode_a2a.tasks.log import LogWriter
@@ -67,7 +68,6 @@ from opencode_a2a.web.server import (
     prepare_process,
     server,
 )
-from opencode_a2a.web.sse import EventStream, Streams
 
 logger = structlog.get_logger(__name__)
 
@@ -289,7 +289,8 @@ class Service:
         operations = Operations(tasks, cards, fetch)
         terms = Terms(
             Version(settings.a2a.protocol_version),
-            lambda stream: EventStream(stream, settings.stream, self.streams),
+            settings.stream,
+            self.streams,
             EXTENSION_NAMES,
             spoken_versions(settings),
         )

@@ -27,7 +27,7 @@ from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import MessageId, RequestId, SessionId
 from opencode_a2a.opencode.events import Event, PartDelta, SessionChanged, decode
 from opencode_a2a.opencode.types import AssistantMessage, MessageWithParts, UserMessage
-from opencode_a2a.web.sse import Streams
+from opencode_a2a.server.sse import Streams
 from tests.support.opencode_state import OpenCodeState, SessionState, frames
 from tests.support.running import running
 

@@ -8,8 +8,8 @@ from typing import Literal
 
 from starlette.types import ASGIApp, Send
 
+from opencode_a2a.server.sse import Streams
 from opencode_a2a.web.server import Server, server
-from opencode_a2a.web.sse import Streams
 
 
 async def answer(

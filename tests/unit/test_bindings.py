@@ -6,23 +6,23 @@ from typing import cast
 import httpx
 import orjson
 import pytest
-from starlette.responses import StreamingResponse
 from starlette.routing import Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from opencode_a2a.a2a.operations import OPERATIONS
 from opencode_a2a.a2a.types import Version
-from opencode_a2a.config import Settings
+from opencode_a2a.config import Settings, StreamSettings
 from opencode_a2a.errors import SessionNotFoundError
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import SCOPE_KEY, Caller, Principal
 from opencode_a2a.peers.network import FetchResult
 from opencode_a2a.server.card import Cards
 from opencode_a2a.server.contracts import EXTENSION_NAMES
-from opencode_a2a.server.http import Stream, Terms
+from opencode_a2a.server.http import Terms
 from opencode_a2a.server.jsonrpc import RpcBinding
 from opencode_a2a.server.operations import Operations
 from opencode_a2a.server.rest import RestBinding
+from opencode_a2a.server.sse import Streams
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.web.server import Refusals
 
@@ -47,10 +47,6 @@ class Echo:
         return {"caller": caller.principal, "params": params, "version": version.value}
 
 
-def serve(stream: Stream) -> ASGIApp:
-    return StreamingResponse(stream.frames(lambda _: False), headers=dict(stream.headers))
-
-
 async def fetch(urls: Sequence[str]) -> list[FetchResult]:
     raise AssertionError(urls)
 
@@ -62,10 +58,10 @@ def echo() -> Echo:
 
 @pytest.fixture
 async def agent(echo: Echo) -> AsyncIterator[httpx.AsyncClient]:
-    """The bindings around a board that must not be reached."""
+    """The bindings around tasks that must not be reached."""
     cards = Cards(Settings(), 0)
     operations = Operations(TaskService.__new__(TaskService), cards, fetch)
-    terms = Terms(Version.V03, serve, EXTENSION_NAMES)
+    terms = Terms(Version.V03, StreamSettings(), Streams(), EXTENSION_NAMES)
     routes = [
         RpcBinding(operations, terms, [echo]).route(),
         *RestBinding(operations, cards, terms).routes(),

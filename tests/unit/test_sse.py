@@ -9,8 +9,7 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from opencode_a2a.config import StreamSettings
-from opencode_a2a.server.http import Stream, Write
-from opencode_a2a.web.sse import WRITE_NOW, Ending, EventStream, Streams
+from opencode_a2a.server.sse import WRITE_NOW, Ending, EventStream, Stream, Streams, Write
 from tests.support.running import RawClient, raw, running
 
 Frames = AsyncGenerator[bytes, None]

@@ -21,6 +21,7 @@ from opencode_a2a.a2a.types import (
     Version,
     negotiate,
 )
+from opencode_a2a.config import StreamSettings
 from opencode_a2a.errors import (
     ContentTypeNotSupportedError,
     InternalError,
@@ -31,6 +32,7 @@ from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import SCOPE_KEY, Caller
 from opencode_a2a.peers.client import HOPS_HEADER
 from opencode_a2a.server.operations import OperationCall, TaskStream
+from opencode_a2a.server.sse import ErrorFrame, EventStream, Stream, Streams, Write
 from opencode_a2a.tasks.log import LogForgottenError
 from opencode_a2a.tasks.state import Entry
 
@@ -40,12 +42,6 @@ OPERATION = "operation"
 """In the scope: the operation that a request is for, as the access log names it."""
 _JSON_TYPES = frozenset({"", "application/json", "application/a2a+json"})
 _REST_TYPES = {Version.V1: "application/a2a+json", Version.V03: "application/json"}
-EVENT_STREAM = {
-    "content-type": "text/event-stream",
-    "cache-control": "no-cache, no-transform",
-    "x-accel-buffering": "no",
-}
-"""The headers of a stream of server-sent events."""
 _EXTENSION_HEADERS = {Version.V1: "A2A-Extensions", Version.V03: "X-A2A-Extensions"}
 
 
@@ -147,21 +143,6 @@ def refused(error: ServiceError, scope: Scope) -> Response:
 
 # --- streams ----------------------------------------------------------------------------------
 
-Write = Callable[[bytes], bool]
-"""Writes frames at once; False when the reader cannot take them now."""
-ErrorFrame = Callable[[ServiceError], bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """A stream of server-sent events, and the event to break it off with."""
-
-    frames: Callable[[Write], AsyncGenerator[bytes, None]]
-    """Makes the frames, always whole ones. Some may be written by the function it is given while
-    it has yielded nothing; if that returns False, they have to be yielded."""
-    error_frame: ErrorFrame
-    headers: Mapping[str, str]
-
 
 @dataclass(frozen=True, slots=True)
 class Terms:
@@ -169,24 +150,25 @@ class Terms:
 
     default: Version
     """The version of a request that names none."""
-    serve: Callable[[Stream], ASGIApp]
-    """Makes a response of a stream; the edge knows how."""
+    limits: StreamSettings
+    streams: Streams
     extensions: Collection[str] = ()
     """The names that callers may activate extensions by. They work without; it is a courtesy."""
     supported: tuple[Version, ...] = EVERY_VERSION
 
 
 def event_stream(
+    terms: Terms,
     stream: TaskStream,
     encoding: Encoding,
     error_frame: ErrorFrame,
     headers: Mapping[str, str],
     head: bytes = b"",
     tail: bytes = b"",
-) -> Stream:
-    """Write a task stream as server-sent events; an error becomes the last of them.
+) -> EventStream:
+    """Return the response that writes a task stream as server-sent events.
 
-    ``head`` and ``tail`` stand around the object of each event.
+    An error becomes the last of them. ``head`` and ``tail`` stand around the object of each event.
     """
     form = b"id: %%b\ndata: %b%%b%b\n\n" % (head.replace(b"%", b"%%"), tail)
     reader, log = stream.reader, stream.reader.log
@@ -232,4 +214,4 @@ def event_stream(
         except ServiceError as error:
             yield error_frame(error)
 
-    return Stream(frames, error_frame, headers)
+    return EventStream(Stream(frames, error_frame, headers), terms.limits, terms.streams)

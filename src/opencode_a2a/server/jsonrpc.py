@@ -30,7 +30,6 @@ from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import Caller
 from opencode_a2a.jsonguard import decode
 from opencode_a2a.server.http import (
-    EVENT_STREAM,
     OPERATION,
     Endpoint,
     Terms,
@@ -43,6 +42,7 @@ from opencode_a2a.server.http import (
     version_of,
 )
 from opencode_a2a.server.operations import HANDLERS, NOTIFIED, Operations, TaskStream
+from opencode_a2a.server.sse import EVENT_STREAM
 from opencode_a2a.validation import listed
 
 
@@ -107,15 +107,14 @@ class RpcBinding:
         if not isinstance(result, TaskStream):
             return rpc_response({"jsonrpc": "2.0", "id": envelope.id, "result": result}, headers)
         head = b'{"jsonrpc":"2.0","id":%b,"result":' % orjson.dumps(envelope.id)
-        return self._terms.serve(
-            event_stream(
-                result,
-                _ENCODINGS[version],
-                lambda error: rpc_error_frame(error, request_id, version),
-                headers,
-                head,
-                b"}",
-            )
+        return event_stream(
+            self._terms,
+            result,
+            _ENCODINGS[version],
+            lambda error: rpc_error_frame(error, request_id, version),
+            headers,
+            head,
+            b"}",
         )
 
     async def _run(

@@ -102,8 +102,8 @@ class RestBinding:
                 # 0.3 has a reason of its own for wrong params of its list.
                 error = InvalidListingError(error.message, violations=error.violations)
             return rest_refusal(error, version)
-        return self._terms.serve(
-            event_stream(result, form, lambda error: rest_error_frame(error, version), headers)
+        return event_stream(
+            self._terms, result, form, lambda error: rest_error_frame(error, version), headers
         )
 
 

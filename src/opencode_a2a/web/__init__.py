@@ -1,1 +1,1 @@
-"""The HTTP edge: authentication, limits, streams. Pure ASGI."""
+"""The HTTP edge: authentication, limits, logs. Pure ASGI."""

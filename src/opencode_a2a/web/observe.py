@@ -25,9 +25,9 @@ from opencode_a2a import metrics
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import Caller, new_hex
 from opencode_a2a.server.http import OPERATION
+from opencode_a2a.server.sse import DIRECT_SEND
 from opencode_a2a.telemetry import PAYLOADS, begin_trace, current_trace, redact
 from opencode_a2a.web.auth import peer_address
-from opencode_a2a.web.sse import DIRECT_SEND
 
 logger: FilteringBoundLogger = structlog.get_logger()
 

@@ -37,10 +37,10 @@ from opencode_a2a.errors import (
     ServiceError,
 )
 from opencode_a2a.server.http import refused
+from opencode_a2a.server.sse import WRITE_NOW, Streams
 from opencode_a2a.web.auth import AcceptedCredential, Authentication
 from opencode_a2a.web.limits import BodyGuard, Boundary, RateLimit
 from opencode_a2a.web.observe import AccessLog, PayloadLog
-from opencode_a2a.web.sse import WRITE_NOW, Streams
 
 HEADER_SECONDS = 15.0
 HEADER_BYTES = 64 * 1024

@@ -1,6 +1,6 @@
 """Write a stream of server-sent events.
 
-``server`` gives an iterator of encoded frames; this module sees to it that the reader can
+``server.http`` gives an iterator of encoded frames; this module sees to it that the reader can
 tell a quiet stream from a dead one, that a reader who is gone or does not read is let go, and
 that a stream never ends without saying so. It does not look into the frames.
 
@@ -13,7 +13,8 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 import structlog
@@ -22,11 +23,16 @@ from structlog.typing import FilteringBoundLogger
 
 from opencode_a2a import metrics
 from opencode_a2a.config import StreamSettings
-from opencode_a2a.errors import StreamEndedError
-from opencode_a2a.server.http import EVENT_STREAM, Stream
+from opencode_a2a.errors import ServiceError, StreamEndedError
 
 logger: FilteringBoundLogger = structlog.get_logger()
 
+EVENT_STREAM = {
+    "content-type": "text/event-stream",
+    "cache-control": "no-cache, no-transform",
+    "x-accel-buffering": "no",
+}
+"""The headers of a stream of server-sent events."""
 Header = tuple[bytes, bytes]
 DIRECT_SEND = "direct_send"
 """In the scope: the server's own ``send``. What comes between looks at the start of an answer only,
@@ -41,6 +47,22 @@ _PING = b": ping\n"
 _HEADERS: tuple[Header, ...] = tuple(
     (name.encode(), value.encode()) for name, value in EVENT_STREAM.items()
 )
+
+
+Write = Callable[[bytes], bool]
+"""Writes frames at once; False when the reader cannot take them now."""
+ErrorFrame = Callable[[ServiceError], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A stream of server-sent events, and the event to break it off with."""
+
+    frames: Callable[[Write], AsyncGenerator[bytes, None]]
+    """Makes the frames, always whole ones. Some may be written by the function it is given while
+    it has yielded nothing; if that returns False, they have to be yielded."""
+    error_frame: ErrorFrame
+    headers: Mapping[str, str]
 
 
 class Ending(StrEnum):
