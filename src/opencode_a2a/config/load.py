@@ -7,7 +7,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import cast
 from urllib.parse import urlsplit
@@ -77,11 +77,20 @@ class _Loading:
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             self.report(CONFIG_VARIABLE, f"{path} is not TOML: {error}")
         else:
-            for key, value in _flatten(tables):
+            given: list[tuple[str, object]] = []
+            for group, table in tables.items():
+                if isinstance(table, dict):
+                    fields = cast("dict[str, object]", table)
+                    given += [(f"{group}.{field}", value) for field, value in fields.items()]
+                else:
+                    given.append((group, table))
+            for key, value in given:
                 if key in SETTINGS:
                     self.take(key, value, str(path))
-                else:
-                    self.report(f"{key} ({path})", f"no such setting{_nearest(key, SETTINGS)}")
+                    continue
+                close = difflib.get_close_matches(key, SETTINGS, n=1, cutoff=0.75)
+                hint = f"; did you mean {close[0]}?" if close else ""
+                self.report(f"{key} ({path})", f"no such setting{hint}")
 
     def read_environment(self) -> None:
         for name, value in self.environ.items():
@@ -115,39 +124,38 @@ class _Loading:
 
     def build(self) -> Settings:
         """Return the settings as far as they are right; what is wrong keeps its default."""
-        groups = {name: self._build_group(name, kind) for name, kind in GROUPS.items()}
+        groups: dict[str, Group] = {}
+        for name, kind in GROUPS.items():
+            keys = [key for key in self.values if key.startswith(f"{name}.")]
+            given = {SETTINGS[key].field: self.values[key] for key in keys}
+            try:
+                groups[name] = kind.model_validate(given)
+            except ValidationError as error:
+                for detail in error.errors(include_url=False, include_input=False):
+                    field, *inner = map(str, detail["loc"])
+                    where = f"{'.'.join(inner)}: " if inner else ""
+                    self.problem(f"{name}.{field}", where + _plain(detail["msg"]))
+                    given.pop(field, None)
+                groups[name] = kind.model_validate(given)
         settings = Settings.model_construct(None, **groups, sources=self.sources)
         opencode, a2a = settings.opencode, settings.a2a
         if a2a.demo and "opencode.managed_server" not in self.sources:
             opencode = opencode.model_copy(update={"managed_server": True})
-        a2a = a2a.model_copy(update={"peers": tuple(map(self._with_token, a2a.peers))})
+        peers = list(a2a.peers)
+        for index, peer in enumerate(peers):
+            if not peer.credential:
+                continue
+            variable = f"{peer.name}: the variable {peer.credential}"
+            token = self.environ.get(peer.credential)
+            if not token:
+                self.problem("a2a.peers", f"{variable} is not set")
+                continue
+            try:
+                peers[index] = peer.model_copy(update={"token": sendable(SecretStr(token))})
+            except ValueError as error:
+                self.problem("a2a.peers", f"{variable} {error}")
+        a2a = a2a.model_copy(update={"peers": tuple(peers)})
         return settings.model_copy(update={"opencode": opencode, "a2a": a2a})
-
-    def _build_group(self, name: str, kind: type[Group]) -> Group:
-        keys = [key for key in self.values if key.startswith(f"{name}.")]
-        given = {SETTINGS[key].field: self.values[key] for key in keys}
-        try:
-            return kind.model_validate(given)
-        except ValidationError as error:
-            for detail in error.errors(include_url=False, include_input=False):
-                field, *inner = map(str, detail["loc"])
-                where = f"{'.'.join(inner)}: " if inner else ""
-                self.problem(f"{name}.{field}", where + _plain(detail["msg"]))
-                given.pop(field, None)
-            return kind.model_validate(given)
-
-    def _with_token(self, peer: PeerEntry) -> PeerEntry:
-        if not peer.credential:
-            return peer
-        token = self.environ.get(peer.credential)
-        if not token:
-            self.problem("a2a.peers", f"{peer.name}: the variable {peer.credential} is not set")
-            return peer
-        try:
-            return peer.model_copy(update={"token": sendable(SecretStr(token))})
-        except ValueError as error:
-            self.problem("a2a.peers", f"{peer.name}: the variable {peer.credential} {error}")
-            return peer
 
     def check(self, settings: Settings, file: Path | None) -> None:
         """Add the conflicts between settings that are right by themselves."""
@@ -166,7 +174,13 @@ class _Loading:
             yield "A2A_LOG_LEVEL: not a level, WARNING is used"
         if settings.opencode.managed_server and "opencode.base_url" in self.sources:
             yield "OPENCODE_BASE_URL: unused, since OpenCode is managed"
-        yield from _peer_advice(settings)
+        if settings.offers_peers and not settings.opencode_is_here:
+            yield "A2A_PEERS: unused, since OpenCode is on another machine"
+        for peer in settings.a2a.peers:
+            here = loopback(urlsplit(peer.url).hostname or "")
+            if here and not settings.client.allow_private_hosts:
+                remedy = "so set A2A_CLIENT_ALLOW_PRIVATE_HOSTS"
+                yield f"A2A_PEERS: {peer.name} is on this machine, {remedy}"
         for secret in settings.auth.secrets:
             if secret.length < UNGUESSABLE:
                 whose = f" of {secret.owner}" if secret.owner else ""
@@ -179,12 +193,11 @@ class _Loading:
                 yield "A2A_PUBLIC_URL: not set, the card names the bind address"
             if not settings.auth.allowed_hosts:
                 yield "A2A_ALLOWED_HOSTS: not set, any Host header is accepted"
-        if file and self._exposes_secret(file):
-            yield f"A2A_CONFIG: {file} holds secrets and others can read it"
-
-    def _exposes_secret(self, file: Path) -> bool:
-        told = any(SETTINGS[k].secret for k, source in self.sources.items() if source == str(file))
-        return told and os.name == "posix" and bool(file.stat().st_mode & 0o077)
+        if file and os.name == "posix":
+            from_file = [key for key, source in self.sources.items() if source == str(file)]
+            # The file is looked at only if it holds a secret: others may well read the rest.
+            if any(SETTINGS[key].secret for key in from_file) and file.stat().st_mode & 0o077:
+                yield f"A2A_CONFIG: {file} holds secrets and others can read it"
 
 
 def load(
@@ -210,15 +223,6 @@ def load(
     return settings.model_copy(update={"warnings": warnings})
 
 
-def _peer_advice(settings: Settings) -> Iterator[str]:
-    if settings.offers_peers and not settings.opencode_is_here:
-        yield "A2A_PEERS: unused, since OpenCode is on another machine"
-    for peer in settings.a2a.peers:
-        if loopback(urlsplit(peer.url).hostname or "") and not settings.client.allow_private_hosts:
-            remedy = "so set A2A_CLIENT_ALLOW_PRIVATE_HOSTS"
-            yield f"A2A_PEERS: {peer.name} is on this machine, {remedy}"
-
-
 def provider_configured(settings: Settings, environ: Mapping[str, str]) -> bool:
     """Whether OpenCode would find a model of the user's: a key, a login or a configuration."""
     variables = (name for name, value in environ.items() if value)
@@ -240,20 +244,6 @@ def _mentions(file: Path, *words: str) -> bool:
     except OSError:
         return False
     return any(word in text for word in words)
-
-
-def _flatten(tables: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    for group, table in tables.items():
-        if isinstance(table, dict):
-            for field, value in cast("dict[str, object]", table).items():
-                yield f"{group}.{field}", value
-        else:
-            yield group, table
-
-
-def _nearest(name: str, names: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _misspelt(name: str) -> str | None:

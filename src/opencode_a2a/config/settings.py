@@ -64,14 +64,13 @@ def _asks(value: object) -> object:
     if isinstance(value, str) and value.strip().lower() in ("all", "true"):
         return ("bash", "edit", "webfetch")
     asks = () if value == "none" else _split(value)
-    if _holds_unknown(asks):
-        raise ValueError("should be all, none, or some of bash, edit and webfetch")
+    # Left to pydantic, the text would not name ``all`` and ``none``.
+    if isinstance(asks, list):
+        known, given = get_args(Ask), cast("list[object]", asks)
+        if any(ask not in known for ask in given):
+            raise ValueError("should be all, none, or some of bash, edit and webfetch")
+        return given
     return asks
-
-
-def _holds_unknown(asks: object) -> bool:
-    known = get_args(Ask)
-    return isinstance(asks, list) and any(ask not in known for ask in cast("list[object]", asks))
 
 
 def _decode(value: object) -> object:
@@ -878,8 +877,19 @@ def loopback(host: str) -> bool:
 
 
 def conflicts(settings: Settings) -> Iterator[Problem]:
+    """Yield what is wrong between settings that are right by themselves."""
     yield from _access_conflicts(settings.a2a, settings.auth)
-    yield from _short_tokens(settings)
+    public = urlsplit(settings.public_url).hostname or ""
+    only_here = loopback(settings.a2a.host) and loopback(public)
+    if not only_here and not settings.auth.allow_short_tokens:
+        for secret in settings.auth.secrets:
+            if secret.kind == "token" and secret.length < UNGUESSABLE:
+                whose = f"{secret.owner}: " if secret.owner else ""
+                yield Problem(
+                    secret.variable,
+                    f"{whose}a token of {secret.length} characters can be guessed; use "
+                    f"{UNGUESSABLE} or more, or set A2A_ALLOW_SHORT_TOKENS",
+                )
     yield from _opencode_conflicts(settings.a2a, settings.opencode)
     workspace = settings.workspace
     if workspace and _is_root(workspace) and not settings.opencode.allow_root_workspace:
@@ -888,7 +898,14 @@ def conflicts(settings: Settings) -> Iterator[Problem]:
             "the agent could change every file of this machine; choose a directory, or set "
             "OPENCODE_ALLOW_ROOT_WORKSPACE",
         )
-    yield from _environment_conflicts(settings.environment, workspace)
+    declared, variable = settings.environment, "A2A_SANDBOX_WRITABLE_ROOTS"
+    roots = declared.sandbox_writable_roots
+    if roots and declared.write_access_scope == "none":
+        yield Problem(variable, "should be empty when A2A_WRITE_ACCESS_SCOPE is none")
+    confined = "workspace_only" in (declared.write_access_scope, declared.sandbox_filesystem_scope)
+    if confined and workspace and not all(root.is_relative_to(workspace) for root in roots):
+        scope = "when the declared scope is workspace_only"
+        yield Problem(variable, f"should lie in the workspace {scope}")
     if settings.guarded_workspace:
         yield from misplaced(settings, settings.guarded_workspace)
     first = settings.client.polling_fallback_initial_interval_seconds
@@ -916,21 +933,6 @@ def _access_conflicts(a2a: ServiceSettings, auth: AccessSettings) -> Iterator[Pr
         yield Problem("A2A_PEERS", "has the same name twice")
 
 
-def _short_tokens(settings: Settings) -> Iterator[Problem]:
-    """Yield the tokens that others could find by trying, unless the operator allows them."""
-    public = urlsplit(settings.public_url).hostname or ""
-    if settings.auth.allow_short_tokens or (loopback(settings.a2a.host) and loopback(public)):
-        return
-    for secret in settings.auth.secrets:
-        if secret.kind == "token" and secret.length < UNGUESSABLE:
-            whose = f"{secret.owner}: " if secret.owner else ""
-            yield Problem(
-                secret.variable,
-                f"{whose}a token of {secret.length} characters can be guessed; use {UNGUESSABLE} "
-                "or more, or set A2A_ALLOW_SHORT_TOKENS",
-            )
-
-
 def _is_root(directory: Path) -> bool:
     return directory.resolve() == Path(directory.anchor)
 
@@ -955,18 +957,6 @@ def _opencode_conflicts(a2a: ServiceSettings, opencode: OpenCodeSettings) -> Ite
     root = opencode.workspace_root
     if opencode.managed_server and root and not root.is_dir():
         yield Problem("OPENCODE_WORKSPACE_ROOT", "is not a directory")
-
-
-def _environment_conflicts(
-    declared: EnvironmentSettings, workspace: Path | None
-) -> Iterator[Problem]:
-    roots, variable = declared.sandbox_writable_roots, "A2A_SANDBOX_WRITABLE_ROOTS"
-    if roots and declared.write_access_scope == "none":
-        yield Problem(variable, "should be empty when A2A_WRITE_ACCESS_SCOPE is none")
-    confined = "workspace_only" in (declared.write_access_scope, declared.sandbox_filesystem_scope)
-    if confined and workspace and not all(root.is_relative_to(workspace) for root in roots):
-        scope = "when the declared scope is workspace_only"
-        yield Problem(variable, f"should lie in the workspace {scope}")
 
 
 def within(path: Path, directory: Path) -> bool:

@@ -20,7 +20,7 @@ from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import ModelRef
 from opencode_a2a.media import IMAGE_TYPES, UnfitError, accepts, fit_file, is_json, is_textual
 from opencode_a2a.messages import ANYWHERE, Message, Part, PromptPart, Routing
-from opencode_a2a.peers.network import Fetch, Fetched, FetchResult, TooManyFilesError
+from opencode_a2a.peers.network import Fetch, Fetched, TooManyFilesError
 from opencode_a2a.validation import listed
 
 INPUT_MODES = ("text/plain", "application/json", "application/pdf", *IMAGE_TYPES)
@@ -48,8 +48,12 @@ async def read_prompt(message: Message, fetch: Fetch) -> tuple[PromptPart, ...]:
                 parts.append(_prompt_part(part))
             elif (unusable := _unusable(part.url or "")) is not None:
                 raise unusable
+            elif not isinstance(fetched := next(files), Fetched):
+                raise _UnreadableError(f"has a URL that cannot be used: {fetched}")
             else:
-                parts.append(_fetched_part(part, next(files)))
+                name = part.filename or urlsplit(part.url or "").path.rpartition("/")[2] or None
+                media_type = part.media_type or fetched.media_type
+                parts.append(fit_file(fetched.data, media_type, name))
         except UnfitError as error:
             refused.append((Violation(f"message.parts[{index}]", str(error)), error))
     if refused:
@@ -91,13 +95,6 @@ def _prompt_part(part: Part) -> PromptPart:
     name = f" {part.filename}" if part.filename else ""
     text = orjson.dumps(part.data, option=orjson.OPT_INDENT_2).decode()
     return PromptPart(text=f"Structured data{name} (JSON):\n{text}")
-
-
-def _fetched_part(part: Part, fetched: FetchResult) -> PromptPart:
-    if not isinstance(fetched, Fetched):
-        raise _UnreadableError(f"has a URL that cannot be used: {fetched}")
-    name = part.filename or urlsplit(part.url or "").path.rpartition("/")[2] or None
-    return fit_file(fetched.data, part.media_type or fetched.media_type, name)
 
 
 # --- metadata ---------------------------------------------------------------------------------

@@ -237,29 +237,27 @@ def _operation(operation: Operation, version: Version, verb: str, path: str) -> 
         "responses": {"200": answer, "4XX": _ERROR, **_REFUSALS},
     }
     if operation.takes is SendRequest:
-        described["requestBody"] = _send_body(version)
+        file = Part("raw", raw="aGVsbG8K", media_type="text/plain", filename="a.txt")
+        examples: dict[str, JsonObject] = {
+            "basic_message": _send_example(version),
+            "message_with_file_input": {
+                "message": _message(version, "m-2", Part("text", text="what does it say?"), file)
+            },
+            "continue_session": _send_example(
+                version, shared={"session": {"id": OfSession.example["session_id"]}}
+            ),
+            "message_with_model_override": _send_example(
+                version, shared={"model": {"providerID": "demo", "modelID": "demo"}}
+            ),
+        }
+        forms = ["SendMessage"]
+        if version is Version.V03:  # its bodies are ProtoJSON or plain; both are declared
+            forms = ["SendMessage03Proto", "SendMessage03"]
+        schema: JsonObject = {"anyOf": [_ref(form) for form in forms]}
+        named: JsonObject = {name: {"value": value} for name, value in examples.items()}
+        content: JsonObject = {_JSON: {"schema": schema, "examples": named}}
+        described["requestBody"] = {"required": True, "content": content}
     return described
-
-
-def _send_body(version: Version) -> JsonObject:
-    file = Part("raw", raw="aGVsbG8K", media_type="text/plain", filename="a.txt")
-    examples: dict[str, JsonObject] = {
-        "basic_message": _send_example(version),
-        "message_with_file_input": {
-            "message": _message(version, "m-2", Part("text", text="what does it say?"), file)
-        },
-        "continue_session": _send_example(
-            version, shared={"session": {"id": OfSession.example["session_id"]}}
-        ),
-        "message_with_model_override": _send_example(
-            version, shared={"model": {"providerID": "demo", "modelID": "demo"}}
-        ),
-    }
-    # Bodies of 0.3 REST are ProtoJSON or plain; both are declared.
-    names = ["SendMessage"] if version is Version.V1 else ["SendMessage03Proto", "SendMessage03"]
-    schema: JsonObject = {"anyOf": [_ref(name) for name in names]}
-    named: JsonObject = {name: {"value": value} for name, value in examples.items()}
-    return {"required": True, "content": {_JSON: {"schema": schema, "examples": named}}}
 
 
 def _send_example(version: Version, **metadata: Json) -> JsonObject:
@@ -335,8 +333,18 @@ def _schemas(settings: Settings) -> JsonObject:
     versions = spoken_versions(settings)
     schemas = _method_schemas(settings) | _BASIC
     for name, version, model, role in _SENDS:
-        if version in versions:
-            schemas |= _send_schema(name, model, role)
+        if version not in versions:
+            continue
+        made = model.model_json_schema(ref_template=f"{_REF}{name}.{{model}}")
+        # The models are private to their module; their names here are not.
+        own = orjson.loads(orjson.dumps(made).replace(f"{name}._".encode(), f"{name}.".encode()))
+        parts = own.pop("$defs")
+        schemas[name] = own | {"title": name}
+        for private, schema in parts.items():
+            inner = f"{name}.{private.removeprefix('_')}"
+            schemas[inner] = schema | {"title": inner}
+            if "role" in schema["properties"]:
+                schema["properties"]["role"] = {"type": "string", "enum": [role]}
     for version in versions:
         for operation in OPERATIONS:
             if name := operation.named(version):
@@ -375,21 +383,6 @@ def _method_schemas(settings: Settings) -> JsonObject:
         text = text.replace(f'"{_REF}{name}"', f'"{_REF}{schema["title"]}"')
     schemas: dict[str, JsonObject] = {one["title"]: one for one in orjson.loads(text).values()}
     return dict(sorted(schemas.items()))
-
-
-def _send_schema(name: str, model: type[SendBase], role: str) -> JsonObject:
-    """Return the schema of a send's params, its parts under names of their own."""
-    made = model.model_json_schema(ref_template=f"{_REF}{name}.{{model}}")
-    # The models are private to their module; their names here are not.
-    own = orjson.loads(orjson.dumps(made).replace(f"{name}._".encode(), f"{name}.".encode()))
-    own["title"] = name
-    schemas: JsonObject = {name: own}
-    for private, schema in own.pop("$defs").items():
-        inner = f"{name}.{private.removeprefix('_')}"
-        schemas[inner] = schema | {"title": inner}
-        if "role" in schema["properties"]:
-            schema["properties"]["role"] = {"type": "string", "enum": [role]}
-    return schemas
 
 
 def _request(method: str, params: JsonObject) -> JsonObject:

@@ -6,6 +6,7 @@ routes for alive, ready, healthy and figures. Nothing here knows A2A, the databa
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -157,8 +158,13 @@ class PayloadLog:
         try:
             await self._app(scope, read, write)
         finally:
-            method = _rpc_method(request)
-            hidden = "omitted: sensitive method" if (method or "").startswith(_SECRET_WORK) else ""
+            method: str | None = None
+            with contextlib.suppress(orjson.JSONDecodeError):
+                called: Json = orjson.loads(request)
+                if isinstance(called, dict) and isinstance(name := called.get("method"), str):
+                    method = name
+            secret = method is not None and method.startswith(_SECRET_WORK)
+            hidden = "omitted: sensitive method" if secret else ""
             if media_type.startswith("text/event-stream"):
                 answer = "streaming"
             elif "json" not in media_type:
@@ -182,15 +188,6 @@ class PayloadLog:
         if self._limit and len(shown) > self._limit:
             return shown[: self._limit].decode(errors="ignore") + "…"
         return shown.decode()
-
-
-def _rpc_method(body: bytes) -> str | None:
-    try:
-        value: Json = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    method = value.get("method") if isinstance(value, dict) else None
-    return method if isinstance(method, str) else None
 
 
 Check = Callable[[], Awaitable[None]]
