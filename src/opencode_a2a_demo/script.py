@@ -218,7 +218,13 @@ def parse_replies(source: str) -> list[Reply]:
     for group in groups:
         replies.append([])
         for item in group:
-            action, done = _action(item), replies[-1]
+            verb = next((verb for verb in _VERBS if verb in item), None)
+            if verb is None:
+                raise ScriptError(f"an action has none of the verbs {', '.join(_VERBS)}")
+            try:
+                action, done = _VERBS[verb].model_validate(item), replies[-1]
+            except ValidationError as error:
+                raise ScriptError(f"in {verb!r}: {reason_of(error)}") from error
             if isinstance(action, Say | Think | Fail) and any(isinstance(a, Call) for a in done):
                 replies.append([])
                 done = replies[-1]
@@ -226,16 +232,6 @@ def parse_replies(source: str) -> list[Reply]:
                 raise ScriptError("an HTTP error cannot follow output: use stream_error or drop")
             done.append(action)
     return [tuple(reply) for reply in replies]
-
-
-def _action(item: _Item) -> Action:
-    verb = next((verb for verb in _VERBS if verb in item), None)
-    if verb is None:
-        raise ScriptError(f"an action has none of the verbs {', '.join(_VERBS)}")
-    try:
-        return _VERBS[verb].model_validate(item)
-    except ValidationError as error:
-        raise ScriptError(f"in {verb!r}: {reason_of(error)}") from error
 
 
 def reason_of(error: ValidationError) -> str:

@@ -235,8 +235,15 @@ class DemoModel:
         return _json(orjson.dumps({"object": "list", "data": [model]}))
 
     async def _complete(self, request: Request) -> Response:
+        body = bytearray()
         try:
-            asked = ChatRequest.model_validate_json(await _body(request))
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > _BODY_LIMIT:
+                    raise HTTPException(413, f"the body is larger than {_BODY_LIMIT} bytes")
+            asked = ChatRequest.model_validate_json(bytes(body))
+        except ClientDisconnect as error:
+            raise HTTPException(400, "the body is incomplete") from error
         except ValidationError as error:
             raise HTTPException(400, reason_of(error)) from error
         # A client that names no session is known by how its conversation began.
@@ -288,18 +295,6 @@ def _json(body: bytes, status: int = 200) -> Response:
 def _gate_state(name: str, gate: NamedGate) -> Response:
     state = {"name": name, "reached": gate.reached.is_set(), "open": gate.opened.is_set()}
     return _json(orjson.dumps(state))
-
-
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > _BODY_LIMIT:
-                raise HTTPException(413, f"the body is larger than {_BODY_LIMIT} bytes")
-    except ClientDisconnect as error:
-        raise HTTPException(400, "the body is incomplete") from error
-    return bytes(body)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -83,8 +83,15 @@ class Conversation:
             self._waiting = None
             raise
         except click.ClickException:
-            if self._waiting and self._settled(self._waiting):
-                self._waiting = None
+            if self._waiting:
+                # The answer did not get through; the agent may no longer wait for one.
+                with contextlib.suppress(click.ClickException):
+                    found = self._talk.run(self._talk.peer.task(task_id or ""))
+                    if found.status.state not in WAITING:
+                        self._waiting = None
+                        word = state_word(found.status.state)
+                        text = f"The agent no longer waits for an answer; the task is {word}."
+                        click.echo(text, err=True)
             raise
         finally:
             self.context_id = task.context_id or self.context_id
@@ -95,18 +102,6 @@ class Conversation:
         else:
             report_end(self._talk.url, task)
         return exit_status(task.status.state)
-
-    def _settled(self, task: PeerTask) -> bool:
-        """Find out whether the agent still waits after an answer that it did not take."""
-        try:
-            found = self._talk.run(self._talk.peer.task(task.task_id or ""))
-        except click.ClickException:
-            return False
-        if found.status.state in WAITING:
-            return False
-        word = state_word(found.status.state)
-        click.echo(f"The agent no longer waits for an answer; the task is {word}.", err=True)
-        return True
 
     def _read(self) -> list[Part]:
         """Return what to send: a message, or the answer to what the agent asked."""

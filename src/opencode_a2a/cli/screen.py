@@ -200,19 +200,17 @@ class Screen:
                 named = event.name or event.artifact_id
                 self._aside(one_line(f"file {named} {event.part.media_type or ''}"))
             case TaskStatusChanged() if event.state not in SETTLED:
-                self._explain(event)
+                self._status.reason = event.progress and progress_text(event.progress)
+                if event.progress is None:
+                    if event.text:
+                        self._aside(indented(event.text))
+                    # The reason no longer holds; the next second says what does.
+                    self._status.erase()
+                elif self._watched:
+                    self._break_line()
+                    self._status.draw()
             case _:
                 pass  # what a task ends with is said by ``report_end``
-
-    def _explain(self, event: TaskStatusChanged) -> None:
-        self._status.reason = event.progress and progress_text(event.progress)
-        if event.progress is None:
-            if event.text:
-                self._aside(indented(event.text))
-            self._status.erase()  # the reason no longer holds; the next second says what does
-        elif self._watched:
-            self._break_line()
-            self._status.draw()
 
     def _tick(self) -> None:
         if self._status.due and not self._aside_open and not self._behind_answer:

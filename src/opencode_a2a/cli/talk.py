@@ -67,7 +67,17 @@ class Talk:
             raise click.UsageError("; ".join(map(str, error.problems))) from error
         self.state_dir = settings.a2a.state_dir
         services = [*running(self.state_dir)]
-        self.url = _full_url(url, services)
+        if "://" not in url:
+            try:
+                host = urlsplit(f"http://{url}").hostname or ""
+                local = host == "localhost" or ip_address(host).is_loopback
+            except ValueError:
+                local = False
+            url = f"http://{url}" if local else f"https://{url}"
+        # A service of our own is called by its address: at "localhost" another program might
+        # answer, on the other loopback address.
+        by_address = url.replace("//localhost", "//127.0.0.1", 1).rstrip("/")
+        self.url = by_address if by_address in services else url
         self._runner = runner
         self.peer = self.run(_open(self.url, settings, services))
 
@@ -182,20 +192,6 @@ def exit_status(state: State | None) -> int:
     if state is State.COMPLETED:
         return 0
     return 3 if state in WAITING else 1
-
-
-def _full_url(url: str, services: list[str]) -> str:
-    """Let people leave out the scheme, and say localhost for the address of their own service."""
-    if "://" not in url:
-        try:
-            host = urlsplit(f"http://{url}").hostname or ""
-            local = host == "localhost" or ip_address(host).is_loopback
-        except ValueError:
-            local = False
-        url = f"http://{url}" if local else f"https://{url}"
-    by_address = url.replace("//localhost", "//127.0.0.1", 1).rstrip("/")
-    # By name another program might be reached: it may listen on the other loopback address.
-    return by_address if by_address in services else url
 
 
 async def _open(url: str, settings: Settings, services: list[str]) -> Peer:

@@ -33,7 +33,7 @@ from opencode_a2a.media import UnfitError, fit_file, read_data_url
 from opencode_a2a.messages import Message
 from opencode_a2a.messages import Part as MessagePart
 from opencode_a2a.opencode import types as upstream
-from opencode_a2a.peers.network import Fetch, Fetched, FetchResult, TooManyFilesError
+from opencode_a2a.peers.network import Fetch, Fetched, TooManyFilesError
 from opencode_a2a.tasks.state import TaskRef
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 from opencode_a2a.validation import FREE_OBJECT, wrong
@@ -244,7 +244,14 @@ async def _inputs(session_id: SessionId, parts: Sequence[Part], fetch: Fetch) ->
         # OpenCode stores a part over one with the same id, be it another session's.
         named: JsonObject = {"id": scoped_id(session_id, part.id)} if part.id else {}
         try:
-            file = _file(part, links) if isinstance(part, PromptFile) else {}
+            file: JsonObject = {}
+            if isinstance(part, PromptFile):
+                fetched = next(links) if part.linked else Fetched(read_data_url(part.url), None)
+                if not isinstance(fetched, Fetched):
+                    raise UnfitError(f"cannot be used: {fetched}")
+                fitted = fit_file(fetched.data, part.mime, part.filename)
+                url = f"data:{fitted.media_type};base64,{fitted.data}"
+                file = {"mime": fitted.media_type or "text/plain", "url": url}
         except UnfitError as error:
             refused.append(Violation(f"request.parts[{index}].url", str(error)))
         else:
@@ -253,19 +260,6 @@ async def _inputs(session_id: SessionId, parts: Sequence[Part], fetch: Fetch) ->
         fields: list[Json] = [violation.field for violation in refused[:MAX_VIOLATIONS]]
         raise refusal(InvalidFieldError, tuple(refused), field=fields[0], fields=fields)
     return inputs
-
-
-def _file(part: PromptFile, links: Iterator[FetchResult]) -> JsonObject:
-    if part.linked:
-        fetched = next(links)
-        if not isinstance(fetched, Fetched):
-            raise UnfitError(f"cannot be used: {fetched}")
-        data = fetched.data
-    else:
-        data = read_data_url(part.url)
-    fitted = fit_file(data, part.mime, part.filename)
-    url = f"data:{fitted.media_type};base64,{fitted.data}"
-    return {"mime": fitted.media_type or "text/plain", "url": url}
 
 
 # --- out --------------------------------------------------------------------------------------

@@ -92,8 +92,16 @@ class Directories(Payload):
 @WORKSPACES.method("opencode.projects.list", Access.READ)
 async def list_projects(call: Call, params: Routed) -> Items[ProjectItem]:
     """List the projects that lie in the workspace, or around it."""
-    found = await call.opencode.projects(at=call.at)
-    return Items(items=[_project(call, one) for one in found if _related(call, one)])
+    workspace, items = call.deps.workspace, list[ProjectItem]()
+    for project in await call.opencode.projects(at=call.at):
+        place = project.worktree  # "/" for what is in no repository
+        if (
+            workspace.root is None
+            or workspace.holds(place)
+            or (place != "/" and FilePath(workspace.root).is_relative_to(place))
+        ):
+            items.append(_project(call, project))
+    return Items(items=items)
 
 
 @WORKSPACES.method("opencode.projects.current", Access.READ)
@@ -101,13 +109,6 @@ async def current_project(call: Call, params: Routed) -> Item[ProjectItem]:
     """Return the project that the workspace belongs to."""
     found = await call.opencode.current_project(at=call.at)
     return Item(item=_project(call, found))
-
-
-def _related(call: Call, project: Project) -> bool:
-    root = call.deps.workspace.root
-    if root is None or call.deps.workspace.holds(project.worktree):
-        return True
-    return project.worktree != "/" and FilePath(root).is_relative_to(project.worktree)
 
 
 def _project(call: Call, project: Project) -> ProjectItem:

@@ -274,7 +274,25 @@ class PeerConnection:
         )
         try:
             async with sending as response:
-                self._check(response, request.url)
+                if response.is_redirect:
+                    raise PeerError(
+                        ErrorCode.UNEXPECTED,
+                        "the agent redirects, which is not followed; call the new address instead",
+                        http_status=response.status_code,
+                    )
+                if response.headers.get("content-encoding", "identity") != "identity":
+                    raise PeerError(
+                        ErrorCode.UNEXPECTED, "the agent compressed its answer, unasked"
+                    )
+                if response.status_code == 401:
+                    if self._credential is None:
+                        remedy = "and none is configured for it"
+                    elif self._credential.headers(request.url):
+                        remedy = "and refuses the one it got"
+                    else:
+                        remedy = f"and the one given belongs to {self._credential.origin}"
+                    message = f"{origin(request.url)} wants a credential, {remedy}"
+                    raise PeerError(ErrorCode.AUTH_FAILED, message, http_status=401)
                 yield response
         except httpx2.TimeoutException as error:
             message = f"{origin(request.url)} did not answer in time"
@@ -286,26 +304,6 @@ class PeerConnection:
         except httpx2.TransportError as error:
             message = f"{origin(request.url)} cannot be reached"
             raise PeerError(ErrorCode.RETRYABLE, message) from error
-
-    def _check(self, response: httpx2.Response, url: str) -> None:
-        if response.is_redirect:
-            raise PeerError(
-                ErrorCode.UNEXPECTED,
-                "the agent redirects, which is not followed; call the new address instead",
-                http_status=response.status_code,
-            )
-        if response.headers.get("content-encoding", "identity") != "identity":
-            raise PeerError(ErrorCode.UNEXPECTED, "the agent compressed its answer, unasked")
-        if response.status_code != 401:
-            return
-        if self._credential is None:
-            remedy = "and none is configured for it"
-        elif self._credential.headers(url):
-            remedy = "and refuses the one it got"
-        else:
-            remedy = f"and the one given belongs to {self._credential.origin}"
-        message = f"{origin(url)} wants a credential, {remedy}"
-        raise PeerError(ErrorCode.AUTH_FAILED, message, http_status=401)
 
 
 async def _read_body(response: httpx2.Response, limit: int) -> bytes:

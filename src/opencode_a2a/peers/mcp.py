@@ -137,8 +137,19 @@ class ToolServer:
         tool = self._tools.get(text_in(params, "name") or "")
         if tool is None or not isinstance(request_id, str | int):
             return _error(_INVALID_PARAMS, "there is no such tool")
-        call = asyncio.ensure_future(_run(tool, as_object(params.get("arguments"))))
-        gone = asyncio.ensure_future(_disconnected(receive))
+
+        async def run() -> ToolResult:
+            try:
+                return await tool.run(as_object(params.get("arguments")))
+            except Exception:  # the outermost edge of a call: nothing may escape
+                logger.exception("tool failed", tool=tool.name)
+                return ToolResult("The tool failed; the log of the service says why.", failed=True)
+
+        async def disconnected() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        call, gone = asyncio.ensure_future(run()), asyncio.ensure_future(disconnected())
         self._calls[session, request_id] = call
         try:
             await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -156,20 +167,6 @@ class ToolServer:
 
 def _error(code: int, message: str) -> JsonObject:
     return {"error": {"code": code, "message": message}}
-
-
-async def _run(tool: Tool, arguments: JsonObject) -> ToolResult:
-    """Run a tool; the outermost edge of a call, where nothing may escape."""
-    try:
-        return await tool.run(arguments)
-    except Exception:
-        logger.exception("tool failed", tool=tool.name)
-        return ToolResult("The tool failed; the log of the service says why.", failed=True)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _is_local(scope: Scope) -> bool:
