@@ -17,7 +17,7 @@ from opencode_a2a.ids import Caller, Principal, SessionId
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.types import ProviderCatalogue, Session
 from opencode_a2a.peers.network import Fetch
-from opencode_a2a.store.places import Places
+from opencode_a2a.store.links import Places
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.interrupts import Interrupts

@@ -127,7 +127,6 @@ class Database:
         self._loop = asyncio.get_running_loop()
         if not self._memory:
             self._path = Path(self._url.database or "")
-            _recognise(self._path)
             self._lock = _claim(self._path)
             self._file = self._path.stat()
         self._engine = sa.create_engine(self._url, poolclass=NullPool)
@@ -269,23 +268,21 @@ class Database:
 def _transact(connection: Connection, calls: list[_Call]) -> list[_Result]:
     """Run all calls in one transaction; if one of them fails, each in its own.
 
-    If the database is locked, it is for all of them: they must not wait one after the other.
+    If another process has locked the database, all of them fail: they must not wait for the lock
+    one after the other.
     """
     try:
         with connection.begin():
             return [(call, call.fn(connection), None) for call in calls]
     except Exception as error:  # a call may raise anything: it belongs to whoever waits for it
-        if len(calls) == 1 or _locked(error):
+        origin = error.orig if isinstance(error, DBAPIError) else error
+        locked = isinstance(origin, sqlite3.OperationalError) and (
+            # The low byte is the kind of error; the rest says more about it.
+            origin.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+        )
+        if len(calls) == 1 or locked:
             return [(call, None, error) for call in calls]
     return [result for call in calls for result in _transact(connection, [call])]
-
-
-def _locked(error: Exception) -> bool:
-    """Whether another process holds the lock of the database."""
-    origin = error.orig if isinstance(error, DBAPIError) else error
-    if not isinstance(origin, sqlite3.OperationalError):
-        return False
-    return origin.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def _deliver(results: list[_Result]) -> None:
@@ -311,12 +308,13 @@ def _prepare(connection: Any, _record: object) -> None:
     cursor.close()
 
 
-def _recognise(path: Path) -> None:
-    """Raise unless the file is ours or new, before anything of it is touched."""
+def _claim(path: Path) -> int:
+    """Open a file that is ours or new, and hold its lock for as long as the process lives."""
+    # What belongs to another program is recognised before anything of it is touched.
     try:
         form = form_of(path)
     except (OSError, sqlite3.Error):
-        return  # opening it will say what is wrong
+        form = None  # opening it will say what is wrong
     if form is Form.EARLIER:
         raise EarlierDatabaseError(path)
     if form is Form.FOREIGN:
@@ -324,11 +322,8 @@ def _recognise(path: Path) -> None:
             f"the database {path} was written by {form.value}; "
             "set A2A_TASK_STORE_DATABASE_URL to another file"
         )
-
-
-def _claim(path: Path) -> int:
-    """Create the file for nobody but us, and hold its lock for as long as the process lives."""
     try:
+        # Nobody but this user may read it.
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         os.close(os.open(path, flags, 0o600))

@@ -1,17 +1,17 @@
-"""Which session a context uses, and whom a session belongs to.
+"""Which session a context uses, and whom sessions, workspaces and worktrees belong to.
 
 A session named by a caller is first only *claimed*: the claim ends by itself unless the turn
 that it was made for confirms it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.ids import ContextId, Principal, SessionId
-from opencode_a2a.store.database import Prepared
-from opencode_a2a.store.schema import links, owners
+from opencode_a2a.store.database import Database, Prepared
+from opencode_a2a.store.schema import links, owners, places
 
 _LINKED = Prepared(
     "SELECT session_id FROM links"
@@ -117,3 +117,39 @@ def forget(connection: Connection, session_id: SessionId) -> None:
     """Remove every trace of a session that no longer exists."""
     connection.execute(links.delete().where(links.c.session_id == session_id))
     connection.execute(owners.delete().where(owners.c.session_id == session_id))
+
+
+class Places:
+    """Who made the workspaces (by id) and worktrees (by directory) that were made by method."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def own(self, principal: Principal, *names: str) -> None:
+        def write(connection: Connection) -> None:
+            connection.execute(places.delete().where(places.c.name.in_(names)))
+            for name in names:
+                connection.execute(places.insert().values(name=name, principal=principal))
+
+        await self._database.write(write)
+
+    async def visible(self, principal: Principal, names: Iterable[str]) -> list[str]:
+        """Return those that the caller may know of: their own, and those that nobody made here."""
+        asked = [*names]
+        if not asked:
+            return []
+
+        def read(connection: Connection) -> set[str]:
+            others = sa.select(places.c.name).where(
+                places.c.name.in_(asked), places.c.principal != principal
+            )
+            return {row.name for row in connection.execute(others)}
+
+        hidden = await self._database.read(read)
+        return [name for name in asked if name not in hidden]
+
+    async def forget(self, *names: str) -> None:
+        def write(connection: Connection) -> None:
+            connection.execute(places.delete().where(places.c.name.in_(names)))
+
+        await self._database.write(write)

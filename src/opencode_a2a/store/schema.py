@@ -4,8 +4,6 @@ A new database gets the tables as they are declared here; an older one is taken 
 it lacks. Steps only go forward, and a database written by a newer program is refused.
 """
 
-from collections.abc import Callable
-
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
@@ -123,13 +121,9 @@ class SchemaTooNewError(Exception):
     """The database was written by a newer program."""
 
 
-def _create(connection: Connection) -> None:
-    metadata.create_all(connection)
-
-
-def _identify_messages_by_content(connection: Connection) -> None:
-    """Make the digest part of the key: an id may come again with other content."""
-    for statement in (
+STEPS: tuple[tuple[str, ...], ...] = (
+    (),  # the first schema; a new database gets the tables as they are declared above
+    (  # The digest is part of a message's key: an id may come again with other content.
         "DROP INDEX messages_by_task",
         "ALTER TABLE messages RENAME TO messages_before",
         """CREATE TABLE messages (
@@ -139,31 +133,19 @@ def _identify_messages_by_content(connection: Connection) -> None:
         "INSERT INTO messages SELECT principal, message_id, task_no, digest FROM messages_before",
         "DROP TABLE messages_before",
         "CREATE INDEX messages_by_task ON messages (task_no)",
-    ):
-        connection.exec_driver_sql(statement)
-
-
-def _add_places(connection: Connection) -> None:
-    """Add the owners of workspaces and worktrees."""
-    connection.exec_driver_sql(
+    ),
+    (  # the owners of workspaces and worktrees
         """CREATE TABLE places (
             name VARCHAR NOT NULL, principal VARCHAR NOT NULL, PRIMARY KEY (name)
-        ) WITHOUT ROWID"""
-    )
-
-
-def _add_answers(connection: Connection) -> None:
-    """Add the answers that are stored before OpenCode is given them."""
-    connection.exec_driver_sql("ALTER TABLE interrupts ADD COLUMN answer BLOB")
-
-
-STEPS: tuple[Callable[[Connection], None], ...] = (
-    _create,
-    _identify_messages_by_content,
-    _add_places,
-    _add_answers,
+        ) WITHOUT ROWID""",
+    ),
+    # the answers that are stored before OpenCode is given them
+    ("ALTER TABLE interrupts ADD COLUMN answer BLOB",),
 )
-"""A step spells out its tables: the declarations above may have moved on since it was written."""
+"""The statements that lead from each version of the schema to the next.
+
+They spell out their tables: the declarations above may have moved on since they were written.
+"""
 
 
 def migrate(connection: Connection) -> None:
@@ -179,9 +161,10 @@ def migrate(connection: Connection) -> None:
             "use the program that wrote it, or another database"
         )
     if current == 0:
-        _create(connection)
+        metadata.create_all(connection)
         connection.execute(version.insert().values(version=len(STEPS)))
     elif current < len(STEPS):
         for step in STEPS[current:]:
-            step(connection)
+            for statement in step:
+                connection.exec_driver_sql(statement)
         connection.execute(version.update().values(version=len(STEPS)))

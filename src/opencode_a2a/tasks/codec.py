@@ -169,7 +169,7 @@ def ref_of(row: TaskRow) -> TaskRef:
 
 
 def load_request(data: bytes) -> TurnRequest:
-    """Read a request as ``orjson`` wrote it."""
+    """Read a request as ``orjson`` wrote it; 2.0.0 wrote a session as well, which is not needed."""
     fields: _Fields = orjson.loads(data)
     routing: _Fields = fields["routing"]
     model = routing.pop("model")
@@ -177,5 +177,4 @@ def load_request(data: bytes) -> TurnRequest:
         tuple(PromptPart(**part) for part in fields["prompt"]),
         Routing(model=ModelRef(**model) if model else None, **routing),
         fields["user_message_id"],
-        fields["session_id"],
     )

@@ -80,7 +80,17 @@ async def import_database(file: Path, url: str, retention_days: int) -> Report:
     try:
         form = form_of(file)
         if form is Form.OURS:
-            return await _copy(file, url)
+            async with Database(url) as database:
+                if await database.read(rows.any_task):
+                    raise ImportFailedError(
+                        f"{file} is in today's form, and there are tasks in {database.name} "
+                        "already; to use it as it is, name it as A2A_TASK_STORE_DATABASE_URL"
+                    )
+            with reading(file) as source, closing(sqlite3.connect(database.file)) as target:
+                source.backup(target)
+                number = target.execute("SELECT count(*) FROM tasks").fetchone()[0]
+            async with Database(url):  # which brings the copy to the newest schema
+                return Report(Counter({"tasks, with everything that belongs to them": number}))
         if form is not Form.EARLIER:
             raise ImportFailedError(f"{file} is not a database of opencode-a2a")
         async with Database(url) as database:
@@ -93,20 +103,6 @@ async def import_database(file: Path, url: str, retention_days: int) -> Report:
         raise ImportFailedError(f"cannot read {file}: {error}") from None
     except SQLAlchemyError as error:
         raise ImportFailedError(f"cannot write {url}: {error}") from None
-
-
-async def _copy(file: Path, url: str) -> Report:
-    async with Database(url) as database:
-        if await database.read(rows.any_task):
-            raise ImportFailedError(
-                f"{file} is in today's form, and there are tasks in {database.name} already; "
-                "to use it as it is, name it as A2A_TASK_STORE_DATABASE_URL"
-            )
-    with reading(file) as source, closing(sqlite3.connect(database.file)) as target:
-        source.backup(target)
-        number = target.execute("SELECT count(*) FROM tasks").fetchone()[0]
-    async with Database(url):
-        return Report(Counter({"tasks, with everything that belongs to them": number}))
 
 
 class _Link(NamedTuple):

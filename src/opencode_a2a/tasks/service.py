@@ -335,7 +335,14 @@ class TaskService:
         async with self.answering[command.principal, command.message.message_id]:
             earlier = await self._repeated(command)
             if earlier is not None:
-                return await self._repeat(command, earlier)
+                # A copy of a message that was here before: return what became of it.
+                task = self._open.get(TaskId(earlier.id))
+                if task is not None:
+                    await task.repeat(command.message)
+                log = await self._log(earlier)
+                if command.message not in log.state.history:
+                    raise InterruptNotFoundError("The request was settled before this answer came")
+                return Submitted(log, 0)
             task = self._open.get(TaskId(task_id))
             if task is None:
                 raise UnsupportedOperationError(
@@ -347,26 +354,13 @@ class TaskService:
                 case State.INPUT_REQUIRED:
                     return await self._answer(command, task)
                 case State.AUTH_REQUIRED:
-                    seq, session_id = state.seq, state.status.session_id
-                    request = TurnRequest(
-                        command.prompt, command.routing, new_message_id(), session_id
-                    )
-                    await task.retry(
-                        command.message, request, _remember(command, task.log.no, request)
-                    )
+                    seq = state.seq
+                    request = TurnRequest(command.prompt, command.routing, new_message_id())
+                    remember = _remember(command, task.log.no, request)
+                    await task.retry(command.message, request, remember)
                     return Submitted(task.log, seq)
                 case _:
                     raise UnsupportedOperationError(WORKING)
-
-    async def _repeat(self, command: SendCommand, earlier: TaskRow) -> Submitted:
-        """Return what became of a further message that was here before."""
-        task = self._open.get(TaskId(earlier.id))
-        if task is not None:
-            await task.repeat(command.message)
-        log = await self._log(earlier)
-        if command.message not in log.state.history:
-            raise InterruptNotFoundError("The request was settled before this answer came")
-        return Submitted(log, 0)
 
     async def _answer(self, command: SendCommand, task: OpenTask) -> Submitted:
         state = task.log.state

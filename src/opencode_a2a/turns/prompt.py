@@ -23,7 +23,6 @@ class TurnRequest:
     prompt: tuple[PromptPart, ...]
     routing: Routing
     user_message_id: MessageId
-    session_id: SessionId | None = None
 
 
 class Prompts:
