@@ -182,3 +182,29 @@ async def test_a_managed_opencode_gets_the_variables_that_the_operator_chose(
     assert seen.isdisjoint({"PEER_TOKEN", "OPENCODE_COMMAND", "OPENCODE_MODEL_ID"})
     assert TOKEN not in text
     assert "A2A_" not in text.replace("OPENCODE_A2A_INSTANCE", "")
+
+
+async def test_the_end_of_a_service_before_an_external_opencode_names_what_is_open(
+    fake: FakeOpenCode, tmp_path: Path
+) -> None:
+    async with Program(variables_for(fake, tmp_path)) as program:
+        caller = Caller(program)
+        fake.play("permission-once")
+        waiting = await caller.send("run it")
+        fake.play("plain-text")
+        held = fake.hold()
+        working = await caller.begin("hello")
+        await held.reached.wait()
+        before = len(program.lines)
+
+        assert await program.stop(signal.SIGINT) == 0
+
+        said = program.lines[before:]
+        assert [line for line in said if line.startswith(("waiting ", "working "))] == [
+            f"waiting  {waiting.id}",
+            f"working  {working.id}",
+        ]
+        follow = f"After the next start, follow a task: opencode-a2a task {program.url}"
+        assert follow in "\n".join(said)
+        assert not [line for line in said if "OpenCode" in line]
+        fake.release()

@@ -268,16 +268,35 @@ async def test_the_files_of_a_message_have_one_size_together() -> None:
 
 async def test_files_that_drip_hold_a_message_no_longer_than_one_would() -> None:
     limits = LIMITS.model_copy(
-        update={"fetch_files_max_count": 12, "fetch_files_timeout_seconds": 0.4}
+        update={"fetch_files_max_count": 40, "fetch_files_timeout_seconds": 0.4}
     )
     loop = asyncio.get_running_loop()
     async with running(file_server, lifespan="off") as url:
         began = loop.time()
-        files = await Fetcher(limits, LOCAL)([f"{url}/slow"] * 12)
+        files = await Fetcher(limits, LOCAL)([f"{url}/slow"] * 40)
         took = loop.time() - began
 
     assert {str(file) for file in files} == {"The files of the message did not arrive within 0.4 s"}
     assert took < 2
+
+
+async def test_few_files_of_a_message_are_fetched_at_once() -> None:
+    limits = LIMITS.model_copy(update={"fetch_files_max_count": 12})
+    open_now, most = 0, 0
+
+    async def counting(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal open_now, most
+        open_now += 1
+        most = max(most, open_now)
+        await asyncio.sleep(0.1)
+        open_now -= 1
+        await answer(send, 200, b"x", b"text/plain")
+
+    async with running(counting, lifespan="off") as url:
+        files = await Fetcher(limits, LOCAL)([f"{url}/{number}" for number in range(12)])
+
+    assert files == [Fetched(b"x", "text/plain")] * 12
+    assert 1 < most <= 4
 
 
 MEMORY = """

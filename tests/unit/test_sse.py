@@ -297,6 +297,7 @@ class raw_after:  # noqa: N801 # used like a function
         return readers, self._stop.set
 
     async def __aexit__(self, *_: object) -> None:
+        self._stop.set()  # a test that fails must not wait for its stream
         for connection in self._connections:
             await connection.__aexit__(None, None, None)
         await self._serving
@@ -317,3 +318,23 @@ async def chunk(reader: RawClient) -> bytes:
     """Read one chunk of the body; nothing at its end."""
     size = int(await reader.reader.readline(), 16)
     return (await reader.reader.readexactly(size + 2))[:-2]
+
+
+async def test_idle_streams_share_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, streams, timers = asyncio.get_running_loop(), Streams(), list[asyncio.TimerHandle]()
+    call_later = loop.call_later
+
+    def counted(delay: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        timers.append(call_later(delay, callback))
+        return timers[-1]
+
+    monkeypatch.setattr(loop, "call_later", counted)
+    for _ in range(100):
+        stream = response(lambda _: Source().frames(), StreamSettings(), streams)
+        stream.look(time.monotonic())
+        streams.add(stream)
+    pending = [timer for timer in timers if not timer.cancelled()]
+    for timer in timers:
+        timer.cancel()
+
+    assert (len(streams), len(pending)) == (100, 1)
