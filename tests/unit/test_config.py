@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
@@ -218,6 +218,10 @@ def test_both_spellings_of_a_list_agree(hosts: list[str]) -> None:
 
 
 @given(st.sampled_from(sorted(VARIABLES)), st.text(min_size=1, max_size=30))
+@example("A2A_HOST", "[")
+@example("A2A_HOST", "a:b/]")
+@example("A2A_HOST", "::1%]")
+@example("OPENCODE_MANAGED_SERVER_HOST", "127.0.0.1/x")
 def test_no_value_of_a_variable_breaks_loading(name: str, value: str) -> None:
     try:
         load({}, {name: value})

@@ -95,6 +95,19 @@ def _http_url(value: str) -> str:
     return value.rstrip("/")
 
 
+def _host(value: str) -> str:
+    # It becomes part of URLs, so it must not change how they are read.
+    try:
+        usable = bool(re.fullmatch(r"[\w.:%-]+", value))
+        if ":" in value or "%" in value:
+            ipaddress.IPv6Address(value)
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ValueError("should be an IP address or a host name")
+    return value
+
+
 def _database_url(value: str) -> str:
     scheme, separator, rest = value.partition("://")
     if scheme not in ("sqlite", "sqlite+aiosqlite", "sqlite+pysqlite") or not separator:
@@ -192,6 +205,7 @@ SentToken = Annotated[Secret, AfterValidator(sendable)]
 BasicAuth = Annotated[Secret, AfterValidator(_basic_auth), AfterValidator(sendable)]
 DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
 Level = Annotated[LogLevel, BeforeValidator(_log_level)]
+Host = Annotated[str, AfterValidator(_host)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
 LocalPath = Annotated[Path, AfterValidator(_path)]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_split)]
@@ -303,7 +317,7 @@ class Group(BaseModel):
 class ServiceSettings(Group, prefix="A2A_"):
     """The service: where it listens, what it is called, what it offers."""
 
-    host: Text = setting("127.0.0.1", "Address to listen on.")
+    host: Host = setting("127.0.0.1", "Address to listen on.")
     port: Port = setting(8000, "Port to listen on.")
     public_url: HttpUrl | None = setting(
         None, "Base URL that clients reach, as told in the card; by default http://HOST:PORT."
@@ -526,7 +540,7 @@ class OpenCodeSettings(Group, prefix="OPENCODE_"):
         None, "Password of OpenCode (its OPENCODE_SERVER_PASSWORD)."
     )
     managed_server: bool = setting(False, "Start and own an `opencode serve`.")
-    managed_server_host: Text = setting("127.0.0.1", "Address of the managed OpenCode.")
+    managed_server_host: Host = setting("127.0.0.1", "Address of the managed OpenCode.")
     managed_server_port: Port | None = setting(
         None, "Port of the managed OpenCode; by default a free one."
     )
