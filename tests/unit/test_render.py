@@ -12,8 +12,8 @@ from google.protobuf.message import Message as ProtoMessage
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencode_a2a.a2a import encoding, render
-from opencode_a2a.a2a.encoding import Encoding
+from opencode_a2a.a2a import render
+from opencode_a2a.a2a.render import Encoding
 from opencode_a2a.events import (
     Channel,
     ChannelClosed,
@@ -49,7 +49,7 @@ from opencode_a2a.tasks.state import (
     TaskState,
 )
 
-FORMS = (encoding.V1, encoding.V03, encoding.V03_PROTO)
+FORMS = (render.V1, render.V03, render.V03_PROTO)
 AT = 1_794_733_200_123
 TIME = "2026-11-15T09:00:00.123Z"
 MSG = MessageId("msg_1")
@@ -130,7 +130,7 @@ def run(*events: LogEvent, ref: TaskRef = REF) -> tuple[TaskState, list[Entry]]:
     return state, [state.apply(event, AT) for event in events]
 
 
-def last(*events: LogEvent, ref: TaskRef = REF, form: Encoding = encoding.V1) -> JsonObject:
+def last(*events: LogEvent, ref: TaskRef = REF, form: Encoding = render.V1) -> JsonObject:
     """Return the last of some events as a stream carries it."""
     _, entries = run(*events, ref=ref)
     encoded = form.entry(entries[-1], ref)
@@ -167,9 +167,9 @@ def test_the_sdk_reads_the_task_of_every_line_at_any_moment(length: int) -> None
     state, _ = run(*TURN[:length])
 
     reads(render.task(state), Task())
-    old = v03.Task.model_validate(encoding.V03.result(render.task(state)), extra="forbid")
+    old = v03.Task.model_validate(render.V03.result(render.task(state)), extra="forbid")
     conversions.to_core_task(old)
-    proto = reads(encoding.V03_PROTO.result(render.task(state)), a2a_v0_3_pb2.Task())
+    proto = reads(render.V03_PROTO.result(render.task(state)), a2a_v0_3_pb2.Task())
     proto_utils.FromProto.task(cast(a2a_v0_3_pb2.Task, proto))
 
 
@@ -177,14 +177,14 @@ def test_the_sdk_reads_the_task_of_every_line_at_any_moment(length: int) -> None
 def test_the_sdk_reads_every_ending(ending: Finished) -> None:
     state, entries = run(Accepted(USER), Started(), ending)
     reads(render.task(state), Task())
-    conversions.to_core_task(v03.Task.model_validate(encoding.V03.result(render.task(state))))
-    reads(encoding.V03_PROTO.result(render.task(state)), a2a_v0_3_pb2.Task())
+    conversions.to_core_task(v03.Task.model_validate(render.V03.result(render.task(state))))
+    reads(render.V03_PROTO.result(render.task(state)), a2a_v0_3_pb2.Task())
     assert [entry.stops for entry in entries] == [False, False, True]
 
 
 def test_the_sdk_reads_every_entry_of_every_line() -> None:
     _, entries = run(*TURN)
-    silent = [type(e.event) for e in entries if encoding.V1.entry(e, REF) is None]
+    silent = [type(e.event) for e in entries if render.V1.entry(e, REF) is None]
     assert silent == [Accepted, Answered, UsageCounted]
 
     for entry in entries:
@@ -193,9 +193,9 @@ def test_the_sdk_reads_every_entry_of_every_line() -> None:
             if encoded is None:
                 continue
             rendered: JsonObject = orjson.loads(encoded)
-            if form is encoding.V1:
+            if form is render.V1:
                 reads(rendered, StreamResponse())
-            elif form is encoding.V03:
+            elif form is render.V03:
                 read_event03(rendered)
             else:
                 proto = reads(rendered, a2a_v0_3_pb2.StreamResponse())
@@ -209,7 +209,7 @@ def test_growing_text_is_framed_as_json_would_be(
     ref = TaskRef(TaskId("t1"), ContextId(context), Principal("p"))
     entry = Entry(seq, AT, TextGrew(MessageId(message_id), "prt_1", text, opens))
 
-    encoded = encoding.V1.entry(entry, ref)
+    encoded = render.V1.entry(entry, ref)
 
     assert encoded is not None
     assert orjson.loads(encoded) == {
@@ -239,7 +239,7 @@ def test_growing_text_is_framed_as_json_would_be(
 
 
 def test_growing_text_of_0_3_has_its_kinds() -> None:
-    update = last(TextGrew(MSG, "prt_1", "x", opens=True), form=encoding.V03)
+    update = last(TextGrew(MSG, "prt_1", "x", opens=True), form=render.V03)
 
     assert (update["kind"], update["append"]) == ("artifact-update", False)
     assert at(update, "artifact", "parts") == [{"kind": "text", "text": "x"}]
@@ -287,7 +287,7 @@ def test_a_reader_of_the_stream_ends_with_the_text_of_the_stored_task(
 
     seen = ""
     for entry in entries:
-        update = at(orjson.loads(encoding.V1.entry(entry, REF) or b""), "artifactUpdate")
+        update = at(orjson.loads(render.V1.entry(entry, REF) or b""), "artifactUpdate")
         text = str(at(update, "artifact", "parts", 0, "text"))
         seen = seen + text if at(update, "append") else text
 
@@ -471,13 +471,13 @@ def test_final_of_0_3_is_set_where_a_stream_ends() -> None:
         type(entry.event)
         for entry in entries
         if entry.status
-        and (encoded := encoding.V03.entry(entry, REF))
+        and (encoded := render.V03.entry(entry, REF))
         and orjson.loads(encoded).get("final")
     }
 
     # The first answer leaves the question open: the task still waits.
     assert final == {Interrupted, Resumed, Finished}
-    assert last(Started(), Progressed("step", "running"), form=encoding.V03)["final"] is False
+    assert last(Started(), Progressed("step", "running"), form=render.V03)["final"] is False
 
 
 def test_states_are_spelled_as_each_line_has_them() -> None:
@@ -531,10 +531,10 @@ def test_negotiated_modes_are_told_with_every_event_and_data_stay_data_when_acce
 
 
 def test_the_diff_is_a_file_in_0_3_json_and_text_in_its_proto_form() -> None:
-    old = cast(JsonObject, last(DIFF, form=encoding.V03)["artifact"])
+    old = cast(JsonObject, last(DIFF, form=render.V03)["artifact"])
     assert at(old, "parts", 0, "file", "mimeType") == "text/x-diff"
 
-    proto = artifact(last(DIFF, form=encoding.V03_PROTO))
+    proto = artifact(last(DIFF, form=render.V03_PROTO))
     assert at(proto, "parts", 0) == {"text": DIFF.patch}
 
 

@@ -13,13 +13,13 @@ from google.protobuf.json_format import MessageToDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencode_a2a.a2a.encoding import V03, V03_PROTO, V1, Encoding
-from opencode_a2a.a2a.types import SendRequest, TaskParams
+from opencode_a2a.a2a.render import V03, V03_PROTO, V1, Encoding
+from opencode_a2a.a2a.types import TaskParams, check
 from opencode_a2a.a2a.v03 import Spelling, rest_spelling
 from opencode_a2a.errors import InvalidParamsError
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.messages import Message, Part
-from opencode_a2a.tasks.state import Query, State
+from opencode_a2a.tasks.state import State
 
 BIG = 2**53 + 1
 JSON = st.recursive(
@@ -40,13 +40,12 @@ def message03(**fields: Json) -> JsonObject:
 
 def wrong(params: JsonObject, form: Encoding = V1) -> dict[str, str]:
     with pytest.raises(InvalidParamsError) as refused:
-        form.read(SendRequest, params)
+        form.read_send(params)
     return {v.field: v.description for v in refused.value.violations}
 
 
 def test_a_message_of_1_0_is_read_in_either_case_of_names() -> None:
-    sent = V1.read(
-        SendRequest,
+    sent = V1.read_send(
         {
             "message": {
                 "message_id": "m1",
@@ -69,7 +68,7 @@ def test_a_message_of_1_0_is_read_in_either_case_of_names() -> None:
 @given(JSON, st.dictionaries(st.text(), JSON, max_size=3))
 def test_data_and_metadata_are_kept_as_they_came(data: Json, metadata: JsonObject) -> None:
     part: JsonObject = {"data": data, "metadata": metadata}
-    sent = V1.read(SendRequest, {"message": message(parts=[part]), "metadata": metadata})
+    sent = V1.read_send({"message": message(parts=[part]), "metadata": metadata})
 
     assert sent.message.parts == [Part("data", data=data, metadata=metadata)]
     assert sent.metadata == metadata
@@ -81,7 +80,7 @@ def test_bytes_are_taken_in_both_alphabets_of_base64(data: bytes, padded: bool) 
     text = base64.urlsafe_b64encode(data).decode()
     part: JsonObject = {"raw": text if padded else text.rstrip("="), "mediaType": "image/png"}
 
-    sent = V1.read(SendRequest, {"message": message(parts=[part])})
+    sent = V1.read_send({"message": message(parts=[part])})
 
     raw = base64.b64encode(data).decode()
     assert sent.message.parts == [Part("raw", raw=raw, media_type="image/png")]
@@ -170,8 +169,7 @@ def test_wrong_and_mixed_up_shapes_are_named_by_field(
 
 
 def test_a_message_of_0_3_means_the_same_as_one_of_1_0() -> None:
-    sent = V03.read(
-        SendRequest,
+    sent = V03.read_send(
         {
             "message": message03(
                 parts=[
@@ -227,7 +225,7 @@ def test_what_the_sdk_client_of_0_3_sends_is_understood(
         params = cast(JsonObject, compat.params.model_dump(mode="json", exclude_none=True))
     spelling = rest_spelling(params)
 
-    sent = (V03_PROTO if rest else V03).read(SendRequest, params)
+    sent = (V03_PROTO if rest else V03).read_send(params)
 
     assert spelling is (Spelling.PROTO if rest else Spelling.JSON)
     assert sent.message.parts == [
@@ -246,7 +244,7 @@ def test_bytes_that_are_base64_once_are_not_decoded_twice(content: bytes) -> Non
     file: JsonObject = {"file": {"fileWithBytes": raw, "mimeType": "text/plain"}}
     proto: JsonObject = {"messageId": "m", "role": "ROLE_USER", "content": [file]}
 
-    sent = V03_PROTO.read(SendRequest, {"message": proto})
+    sent = V03_PROTO.read_send({"message": proto})
 
     assert sent.message.parts == [Part("raw", raw=raw, media_type="text/plain")]
 
@@ -257,7 +255,7 @@ def test_what_the_sdk_client_of_1_0_sends_is_understood() -> None:
     )
     for keep in (True, False):
         params = cast(JsonObject, MessageToDict(request, preserving_proto_field_name=keep))
-        assert V1.read(SendRequest, params).message == Message("m1", "user", [Part("text", "hi")])
+        assert V1.read_send(params).message == Message("m1", "user", [Part("text", "hi")])
 
 
 def test_the_body_of_a_0_3_rest_request_tells_its_spelling() -> None:
@@ -270,14 +268,13 @@ def test_the_body_of_a_0_3_rest_request_tells_its_spelling() -> None:
 def test_unset_blocking_means_what_the_spelling_says() -> None:
     proto: JsonObject = {"messageId": "m", "role": "ROLE_USER", "content": [{"text": "x"}]}
 
-    assert V03.read(SendRequest, {"message": message03(), "configuration": {}}).blocking
-    assert V03_PROTO.read(SendRequest, {"message": proto}).blocking
-    assert not V03_PROTO.read(SendRequest, {"message": proto, "configuration": {}}).blocking
+    assert V03.read_send({"message": message03(), "configuration": {}}).blocking
+    assert V03_PROTO.read_send({"message": proto}).blocking
+    assert not V03_PROTO.read_send({"message": proto, "configuration": {}}).blocking
 
 
 def test_filters_of_a_list_are_read_from_json_and_from_query_parameters() -> None:
-    listing = V1.read(
-        Query,
+    listing = V1.read_list(
         {
             "pageSize": "100",
             "status": "TASK_STATE_INPUT_REQUIRED",
@@ -299,7 +296,7 @@ def test_filters_of_a_list_are_read_from_json_and_from_query_parameters() -> Non
     "status", ["input-required", "INPUT_REQUIRED", "TASK_STATE_INPUT_REQUIRED"]
 )
 def test_the_list_of_0_3_takes_states_in_every_spelling(status: str) -> None:
-    listing = V03_PROTO.read(Query, {"status": status})
+    listing = V03_PROTO.read_list({"status": status})
 
     assert listing.state is State.INPUT_REQUIRED
 
@@ -322,13 +319,13 @@ def test_the_list_of_0_3_takes_states_in_every_spelling(status: str) -> None:
 @pytest.mark.requirement("A2A-3.1.4")
 def test_a_wrong_filter_is_refused_by_name(field: str, value: Json) -> None:
     with pytest.raises(InvalidParamsError) as refused:
-        V1.read(Query, {field: value})
+        V1.read_list({field: value})
 
     assert [violation.field for violation in refused.value.violations] == [field]
 
 
 def test_a_task_is_asked_for_by_an_id() -> None:
-    assert V1.read(TaskParams, {"id": "t1", "historyLength": 0}).history_length == 0
+    assert check(TaskParams, {"id": "t1", "historyLength": 0}).history_length == 0
     for params in cast(list[Mapping[str, Json]], [{}, {"id": ""}, {"id": 5}]):
         with pytest.raises(InvalidParamsError):
-            V1.read(TaskParams, dict(params))
+            check(TaskParams, dict(params))

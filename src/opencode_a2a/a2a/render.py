@@ -1,18 +1,26 @@
-"""Tasks and log entries as A2A 1.0 has them.
+"""Tasks and log entries as A2A has them, for each kind of caller.
 
-``server.operations`` renders tasks, ``encoding`` renders the entries of streams and rewrites both
-for callers of 0.3. Parts are fitted to the output modes of the task. The metadata beside them
-(session, usage, progress, interrupts, errors) are for clients that know this service; nobody
-needs them to read a task correctly.
+The functions render tasks and entries as 1.0. Parts are fitted to the output modes of the task. The
+metadata beside them (session, usage, progress, interrupts, errors) are for clients that know this
+service; nobody needs them to read a task correctly.
+
+A binding chooses one ``Encoding`` for a request, by its version and spelling: how params are read,
+and how what was rendered is written. The growing text of an answer takes a short way: a prebuilt
+frame around the encoded text, since that is what most of a stream consists of.
 """
 
+import secrets
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import lru_cache, partial
 
 import orjson
 
+from opencode_a2a.a2a import types, v03
 from opencode_a2a.a2a.texts import interrupt_text
-from opencode_a2a.a2a.types import timestamp
+from opencode_a2a.a2a.types import NoParams, SendRequest, TaskParams, Version, check, timestamp
+from opencode_a2a.a2a.v03 import Spelling
 from opencode_a2a.events import (
     Channel,
     ChannelClosed,
@@ -30,12 +38,14 @@ from opencode_a2a.events import (
     Usage,
     UsageCounted,
 )
+from opencode_a2a.ids import ContextId, Principal, TaskId
 from opencode_a2a.media import accepts
 from opencode_a2a.messages import Answered, Message, Part
 from opencode_a2a.tasks.state import (
     Accepted,
     Cursor,
     Entry,
+    Query,
     Recovered,
     Status,
     TaskRef,
@@ -418,3 +428,103 @@ def _parts(parts: list[Part], modes: tuple[str, ...] | None) -> list[Json]:
             text = orjson.dumps(one.data, option=orjson.OPT_SORT_KEYS).decode()
             fitted.append(part(Part("text", text=text, metadata=one.metadata)))
     return fitted
+
+
+# --- encodings --------------------------------------------------------------------------------
+
+# Stand for what varies in a prebuilt frame; unguessable, since ids come from callers.
+_TEXT, _SEQ = secrets.token_hex(12), secrets.token_hex(12)
+_GROWTH = (TextGrew, ReasoningGrew)
+
+
+class Encoding:
+    """One version of A2A, in one of its spellings."""
+
+    def __init__(
+        self,
+        version: Version,
+        read_send: Callable[[JsonObject], SendRequest],
+        read_list: Callable[[JsonObject], Query],
+        downgrade: Callable[..., JsonObject] | None = None,
+    ) -> None:
+        self.version = version
+        self.read_send = read_send
+        self.read_list = read_list
+        self.read: dict[type, Callable[[JsonObject], object]] = {
+            SendRequest: read_send,
+            Query: read_list,
+            TaskParams: partial(check, TaskParams),
+            NoParams: partial(check, NoParams),
+        }
+        """How the params of an operation are checked, by what it takes."""
+        self._downgrade = downgrade
+
+    def result(self, result: JsonObject) -> JsonObject:
+        """Return the result of an operation as the caller reads it."""
+        return result if self._downgrade is None else self._downgrade(result)
+
+    def entry(self, entry: Entry, ref: TaskRef) -> bytes | None:
+        """Return an entry as an event of a stream; None when it says nothing to a reader."""
+        event = entry.event
+        if isinstance(event, _GROWTH):
+            head, middle, tail, end = _frame(
+                self,
+                ref.id,
+                ref.context_id,
+                ref.output_modes,
+                type(event),
+                event.message_id,
+                event.opens,
+            )
+            number = b"%d" % entry.seq
+            return b"".join((head, orjson.dumps(event.text), middle, number, tail, number, end))
+        rendered = update(entry, ref)
+        if rendered is None:
+            return None
+        if self._downgrade is not None:
+            rendered = self._downgrade(rendered, final=entry.stops)
+        return orjson.dumps(rendered)
+
+
+@lru_cache(maxsize=4096)
+def _frame(
+    encoding: Encoding,
+    task_id: TaskId,
+    context_id: ContextId,
+    modes: tuple[str, ...] | None,
+    kind: type[TextGrew | ReasoningGrew],
+    message_id: str,
+    opens: bool,
+) -> tuple[bytes, bytes, bytes, bytes]:
+    """Return what stands around the text and the two places of the sequence number."""
+    ref = TaskRef(task_id, context_id, Principal(""), modes)
+    channel = Channel.TEXT if kind is TextGrew else Channel.REASONING
+    rendered = growth(ref, channel, message_id, _TEXT, _SEQ, opens=opens)
+    whole = orjson.dumps(encoding.result(rendered))
+    head, rest = whole.split(b'"%s"' % _TEXT.encode())
+    middle, tail, end = rest.split(_SEQ.encode())
+    return head, middle, tail.removesuffix(b'"'), end.removeprefix(b'"')
+
+
+V1 = Encoding(Version.V1, types.read_send, types.read_list)
+V03 = Encoding(
+    Version.V03,
+    v03.read_send,
+    v03.read_list,
+    partial(v03.downgrade, spelling=Spelling.JSON, bare=True),
+)
+"""0.3 over JSON-RPC."""
+V03_REST = Encoding(
+    Version.V03,
+    v03.read_send,
+    v03.read_list,
+    partial(v03.downgrade, spelling=Spelling.JSON),
+)
+"""0.3 over HTTP+JSON, in the JSON of its specification."""
+V03_PROTO = Encoding(
+    Version.V03,
+    v03.read_send_proto,
+    v03.read_list,
+    partial(v03.downgrade, spelling=Spelling.PROTO),
+)
+"""0.3 over HTTP+JSON, in ProtoJSON."""

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from opencode_a2a.a2a import encoding
+from opencode_a2a.a2a import render
 from opencode_a2a.a2a.errors import RpcId, rpc_error, rpc_error_frame
 from opencode_a2a.a2a.operations import METHODS, OPERATIONS, RPC_PATH
 from opencode_a2a.a2a.types import VERSION_HEADER, Version, require
@@ -70,7 +70,7 @@ class _Envelope:
     notification: bool
 
 
-_ENCODINGS = {Version.V1: encoding.V1, Version.V03: encoding.V03}
+_ENCODINGS = {Version.V1: render.V1, Version.V03: render.V03}
 
 
 class RpcBinding:
@@ -148,7 +148,7 @@ class RpcBinding:
         require(needed, version, f"The method {name}", self._terms.supported)
         form = _ENCODINGS[version]
         run = (NOTIFIED if envelope.notification else HANDLERS)[operation]
-        result = await run(self._operations, call, form.read(operation.takes, params))
+        result = await run(self._operations, call, form.read[operation.takes](params))
         return result if isinstance(result, TaskStream) else form.result(result)
 
     def _refuse(

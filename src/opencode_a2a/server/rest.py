@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from opencode_a2a.a2a import encoding
+from opencode_a2a.a2a import render
 from opencode_a2a.a2a.errors import rest_error_frame
 from opencode_a2a.a2a.operations import (
     CARD_PATHS,
@@ -85,12 +85,12 @@ class RestBinding:
             if request.method != "POST" and request.path_params.get("id", "").endswith(":cancel"):
                 raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "POST"})
             params = await _params(request, operation)
-            form = encoding.V1
+            form = render.V1
             if version is Version.V03:
                 json = rest_spelling(params) is Spelling.JSON
-                form = encoding.V03_REST if json else encoding.V03_PROTO
+                form = render.V03_REST if json else render.V03_PROTO
             call, run = call_of(request, version), HANDLERS[operation]
-            result = await run(self._operations, call, form.read(operation.takes, params))
+            result = await run(self._operations, call, form.read[operation.takes](params))
             headers = success_headers(request, version, self._terms)
             if not isinstance(result, TaskStream):
                 return rest_response(form.result(result), version, headers)
