@@ -194,11 +194,18 @@ class PushNotSupportedError(ServiceError):
 
 
 class UnsupportedOperationError(ServiceError):
-    """The task in its state, or the agent, does not support the operation."""
+    """The task in its state, or the agent, does not support the operation.
+
+    ``task_id`` or ``task_ids`` name tasks of the context that wait for an answer, which the message
+    is not; ``question`` is what they ask.
+    """
 
     code, http, status, reason = -32004, 400, "FAILED_PRECONDITION", "UNSUPPORTED_OPERATION"
     message = "This operation is not supported"
-    data_fields = ("accepted_output_modes", "required_output_modes", "supported_output_modes")
+    data_fields = (
+        *("accepted_output_modes", "required_output_modes", "supported_output_modes"),
+        *("task_id", "task_ids", "question"),
+    )
 
 
 class ExtendedCardNotConfiguredError(ServiceError):

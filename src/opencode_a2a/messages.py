@@ -75,6 +75,8 @@ class Routing:
     directory: str | None = None
     workspace_id: str | None = None
     model: ModelRef | None = None
+    new_task: bool = False
+    """The message starts a task even if it could be an answer to one."""
     hops: int = 0
     """How many agents the request went through before it came here."""
 

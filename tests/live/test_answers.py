@@ -4,6 +4,7 @@ The service is a process of its own, killed at exact and at random moments; Open
 """
 
 import asyncio
+import contextlib
 import os
 import random
 import uuid
@@ -113,6 +114,35 @@ async def test_an_answer_repeated_after_a_kill_does_not_approve_the_next_permiss
     ended = await caller.send("no", task=first.id)
     assert (ended.state, ended.history[1:]) == ("rejected", ["yes", "no"])
     assert commands.ran == [True, False]
+
+
+async def test_a_reply_without_the_task_repeated_after_a_kill_is_the_same_reply(
+    program: Program, wire: Proxy, commands: Commands
+) -> None:
+    caller, answer = Caller(program), str(uuid.uuid4())
+    first = await caller.send(commands.prompt)
+    hold = wire.hold(b"/reply", Moment.TAKEN)
+
+    async def reply() -> None:
+        with contextlib.suppress(*BROKEN):
+            await caller.send("yes", context=first.context_id, message_id=answer)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(reply())
+        async with asyncio.timeout(30):
+            await hold.reached.wait()
+        await program.kill()
+    wire.release()
+    await program.start()
+
+    again = await caller.send("yes", context=first.context_id, message_id=answer)
+    second = await caller.wait(first.id, "input_required")
+
+    assert (again.id, again.state) == (first.id, "input_required")
+    assert second.interrupt["request_id"] != first.interrupt["request_id"]
+    assert commands.ran == [True, False]
+    ended = await caller.send("no", context=first.context_id)
+    assert (ended.id, ended.state, ended.history[1:]) == (first.id, "rejected", ["yes", "no"])
 
 
 @pytest.mark.parametrize("moment", [Moment.SENT, Moment.TAKEN], ids=lambda moment: moment.value)

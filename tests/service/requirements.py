@@ -117,6 +117,7 @@ REQUIREMENTS = {
     "ours-usage": "usage is on the last status",
     "ours-plain-reading": "text is one part",
     "ours-interrupts": "prompts have their details in metadata",
+    "ours-reply-without-task": "a reply that names no task answers the one that waits",
     "ours-principals": "each credential has its principal",
     "ours-notifications": "a notification is carried out and not answered",
     "ours-not-utf-8": "a body that is not UTF-8 is a parse error",

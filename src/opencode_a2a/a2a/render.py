@@ -296,6 +296,10 @@ def _status(status: Status, ref: TaskRef) -> JsonObject:
         name, text = f"prompt:{requests}", interrupt_text(status.pending)
     elif status.failure is not None:
         name, text = f"{status.state.value}:{status.at}", status.failure.message
+    elif status.queued is not None:
+        queued = status.queued
+        name = f"queue:{queued.status}:{queued.part_id}"
+        text = f"{'. '.join(filter(None, (queued.title, queued.reason)))}."
     else:
         return rendered
     said = Message(f"{ref.id}:{name}", "agent", [Part("text", text=text)])

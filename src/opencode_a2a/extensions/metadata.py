@@ -29,8 +29,8 @@ SESSION_BINDING = Extension(
     public=lambda settings: {
         "metadata_field": "metadata.shared.session.id",
         "behavior": "prefer_metadata_binding_else_create_session",
-        "supported_metadata": ["shared.session.id", *_place(settings)],
-        "provider_private_metadata": _place(settings),
+        "supported_metadata": ["shared.session.id", *_place(settings), "opencode.new_task"],
+        "provider_private_metadata": [*_place(settings), "opencode.new_task"],
     },
     extended=lambda _: {
         "session_metadata_field": "metadata.shared.session",
@@ -40,6 +40,8 @@ SESSION_BINDING = Extension(
     notes=(
         "Without a session id the context continues its session, or gets a new one.",
         "A session that belongs to another caller looks like one that does not exist.",
+        "A message without a task answers the task that waits in its context, or is refused with "
+        "what that asks; opencode.new_task set to true starts a task instead.",
     ),
 )
 MODEL_SELECTION = Extension(

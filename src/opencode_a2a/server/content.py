@@ -110,6 +110,7 @@ def read_routing(params: JsonObject | None, message: JsonObject | None) -> Routi
         directory=sources.text("opencode", "directory"),
         workspace_id=sources.text("opencode", "workspace", "id"),
         model=sources.model(),
+        new_task=sources.flag("opencode", "new_task"),
     )
     if sources.wrong:
         raise InvalidParamsError(
@@ -129,6 +130,15 @@ class _Sources:
         found = (self._text_at(name, value, *path) for name, value in self._places)
         return next(filter(None, found), None)
 
+    def flag(self, *path: str) -> bool:
+        for name, value in self._places:
+            place, found = self._at(name, value, *path)
+            if isinstance(found, bool):
+                return found
+            if found is not None:
+                self._report(place, "must be true or false")
+        return False
+
     def model(self) -> ModelRef | None:
         for name, value in self._places:
             provider = self._text_at(name, value, "shared", "model", "providerID")
@@ -142,15 +152,21 @@ class _Sources:
         return None
 
     def _text_at(self, name: str, value: Json, *path: str) -> str | None:
+        name, value = self._at(name, value, *path)
+        if value is not None and not isinstance(value, str):
+            return self._report(name, "must be a string")
+        return (value or "").strip() or None
+
+    def _at(self, name: str, value: Json, *path: str) -> tuple[str, Json]:
+        """Return the full name of a place, and what stands there, if anything does."""
         for step in path:
             if not isinstance(value, dict):
-                return self._report(name, "must be an object")
+                self._report(name, "must be an object")
+                return name, None
             name, value = f"{name}.{step}", value.get(step)
             if value is None:
-                return None
-        if not isinstance(value, str):
-            return self._report(name, "must be a string")
-        return value.strip() or None
+                return name, None
+        return name, value
 
     def _report(self, field: str, description: str) -> None:
         violation = Violation(field, description)

@@ -11,6 +11,7 @@ from typing import Any
 
 from opencode_a2a.a2a import operations as a2a
 from opencode_a2a.a2a import render
+from opencode_a2a.a2a.texts import interrupt_text
 from opencode_a2a.a2a.types import NoParams, SendRequest, TaskParams, Version
 from opencode_a2a.errors import (
     InvalidParamsError,
@@ -24,7 +25,7 @@ from opencode_a2a.peers.network import Fetch
 from opencode_a2a.server.card import Cards
 from opencode_a2a.server.content import read_output_modes, read_prompt, read_routing
 from opencode_a2a.tasks.log import LogReader
-from opencode_a2a.tasks.service import SendCommand, Submitted, TaskService
+from opencode_a2a.tasks.service import AnswerExpectedError, SendCommand, Submitted, TaskService
 from opencode_a2a.tasks.state import Cursor, Query
 
 
@@ -96,7 +97,10 @@ class Operations:
             routing=replace(routing, hops=call.hops),
             output_modes=read_output_modes(request.accepted_output_modes),
         )
-        return await self._tasks.submit(command)
+        try:
+            return await self._tasks.submit(command)
+        except AnswerExpectedError as error:
+            raise _unanswered(error) from None
 
     async def get(self, call: OperationCall, params: TaskParams) -> JsonObject:
         state = await self._tasks.task(call.caller.principal, params.task_id)
@@ -142,6 +146,24 @@ class Operations:
 
     async def extended_card(self, call: OperationCall, params: NoParams) -> JsonObject:
         return self._cards.extended(call.version)
+
+
+def _unanswered(error: AnswerExpectedError) -> UnsupportedOperationError:
+    """Say which task waits, and for what. Clients show the text of an error, if anything of it."""
+    instead = "or set metadata.opencode.new_task to true for a new task"
+    if len(error.waiting) > 1:
+        ids = [state.ref.id for state in error.waiting]
+        return UnsupportedOperationError(
+            f"{error} Name one with taskId, {instead}: {', '.join(ids)}", task_ids=[*ids]
+        )
+    (state,) = error.waiting
+    question = interrupt_text(state.status.pending)
+    return UnsupportedOperationError(
+        f"Task {state.ref.id} waits for an answer, and this message is not one. {error} "
+        f"Answer it first, {instead}.\n\n{question}",
+        task_id=state.ref.id,
+        question=question,
+    )
 
 
 Run = Callable[[Operations, OperationCall, Any], Awaitable[JsonObject | TaskStream]]

@@ -109,11 +109,13 @@ def load_status(data: bytes) -> Status:
     """Read a status as ``orjson`` wrote it."""
     fields: _Fields = orjson.loads(data)
     failure, usage = fields.pop("failure"), fields.pop("usage")
+    queued = fields.pop("queued", None)  # not in what 2.0.0 wrote
     return Status(
         state=State(fields.pop("state")),
         pending=tuple(Interrupted.load(one) for one in fields.pop("pending")),
         failure=Failure(**failure) if failure else None,
         usage=_usage(usage) if usage else None,
+        queued=Progressed(**queued) if queued else None,
         **fields,
     )
 

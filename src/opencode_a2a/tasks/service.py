@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import orjson
 import structlog
@@ -102,6 +102,14 @@ class Page:
     total: int
 
 
+class AnswerExpectedError(Exception):
+    """A message that names no task is not the answer that tasks of its context wait for."""
+
+    def __init__(self, waiting: Sequence[TaskState], problem: str) -> None:
+        super().__init__(problem)
+        self.waiting = waiting
+
+
 class OpenTask:
     """A task that has not ended: its log, and the turn that runs for it.
 
@@ -110,6 +118,8 @@ class OpenTask:
 
     def __init__(self, log: TaskLog, turns: Turns, closed: Callable[["OpenTask"], None]) -> None:
         self.log = log
+        self.routing = ANYWHERE
+        """Where the latest turn was to run."""
         self._turns = turns
         self._closed = closed
         self._turn: Turn | None = None
@@ -120,6 +130,7 @@ class OpenTask:
         self, request: TurnRequest, emitted: Emitted | None = None, *, new_context: bool = False
     ) -> None:
         """Run a turn; ``emitted`` is what the log has of it if an earlier process began it."""
+        self.routing = request.routing
         self._turn = self._new_turn(request, emitted, new_context=new_context)
         self._running = asyncio.create_task(
             self._follow(self._turn), name=f"turn {self.log.ref.id}"
@@ -178,6 +189,7 @@ class OpenTask:
             await asyncio.wait([self._running])  # it has ended, and may be cleaning up
         if self._turn is not None or self.log.state.status.state is not State.AUTH_REQUIRED:
             raise UnsupportedOperationError(WORKING)
+        self.routing = request.routing
         self._turn = turn = self._new_turn(request, None, new_context=False)
         if self._sign_in is not None:
             self._sign_in.cancel()
@@ -238,6 +250,15 @@ class TaskService:
         await self._turns.reachable()
         if command.task_id is not None:
             return await self._continue(command, command.task_id)
+        if waiting := self._waiting(command):
+            # To run it behind a task that waits for its answer would be to wait for ever.
+            if len(waiting) == 1:
+                return await self._continue(command, waiting[0].log.ref.id)
+            earlier = await self._repeated(command)
+            if earlier is not None:
+                return Submitted(await self._log(earlier), 0)
+            states = [await task.log.steady() for task in waiting]
+            raise AnswerExpectedError(states, "Several tasks of this context wait for an answer.")
         if command.routing != ANYWHERE:
             earlier = await self._repeated(command)
             if earlier is not None:
@@ -319,10 +340,49 @@ class TaskService:
         if self._open.pop(ref.id, None) is not None:
             self._counts[ref.principal] -= 1
 
-    async def _repeated(self, command: SendCommand) -> TaskRow | None:
-        """Return the task that this very message led to before."""
-        message = (command.principal, command.message.message_id, command.digest)
-        return await self._database.read(lambda connection: rows.find_message(connection, *message))
+    def _waiting(self, command: SendCommand) -> list[OpenTask]:
+        """Return the tasks whose answer a message that names no task may be.
+
+        They are the caller's own and wait in the context that the message names, in the session
+        that it names, or are named among its references. Of several, a reference decides.
+        """
+        routing, references = command.routing, command.message.reference_task_ids
+        anywhere = command.context_id is None and routing.session_id is None and not references
+        if routing.new_task or anywhere:
+            return []
+
+        def fits(task: OpenTask) -> bool:
+            ref, status = task.log.ref, task.log.state.status
+            if ref.principal != command.principal or status.state is not State.INPUT_REQUIRED:
+                return False
+            if command.context_id is None and routing.session_id is None:
+                return ref.id in references
+            if command.context_id not in (None, ref.context_id):
+                return False
+            # What is to run in another place is no answer, and does not have to wait.
+            if routing.session_id is not None:
+                return routing.session_id == status.session_id
+            named = routing.directory is not None or routing.workspace_id is not None
+            return not named or self._turns.sessions.same_place(routing, task.routing)
+
+        asked = dict.fromkeys(one.owner.task_id for one in self._turns.interrupts.open.values())
+        tasks = (self._open.get(task_id) for task_id in asked if task_id is not None)
+        found = [task for task in tasks if task is not None and fits(task)]
+        return [task for task in found if task.log.ref.id in references] or found
+
+    async def _repeated(self, command: SendCommand, task_id: str | None = None) -> TaskRow | None:
+        """Return the task that this very message led to before.
+
+        With ``task_id`` also if it named that task then, and does not do so now.
+        """
+        message = (command.principal, command.message.message_id)
+        digests = dict.fromkeys((command.digest, replace(command, task_id=task_id).digest))
+
+        def read(connection: Connection) -> TaskRow | None:
+            found = (rows.find_message(connection, *message, digest) for digest in digests)
+            return next(filter(None, found), None)
+
+        return await self._database.read(read)
 
     async def _continue(self, command: SendCommand, task_id: str) -> Submitted:
         """Give a task the answer that it waits for, or another try after a sign-in."""
@@ -333,7 +393,7 @@ class TaskService:
                 f"message.contextId {text}", violations=(Violation("message.contextId", text),)
             )
         async with self.answering[command.principal, command.message.message_id]:
-            earlier = await self._repeated(command)
+            earlier = await self._repeated(command, task_id)
             if earlier is not None:
                 # A copy of a message that was here before: return what became of it.
                 task = self._open.get(TaskId(earlier.id))
@@ -356,7 +416,7 @@ class TaskService:
                 case State.AUTH_REQUIRED:
                     seq = state.seq
                     request = TurnRequest(command.prompt, command.routing, new_message_id())
-                    remember = _remember(command, task.log.no, request)
+                    remember = _remember(command, task.log, request)
                     await task.retry(command.message, request, remember)
                     return Submitted(task.log, seq)
                 case _:
@@ -367,10 +427,12 @@ class TaskService:
         try:
             asked, reply = understand(command.message, state.status.pending)
         except NotUnderstoodError as error:
+            if command.task_id is None:
+                raise AnswerExpectedError([state], str(error)) from None
             raise InvalidParamsError(
                 str(error), violations=(Violation("message.parts", str(error)),)
             ) from None
-        seq, remember = state.seq, _remember(command, task.log.no)
+        seq, remember = state.seq, _remember(command, task.log)
         answer = Answer(reply, command.principal, command.message)
         try:
             await self._turns.interrupts.answer(asked.request_id, answer, remember)
@@ -489,13 +551,20 @@ class TaskService:
         return TaskLog(row.no, load_task(row), self._writer, self._database)
 
 
-def _remember(command: SendCommand, task_no: int, request: TurnRequest | None = None) -> Write:
-    """Return the write that records the message, and its new prompt if any."""
-    message, digest = (command.principal, command.message.message_id), command.digest
+def _remember(command: SendCommand, log: TaskLog, request: TurnRequest | None = None) -> Write:
+    """Return the write that records the message, and its new prompt if any.
+
+    A repeat may name the task, or only the context, whatever the message did: it is the same.
+    """
+    message, task_no = (command.principal, command.message.message_id), log.no
+    on_task = replace(command, task_id=log.ref.id)
+    in_context = replace(command, task_id=None, context_id=log.ref.context_id)
+    digests = dict.fromkeys(one.digest for one in (command, on_task, in_context))
 
     def write(connection: Connection) -> None:
-        if rows.find_message(connection, *message, digest) is None:
-            rows.add_message(connection, *message, task_no, digest)
+        for digest in digests:
+            if rows.find_message(connection, *message, digest) is None:
+                rows.add_message(connection, *message, task_no, digest)
         if request is not None:
             rows.set_request(connection, task_no, orjson.dumps(request))
 

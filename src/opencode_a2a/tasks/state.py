@@ -102,6 +102,8 @@ class Status:
     finish: str | None = None
     structured: Json = None
     usage: UsageCounted | None = None
+    queued: Progressed | None = None
+    """What a task that has not started yet waits for."""
 
 
 @dataclass(slots=True)
@@ -204,7 +206,9 @@ class TaskState:
                 self.diff = event
                 self.artifacts.setdefault("diff")
             case Progressed():
-                return Entry(self.seq, at, event, before)  # a status update without a change
+                if event.type == "queue":
+                    self.status = replace(self.status, queued=event)
+                return Entry(self.seq, at, event, self.status)  # though the state is the same
             case Accepted() | Answered():
                 self.history.append(event.message)
             case _:
@@ -242,11 +246,18 @@ class TaskState:
                     failure=event.failure,
                     finish=event.finish,
                     structured=event.structured,
+                    queued=None,
                 )
             case _:
                 raise AssertionError(f"no rule for {type(event).__name__}")
 
     def _move(self, state: State, at: int, pending: tuple[Interrupted, ...] = ()) -> None:
         self.status = replace(
-            self.status, state=state, at=at, pending=pending, failure=None, finish=None
+            self.status,
+            state=state,
+            at=at,
+            pending=pending,
+            failure=None,
+            finish=None,
+            queued=None,
         )

@@ -168,7 +168,9 @@ class Errands:
     def working(self) -> set[SessionId]:
         """Return the sessions that do not wait for a person."""
         return {
-            session for session, (errand, _) in self._running.items() if not errand.interrupts.open
+            session
+            for session, (errand, _) in self._running.items()
+            if not errand.interrupts.waiting
         }
 
     async def recover(self) -> None:

@@ -138,7 +138,7 @@ class Interrupts:
         self.settings = settings.interrupts
         self.console_answers = settings.console_answers
         """OpenCode may be answered past this service, by a person at its own terminal."""
-        self.sessions_with_turn: set[SessionId] = set()
+        self.sessions_with_turn: dict[SessionId, TurnInterrupts] = {}
         """Sessions in which the turn of a task runs: it is asked whatever the session asks."""
         self.open: dict[RequestId, Interrupt] = {}
         """What somebody is being asked now: nobody else is asked the same."""
@@ -333,13 +333,15 @@ class Interrupts:
 class TurnInterrupts:
     """The interrupts of one turn, or of a session that works without a task.
 
-    Its owner passes all events of the session through ``screen``, has due answers given with
-    ``act``, and looks at ``stale`` and ``forged`` afterwards.
+    Its owner passes all events of the session through ``register``, has due answers given with
+    ``answer_due``, and looks at ``stale`` and ``forged`` afterwards.
     """
 
     def __init__(self, interrupts: Interrupts, owner: Owner, wake: Callable[[], None]) -> None:
         self._interrupts = interrupts
-        self._owner = owner
+        self.owner = owner
+        self.changed = asyncio.Event()
+        """Set when the turn begins or ceases to wait for a person; then there is another one."""
         self._wake = wake
         self._location = Location()
         self._connected = asyncio.Event()
@@ -371,7 +373,7 @@ class TurnInterrupts:
         Whether OpenCode got an answer that was stored is not known. It is given once more, to the
         same request: OpenCode refuses it if it is not pending.
         """
-        interrupt = Interrupt(asked, self._owner, self, answer=answer)
+        interrupt = Interrupt(asked, self.owner, self, answer=answer)
         self.open[asked.request_id] = self._interrupts.open[asked.request_id] = interrupt
         if answer is not None:
             self._due.append(interrupt)
@@ -401,6 +403,7 @@ class TurnInterrupts:
             self._interrupts.open.pop(request_id, None)
             if interrupt.timer is not None:
                 interrupt.timer.cancel()
+        self.changed.set()
 
     # Asked and settled
 
@@ -426,7 +429,7 @@ class TurnInterrupts:
                         interrupt.timer.cancel()
                     settled = self._attribute(interrupt, event, ending=ending, ran=ran)
                     self._settled.append(interrupt)
-                    await self._interrupts.settle(self._owner, interrupt.asked, settled)
+                    await self._interrupts.settle(self.owner, interrupt.asked, settled)
                     if interrupt.by_rule is None:
                         answer = interrupt.counted
                         if answer is not None and answer.message is not None:
@@ -434,17 +437,19 @@ class TurnInterrupts:
                         out.append(settled)
                 case _:
                     out.append(event)
+        self.changed.set()
+        self.changed = asyncio.Event()
         return out
 
     def release(self) -> None:
-        """Note that all that was screened is in the log: whoever answered may go on."""
+        """Note that all that was registered is in the log: whoever answered may go on."""
         for interrupt in self._settled:
             interrupt.settled.set()
         self._settled.clear()
 
     async def _ask(self, asked: Interrupted) -> TurnEvent:
         """Put an interrupt to a person, or to a rule; return what the log says of it."""
-        interrupt = Interrupt(asked, self._owner, self)
+        interrupt = Interrupt(asked, self.owner, self)
         # Before anything is awaited: an errand in the same session must not ask it as well.
         self._interrupts.open[asked.request_id] = interrupt
         action = rule_action(self._interrupts.settings, asked)
@@ -462,7 +467,7 @@ class TurnInterrupts:
                     asked = replace(asked, tool=called.tool, tool_input=called.state.input)
             except UpstreamError as error:
                 logger.warning("input of a tool call not known", error=error.message)
-        interrupt.asked = asked = await self._interrupts.ask(self._owner, asked)
+        interrupt.asked = asked = await self._interrupts.ask(self.owner, asked)
         self.open[asked.request_id] = interrupt
         if interrupt.by_rule is None:
             self._arm(interrupt, self._interrupts.settings.interrupt_request_ttl_seconds)
@@ -523,8 +528,8 @@ class TurnInterrupts:
                 "interrupt answered past the service",
                 request_id=asked.request_id,
                 type=asked.type,
-                task_id=self._owner.task_id,
-                principal=self._owner.principal,
+                task_id=self.owner.task_id,
+                principal=self.owner.principal,
                 session_id=asked.session_id,
                 permission=asked.permission,
                 patterns=asked.patterns,

@@ -299,6 +299,10 @@ class Sessions:
             del self._links[place]
         await self._database.write(lambda connection: links.forget(connection, session_id))
 
+    def same_place(self, one: Routing, other: Routing) -> bool:
+        """Whether two messages of a context would run in the same session of it."""
+        return self._place(one)[1] == self._place(other)[1]
+
     def _place(self, routing: Routing) -> tuple[Location, str]:
         """Return where a turn is to run, and the name under which its session is kept."""
         if routing.workspace_id is not None:

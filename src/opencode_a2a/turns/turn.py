@@ -293,9 +293,15 @@ class Turn:
             lock = turns.sessions.turn_locks[session.session_id]
             if lock.locked():
                 bound = SessionBound(session.session_id, session.directory)
-                waiting = Progressed("queue", "waiting", title="An earlier turn is running")
-                await self._log.append([bound, waiting], session.link)
-            await lock.acquire()
+                await self._log.append([bound], session.link)
+                reporting = asyncio.create_task(self._report_queue(session.session_id))
+                try:
+                    await lock.acquire()
+                finally:
+                    reporting.cancel()
+                    await asyncio.gather(reporting, return_exceptions=True)
+            else:
+                await lock.acquire()
         except TimeoutError:
             raise UpstreamUnreachableError from None
         except asyncio.CancelledError:
@@ -307,6 +313,35 @@ class Turn:
         finally:
             self._preparing = None
         return session, lock
+
+    async def _report_queue(self, session_id: SessionId) -> None:
+        """Say what the earlier turn of the session is doing, for as long as it is waited for.
+
+        While that turn waits for a person, this one waits for the same person: they must be able
+        to find out.
+        """
+        told: Progressed | None = None
+        while True:
+            ahead = self._turns.interrupts.sessions_with_turn.get(session_id)
+            report = Progressed("queue", "waiting", title="An earlier turn is running")
+            mine = ahead is not None and ahead.owner.principal == self._spec.owner.principal
+            if ahead is not None and mine and ahead.waiting:
+                report = Progressed(
+                    "queue",
+                    "blocked",
+                    part_id=ahead.owner.task_id,
+                    title=f"Task {ahead.owner.task_id} of the same session waits for an answer",
+                    reason="This task runs when that one was answered or canceled",
+                )
+            changed = ahead and ahead.changed
+            if report != told:
+                told = report
+                await self._log.append([report])
+                continue  # it may have changed meanwhile
+            if changed is not None:
+                await changed.wait()
+            else:  # another turn is about to begin
+                await asyncio.sleep(AGAIN_SECONDS)
 
     @contextmanager
     def _attached(self, session: BoundSession) -> Generator[Subscription]:
@@ -324,14 +359,14 @@ class Turn:
         self._start_timer: asyncio.TimerHandle | None = None
         tools = turns.tools
         self._caller = tools and tools.callers.enter(spec.request.routing.hops, self._note)
-        turns.interrupts.sessions_with_turn.add(session_id)
+        turns.interrupts.sessions_with_turn[session_id] = self.interrupts
         try:
             with closing(turns.feed.follow(session_id)) as subscription:
                 self._subscription = subscription
                 yield subscription
         finally:
             self._subscription = None
-            turns.interrupts.sessions_with_turn.discard(session_id)
+            turns.interrupts.sessions_with_turn.pop(session_id, None)
             if tools is not None and self._caller is not None:
                 tools.callers.leave(self._caller, canceled=self._canceled)
             for pending in (self._tick_timer, self._start_timer, self._prompt):

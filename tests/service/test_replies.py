@@ -1,0 +1,232 @@
+"""Replies that do not name their task: which question they answer, and when they are refused."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.support.answers import PARAMS, UNSUPPORTED, Answer, Task
+from tests.support.caller import Caller
+from tests.support.opencode import FakeOpenCode
+from tests.support.service import Running
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+NEW_TASK = {"opencode": {"new_task": True}}
+
+
+async def asked(caller: Caller, opencode: FakeOpenCode) -> Task:
+    opencode.play("permission-once")
+    task = await caller.send("run it")
+    assert task.state == "input_required"
+    return await caller.get(task.id)  # where it is spelled as in every later reading
+
+
+def data(refusal: Answer) -> Any:
+    """Return what an error carries for programs, spelled as in 0.3."""
+    body = refusal.body
+    error = body.get("error", body)
+    if not refusal.wire.modern:
+        return error["data"]
+    (info, *_) = error["data" if refusal.wire.rpc else "details"]
+    return {"task_id": info["metadata"].get("taskId"), **info["metadata"]}
+
+
+@pytest.mark.requirement("ours-reply-without-task")
+async def test_a_reply_in_the_context_answers_the_task_that_waits_there(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    task = await asked(caller, opencode)
+
+    done = await caller.send("yes", context=task.context_id)
+
+    assert (done.id, done.state, done.text) == (task.id, "completed", "after")
+    assert done.history == ["run it", "yes"]
+    assert len(opencode.prompts) == 1
+
+
+@pytest.mark.requirement("ours-reply-without-task")
+async def test_a_reply_that_refers_to_the_task_answers_it(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    task = await asked(caller, opencode)
+
+    reply = caller.message("yes", referenceTaskIds=["another", task.id])
+    done = Task((await caller.ask("send", reply)).task)
+
+    assert (done.id, done.state) == (task.id, "completed")
+    assert len(opencode.prompts) == 1
+
+
+@pytest.mark.requirement("ours-reply-without-task")
+async def test_a_streamed_reply_and_one_in_the_background_answer_too(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    first, second = await asked(caller, opencode), await asked(caller, opencode)
+
+    async with caller.stream("yes", context=first.context_id) as following:
+        await following.rest()
+    begun = await caller.begin("yes", context=second.context_id)
+    ended = await caller.ended(second.id)
+
+    assert (following.task.id, following.states[-1]) == (first.id, "completed")
+    assert (begun.id, ended.state) == (second.id, "completed")
+    assert len(opencode.prompts) == 2
+
+
+@pytest.mark.requirement("ours-reply-without-task")
+@pytest.mark.parametrize("operation", ["send", "stream"])
+async def test_what_is_no_answer_is_refused_at_once_with_the_task_and_the_question(
+    caller: Caller, opencode: FakeOpenCode, operation: str
+) -> None:
+    task = await asked(caller, opencode)
+
+    message = caller.message("now do something else", contextId=task.context_id)
+    refusal = await caller.ask(operation, message)
+
+    assert refusal.refuses(UNSUPPORTED) == []
+    assert data(refusal)["task_id"] == task.id
+    assert "ls -la" in data(refusal)["question"]
+    assert task.id.encode() in refusal.content
+    assert (await caller.get(task.id)).raw == task.raw
+    assert len(opencode.prompts) == 1
+
+
+@pytest.mark.requirement("I6")
+async def test_a_repeated_reply_is_the_same_reply_whatever_it_names_by_then(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    task = await asked(caller, opencode)
+    name = f"without the task {caller.wire.value}"
+    done = await caller.send("yes", context=task.context_id, message_id=name)
+
+    again = await caller.send("yes", context=task.context_id, message_id=name)
+    named = await caller.send("yes", task=task.id, message_id=name)
+
+    assert again.raw == named.raw == done.raw
+    assert len(opencode.prompts) == 1
+
+
+@pytest.mark.requirement("I6")
+async def test_a_reply_that_named_its_task_may_be_repeated_without_it(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    task = await asked(caller, opencode)
+    name = f"with the task first {caller.wire.value}"
+    done = await caller.send("yes", task=task.id, message_id=name)
+
+    again = await caller.send("yes", context=task.context_id, message_id=name)
+
+    assert again.raw == done.raw
+    assert len(opencode.prompts) == 1
+
+
+@pytest.mark.requirement("I6")
+async def test_copies_of_a_reply_at_once_are_one_reply(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    task = await asked(caller, opencode)
+    name = f"at once {caller.wire.value}"
+
+    copies = await asyncio.gather(
+        *(caller.send("yes", context=task.context_id, message_id=name) for _ in range(3))
+    )
+
+    assert [copy.raw for copy in copies] == [copies[0].raw] * 3
+    assert copies[0].history == ["run it", "yes"]
+    assert len(opencode.prompts) == 1
+
+
+@pytest.mark.requirement("ours-reply-without-task")
+async def test_a_task_that_was_demanded_says_what_it_waits_for(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    task = await asked(caller, opencode)
+    opencode.play("plain-text")
+
+    begun = await caller.begin("something else", context=task.context_id, metadata=NEW_TASK)
+    async with caller.subscribe(begun.id) as following:
+        if task.id not in (await caller.get(begun.id)).said:
+            await following.until(lambda update: bool(update.progress))
+    queued = await caller.get(begun.id)
+    done = await caller.send("yes", task=task.id)
+    ended = await caller.ended(begun.id)
+
+    assert begun.id != task.id
+    assert queued.state == "submitted"
+    assert task.id in queued.said
+    assert (done.state, ended.state) == ("completed", "completed")
+    assert ended.said == ""
+
+
+@pytest.mark.requirement("ours-reply-without-task")
+async def test_a_task_that_was_queued_before_the_question_says_what_it_waits_for_then(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    opencode.play("permission-once")
+    hold = opencode.hold("message.updated")
+    first = await caller.begin("run it")
+    async with asyncio.timeout(10):
+        await hold.reached.wait()
+    second = await caller.begin("and then?", context=first.context_id)
+
+    async with caller.subscribe(second.id) as following:
+        opencode.release()
+        await caller.wait(first.id, "input_required")
+        await following.until(lambda update: first.id in str(update.status))
+    queued = await caller.get(second.id)
+    answered = await caller.begin("yes", context=first.context_id)
+    await caller.ended(first.id)
+    asked_too = await caller.wait(second.id, "input_required")
+
+    assert queued.state == "submitted"
+    assert first.id in queued.said
+    assert answered.id == first.id
+    assert "ls -la" in asked_too.said
+
+
+@pytest.mark.requirement("ours-request-metadata")
+async def test_what_demands_a_new_task_is_true_or_false(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    wrong = {**caller.message("hello"), "metadata": {"opencode": {"new_task": "yes"}}}
+
+    assert (await caller.ask("send", wrong)).refuses(PARAMS) == ["metadata.opencode.new_task"]
+
+
+@pytest.mark.requirement("ours-reply-without-task")
+async def test_with_several_that_wait_the_reply_has_to_name_one(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    first = await asked(caller, opencode)
+    (opencode.workspace / "elsewhere").mkdir(exist_ok=True)
+    place = {"opencode": {"directory": "elsewhere"}}
+    second = await caller.send("run it", context=first.context_id, metadata=place)
+
+    refusal = await caller.ask("send", caller.message("yes", contextId=first.context_id))
+    reply = caller.message("yes", contextId=first.context_id, referenceTaskIds=[second.id])
+    done = Task((await caller.ask("send", reply)).task)
+
+    assert second.id != first.id
+    assert refusal.refuses(UNSUPPORTED) == []
+    assert first.id.encode() in refusal.content
+    assert second.id.encode() in refusal.content
+    assert (done.id, done.state) == (second.id, "completed")
+    assert (await caller.get(first.id)).state == "input_required"
+
+
+@pytest.mark.requirement("I10")
+async def test_the_context_of_another_caller_is_not_touched(
+    caller: Caller, service: Running, opencode: FakeOpenCode, stranger: str
+) -> None:
+    task = await asked(caller, opencode)
+    opencode.play("plain-text")
+    other = Caller(service, caller.wire, stranger)
+
+    in_context = await other.send("yes", context=task.context_id)
+    reply = other.message("yes", referenceTaskIds=[task.id])
+    referring = Task((await other.ask("send", reply)).task)
+
+    assert {in_context.id, referring.id}.isdisjoint({task.id})
+    assert (in_context.state, referring.state) == ("completed", "completed")
+    assert (await caller.get(task.id)).raw == task.raw
