@@ -33,6 +33,9 @@ class SessionBound:
     session_id: SessionId
     directory: str | None = None
     title: str | None = None
+    model: str | None = None
+    """``provider/model`` as far as it is known: what was asked for, or what answers."""
+    agent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,8 @@ class Interrupted:
     expires_at: int | None = None
     default: str | None = None
     allows_always: bool = False
+    origin: str | None = None
+    """The title of the sub-agent that asks; None when it is the agent itself."""
 
     @classmethod
     def load(cls, fields: dict[str, Any]) -> "Interrupted":
@@ -210,6 +215,9 @@ class UsageCounted:
 
     own: Usage
     children: Usage | None = None
+    model: str | None = None
+    """What answered last: ``provider/model``, and the agent of OpenCode's that used it."""
+    agent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,9 @@ class ModelRef:
         Field(validation_alias=AliasChoices("modelID", "id"), serialization_alias="modelID"),
     ]
 
+    def __str__(self) -> str:
+        return f"{self.provider_id}/{self.model_id}"
+
     @classmethod
     def parse(cls, text: str | None) -> "ModelRef | None":
         """Read ``provider/model``, as OpenCode's configuration has it."""

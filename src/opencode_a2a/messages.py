@@ -12,6 +12,8 @@ from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import ModelRef
 
 Kind = Literal["text", "raw", "url", "data"]
+SUBJECT = 120
+"""Characters of a subject at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,13 @@ class Message:
     def text(self) -> str:
         """All text parts, a line each."""
         return "\n".join(part.text for part in self.parts if part.text is not None)
+
+    @property
+    def subject(self) -> str:
+        """One line that tells what the message is about."""
+        names = (part.filename or part.media_type or part.kind for part in self.parts)
+        text = " ".join(self.text[: 4 * SUBJECT].split()) or ", ".join(names)
+        return text if len(text) <= SUBJECT else f"{text[: SUBJECT - 1].rstrip()}…"
 
     @classmethod
     def load(cls, fields: dict[str, Any]) -> "Message":

@@ -20,6 +20,7 @@ WITH_LIST = pytest.mark.parametrize(
     "wire", [Wire.RPC, Wire.REST, Wire.REST03], ids=lambda wire: wire.value
 )
 """JSON-RPC of 0.3 has no list."""
+ABOUT = ("created_at", "title", "model", "agent", "directory")
 FAR = "2100-01-01T00:00:00.000Z"
 
 
@@ -46,6 +47,22 @@ def names(page: Any) -> list[str]:
 
 
 # --- get --------------------------------------------------------------------------------------
+
+
+@WITH_LIST
+async def test_a_task_says_what_it_is_about_and_who_worked_where(theirs: Caller) -> None:
+    sent = await theirs.send("fix\n the flaky   test, please " + "now " * 50)
+
+    (listed,) = (await page(theirs))["tasks"]
+
+    read = (await theirs.get(sent.id)).raw
+    about = {name: read["metadata"]["opencode"].pop(name) for name in ABOUT}
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", about["created_at"])
+    assert about["title"].startswith("fix the flaky test, please now")
+    assert (len(about["title"]), about["title"][-1]) == (119, "…")
+    assert (about["model"], about["agent"]) == ("fake/fake-1", "build")
+    assert about["directory"]
+    assert {name: listed["metadata"]["opencode"][name] for name in ABOUT} == about
 
 
 @pytest.mark.requirement("3.1.3-get")

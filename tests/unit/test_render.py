@@ -356,7 +356,11 @@ def test_a_finished_task_tells_it_all() -> None:
                 },
             },
         },
-        "opencode": {"finish": "stop"},
+        "opencode": {
+            "created_at": TIME,
+            "title": "do it",
+            "finish": "stop",
+        },
     }
     assert [at(m, "messageId") for m in cast(list[Json], task["history"])] == ["m1", "m2"]
     assert at(task, "history", 0, "parts", 3, "data") == [2**53 + 1]
@@ -388,6 +392,7 @@ def test_a_prompt_is_told_with_a_message_and_in_full_detail() -> None:
         "phase": "asked",
         "session_id": "ses_1",
         "details": {
+            "replies": ["once", "reject"],
             "permission": "bash",
             "patterns": ["rm -rf x"],
             "always": ["rm *"],

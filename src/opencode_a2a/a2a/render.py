@@ -63,11 +63,18 @@ def task(
         usage=status.usage and _usage(status.usage),
         interrupt=interrupt(status.pending[0]) if status.pending else None,
     )
+    about = known(
+        created_at=timestamp(ref.created_at),
+        title=status.subject,
+        model=status.model,
+        agent=status.agent,
+        directory=status.directory,
+    )
     rendered: JsonObject = {
         "id": ref.id,
         "contextId": ref.context_id,
         "status": _status(status, ref),
-        "metadata": known(shared=shared or None, opencode=_outcome(status, ref) or None),
+        "metadata": known(shared=shared or None, opencode=about | _outcome(status, ref)),
     }
     if artifacts:
         made: list[Json] = [a for name in state.artifacts if (a := _artifact(state, name))]
@@ -157,8 +164,13 @@ def cursor(seq: int, state: TaskState) -> bytes:
 def interrupt(event: Interrupted) -> JsonObject:
     """Return a request that waits for an answer, as ``metadata.shared.interrupt`` has it."""
     tool = known(call_id=event.call_id, name=event.tool, input=event.tool_input) or None
+    origin: JsonObject | None = None
+    if event.origin is not None:
+        origin = {"type": "sub-agent", "title": event.origin}
     if event.type == "permission":
         details = known(
+            replies=["once", *(["always"] if event.allows_always else []), "reject"],
+            origin=origin,
             permission=event.permission,
             patterns=[*event.patterns],
             always=[*event.always],
@@ -183,7 +195,7 @@ def interrupt(event: Interrupted) -> JsonObject:
             }
             for question in event.questions
         ]
-        details = known(questions=questions, tool=tool)
+        details = known(origin=origin, questions=questions, tool=tool)
     return known(
         request_id=event.request_id,
         type=event.type,

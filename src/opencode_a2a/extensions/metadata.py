@@ -102,6 +102,12 @@ STREAM_HINTS = Extension(
             *("request_id", "type", "phase", "session_id", "details"),
             *("asked_at", "expires_at", "default", "resolution", "by", "reason"),
         ],
+        "task_metadata_field": "metadata.opencode",
+        "task_fields": ["created_at", "title", "model", "agent", "directory"],
+        "interrupt_detail_fields": [
+            *("permission", "patterns", "always", "replies", "questions"),
+            *("origin", "metadata", "tool"),
+        ],
         "usage_fields": [
             *("input_tokens", "output_tokens", "total_tokens", "reasoning_tokens"),
             *("cache_tokens.read_tokens", "cache_tokens.write_tokens", "cost", "children"),

@@ -130,7 +130,8 @@ class Reader:
         answers = state.messages.answers
         if answers:
             own = sum(map(usage, answers.values()), Usage())
-            out.append(UsageCounted(own, self._children_usage(stored) if stored else None))
+            children = self._children_usage(stored) if stored else None
+            out.append(UsageCounted(own, children, *state.messages.answered_by))
         if stored is not None and stored.diffs:
             files = [
                 FileChange(d.file, d.status or "modified", d.additions, d.deletions)
@@ -188,7 +189,8 @@ class Reader:
             out.append(Progressed("todo", "updated", todos=state.todos))
         title = state.session.title if state.session else UNTITLED
         if state.session and title != emitted.title and not title.startswith(UNTITLED):
-            out.append(SessionBound(state.root, state.session.directory, title))
+            by = state.messages.answered_by
+            out.append(SessionBound(state.root, state.session.directory, title, *by))
         for event in out[first:]:
             emitted.add(event)
         for text in state.texts.values():

@@ -7,7 +7,7 @@ those that it has overtaken change nothing. Pure: no clock, no input, no output.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from opencode_a2a.events import (
     Channel,
@@ -17,7 +17,7 @@ from opencode_a2a.events import (
     ToolChanged,
     TurnEvent,
 )
-from opencode_a2a.ids import MessageId, RequestId, SessionId
+from opencode_a2a.ids import MessageId, ModelRef, RequestId, SessionId
 from opencode_a2a.opencode.events import (
     Event,
     MessageRemoved,
@@ -117,6 +117,15 @@ class TurnMessages:
     @property
     def newest(self) -> AssistantMessage | None:
         return next(reversed(self.answers.values()), None)
+
+    @property
+    def answered_by(self) -> tuple[str | None, str | None]:
+        """The model and the agent of the newest answer that is not a summary."""
+        for answer in reversed(self.answers.values()):
+            if not answer.summary:
+                model = ModelRef(answer.provider_id or "", answer.model_id or "")
+                return (str(model) if answer.model_id else None), answer.agent
+        return None, None
 
     def place(self, info: Message, *, sure: bool) -> bool:
         """Note whose message this is; False if that cannot be said before the store is read.
@@ -436,7 +445,17 @@ class TurnState:
     def _ask(self, request: PermissionRequest | QuestionRequest, directory: str | None) -> None:
         if request.id not in self.asked and request.id not in self.settled:
             call = self._calls.get(request.tool.call_id) if request.tool else None
-            self.asked[request.id] = interrupted(request, call, directory)
+            asked = interrupted(request, call, directory)
+            if request.session_id != self.root:
+                asked = replace(asked, origin=self._sub_agent(request.session_id))
+            self.asked[request.id] = asked
+
+    def _sub_agent(self, session: SessionId) -> str:
+        """Return the title of a sub-agent: what the call that started it says."""
+        for tool in self.tools.values():
+            if child_session(tool.tool, tool.metadata) == session:
+                return str((tool.input or {}).get("description") or tool.title or "sub-agent")
+        return "sub-agent"
 
     def _settle(self, request_id: RequestId, resolution: Resolution) -> None:
         self.settled[request_id] = resolution

@@ -49,8 +49,8 @@ _Fields = dict[str, Any]
 
 
 def _usage(fields: _Fields) -> UsageCounted:
-    children = fields["children"]
-    return UsageCounted(Usage(**fields["own"]), Usage(**children) if children else None)
+    own, children = fields.pop("own"), fields.pop("children")
+    return UsageCounted(Usage(**own), Usage(**children) if children else None, **fields)
 
 
 def _finished(fields: _Fields) -> Finished:

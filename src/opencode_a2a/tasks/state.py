@@ -97,6 +97,13 @@ class Status:
     """Milliseconds since the epoch of the last change of state."""
     session_id: SessionId | None = None
     title: str | None = None
+    """Of the session."""
+    subject: str | None = None
+    """What was asked for: the beginning of the first message."""
+    directory: str | None = None
+    model: str | None = None
+    """``provider/model``: the one asked for, then the one that answered."""
+    agent: str | None = None
     pending: tuple[Interrupted, ...] = ()
     failure: Failure | None = None
     finish: str | None = None
@@ -209,7 +216,11 @@ class TaskState:
                 if event.type == "queue":
                     self.status = replace(self.status, queued=event)
                 return Entry(self.seq, at, event, self.status)  # though the state is the same
-            case Accepted() | Answered():
+            case Accepted():
+                self.history.append(event.message)
+                self.status = replace(before, subject=event.message.subject)
+                return Entry(self.seq, at, event)  # the status says nothing new to a reader
+            case Answered():
                 self.history.append(event.message)
             case _:
                 self._change(event, at)
@@ -223,6 +234,9 @@ class TaskState:
                     self.status,
                     session_id=event.session_id,
                     title=event.title or self.status.title,
+                    directory=event.directory or self.status.directory,
+                    model=event.model or self.status.model,
+                    agent=event.agent or self.status.agent,
                 )
             case Started():
                 self._move(State.WORKING, at)
@@ -236,7 +250,12 @@ class TaskState:
                 left = tuple(p for p in self.status.pending if p.request_id != event.request_id)
                 self._move(State.INPUT_REQUIRED if left else State.WORKING, at, pending=left)
             case UsageCounted():
-                self.status = replace(self.status, usage=event)
+                self.status = replace(
+                    self.status,
+                    usage=event,
+                    model=event.model or self.status.model,
+                    agent=event.agent or self.status.agent,
+                )
             case Finished():
                 self.status = replace(
                     self.status,

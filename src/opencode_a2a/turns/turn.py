@@ -292,8 +292,7 @@ class Turn:
             # The lock exists only for as long as somebody refers to it, so it is handed on.
             lock = turns.sessions.turn_locks[session.session_id]
             if lock.locked():
-                bound = SessionBound(session.session_id, session.directory)
-                await self._log.append([bound], session.link)
+                await self._log.append([self._bound(session)], session.link)
                 reporting = asyncio.create_task(self._report_queue(session.session_id))
                 try:
                     await lock.acquire()
@@ -343,6 +342,17 @@ class Turn:
             else:  # another turn is about to begin
                 await asyncio.sleep(AGAIN_SECONDS)
 
+    def _bound(self, session: BoundSession) -> SessionBound:
+        """Say where the turn runs, and with which model and agent if that was asked for."""
+        chosen, defaults = self._spec.request.routing.model, self._turns.settings.opencode
+        model = chosen or defaults.model
+        return SessionBound(
+            session.session_id,
+            session.directory,
+            model=str(model) if model else None,
+            agent=defaults.agent,
+        )
+
     @contextmanager
     def _attached(self, session: BoundSession) -> Generator[Subscription]:
         """Hold what the turn has while it is in a session; there may be another one after it."""
@@ -384,7 +394,7 @@ class Turn:
 
     async def _follow(self, session: BoundSession, subscription: Subscription) -> None:
         """Send the prompt, unless an earlier process did; then hear, decide and write."""
-        spec, bound = self._spec, SessionBound(session.session_id, session.directory)
+        spec, bound = self._spec, self._bound(session)
         if spec.emitted is None:
             self.interrupts.connect(session.location, {})
             await self._log.append([bound, Started()], session.link)
