@@ -18,6 +18,7 @@ export UV_NATIVE_TLS := 1
 UV := $(or $(shell command -v uv 2>/dev/null),$(CURDIR)/.tools/bin/uv)
 PACKAGES := .venv/.installed
 PROGRAMS := node_modules/.installed
+TEST_PROGRAMS := node_modules/.installed-for-tests
 SDK03 := .tools/a2a-sdk-0.3/.installed
 BIN := $(CURDIR)/.venv/bin
 
@@ -34,8 +35,8 @@ help:
 	@echo 'make serve      start OpenCode and the service; the demo model if no provider is set up'
 	@echo '                WORKSPACE=directory  ARGS="flags of opencode-a2a serve"'
 	@echo 'make demo-peers two agents with the demo model, of which one asks the other'
-	@echo 'make test       all tests, with a real OpenCode'
-	@echo 'make test-fast  the tests that need no OpenCode'
+	@echo 'make test       all tests, with a real OpenCode and a real browser'
+	@echo 'make test-fast  the tests that need neither'
 	@echo 'make kills      kill the service at random moments; KILLS=200 for more, SEED=1 for others'
 	@echo 'make check      format, lint, types, direction of imports, generated pages'
 	@echo 'make docs       write the generated pages'
@@ -52,11 +53,11 @@ serve: $(PACKAGES) $(PROGRAMS)
 demo-peers: $(PACKAGES) $(PROGRAMS)
 	PATH="$(BIN):$(CURDIR)/node_modules/.bin:$(RIPGREP):$$PATH" $(BIN)/python tools/demo_peers.py $(ARGS)
 
-test: $(PACKAGES) $(PROGRAMS) $(SDK03)
+test: $(PACKAGES) $(TEST_PROGRAMS) $(SDK03)
 	UV="$(UV)" $(WITH_PROGRAMS) $(BIN)/pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 test-fast: $(PACKAGES)
-	$(BIN)/pytest --numprocesses 2 --dist loadfile -m "not live" $(ARGS)
+	$(BIN)/pytest --numprocesses 2 --dist loadfile -m "not live and not browser" $(ARGS)
 
 kills: $(PACKAGES) $(PROGRAMS)
 	$(WITH_PROGRAMS) OPENCODE_A2A_TEST_KILLS=$(KILLS) OPENCODE_A2A_TEST_SEED=$(SEED) \
@@ -94,10 +95,23 @@ $(PACKAGES): pyproject.toml uv.lock | $(UV)
 
 # The platform packages carry the programs. OpenCode's install script only links its own into
 # place; npm runs such scripts or not, depending on its version, so it is run here.
+NPM_CI = npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
 $(PROGRAMS): package.json package-lock.json
-	npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	$(NPM_CI) --omit=dev
 	node node_modules/opencode-ai/postinstall.mjs
 	@touch $@
+
+# The tests need more: other clients, and a browser. The package of Chromium holds it compressed,
+# together with the libraries that a bare machine lacks; it unpacks those only where it believes to be
+# in a cloud function, and everything into the directory for temporary files.
+CHROMIUM := $(CURDIR)/node_modules/.chromium
+$(TEST_PROGRAMS): package.json package-lock.json
+	$(NPM_CI)
+	node node_modules/opencode-ai/postinstall.mjs
+	@mkdir -p $(CHROMIUM)
+	TMPDIR=$(CHROMIUM) AWS_LAMBDA_JS_RUNTIME=nodejs20.x node --input-type=module --eval \
+		'import chromium from "@sparticuz/chromium"; await chromium.executablePath()'
+	@touch $(PROGRAMS) $@
 
 # A client of the tests that cannot be installed beside the present SDK.
 $(SDK03): tests/support/sdk03/requirements.txt | $(UV)
