@@ -47,7 +47,9 @@ from opencode_a2a.server.operations import Operations
 from opencode_a2a.server.rest import RestBinding
 from opencode_a2a.server.sse import Streams
 from opencode_a2a.services import announced
-from opencode_a2a.store.database import Database, DatabaseError, EarlierDatabaseError
+from opencode_a2a.store.database import Database
+from opencode_a2a.store.engine import DatabaseError
+from opencode_a2a.store.sqlite import EarlierDatabaseError
 from opencode_a2a.tasks.log import LogWriter
 from opencode_a2a.tasks.recovery import recover, sweep
 from opencode_a2a.tasks.service import TaskService
@@ -340,8 +342,11 @@ def serve(settings: Settings) -> int:
         return 2
     except EarlierDatabaseError as error:
         print(f"opencode-a2a: {error}; {import_hint(settings, error.file)}", file=sys.stderr)
-        return 2
-    except (BindError, DatabaseError, OpenCodeStartError) as error:
+        return error.status
+    except DatabaseError as error:
+        print(f"opencode-a2a: {error}", file=sys.stderr)
+        return error.status
+    except (BindError, OpenCodeStartError) as error:
         print(f"opencode-a2a: {error}", file=sys.stderr)
         return 1
 

@@ -9,7 +9,8 @@ import pytest
 import sqlalchemy as sa
 
 from opencode_a2a.errors import StoreUnavailableError
-from opencode_a2a.store.database import Database, DatabaseError
+from opencode_a2a.store.database import Database
+from opencode_a2a.store.engine import DatabaseError
 from opencode_a2a.store.schema import STEPS, version
 
 

@@ -10,7 +10,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.ids import ContextId, Principal, SessionId
-from opencode_a2a.store.database import Database, Prepared
+from opencode_a2a.store.database import Database
+from opencode_a2a.store.engine import Prepared
 from opencode_a2a.store.schema import links, owners, places
 
 _LINKED = Prepared(

@@ -150,8 +150,6 @@ They spell out their tables: the declarations above may have moved on since they
 
 def migrate(connection: Connection) -> None:
     """Bring the database to the newest schema, all of it or nothing."""
-    # The driver begins a transaction only at the first change of a row, which is after the tables.
-    connection.exec_driver_sql("BEGIN")
     current = 0
     if sa.inspect(connection).has_table(version.name):
         current = connection.scalar(sa.select(version.c.version)) or 0

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from opencode_a2a.store.database import Prepared
+from opencode_a2a.store.engine import Prepared
 from opencode_a2a.store.schema import entries, interrupts, messages, tasks
 
 

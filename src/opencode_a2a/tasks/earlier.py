@@ -19,7 +19,7 @@ import orjson
 from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic import Json as Encoded
 from pydantic.alias_generators import to_camel
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencode_a2a.events import (
@@ -80,13 +80,14 @@ async def import_database(file: Path, url: str, retention_days: int) -> Report:
     try:
         form = form_of(file)
         if form is Form.OURS:
+            into = make_url(url).database or ""
             async with Database(url) as database:
                 if await database.read(rows.any_task):
                     raise ImportFailedError(
                         f"{file} is in today's form, and there are tasks in {database.name} "
                         "already; to use it as it is, name it as A2A_TASK_STORE_DATABASE_URL"
                     )
-            with reading(file) as source, closing(sqlite3.connect(database.file)) as target:
+            with reading(file) as source, closing(sqlite3.connect(into)) as target:
                 source.backup(target)
                 number = target.execute("SELECT count(*) FROM tasks").fetchone()[0]
             async with Database(url):  # which brings the copy to the newest schema

@@ -1,0 +1,113 @@
+"""What the database engines have in common: statements, errors, and what each has to do.
+
+``database`` runs an engine in its threads; ``sqlite`` and ``postgres`` are the two there are.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError
+
+T = TypeVar("T")
+
+
+class DatabaseError(Exception):
+    """The database cannot be used; the text says why and what to do."""
+
+    status: ClassVar[int] = 1
+    """With which the program ends when it cannot start for this reason."""
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """A function that the writer thread is to run, and who waits for its result."""
+
+    fn: Callable[[Connection], Any]
+    done: asyncio.Future[Any]
+    late: Callable[[Any], None] | None = None
+    """Is told the result if it was committed after the one who waited had given up."""
+
+
+class Result(NamedTuple):
+    call: Call
+    value: Any
+    error: Exception | None = None
+
+
+class Engine(ABC):
+    """A database as the threads of ``Database`` use it."""
+
+    readers: int
+    """How many threads may read at a time; 0 leaves reading to the writer."""
+    name: str
+    """The database for people: no password in it."""
+    failures: tuple[type[Exception], ...]
+    """What the driver raises."""
+
+    @abstractmethod
+    def open(self) -> None:
+        """Bring the database to the newest schema, in the writer thread; raise DatabaseError."""
+
+    @abstractmethod
+    def write(self, calls: list[Call]) -> list[Result]:
+        """Run all calls in one transaction; if one of them fails, each in its own."""
+
+    @abstractmethod
+    def read(self, fn: Callable[[Connection], T]) -> T:
+        """Run a function that only reads, in one of the reading threads."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End whatever ``write`` is waiting for; called from another thread."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connections, in the writer thread."""
+
+
+class Prepared:
+    """A statement that runs often: compiled once for a driver, and run by the driver itself.
+
+    SQLAlchemy's own execution costs eight times what SQLite needs for a small statement (730
+    against 90 µs for the five statements of an admission).
+    """
+
+    def __init__(self, sql: str) -> None:
+        self._text = sa.text(sql)
+        self._compiled: dict[str, tuple[str, Sequence[str] | None]] = {}
+        """By driver: its spelling, and the names of the values where it takes them by place."""
+
+    def run(self, connection: Connection, values: Mapping[str, object]) -> Any:
+        """Run it in the transaction of the connection; return the driver's cursor."""
+        sql, order = self._compile(connection)
+        cursor = connection.connection.cursor()
+        cursor.execute(sql, values if order is None else [values[name] for name in order])
+        return cursor
+
+    def run_many(self, connection: Connection, rows: Sequence[Mapping[str, object]]) -> None:
+        if rows:
+            sql, order = self._compile(connection)
+            cursor = connection.connection.cursor()
+            cursor.executemany(
+                sql, rows if order is None else [[row[name] for name in order] for row in rows]
+            )
+
+    def _compile(self, connection: Connection) -> tuple[str, Sequence[str] | None]:
+        dialect = connection.dialect
+        found = self._compiled.get(dialect.driver)
+        if found is None:
+            made = self._text.compile(dialect=dialect)
+            order = made.positiontup if made.positional else None
+            found = self._compiled[dialect.driver] = (made.string, order)
+        return found
+
+
+def cause(error: Exception) -> str:
+    """Return the driver's own words, in one line."""
+    origin = error.orig if isinstance(error, DBAPIError) else error
+    return (str(origin).splitlines() or [type(origin).__name__])[0]

@@ -1,0 +1,195 @@
+"""SQLite: a file that one process has for itself, or a database in memory."""
+
+import fcntl
+import os
+import sqlite3
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.engine import Connection, make_url
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.pool import NullPool, QueuePool
+
+from opencode_a2a.store.earlier import Form, form_of
+from opencode_a2a.store.engine import Call, DatabaseError, Engine, Result, cause
+from opencode_a2a.store.schema import SchemaTooNewError, migrate
+
+T = TypeVar("T")
+
+READERS = 3
+BUSY_SECONDS = 1.5
+"""How long a statement waits for a lock that another process holds. A write may have to wait for
+the one before it as well; whoever sent it has an answer within 5 s all the same. A reader does
+not wait: the write-ahead log has its own copy for it."""
+
+
+class MovedError(SQLAlchemyError):
+    """The file is no longer where it was; what is written to it now would not be found again."""
+
+    def __init__(self) -> None:
+        super().__init__("the file was moved or replaced; put it back, or restart the service")
+
+
+class EarlierDatabaseError(DatabaseError):
+    """The file was written by the earlier adapter, and stays as it is; it can be imported."""
+
+    status = 2
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(f"the database {file} was written by {Form.EARLIER.value}")
+        self.file = file
+
+
+class Sqlite(Engine):
+    failures = (SQLAlchemyError, sqlite3.Error)
+
+    def __init__(self, url: str) -> None:
+        # Names of asynchronous drivers are understood; the driver is the synchronous one.
+        self._url = make_url(url).set(drivername="sqlite")
+        self._memory = self._url.database in (None, "", ":memory:")
+        self.readers = 0 if self._memory else READERS
+        self.name = "memory" if self._memory else self._url.render_as_string()
+        self._path = Path(self._url.database or "")
+        self._lock: int | None = None
+        self._file: os.stat_result | None = None
+        self._connection: Connection | None = None
+        self._engine = sa.create_engine(self._url, poolclass=NullPool)
+        self._read_engine = sa.create_engine(
+            self._url, poolclass=QueuePool, pool_size=READERS, max_overflow=0
+        )
+        for engine in (self._engine, self._read_engine):
+            event.listen(engine, "connect", _prepare)
+
+    def open(self) -> None:
+        if not self._memory:
+            self._lock = _claim(self._path)
+            self._file = self._path.stat()
+        try:
+            self._connection = self._engine.connect()
+            with self._connection.begin():
+                # The driver begins a transaction only at the first change of a row, which is
+                # after the tables.
+                self._connection.exec_driver_sql("BEGIN")
+                migrate(self._connection)
+        except SchemaTooNewError as error:
+            raise DatabaseError(str(error)) from None
+        except self.failures as error:
+            raise DatabaseError(f"cannot open {self.name}: {cause(error)}") from None
+
+    def write(self, calls: list[Call]) -> list[Result]:
+        try:
+            self._check_place()
+            self._connection = self._connection or self._engine.connect()
+            results = _transact(self._connection, calls)
+        except self.failures as error:
+            results = [Result(call, None, error) for call in calls]
+        # A failure may be the connection's: the next write then gets a new one.
+        broken = any(
+            isinstance(result.error, self.failures) and not isinstance(result.error, MovedError)
+            for result in results
+        )
+        if self._connection and broken and not self._memory:
+            self._connection.close()
+            self._connection = None
+        return results
+
+    def read(self, fn: Callable[[Connection], T]) -> T:
+        self._check_place()
+        with self._read_engine.connect() as connection:
+            return fn(connection)
+
+    def stop(self) -> None:
+        """Nothing is waited for longer than a lock."""
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._read_engine.dispose()
+        if self._lock is not None:
+            os.close(self._lock)
+
+    def _check_place(self) -> None:
+        """Raise unless the file is the one that was opened; an open file can be moved away."""
+        if self._file is None:
+            return
+        try:
+            now = self._path.stat()
+        except OSError:
+            raise MovedError from None
+        if not os.path.samestat(now, self._file):
+            raise MovedError
+
+
+def _transact(connection: Connection, calls: list[Call]) -> list[Result]:
+    """Run all calls in one transaction; if one of them fails, each in its own.
+
+    If another process has locked the database, all of them fail: they must not wait for the lock
+    one after the other.
+    """
+    try:
+        with connection.begin():
+            return [Result(call, call.fn(connection)) for call in calls]
+    except Exception as error:  # a call may raise anything: it belongs to whoever waits for it
+        origin = error.orig if isinstance(error, DBAPIError) else error
+        locked = isinstance(origin, sqlite3.OperationalError) and (
+            # The low byte is the kind of error; the rest says more about it.
+            origin.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+        )
+        if len(calls) == 1 or locked:
+            return [Result(call, None, error) for call in calls]
+    return [result for call in calls for result in _transact(connection, [call])]
+
+
+def _prepare(connection: Any, _record: object) -> None:
+    cursor = connection.cursor()
+    for pragma in (
+        f"busy_timeout={BUSY_SECONDS * 1000:.0f}",
+        "journal_mode=WAL",
+        "synchronous=NORMAL",
+        "temp_store=MEMORY",
+        "journal_size_limit=67108864",
+    ):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _claim(path: Path) -> int:
+    """Open a file that is ours or new, and hold its lock for as long as the process lives."""
+    # What belongs to another program is recognised before anything of it is touched.
+    try:
+        form = form_of(path)
+    except (OSError, sqlite3.Error):
+        form = None  # opening it will say what is wrong
+    if form is Form.EARLIER:
+        raise EarlierDatabaseError(path)
+    if form is Form.FOREIGN:
+        raise DatabaseError(
+            f"the database {path} was written by {form.value}; "
+            "set A2A_TASK_STORE_DATABASE_URL to another file"
+        )
+    try:
+        # Nobody but this user may read it.
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        os.close(os.open(path, flags, 0o600))
+        if path.stat().st_uid == os.getuid():
+            path.chmod(stat.S_IRUSR | stat.S_IWUSR)
+        lock = os.open(path.with_name(f"{path.name}.lock"), flags, 0o600)
+    except OSError as error:
+        raise DatabaseError(
+            f"cannot open the database file {path.name}: {error.strerror}; "
+            "set A2A_TASK_STORE_DATABASE_URL to a file in a writable directory"
+        ) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise DatabaseError(
+            f"the database file {path.name} is in use by another process; "
+            "stop it, or set A2A_TASK_STORE_DATABASE_URL to another file"
+        ) from None
+    return lock
