@@ -95,3 +95,14 @@ def test_root_modules_are_single_files() -> None:
     folders = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
 
     assert folders == {*LAYERS, "config"} - {"app"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=identify)
+def test_the_types_of_failures_are_declared(path: Path) -> None:
+    """A failure whose type is a plain string would be missing from ``docs/errors.md``."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Call(func=ast.Name("Failure"), args=[ast.Constant(value), *_]):
+                pytest.fail(f"declare {value} in FailureType")
+            case _:
+                pass

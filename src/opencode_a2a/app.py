@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from opencode_a2a import __version__, telemetry
 from opencode_a2a.a2a.types import Version
+from opencode_a2a.announcement import announced
 from opencode_a2a.config import Settings, StateError, import_hint
 from opencode_a2a.errors import (
     SessionNotFoundError,
@@ -46,7 +47,6 @@ from opencode_a2a.server.openapi import OpenApi
 from opencode_a2a.server.operations import Operations
 from opencode_a2a.server.rest import RestBinding
 from opencode_a2a.server.sse import Streams
-from opencode_a2a.services import announced
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import DatabaseError
 from opencode_a2a.store.sqlite import EarlierDatabaseError

@@ -9,7 +9,7 @@ format. Every field is plain JSON, so that a stored event is its own encoding.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from opencode_a2a.ids import MessageId, RequestId, SessionId
 
@@ -249,11 +249,107 @@ class Outcome(StrEnum):
     """The provider wants a sign-in; the turn is over, the task waits for another try."""
 
 
+class FailureType(StrEnum):
+    """The types of failures, each with what it means; ``docs/errors.md`` lists them."""
+
+    meaning: str
+
+    def __new__(cls, name: str, meaning: str) -> Self:
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.meaning = meaning
+        return member
+
+    UPSTREAM_UNREACHABLE = "UPSTREAM_UNREACHABLE", "OpenCode did not take the prompt."
+    UPSTREAM_TIMEOUT = (
+        "UPSTREAM_TIMEOUT",
+        "OpenCode was silent for too long, or the turn took too long; it was stopped.",
+    )
+    UPSTREAM_ENDLESS = (
+        "UPSTREAM_ENDLESS",
+        "The model was asked too often without coming to an end; the turn was stopped.",
+    )
+    UPSTREAM_INTERRUPTED = (
+        "UPSTREAM_INTERRUPTED",
+        "OpenCode stopped, or another prompt took its place, before the answer was complete.",
+    )
+    UPSTREAM_ABORTED = "UPSTREAM_ABORTED", "The turn was stopped inside OpenCode."
+    UPSTREAM_ABORT_UNCONFIRMED = (
+        "UPSTREAM_ABORT_UNCONFIRMED",
+        "The task was canceled, but OpenCode did not confirm that it has stopped.",
+    )
+    UPSTREAM_REQUEST_REJECTED = (
+        "UPSTREAM_REQUEST_REJECTED",
+        "A person refused what OpenCode asked for; the task is `rejected`.",
+    )
+    UPSTREAM_EXECUTION_ERROR = "UPSTREAM_EXECUTION_ERROR", "OpenCode could not run the turn."
+    UPSTREAM_BAD_REQUEST = (
+        "UPSTREAM_BAD_REQUEST",
+        "OpenCode or the model provider refused the request.",
+    )
+    UPSTREAM_UNAUTHORIZED = (
+        "UPSTREAM_UNAUTHORIZED",
+        "The model provider refused its credentials; the task is `auth-required`.",
+    )
+    UPSTREAM_PERMISSION_DENIED = (
+        "UPSTREAM_PERMISSION_DENIED",
+        "The model provider denies access.",
+    )
+    UPSTREAM_RESOURCE_NOT_FOUND = (
+        "UPSTREAM_RESOURCE_NOT_FOUND",
+        "The model does not exist, or the session was deleted inside OpenCode.",
+    )
+    UPSTREAM_QUOTA_EXCEEDED = (
+        "UPSTREAM_QUOTA_EXCEEDED",
+        "The model provider's limit is reached.",
+    )
+    UPSTREAM_CLIENT_ERROR = (
+        "UPSTREAM_CLIENT_ERROR",
+        "The model provider refused the request in another way (4xx).",
+    )
+    UPSTREAM_SERVER_ERROR = "UPSTREAM_SERVER_ERROR", "The model provider failed (5xx)."
+    UPSTREAM_HTTP_ERROR = (
+        "UPSTREAM_HTTP_ERROR",
+        "The model provider answered with an unexpected status.",
+    )
+    UPSTREAM_CONTEXT_OVERFLOW = (
+        "UPSTREAM_CONTEXT_OVERFLOW",
+        "The conversation no longer fits the model.",
+    )
+    UPSTREAM_CONTENT_FILTERED = (
+        "UPSTREAM_CONTENT_FILTERED",
+        "The model provider's content filter blocked the answer.",
+    )
+    UPSTREAM_OUTPUT_LENGTH = (
+        "UPSTREAM_OUTPUT_LENGTH",
+        "The answer was longer than the model may write.",
+    )
+    UPSTREAM_STRUCTURED_OUTPUT = (
+        "UPSTREAM_STRUCTURED_OUTPUT",
+        "The model did not answer in the form that was asked for.",
+    )
+    INTERRUPT_EXPIRED = (
+        "INTERRUPT_EXPIRED",
+        "Nobody answered a permission or question in time.",
+    )
+    INTERRUPT_FORGED = (
+        "INTERRUPT_FORGED",
+        "A permission or question was answered past this service.",
+    )
+    SIGN_IN_EXPIRED = "SIGN_IN_EXPIRED", "Nobody signed in to the model provider in time."
+    REQUEST_LOST = (
+        "REQUEST_LOST",
+        "The service was restarted and no longer knows the request.",
+    )
+    INTERNAL_ERROR = "INTERNAL_ERROR", "The service failed while running the turn."
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Why a turn did not complete: a stable type, and a text that names the remedy."""
 
     type: str
+    """A ``FailureType``, or the reason of the ``ServiceError`` that ended the turn."""
     message: str
     upstream_status: int | None = None
 
@@ -371,41 +467,3 @@ class Emitted:
                 self.title = title
             case _:
                 pass
-
-
-def merged(events: list[TurnEvent]) -> list[TurnEvent]:
-    """Join neighbouring growth of one part, and drop tool states that are overtaken at once."""
-    if len(events) < 2:
-        return events
-    out: list[TurnEvent] = []
-    texts: list[str] = []
-    for event in events:
-        last = out[-1] if out else None
-        match last, event:
-            case (TextGrew(), TextGrew()) | (ReasoningGrew(), ReasoningGrew()):
-                if last.part_id == event.part_id:
-                    texts.append(event.text)
-                    continue
-            case ToolChanged(), ToolChanged():
-                if (last.part_id, last.status) == (event.part_id, event.status):
-                    out[-1] = event
-                    continue
-            case _:
-                pass
-        _close(out, texts)
-        out.append(event)
-    _close(out, texts)
-    return out
-
-
-def _close(out: list[TurnEvent], texts: list[str]) -> None:
-    """Give the last event the texts that followed it."""
-    if not texts:
-        return
-    match out[-1]:
-        case TextGrew() | ReasoningGrew() as last:
-            joined = last.text + "".join(texts)
-            out[-1] = type(last)(last.message_id, last.part_id, joined, last.opens)
-        case _:
-            pass
-    texts.clear()

@@ -9,7 +9,6 @@ import hashlib
 import os
 import threading
 import time
-import uuid
 from typing import Annotated, NewType
 
 from pydantic import AliasChoices, ConfigDict, Field
@@ -62,35 +61,23 @@ class ModelRef:
 
 
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-_STOCK_BYTES = 8192
 
 
-class _Ids:
-    """Random bytes taken from the system in bulk, and the last time that was used in an id."""
+class _MessageIds:
+    """Makes OpenCode message ids; each sorts after every one made before it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._stock = b""
-        self._used = 0
         self._last = 0
 
-    def random(self, count: int) -> bytes:
-        with self._lock:
-            if self._used + count > len(self._stock):
-                self._stock, self._used = os.urandom(_STOCK_BYTES), 0
-            self._used += count
-            return self._stock[self._used - count : self._used]
-
-    def message_id(self) -> MessageId:
-        """Return an OpenCode message id that sorts after every one made before it."""
-        tail = "".join(_ALPHABET[byte % 62] for byte in self.random(14))
+    def __call__(self) -> MessageId:
+        tail = "".join(_ALPHABET[byte % 62] for byte in os.urandom(14))
         with self._lock:
             self._last = max(time.time_ns() // 1_000_000 * 4096, self._last + 1)
             return MessageId(f"msg_{self._last % 2**48:012x}{tail}")
 
 
-_IDS = _Ids()
-new_message_id = _IDS.message_id
+new_message_id = _MessageIds()
 
 
 def scoped_id(session_id: SessionId, given: str) -> str:
@@ -102,13 +89,3 @@ def scoped_id(session_id: SessionId, given: str) -> str:
     digest = hashlib.sha256(f"{session_id} {given}".encode()).digest()
     kind, _, rest = given.partition("_")
     return f"{kind}_{rest[:12]}" + "".join(_ALPHABET[byte % 62] for byte in digest[:14])
-
-
-def new_uuid() -> str:
-    """Return a random UUID."""
-    return str(uuid.UUID(bytes=_IDS.random(16), version=4))
-
-
-def new_hex(count: int) -> str:
-    """Return this many random bytes in hexadecimal; not for secrets."""
-    return _IDS.random(count).hex()

@@ -1,6 +1,6 @@
 """Attachments that OpenCode can handle, and in what form.
 
-Both ways to send one come through here: messages (``server.content``) and prompts of the
+Both ways to send one come through here: messages (``server.operations``) and prompts of the
 session methods (``extensions.messages``). A media type that OpenCode does not know would make the
 session unusable for good; textual files therefore go as ``text/plain``, and everything that is
 neither text, image nor PDF is refused.
@@ -15,6 +15,10 @@ from urllib.parse import unquote_to_bytes
 from opencode_a2a.messages import PromptPart
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+INPUT_MODES = ("text/plain", "application/json", "application/pdf", *IMAGE_TYPES)
+"""Media types that the card names; other textual ones are taken too."""
+OUTPUT_MODES = ("text/plain", "application/json", "text/x-diff")
+"""Media types of what an agent answers."""
 _TEXTUAL = frozenset(
     f"application/{name}"
     for name in (

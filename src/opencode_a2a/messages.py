@@ -1,8 +1,8 @@
 """Messages and their parts, and what becomes of them: prompt parts and routing.
 
-``a2a`` reads and writes them, ``server.content`` makes prompts of them, and ``tasks`` stores them
-in the log as the history of a task. Values of data parts and metadata are kept exactly as they
-came.
+``a2a`` reads and writes them, ``server.operations`` makes prompts of them, and ``tasks`` stores
+them in the log as the history of a task. Values of data parts and metadata are kept exactly as
+they came.
 """
 
 from dataclasses import dataclass, field

@@ -7,6 +7,7 @@ without secrets. ``web.observe`` begins a W3C trace, and ``opencode`` hands it o
 """
 
 import logging
+import os
 import re
 import sys
 import time
@@ -20,7 +21,6 @@ import orjson
 import structlog
 from structlog.typing import FilteringBoundLogger, Processor
 
-from opencode_a2a.ids import new_hex
 from opencode_a2a.printable import clean, escaped
 
 MASK = "********"
@@ -184,7 +184,7 @@ def begin_trace(traceparent: str | None, tracestate: str | None = None) -> Trace
             if tracestate and not (len(tracestate) <= _TRACESTATE_LIMIT and tracestate.isascii()):
                 tracestate = None
             return Trace(trace_id, span_id, flags, tracestate)
-    fresh = new_hex(24)
+    fresh = os.urandom(24).hex()
     return Trace(fresh[:32], fresh[32:])
 
 
@@ -193,7 +193,7 @@ def trace_headers() -> dict[str, str]:
     trace = current_trace.get()
     if trace is None:
         return {}
-    headers = {"traceparent": Trace(trace.trace_id, new_hex(8), trace.flags).traceparent}
+    headers = {"traceparent": Trace(trace.trace_id, os.urandom(8).hex(), trace.flags).traceparent}
     if trace.state:
         headers["tracestate"] = trace.state
     return headers

@@ -1,4 +1,4 @@
-"""The commands against our own service with a real OpenCode, on both protocol lines."""
+"""The commands against our own service with a real OpenCode, in both versions of A2A."""
 
 import asyncio
 import sys
@@ -30,7 +30,7 @@ async def url(asking_backstage: Backstage, tmp_path: Path) -> AsyncGenerator[str
 
 @pytest.fixture(params=["1.0", "0.3"], autouse=True)
 def line(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    """Each protocol line, with the credential of the environment."""
+    """Each version, with the credential of the environment."""
     monkeypatch.setenv("A2A_CLIENT_PROTOCOL_VERSION", request.param)
     monkeypatch.setenv("A2A_CLIENT_BEARER_TOKEN", TOKEN)
     monkeypatch.setenv("A2A_STATE_DIR", str(tmp_path))

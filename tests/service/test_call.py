@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 from starlette.types import Receive, Scope, Send
 
+from opencode_a2a.announcement import announced
 from opencode_a2a.cli import main
-from opencode_a2a.services import announced
 from tests.support.peer import ANSWER, Answer, Stranger, card_json, reply, sdk_agent, stranger
 
 CANARY = "canary-77aa"

@@ -1,4 +1,4 @@
-"""The JavaScript SDK's own clients of both lines, unchanged, on both bindings."""
+"""The JavaScript SDK's own clients of both versions, unchanged, on both bindings."""
 
 import asyncio
 from collections.abc import AsyncGenerator

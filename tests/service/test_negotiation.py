@@ -1,4 +1,4 @@
-"""Which protocol line a request speaks, on the running service."""
+"""Which version a request speaks, on the running service."""
 
 import orjson
 import pytest

@@ -503,9 +503,15 @@ def test_other_basic_credentials_are_refused(text: str) -> None:
 
 
 def test_transports_are_known_by_their_usual_spellings() -> None:
-    client = load({}, {"A2A_CLIENT_SUPPORTED_TRANSPORTS": "http_json,json-rpc,grpc"}).client
+    client = load({}, {"A2A_CLIENT_SUPPORTED_TRANSPORTS": "http_json,json-rpc"}).client
 
-    assert client.supported_transports == ("HTTP+JSON", "JSONRPC", "GRPC")
+    assert client.supported_transports == ("HTTP+JSON", "JSONRPC")
+
+
+def test_a_binding_that_is_not_spoken_is_refused() -> None:
+    assert problems({"A2A_CLIENT_SUPPORTED_TRANSPORTS": "JSONRPC,GRPC"}) == [
+        "A2A_CLIENT_SUPPORTED_TRANSPORTS: 1: should be 'HTTP+JSON' or 'JSONRPC'"
+    ]
 
 
 def test_polling_grows() -> None:
@@ -514,13 +520,13 @@ def test_polling_grows() -> None:
     assert problem.startswith("A2A_CLIENT_POLLING_FALLBACK_MAX_INTERVAL_SECONDS: ")
 
 
-def test_protocol_lines_ignore_the_patch_number() -> None:
+def test_protocol_versions_ignore_the_patch_number() -> None:
     settings = load({}, {"A2A_PROTOCOL_VERSION": "1.0.1"})
 
     assert settings.a2a.protocol_version == "1.0"
 
 
-def test_the_default_line_is_one_that_is_spoken() -> None:
+def test_the_default_version_is_one_that_is_spoken() -> None:
     assert problems({"A2A_SUPPORTED_PROTOCOL_VERSIONS": "1.0"}) == [
         "A2A_PROTOCOL_VERSION: is not among A2A_SUPPORTED_PROTOCOL_VERSIONS"
     ]

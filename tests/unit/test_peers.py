@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from opencode_a2a.a2a import v03
 from opencode_a2a.a2a.operations import GET_TASK, SEND_MESSAGE
 from opencode_a2a.a2a.types import Version
-from opencode_a2a.config import ClientSettings
+from opencode_a2a.config import Binding, ClientSettings
 from opencode_a2a.events import Interrupted, Json, JsonObject, Question, QuestionOption
 from opencode_a2a.ids import RequestId, SessionId
 from opencode_a2a.messages import Message, Part
@@ -36,7 +36,6 @@ from opencode_a2a.peers.answer import (
     read_task,
 )
 from opencode_a2a.peers.client import (
-    Binding,
     Interface,
     PeerCard,
     build_request,
@@ -353,7 +352,7 @@ HYBRID: JsonObject = {
     [
         (ClientSettings(), ("http://x/r", Version.V1)),
         (ClientSettings(use_client_preference=True), ("http://x/j", Version.V1)),
-        (ClientSettings(supported_transports=("JSONRPC",)), ("http://x/j", Version.V1)),
+        (ClientSettings(supported_transports=(Binding.JSONRPC,)), ("http://x/j", Version.V1)),
         (ClientSettings(protocol_version="0.3"), ("http://x/j", Version.V03)),
     ],
 )

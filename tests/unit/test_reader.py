@@ -24,10 +24,9 @@ from opencode_a2a.events import (
     ToolChanged,
     TurnEvent,
     UsageCounted,
-    merged,
 )
 from opencode_a2a.opencode.events import PartDelta, PermissionAsked, SessionStatusChanged
-from opencode_a2a.opencode.reader import Reader
+from opencode_a2a.opencode.reader import Reader, merged
 from opencode_a2a.opencode.types import AssistantMessage, ToolCompleted, ToolFailed, ToolPart
 from tests.support.opencode_state import NAMES, OLDER, Recording, recording, recordings
 

@@ -1,4 +1,4 @@
-"""Params of both lines, as values or as a list of everything that is wrong."""
+"""Params of both versions, as values or as a list of everything that is wrong."""
 
 import base64
 from collections.abc import Mapping

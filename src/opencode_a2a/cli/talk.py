@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from opencode_a2a.announcement import running
 from opencode_a2a.cli.screen import JsonLines, Screen
 from opencode_a2a.config import Settings, SettingsError, load
 from opencode_a2a.messages import Message, Part
@@ -34,7 +35,6 @@ from opencode_a2a.peers.network import (
     vet,
 )
 from opencode_a2a.printable import command, one_line
-from opencode_a2a.services import running
 from opencode_a2a.tasks.state import TERMINAL, State
 
 _FILE_LIMIT = 20 * 1024 * 1024

@@ -16,6 +16,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import (
     Annotated,
@@ -140,17 +141,25 @@ def _log_level(value: object) -> object:
     return level if level in get_args(LogLevel) else "WARNING"
 
 
-def _protocol_line(value: object) -> object:
+def _major_minor(value: object) -> object:
     return ".".join(value.split(".")[:2]) if isinstance(value, str) else value
 
 
-_TRANSPORTS = {"JSONRPC": "JSONRPC", "HTTPJSON": "HTTP+JSON", "REST": "HTTP+JSON", "GRPC": "GRPC"}
+class Binding(StrEnum):
+    """A binding of A2A that is spoken here, as server and as caller of other agents."""
+
+    HTTP_JSON = "HTTP+JSON"
+    JSONRPC = "JSONRPC"
+
+    @classmethod
+    def spelled(cls, text: str) -> "Binding | None":
+        """Return the binding that is meant: ``http_json``, ``REST``, ``json-rpc``."""
+        known = {"JSONRPC": cls.JSONRPC, "HTTPJSON": cls.HTTP_JSON, "REST": cls.HTTP_JSON}
+        return known.get(re.sub(r"[^A-Z]", "", text.upper()))
 
 
-def _transport(value: object) -> object:
-    return (
-        _TRANSPORTS.get(re.sub(r"[^A-Z]", "", value.upper())) if isinstance(value, str) else value
-    )
+def _binding(value: object) -> object:
+    return (Binding.spelled(value) or value) if isinstance(value, str) else value
 
 
 def _token(value: SecretStr) -> SecretStr:
@@ -210,12 +219,15 @@ HttpUrl = Annotated[str, AfterValidator(_http_url)]
 LocalPath = Annotated[Path, AfterValidator(_path)]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_split)]
 Paths = Annotated[tuple[LocalPath, ...], BeforeValidator(_split)]
-ProtocolVersion = Annotated[Literal["0.3", "1.0"], BeforeValidator(_protocol_line)]
-Transport = Annotated[Literal["JSONRPC", "HTTP+JSON", "GRPC"], BeforeValidator(_transport)]
+ProtocolVersion = Annotated[Literal["0.3", "1.0"], BeforeValidator(_major_minor)]
 ProtocolVersions = Annotated[
     tuple[ProtocolVersion, ...], BeforeValidator(_split), Field(min_length=1)
 ]
-Transports = Annotated[tuple[Transport, ...], BeforeValidator(_split), Field(min_length=1)]
+Bindings = Annotated[
+    tuple[Annotated[Binding, BeforeValidator(_binding)], ...],
+    BeforeValidator(_split),
+    Field(min_length=1),
+]
 Ask: TypeAlias = Literal["bash", "edit", "webfetch"]
 Asks = Annotated[tuple[Ask, ...], BeforeValidator(_asks)]
 Capability: TypeAlias = Literal["session_shell", "workspace_mutation"]
@@ -632,8 +644,8 @@ class ClientSettings(Group, prefix="A2A_CLIENT_"):
     use_client_preference: bool = setting(
         False, "Choose the binding by our order instead of the agent's."
     )
-    supported_transports: Transports = setting(
-        ("JSONRPC", "HTTP+JSON"), "Bindings to use, in this order."
+    supported_transports: Bindings = setting(
+        (Binding.JSONRPC, Binding.HTTP_JSON), "Bindings to use, in this order."
     )
     bearer_token: SentToken | None = setting(
         None, "Bearer token for other agents; wins over Basic."
@@ -836,6 +848,8 @@ def _holds_secret(annotation: object) -> bool:
 def _choices(annotation: object) -> tuple[str, ...]:
     if get_origin(annotation) is Literal:
         return get_args(annotation)
+    if isinstance(annotation, type) and issubclass(annotation, StrEnum):
+        return tuple(annotation)
     found = (_choices(argument) for argument in get_args(annotation))
     return next(filter(None, found), ())
 

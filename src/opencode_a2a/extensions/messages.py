@@ -266,7 +266,7 @@ async def _inputs(session_id: SessionId, parts: Sequence[Part], fetch: Fetch) ->
 
 
 class A2ATask(RootModel[Annotated[dict[str, Json], FREE_OBJECT]]):
-    """A Task of A2A, in the spelling of the request's protocol line."""
+    """A Task of A2A, in the spelling of the request's version."""
 
     model_config = ConfigDict(
         title="Task", frozen=True, json_schema_extra={"required": ["id", "contextId"]}
@@ -302,7 +302,7 @@ class A2ATask(RootModel[Annotated[dict[str, Json], FREE_OBJECT]]):
 
 
 class A2AMessage(RootModel[Annotated[dict[str, Json], FREE_OBJECT]]):
-    """A Message of A2A, in the spelling of the request's protocol line."""
+    """A Message of A2A, in the spelling of the request's version."""
 
     model_config = ConfigDict(
         title="Message", frozen=True, json_schema_extra={"required": ["messageId", "parts"]}

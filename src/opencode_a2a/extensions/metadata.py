@@ -1,6 +1,6 @@
 """The shared metadata as extensions: session binding, model selection, stream hints.
 
-They have no methods: ``server.content`` reads the metadata of requests, ``a2a.render`` writes
+They have no methods: ``server.operations`` reads the metadata of requests, ``a2a.render`` writes
 that of answers, and a test compares what is declared here with what is written there.
 """
 

@@ -6,26 +6,26 @@ one short line without URLs, paths and anything that looks like a secret.
 
 import re
 
-from opencode_a2a.events import Failure, Outcome
+from opencode_a2a.events import Failure, FailureType, Outcome
 from opencode_a2a.opencode.types import AssistantMessage, TurnError
 
 MAX_WORDS = 300
 
 INTERRUPTED = Failure(
-    "UPSTREAM_INTERRUPTED",
+    FailureType.UPSTREAM_INTERRUPTED,
     "OpenCode was interrupted before the answer was complete. Send the message again.",
 )
 UNANSWERED = Failure(
-    "UPSTREAM_INTERRUPTED",
+    FailureType.UPSTREAM_INTERRUPTED,
     "OpenCode gave no answer: it was interrupted, or another prompt in the same session took "
     "its place. Send the message again.",
 )
 ABORTED = Failure(
-    "UPSTREAM_ABORTED",
+    FailureType.UPSTREAM_ABORTED,
     "The turn was stopped inside OpenCode. Send the message again to continue.",
 )
 REFUSED = Failure(
-    "UPSTREAM_REQUEST_REJECTED",
+    FailureType.UPSTREAM_REQUEST_REJECTED,
     "You refused what OpenCode asked for, so it stopped. "
     "Send another message to continue in a different way.",
 )
@@ -42,39 +42,39 @@ _PATHS_IN_TEXT = re.compile(
 )
 
 _STATUS = {
-    400: ("UPSTREAM_BAD_REQUEST", "The model provider refused the request"),
+    400: (FailureType.UPSTREAM_BAD_REQUEST, "The model provider refused the request"),
     401: (
-        "UPSTREAM_UNAUTHORIZED",
+        FailureType.UPSTREAM_UNAUTHORIZED,
         "The model provider refused its credentials; sign in to it in OpenCode and try again",
     ),
     403: (
-        "UPSTREAM_PERMISSION_DENIED",
+        FailureType.UPSTREAM_PERMISSION_DENIED,
         "The model provider denies access; check what its account may use",
     ),
     404: (
-        "UPSTREAM_RESOURCE_NOT_FOUND",
+        FailureType.UPSTREAM_RESOURCE_NOT_FOUND,
         "The model provider does not know the model; choose another",
     ),
     429: (
-        "UPSTREAM_QUOTA_EXCEEDED",
+        FailureType.UPSTREAM_QUOTA_EXCEEDED,
         "The model provider's limit is reached; wait, or raise the quota",
     ),
 }
 _NAMED = {
     "ContextOverflowError": (
-        "UPSTREAM_CONTEXT_OVERFLOW",
+        FailureType.UPSTREAM_CONTEXT_OVERFLOW,
         "The conversation no longer fits the model; start a new context or shorten the message",
     ),
     "ContentFilterError": (
-        "UPSTREAM_CONTENT_FILTERED",
+        FailureType.UPSTREAM_CONTENT_FILTERED,
         "The model provider's content filter blocked the answer; rephrase the message",
     ),
     "MessageOutputLengthError": (
-        "UPSTREAM_OUTPUT_LENGTH",
+        FailureType.UPSTREAM_OUTPUT_LENGTH,
         "The answer was longer than the model may write; ask for less at once",
     ),
     "StructuredOutputError": (
-        "UPSTREAM_STRUCTURED_OUTPUT",
+        FailureType.UPSTREAM_STRUCTURED_OUTPUT,
         "The model did not answer in the form that was asked for; simplify the schema or try again",
     ),
 }
@@ -140,11 +140,13 @@ def _explain(error: TurnError) -> tuple[Outcome, Failure]:
 
 def _by_status(status: int | None) -> tuple[str, str]:
     if status is None:
-        return "UPSTREAM_EXECUTION_ERROR", "OpenCode could not run the turn"
+        return FailureType.UPSTREAM_EXECUTION_ERROR, "OpenCode could not run the turn"
     if status in _STATUS:
         return _STATUS[status]
     if 400 <= status < 500:
-        return "UPSTREAM_CLIENT_ERROR", f"The model provider refused the request ({status})"
+        said = f"The model provider refused the request ({status})"
+        return FailureType.UPSTREAM_CLIENT_ERROR, said
     if status >= 500:
-        return "UPSTREAM_SERVER_ERROR", f"The model provider failed ({status}); try again later"
-    return "UPSTREAM_HTTP_ERROR", f"The model provider answered unexpectedly ({status})"
+        said = f"The model provider failed ({status}); try again later"
+        return FailureType.UPSTREAM_SERVER_ERROR, said
+    return FailureType.UPSTREAM_HTTP_ERROR, f"The model provider answered unexpectedly ({status})"

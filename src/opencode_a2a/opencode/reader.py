@@ -17,13 +17,14 @@ from opencode_a2a.events import (
     Finished,
     Outcome,
     Progressed,
+    ReasoningGrew,
     Resumed,
     SessionBound,
+    TextGrew,
     ToolChanged,
     TurnEvent,
     Usage,
     UsageCounted,
-    merged,
 )
 from opencode_a2a.ids import MessageId, SessionId
 from opencode_a2a.opencode.events import Event, PartDelta
@@ -209,3 +210,41 @@ class Reader:
         infos = (m.info for messages in stored.children.values() for m in messages)
         steps = (i for i in infos if isinstance(i, AssistantMessage) and i.time.created >= since)
         return sum(map(usage, steps), Usage())
+
+
+def merged(events: list[TurnEvent]) -> list[TurnEvent]:
+    """Join neighbouring growth of one part, and drop tool states that are overtaken at once."""
+    if len(events) < 2:
+        return events
+    out: list[TurnEvent] = []
+    texts: list[str] = []
+    for event in events:
+        last = out[-1] if out else None
+        match last, event:
+            case (TextGrew(), TextGrew()) | (ReasoningGrew(), ReasoningGrew()):
+                if last.part_id == event.part_id:
+                    texts.append(event.text)
+                    continue
+            case ToolChanged(), ToolChanged():
+                if (last.part_id, last.status) == (event.part_id, event.status):
+                    out[-1] = event
+                    continue
+            case _:
+                pass
+        _close(out, texts)
+        out.append(event)
+    _close(out, texts)
+    return out
+
+
+def _close(out: list[TurnEvent], texts: list[str]) -> None:
+    """Give the last event the texts that followed it."""
+    if not texts:
+        return
+    match out[-1]:
+        case TextGrew() | ReasoningGrew() as last:
+            joined = last.text + "".join(texts)
+            out[-1] = type(last)(last.message_id, last.part_id, joined, last.opens)
+        case _:
+            pass
+    texts.clear()

@@ -15,7 +15,6 @@ import math
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from urllib.parse import SplitResult, quote, urlencode
 
 import httpx2
@@ -34,7 +33,7 @@ from opencode_a2a.a2a.operations import (
 )
 from opencode_a2a.a2a.types import VERSION_HEADER, SendRequest, Version
 from opencode_a2a.a2a.v03 import Spelling
-from opencode_a2a.config import ClientSettings
+from opencode_a2a.config import Binding, ClientSettings
 from opencode_a2a.errors import ParseError
 from opencode_a2a.events import JsonObject
 from opencode_a2a.jsonguard import as_object, decode, items_in, text_in, whole_characters
@@ -74,11 +73,6 @@ _CARD_BYTES = 1024 * 1024
 _EVENT_BYTES = 8 * 1024 * 1024
 _STREAM_BYTES = 256 * 1024 * 1024
 Report = Callable[[PeerEvent], None]
-
-
-class Binding(StrEnum):
-    JSONRPC = "JSONRPC"
-    HTTP_JSON = "HTTP+JSON"
 
 
 # --- cards ------------------------------------------------------------------------------------
@@ -136,19 +130,14 @@ def read_card(value: JsonObject) -> PeerCard:
         main: JsonObject = {"url": value.get("url"), "transport": value.get("preferredTransport")}
         listed = [main, *items_in(value, "additionalInterfaces")]
     versions = {"1": Version.V1, "0": Version.V03}
-    bindings = {
-        "JSONRPC": Binding.JSONRPC,
-        "HTTPJSON": Binding.HTTP_JSON,
-        "REST": Binding.HTTP_JSON,
-    }
     interfaces: dict[Interface, None] = {}
     for item in listed:
         url = text_in(item, "url")
         named = text_in(item, "protocolVersion") or text_in(value, "protocolVersion") or "0.3"
         major, dot, _ = named.partition(".")
         version = versions.get(major) if dot else None
-        spelled = text_in(item, "protocolBinding", "transport") or "JSONRPC"
-        binding = bindings.get("".join(c for c in spelled.upper() if c.isalpha()))
+        spelled = text_in(item, "protocolBinding", "transport")
+        binding = Binding.spelled(spelled) if spelled else Binding.JSONRPC
         if url and version and binding:
             interfaces[Interface(url, binding, version, text_in(item, "tenant"))] = None
     return PeerCard(
@@ -169,7 +158,7 @@ def choose(card: PeerCard, settings: ClientSettings, rules: Egress) -> Interface
         if interface.binding in ours and settings.protocol_version in (None, interface.version)
     ]
     if settings.use_client_preference:
-        usable.sort(key=lambda interface: ours.index(interface.binding.value))
+        usable.sort(key=lambda interface: ours.index(interface.binding))
     if not usable:
         raise PeerError(
             ErrorCode.INVALID_CARD,

@@ -21,7 +21,7 @@ from opencode_a2a.a2a.types import VERSION_HEADER, Version
 from opencode_a2a.config import Settings
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions import SKILLS
-from opencode_a2a.server.content import INPUT_MODES, OUTPUT_MODES
+from opencode_a2a.media import INPUT_MODES, OUTPUT_MODES
 from opencode_a2a.server.contracts import (
     ALL_EXTENSIONS,
     BINDINGS,

@@ -14,13 +14,13 @@ from opencode_a2a.a2a.operations import (
     Operation,
 )
 from opencode_a2a.a2a.types import Version
-from opencode_a2a.config import Settings
+from opencode_a2a.config import Binding, Settings
 from opencode_a2a.errors import MethodNotFoundError, RequestTooLargeError, UnsupportedOperationError
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions import EXTENSIONS, METHODS
 from opencode_a2a.extensions.registry import PROFILE, Extension, Method, aliases
 
-BINDINGS = ("HTTP+JSON", "JSONRPC")
+BINDINGS = tuple(Binding)
 """The preferred one first."""
 DISCOVERY = ("/.well-known/agent-card.json", "/.well-known/agent.json")
 """Where the public card is, and where it was."""

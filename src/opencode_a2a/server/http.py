@@ -30,6 +30,7 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import SCOPE_KEY, Caller
+from opencode_a2a.jsonguard import decode
 from opencode_a2a.peers.client import HOPS_HEADER
 from opencode_a2a.server.operations import OperationCall, TaskStream
 from opencode_a2a.server.sse import ErrorFrame, EventStream, Stream, Streams, Write
@@ -76,13 +77,15 @@ def version_of(
     return negotiate(header, query, default, supported)
 
 
-def check_content_type(request: Request) -> None:
+async def read_body(request: Request) -> Json:
+    """Return the JSON that a request carries."""
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if given not in _JSON_TYPES:
         raise ContentTypeNotSupportedError(
             f"The body is declared as {given[:64]}; send application/json",
             supported_media_types=["application/json", "application/a2a+json"],
         )
+    return decode(await request.body())
 
 
 # --- answers ----------------------------------------------------------------------------------

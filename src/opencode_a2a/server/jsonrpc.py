@@ -28,15 +28,14 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import Caller
-from opencode_a2a.jsonguard import decode
 from opencode_a2a.server.http import (
     OPERATION,
     Endpoint,
     Terms,
     as_service_error,
     call_of,
-    check_content_type,
     event_stream,
+    read_body,
     rpc_response,
     success_headers,
     version_of,
@@ -89,8 +88,7 @@ class RpcBinding:
         """Answer one request; the outermost edge of the binding, where nothing may escape."""
         envelope, request_id = None, None
         try:
-            check_content_type(request)
-            sent = decode(await request.body())
+            sent = await read_body(request)
             match sent:  # the sender of what is no request can then tell what was refused
                 case {"id": str() | int() as request_id} if not isinstance(request_id, bool):
                     pass

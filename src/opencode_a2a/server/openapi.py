@@ -115,7 +115,7 @@ def _openapi(settings: Settings) -> JsonObject:
                     "name": VERSION_HEADER,
                     "in": "header",
                     "required": False,
-                    "description": f"The protocol line; {settings.a2a.protocol_version} when "
+                    "description": f"The version of A2A; {settings.a2a.protocol_version} when "
                     "left out.",
                     "schema": {"type": "string", "enum": [*versions]},
                 }

@@ -31,7 +31,6 @@ from opencode_a2a.errors import (
     InvalidRequestError,
 )
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.jsonguard import decode
 from opencode_a2a.server.card import Cards
 from opencode_a2a.server.http import (
     OPERATION,
@@ -39,8 +38,8 @@ from opencode_a2a.server.http import (
     Terms,
     as_service_error,
     call_of,
-    check_content_type,
     event_stream,
+    read_body,
     rest_refusal,
     rest_response,
     success_headers,
@@ -84,7 +83,12 @@ class RestBinding:
             # A read of ``…:cancel`` looks like the read of a task with such a name.
             if request.method != "POST" and request.path_params.get("id", "").endswith(":cancel"):
                 raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "POST"})
-            params = await _params(request, operation)
+            if operation.takes is SendRequest:
+                params = await read_body(request)
+                if not isinstance(params, dict):
+                    raise InvalidRequestError("The body must be a JSON object")
+            else:
+                params = _query(request)
             form = render.V1
             if version is Version.V03:
                 json = rest_spelling(params) is Spelling.JSON
@@ -107,14 +111,8 @@ class RestBinding:
         )
 
 
-async def _params(request: Request, operation: Operation) -> JsonObject:
-    """Return the body of a send; of anything else the query and the path as one object."""
-    if operation.takes is SendRequest:
-        check_content_type(request)
-        sent = decode(await request.body())
-        if not isinstance(sent, dict):
-            raise InvalidRequestError("The body must be a JSON object")
-        return sent
+def _query(request: Request) -> JsonObject:
+    """Return the params of a request without a body: its query and path as one object."""
     query: JsonObject = dict(request.query_params.items())
     for name in ("includeArtifacts", "include_artifacts"):
         given = query.get(name)

@@ -34,12 +34,10 @@ EVENT_STREAM = {
 }
 """The headers of a stream of server-sent events."""
 Header = tuple[bytes, bytes]
-DIRECT_SEND = "direct_send"
-"""In the scope: the server's own ``send``. What comes between looks at the start of an answer only,
-so that the frames of a stream may go past it."""
 WRITE_NOW = "write_now"
 """In the scope: writes a piece of an answer in pieces without waiting; False when it has to wait.
-To wake the task of a stream for each frame takes longer than to write the frame."""
+To wake the task of a stream for each frame takes longer than to write the frame. The layers between
+the server and a stream look at the start of an answer only, so that frames may go past them."""
 
 # One line, not an event of its own: some readers take the blank line after it for an event
 # without data, and fail to parse that.
@@ -174,7 +172,7 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         metrics.STREAM_REQUESTS.inc()
-        self._send = scope.get(DIRECT_SEND, send)
+        self._send = send
         if scope["method"] != "HEAD":
             self._write_now = scope.get(WRITE_NOW)
         self.look(time.monotonic())

@@ -6,7 +6,7 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.errors import StoreUnavailableError
-from opencode_a2a.events import Emitted, Failure, Finished, Outcome
+from opencode_a2a.events import Emitted, Failure, FailureType, Finished, Outcome
 from opencode_a2a.messages import Answered
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
@@ -25,7 +25,8 @@ SWEEP_TASKS = 500
 
 RESTARTED = "The service was restarted; the task goes on."
 LOST = Failure(
-    "REQUEST_LOST", "The service was restarted and no longer knows the request. Send it again."
+    FailureType.REQUEST_LOST,
+    "The service was restarted and no longer knows the request. Send it again.",
 )
 
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from uuid import uuid4
 
 import orjson
 import structlog
@@ -30,8 +31,8 @@ from opencode_a2a.errors import (
     UnsupportedOperationError,
     Violation,
 )
-from opencode_a2a.events import Emitted, Failure, Finished, Outcome
-from opencode_a2a.ids import ContextId, Principal, TaskId, new_message_id, new_uuid
+from opencode_a2a.events import Emitted, Failure, FailureType, Finished, Outcome
+from opencode_a2a.ids import ContextId, Principal, TaskId, new_message_id
 from opencode_a2a.messages import ANYWHERE, Answered, Message, PromptPart, Routing
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
@@ -53,10 +54,11 @@ logger = structlog.get_logger(__name__)
 
 WORKING = "The task is running and is not waiting for input. Wait for it to end, or cancel it."
 UNSIGNED = Failure(
-    "SIGN_IN_EXPIRED", "Nobody signed in to the model provider in time. Send the message again."
+    FailureType.SIGN_IN_EXPIRED,
+    "Nobody signed in to the model provider in time. Send the message again.",
 )
 INTERNAL = Failure(
-    "INTERNAL_ERROR", "The service failed while running the turn. Send the message again."
+    FailureType.INTERNAL_ERROR, "The service failed while running the turn. Send the message again."
 )
 
 
@@ -279,8 +281,8 @@ class TaskService:
         principal, digest = command.principal, command.digest
         state = TaskState(
             TaskRef(
-                TaskId(new_uuid()),
-                ContextId(command.context_id or new_uuid()),
+                TaskId(str(uuid4())),
+                ContextId(command.context_id or str(uuid4())),
                 principal,
                 command.output_modes,
                 now_ms(),

@@ -13,12 +13,13 @@ from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
+from uuid import uuid4
 from weakref import WeakValueDictionary
 
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.errors import InvalidParamsError, SessionNotFoundError, Violation
-from opencode_a2a.ids import ContextId, Principal, SessionId, new_uuid
+from opencode_a2a.ids import ContextId, Principal, SessionId
 from opencode_a2a.messages import Routing
 from opencode_a2a.opencode.client import Location, OpenCode, well_formed
 from opencode_a2a.opencode.types import Session, SessionDraft
@@ -259,7 +260,7 @@ class Sessions:
                         case _:
                             pass
             if session is None:
-                key = key or new_uuid()
+                key = key or str(uuid4())
                 _keep(self._unanswered, place, key)
                 draft = SessionDraft(metadata={"a2a": {"contextId": context_id, "key": key}})
                 session = await self._opencode.create_session(draft, at=location)

@@ -26,6 +26,7 @@ from opencode_a2a.errors import (
 from opencode_a2a.events import (
     Emitted,
     Failure,
+    FailureType,
     Finished,
     Outcome,
     Progressed,
@@ -73,17 +74,17 @@ LONG = "The turn took longer than {:.0f} s and was stopped. Ask for less at once
 ENDLESS = "The model was asked {} times without coming to an end; the turn was stopped."
 RETRY_FAR = "The model provider asks to wait too long ({}); the turn was stopped. Try again later."
 UNCONFIRMED = Failure(
-    "UPSTREAM_ABORT_UNCONFIRMED",
+    FailureType.UPSTREAM_ABORT_UNCONFIRMED,
     "The task is canceled, but OpenCode did not confirm in time that it has stopped.",
 )
-NOT_TAKEN = Failure("UPSTREAM_UNREACHABLE", "OpenCode did not take the prompt.")
+NOT_TAKEN = Failure(FailureType.UPSTREAM_UNREACHABLE, "OpenCode did not take the prompt.")
 GONE = Failure(
-    "UPSTREAM_RESOURCE_NOT_FOUND",
+    FailureType.UPSTREAM_RESOURCE_NOT_FOUND,
     "The session was deleted inside OpenCode. Send the message again to begin a new one.",
 )
-EXPIRED = Failure("INTERRUPT_EXPIRED", "Nobody answered in time; the turn was stopped.")
+EXPIRED = Failure(FailureType.INTERRUPT_EXPIRED, "Nobody answered in time; the turn was stopped.")
 FORGED = Failure(
-    "INTERRUPT_FORGED",
+    FailureType.INTERRUPT_FORGED,
     "A permission or question was answered past this service, perhaps by the agent itself; the "
     "turn was stopped. Set A2A_CONSOLE_ANSWERS=true if people answer at OpenCode's own terminal.",
 )
@@ -194,21 +195,21 @@ class TurnLimits:
         seconds = self._settings.silence_seconds
         if self.quiet <= seconds:
             return None
-        return Failure("UPSTREAM_TIMEOUT", SILENT.format(seconds))
+        return Failure(FailureType.UPSTREAM_TIMEOUT, SILENT.format(seconds))
 
     def exceeded(self, reader: Reader) -> Failure | None:
         """Return why to give up a turn that does not end by itself."""
         steps = len(reader.state.messages.answers)
         if steps > self._settings.max_steps:
-            return Failure("UPSTREAM_ENDLESS", ENDLESS.format(steps))
+            return Failure(FailureType.UPSTREAM_ENDLESS, ENDLESS.format(steps))
         retry = reader.state.retry
         if retry is not None and retry is not self._retry:
             # Judged once, when it is heard: the wall clock may jump while it is waited for.
             self._retry = retry
             if retry.next - now_ms() > self._settings.max_retry_wait_seconds * 1000:
-                return Failure("UPSTREAM_QUOTA_EXCEEDED", RETRY_FAR.format(retry.message))
+                return Failure(FailureType.UPSTREAM_QUOTA_EXCEEDED, RETRY_FAR.format(retry.message))
         if self._longest is not None and self.now() - self._began > self._longest:
-            return Failure("UPSTREAM_TIMEOUT", LONG.format(self._longest))
+            return Failure(FailureType.UPSTREAM_TIMEOUT, LONG.format(self._longest))
         return None
 
 
@@ -538,7 +539,7 @@ class Turn:
         if self._reader.state.last_error is not None:
             return await self._finish()
         text = f"{error.message}; check the model, the agent and the files of the message"
-        return await self._finish(Failure("UPSTREAM_BAD_REQUEST", text))
+        return await self._finish(Failure(FailureType.UPSTREAM_BAD_REQUEST, text))
 
     def _drained(self) -> bool:
         """Whether the events have caught up with the end of the turn, or take too long.

@@ -7,6 +7,7 @@ None of them knows A2A. What the JSON inside may look like is checked by whoever
 """
 
 import asyncio
+import sys
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -184,7 +185,7 @@ class BodyGuard:
         self, app: ASGIApp, limits: LimitSettings, *, seconds: float = BODY_SECONDS
     ) -> None:
         self._app = app
-        self._most = limits.max_request_body_bytes
+        self._most = limits.max_request_body_bytes or sys.maxsize  # 0 is no limit
         self._seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -200,24 +201,30 @@ class BodyGuard:
             kinds = headers.getlist("content-type")
             if kinds and not (len(kinds) == 1 and _is_json(kinds[0])):
                 raise MediaTypeNotSupportedError
-        if length is not None and length.isdecimal():
-            self._check_size(int(length))
+        # As it is announced, unless more comes.
+        size = int(length) if length is not None and length.isdecimal() else 0
         pieces: list[bytes] = []
-        size = 0
+        received = 0
         message: Message = {"more_body": True}
         try:
             async with asyncio.timeout(self._seconds):
-                while message.get("more_body", False):
+                while size <= self._most and message.get("more_body", False):
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         return  # the sender has gone
                     pieces.append(message.get("body", b""))
-                    size += len(pieces[-1])
-                    self._check_size(size)
+                    received += len(pieces[-1])
+                    size = max(size, received)
         except TimeoutError:
             raise RequestTimeoutError(
                 f"The body did not arrive within {self._seconds:g} s; send it again"
             ).with_headers(("Connection", "close")) from None  # nobody will read the rest
+        if size > self._most:
+            raise RequestTooLargeError(
+                f"The body is larger than {self._most} bytes; send large files by URL",
+                max_bytes=self._most,
+                actual_size=size,
+            )
         body: bytes | None = b"".join(pieces)
         del pieces, message  # they hold it too
 
@@ -230,14 +237,6 @@ class BodyGuard:
             return {"type": "http.request", "body": whole, "more_body": False}
 
         await self._app(scope, replay, send)
-
-    def _check_size(self, size: int) -> None:
-        if self._most and size > self._most:
-            raise RequestTooLargeError(
-                f"The body is larger than {self._most} bytes; send large files by URL",
-                max_bytes=self._most,
-                actual_size=size,
-            )
 
 
 @lru_cache(maxsize=1024)

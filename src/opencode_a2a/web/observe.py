@@ -8,13 +8,12 @@ routes for alive, ready, healthy and figures. Nothing here knows A2A, the databa
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from functools import lru_cache
 
 import orjson
 import structlog
-from prometheus_client import Counter, Histogram
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,9 +23,8 @@ from structlog.typing import FilteringBoundLogger
 
 from opencode_a2a import metrics
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.ids import Caller, new_hex
+from opencode_a2a.ids import Caller
 from opencode_a2a.server.http import OPERATION
-from opencode_a2a.server.sse import DIRECT_SEND
 from opencode_a2a.telemetry import PAYLOADS, begin_trace, current_trace, redact
 from opencode_a2a.web.auth import peer_address
 
@@ -69,15 +67,17 @@ class AccessLog:
         trace = begin_trace(parent, headers.get("tracestate") if parent else None)
         # A request runs in a task, hence in a context, of its own: there is nothing to undo.
         current_trace.set(trace)
-        structlog.contextvars.bind_contextvars(request_id=new_hex(8), trace_id=trace.trace_id)
+        structlog.contextvars.bind_contextvars(
+            request_id=os.urandom(8).hex(), trace_id=trace.trace_id
+        )
         added = scope[ANSWER_HEADERS] = [(b"traceparent", trace.traceparent.encode())]
-        scope[DIRECT_SEND] = send
 
         async def note(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                _seconds(_route(scope)).observe(time.monotonic() - began)
+                duration = time.monotonic() - began
+                metrics.REQUEST_SECONDS.labels(_route(scope)).observe(duration)
                 message = {**message, "headers": [*message.get("headers", ()), *added]}
             await send(message)
 
@@ -85,7 +85,7 @@ class AccessLog:
             await self._app(scope, receive, note)
         finally:
             method = scope["method"] if scope["method"] in _KNOWN_METHODS else "other"
-            _requests(method, _route(scope), status).inc()
+            metrics.REQUESTS.labels(method, _route(scope), str(status)).inc()
             level = logging.ERROR if status >= 500 else logging.INFO
             if logger.is_enabled_for(level):
                 caller: Caller | None = scope.get("caller")
@@ -100,17 +100,6 @@ class AccessLog:
                     status=status,
                     duration_ms=round((time.monotonic() - began) * 1000, 1),
                 )
-
-
-# The labels of a metric are looked up under a lock; these lookups are not.
-@lru_cache(maxsize=1024)
-def _requests(method: str, template: str, status: int) -> Counter:
-    return metrics.REQUESTS.labels(method, template, str(status))
-
-
-@lru_cache(maxsize=256)
-def _seconds(template: str) -> Histogram:
-    return metrics.REQUEST_SECONDS.labels(template)
 
 
 def _route(scope: Scope) -> str:
