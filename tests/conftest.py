@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from opencode_a2a.events import JsonObject
+from tests.support import stores
 from tests.support.backstage import Backstage
 from tests.support.service import Running, serving, settings_for
 
@@ -17,6 +18,26 @@ ROOT = Path(__file__).parent.parent
 
 # A shell that runs the tests in the background lets them, and all they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    marked = metafunc.definition.get_closest_marker
+    if marked("both_databases") and not marked("sqlite_only"):
+        metafunc.parametrize("database", stores.ENGINES, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def database_server() -> Generator[None]:
+    yield
+    stores.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def database(request: pytest.FixtureRequest, database_server: None) -> Generator[str]:
+    """The engine of the databases that ``stores.url`` names."""
+    engine: str = getattr(request, "param", stores.DEFAULT)
+    with stores.using(engine):
+        yield engine
 
 
 @pytest.fixture(scope="session")

@@ -48,7 +48,7 @@ from opencode_a2a.server.operations import Operations
 from opencode_a2a.server.rest import RestBinding
 from opencode_a2a.server.sse import Streams
 from opencode_a2a.store.database import Database
-from opencode_a2a.store.engine import DatabaseError
+from opencode_a2a.store.engine import DatabaseError, Replica
 from opencode_a2a.store.sqlite import EarlierDatabaseError
 from opencode_a2a.tasks.log import LogWriter
 from opencode_a2a.tasks.recovery import recover, sweep
@@ -190,7 +190,13 @@ class Service:
 
     async def _start(self, stack: AsyncExitStack) -> None:
         settings = self.settings
-        database = await stack.enter_async_context(Database(settings.database_url))
+        database = await stack.enter_async_context(
+            Database(
+                settings.database_url,
+                Replica(settings.replica_name, settings.replica.lease_seconds),
+            )
+        )
+        await stack.enter_async_context(self._beside(database.run(), "database"))
         if self.tool is not None:
             stack.push_async_callback(self.tool.aclose)
         behind = self.upstream = await stack.enter_async_context(upstream(settings))
@@ -264,8 +270,11 @@ class Service:
 
     def _end_if_failed(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
-            part = task.get_name()
-            logger.critical("a part of the service failed", part=part, exc_info=task.exception())
+            part, error = task.get_name(), task.exception()
+            if isinstance(error, DatabaseError):  # which says all that there is to say
+                logger.critical("a part of the service failed", part=part, cause=str(error))
+            else:
+                logger.critical("a part of the service failed", part=part, exc_info=error)
             self.failed = True
             signal.raise_signal(signal.SIGTERM)
 

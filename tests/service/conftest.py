@@ -30,7 +30,7 @@ async def shared_opencode(tmp_path_factory: pytest.TempPathFactory) -> AsyncGene
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def service(
-    shared_opencode: FakeOpenCode, tmp_path_factory: pytest.TempPathFactory
+    shared_opencode: FakeOpenCode, tmp_path_factory: pytest.TempPathFactory, database: str
 ) -> AsyncGenerator[Running]:
     async with started(shared_opencode, tmp_path_factory.mktemp("state")) as running:
         yield running

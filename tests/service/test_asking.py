@@ -7,7 +7,7 @@ from tests.support.caller import Caller
 from tests.support.front import Serve
 from tests.support.opencode import FakeOpenCode
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_databases]
 
 
 @pytest.mark.requirement("3.4.3-input-required")

@@ -8,7 +8,7 @@ from tests.support.answers import NOT_CANCELABLE, NOT_FOUND
 from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_databases]
 
 
 async def running(caller: Caller, opencode: FakeOpenCode) -> str:

@@ -15,7 +15,7 @@ from tests.support.front import STRANGERS, Serve
 from tests.support.opencode import FakeOpenCode
 from tests.support.service import TOKEN, Running
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_databases]
 
 HOSTILE = ["", "Bearer", "Bearer ", "Bearer  x", "Basic !!!", "Digest x", "Bearer " + "x" * 9000]
 

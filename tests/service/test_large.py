@@ -10,7 +10,7 @@ from tests.support.probe import probing
 from tests.support.program import Program
 from tests.support.service import variables_for
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_databases]
 
 MEGABYTE = 2**20
 TRIES = 4

@@ -8,12 +8,13 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests.support import stores
 from tests.support.answers import Answer, Update, Wire, fold
 from tests.support.caller import Caller
 from tests.support.front import started
 from tests.support.opencode import FakeOpenCode
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_databases]
 
 FIRST_SCHEMA = Path(__file__).parent.parent / "support" / "schema-1.sql"
 STORED = {"A2A_TASK_STORE_BACKEND": "database"}
@@ -52,6 +53,7 @@ async def test_an_ended_task_is_the_same_after_a_restart(
     assert len(opencode.prompts) == 2 * len(Wire)
 
 
+@pytest.mark.sqlite_only
 @pytest.mark.requirement("I1")
 @pytest.mark.requirement("I6")
 async def test_a_database_of_the_first_schema_is_upgraded(
@@ -81,8 +83,7 @@ async def test_a_locked_database_holds_nobody_for_long(
     async with started(opencode, tmp_path, **STORED) as service:
         known = await Caller(service).send("before")
         caller = Caller(service, Wire.REST)
-        with closing(sqlite3.connect(tmp_path / "tasks.db", isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
+        with stores.locked(tmp_path):
 
             async def send(number: int) -> tuple[float, Answer]:
                 await asyncio.sleep(number / 4)  # some come while others are waiting already
@@ -92,7 +93,6 @@ async def test_a_locked_database_holds_nobody_for_long(
 
             answers = await asyncio.gather(*(send(number) for number in range(12)))
             read = await Caller(service).get(known.id)
-            other.execute("ROLLBACK")
         after = await Caller(service).send("after")
 
     assert max(seconds for seconds, _ in answers) < 5

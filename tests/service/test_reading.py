@@ -14,7 +14,7 @@ from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
 from tests.support.service import Running
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_databases]
 
 WITH_LIST = pytest.mark.parametrize(
     "wire", [Wire.RPC, Wire.REST, Wire.REST03], ids=lambda wire: wire.value

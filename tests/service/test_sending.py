@@ -9,7 +9,7 @@ from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
 from tests.support.service import Running
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_databases]
 
 
 @pytest.mark.requirement("3.1.1-blocking")

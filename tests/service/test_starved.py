@@ -11,7 +11,7 @@ from tests.support.front import started
 from tests.support.opencode import FakeOpenCode, Hold
 from tests.support.service import Running
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_databases]
 
 STORED = {"A2A_TASK_STORE_BACKEND": "database"}
 ANSWER = ("completed", "one two three four")

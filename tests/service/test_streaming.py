@@ -14,7 +14,7 @@ from tests.support.opencode import FakeOpenCode
 from tests.support.opencode_state import OLDER
 from tests.support.service import Running
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_databases]
 
 TURNS = [
     *("plain-text", "reasoning-text", "tool-completed", "write-edit", "subagent", "todo"),

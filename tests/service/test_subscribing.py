@@ -9,7 +9,7 @@ from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode, Hold
 from tests.support.service import Running
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_databases]
 
 
 async def begun(caller: Caller, hold: Hold) -> str:

@@ -9,6 +9,7 @@ import httpx
 import orjson
 from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
 
+from tests.support import stores
 from tests.support.answers import Wire
 from tests.support.opencode import FakeOpenCode
 from tests.support.service import TOKEN, Running, serving, settings_for
@@ -29,7 +30,7 @@ async def started(opencode: FakeOpenCode, state: Path, **changes: str) -> AsyncG
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     variables = {
-        "A2A_TASK_STORE_BACKEND": "memory",
+        "A2A_TASK_STORE_BACKEND": "database" if stores.postgresql() else "memory",
         "A2A_STATIC_AUTH_CREDENTIALS": orjson.dumps(_CREDENTIALS).decode(),
         "A2A_PUBLIC_URL": f"http://127.0.0.1:{port}",
         **changes,

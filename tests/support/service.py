@@ -12,6 +12,7 @@ import httpx2
 from opencode_a2a.app import Service, create_app
 from opencode_a2a.config import Settings, load
 from opencode_a2a.events import Json, JsonObject
+from tests.support import stores
 from tests.support.running import running
 
 TOKEN = "a-token-for-the-tests-of-one-caller"  # noqa: S105 - not a secret
@@ -40,7 +41,7 @@ def variables_for(backstage: Behind, state: Path, **changes: str) -> dict[str, s
     return {
         "A2A_BEARER_TOKEN": TOKEN,
         "A2A_STATE_DIR": str(state),
-        "A2A_TASK_STORE_DATABASE_URL": f"sqlite:///{state / 'tasks.db'}",
+        "A2A_TASK_STORE_DATABASE_URL": stores.url(state),
         "A2A_RATE_LIMIT_ENABLED": "false",
         "OPENCODE_BASE_URL": backstage.url,
         "OPENCODE_AUTH_PASSWORD": backstage.password,

@@ -19,6 +19,7 @@ from opencode_a2a.config import (
     SettingsError,
     load,
     provider_configured,
+    show,
 )
 
 TOKEN = "a-token-that-nobody-can-guess"  # noqa: S105 - made up here
@@ -238,7 +239,58 @@ def test_every_spelling_of_a_sqlite_url_is_one(url: str) -> None:
     assert settings.tasks.task_store_database_url == "sqlite:///./x.db"
 
 
-@pytest.mark.parametrize("url", ["mysql://u:geheim@h/d", "x.db", "postgresql://u:geheim@h/d"])
+@pytest.mark.parametrize(
+    "url",
+    ["postgresql://u:geheim@h/d", "postgres://u:geheim@h/d", "postgresql+psycopg://u:geheim@h/d"],
+)
+def test_every_spelling_of_a_postgresql_url_is_one(url: str) -> None:
+    settings = load({}, {"A2A_TASK_STORE_DATABASE_URL": url})
+
+    assert settings.database_url == "postgresql://u:geheim@h/d"
+    assert settings.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        (
+            "postgresql://u:ge/h@eim@h/d?sslmode=require",
+            "postgresql://u:********@h/d?sslmode=require",
+        ),
+        (
+            "postgresql://u@h/d?sslpassword=geheim&a=b",
+            "postgresql://u@h/d?sslpassword=********&a=b",
+        ),
+        ("postgresql:///d", "postgresql:///d"),
+    ],
+)
+def test_the_password_of_a_database_is_masked(url: str, shown: str) -> None:
+    assert show(url) == shown
+
+
+def test_a_password_in_a_flag_is_warned_about() -> None:
+    settings = load({"tasks.task_store_database_url": "postgresql://u:geheim@h/d"}, {})
+
+    [warning] = settings.warnings
+    assert warning == (
+        "A2A_TASK_STORE_DATABASE_URL: has a password and is a flag, which everybody on this "
+        "machine can see; give it as a variable"
+    )
+
+
+def test_a_file_with_the_password_of_the_database_is_for_its_owner_only(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[tasks]\ntask_store_database_url = "postgresql://u:geheim@h/d"\n')
+    file.chmod(0o644)
+
+    [warning] = load({}, {}, file).warnings
+    file.chmod(0o600)
+
+    assert warning == f"A2A_CONFIG: {file} holds secrets and others can read it"
+    assert load({}, {}, file).warnings == ()
+
+
+@pytest.mark.parametrize("url", ["mysql://u:geheim@h/d", "x.db", "postgresql:u:geheim@h/d"])
 def test_another_database_is_refused_without_telling_its_password(url: str) -> None:
     [problem] = problems({"A2A_TASK_STORE_DATABASE_URL": url})
 

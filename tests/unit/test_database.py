@@ -12,6 +12,7 @@ from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import DatabaseError
 from opencode_a2a.store.schema import STEPS, version
+from tests.support import stores
 
 
 def url(path: Path) -> str:
@@ -64,22 +65,27 @@ async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
             pass
 
 
-async def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "tasks.db"
-    async with Database(url(path)):
-        pass
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE schema_version SET version = 99")
-    connection.close()
+@pytest.mark.both_databases
+async def test_a_newer_schema_is_refused_unless_it_says_that_this_program_may_use_it(
+    tmp_path: Path,
+) -> None:
+    newer = "UPDATE schema_version SET version = 99, oldest = {}"
+    async with Database(stores.url(tmp_path)) as database:
+        await database.write(lambda c: c.execute(sa.text(newer.format(len(STEPS)))).close())
+    async with Database(stores.url(tmp_path)) as database:
+        await database.check()
+        assert await database.read(select_version) == 99
+        await database.write(lambda c: c.execute(sa.text(newer.format(98))).close())
 
     with pytest.raises(DatabaseError, match="99"):
-        async with Database(url(path)):
+        async with Database(stores.url(tmp_path)):
             pass
 
 
+@pytest.mark.both_databases
 async def test_what_was_written_is_there_after_a_restart(tmp_path: Path) -> None:
     for _ in range(2):
-        async with Database(url(tmp_path / "tasks.db")) as database:
+        async with Database(stores.url(tmp_path)) as database:
             assert await database.read(select_version) == len(STEPS)
 
 
@@ -99,7 +105,10 @@ async def test_an_upgrade_that_fails_leaves_the_database_as_it_was(tmp_path: Pat
         assert list(connection.iterdump()) == before
 
 
-async def test_a_write_that_fails_leaves_the_others_of_its_transaction_alone() -> None:
+@pytest.mark.both_databases
+async def test_a_write_that_fails_leaves_the_others_of_its_transaction_alone(
+    tmp_path: Path,
+) -> None:
     def good(connection: sa.Connection) -> str:
         connection.execute(sa.text("UPDATE schema_version SET checked = checked + 1"))
         return "done"
@@ -107,7 +116,7 @@ async def test_a_write_that_fails_leaves_the_others_of_its_transaction_alone() -
     def bad(connection: sa.Connection) -> str:
         raise LookupError("mine")
 
-    async with Database("sqlite://") as database:
+    async with Database(stores.url(tmp_path)) as database:
         results = await asyncio.gather(
             *(database.write(fn) for fn in (good, bad, good)), return_exceptions=True
         )
@@ -116,11 +125,12 @@ async def test_a_write_that_fails_leaves_the_others_of_its_transaction_alone() -
         assert isinstance(results[1], LookupError)
 
 
+@pytest.mark.both_databases
 async def test_a_failure_of_the_driver_is_told_without_its_text(tmp_path: Path) -> None:
     def broken(connection: sa.Connection) -> None:
         connection.execute(sa.text("SELECT * FROM missing_table"))
 
-    async with Database(url(tmp_path / "tasks.db")) as database:
+    async with Database(stores.url(tmp_path)) as database:
         for attempt in (database.read, database.write):
             with pytest.raises(StoreUnavailableError) as caught:
                 await attempt(broken)

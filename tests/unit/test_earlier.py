@@ -18,6 +18,7 @@ from opencode_a2a.store.engine import DatabaseError
 from opencode_a2a.store.sqlite import EarlierDatabaseError
 from opencode_a2a.tasks.codec import load_task
 from opencode_a2a.tasks.earlier import ImportFailedError, import_database
+from tests.support import stores
 from tests.support.program import run
 
 # As 0.5 to 0.8 wrote it: tasks have no owner, JSON has the form of protocol 0.3.
@@ -121,11 +122,12 @@ def test_a_source_that_changes_while_it_is_read_is_noticed(old: Path) -> None:
         add_task(old, "t", "c")
 
 
-async def imported(old: Path, tmp_path: Path) -> tuple[Counter[str], Counter[str]]:
-    report = await import_database(old, f"sqlite:///{tmp_path / 'new.db'}", 30)
+async def imported(old: Path, target: Path) -> tuple[Counter[str], Counter[str]]:
+    report = await import_database(old, stores.url(target), 30)
     return report.taken, report.left
 
 
+@pytest.mark.both_databases
 async def test_an_owner_is_found_by_the_context_or_by_being_the_only_one(
     old: Path, tmp_path: Path
 ) -> None:
@@ -143,14 +145,14 @@ async def test_an_owner_is_found_by_the_context_or_by_being_the_only_one(
     add_session(old, "bob", "shared", "ses_4")
     add_task(old, "in-a-shared-one", "shared")
     add_task(old, "bobs", "bobs")
-    (tmp_path / "new.db").unlink()
 
-    assert await imported(old, tmp_path) == (
+    assert await imported(old, tmp_path / "another") == (
         {"tasks": 2, "session owners": 4, "context links": 4},
         {"tasks of an unknown owner": 2},
     )
 
 
+@pytest.mark.both_databases
 async def test_the_form_of_protocol_03_is_read(old: Path, tmp_path: Path) -> None:
     add_session(old, "alice", "c::workspace:wrk_1", "ses_1")
     part = {"kind": "file", "file": {"bytes": "YWJj", "mimeType": "text/plain", "name": "a.txt"}}
@@ -173,7 +175,7 @@ async def test_the_form_of_protocol_03_is_read(old: Path, tmp_path: Path) -> Non
 
     await imported(old, tmp_path)
 
-    async with Database(f"sqlite:///{tmp_path / 'new.db'}") as database:
+    async with Database(stores.url(tmp_path)) as database:
         row = await database.read(lambda connection: rows.load(connection, "alice", "t"))
         link = await database.read(
             lambda connection: session_links.linked(
@@ -195,6 +197,7 @@ async def test_the_form_of_protocol_03_is_read(old: Path, tmp_path: Path) -> Non
     assert row.updated_at == 32472144000000
 
 
+@pytest.mark.both_databases
 async def test_what_cannot_be_taken_is_counted_by_its_reason(old: Path, tmp_path: Path) -> None:
     add_session(old, "alice", "c", "ses_1")
     add_task(old, "working", "c", "working")
@@ -214,21 +217,27 @@ async def test_what_cannot_be_taken_is_counted_by_its_reason(old: Path, tmp_path
     }
 
 
+@pytest.mark.both_databases
 async def test_a_database_of_ours_is_copied_if_there_is_nothing_yet(
     old: Path, tmp_path: Path
 ) -> None:
     add_session(old, "alice", "c", "ses_1")
     add_task(old, "t", "c")
-    await imported(old, tmp_path)
-    ours, target = tmp_path / "new.db", f"sqlite:///{tmp_path / 'elsewhere' / 'tasks.db'}"
+    add_task(old, "u", "c")
+    ours, target = tmp_path / "new.db", stores.url(tmp_path / "elsewhere")
+    await import_database(old, f"sqlite:///{ours}", 30)
 
     report = await import_database(ours, target, 30)
     with pytest.raises(ImportFailedError, match="there are tasks in"):
         await import_database(ours, target, 30)
 
-    assert report.taken == {"tasks, with everything that belongs to them": 1}
+    assert report.taken == {"tasks, with everything that belongs to them": 2}
     async with Database(target) as database:
-        assert await database.read(lambda connection: rows.load(connection, "alice", "t"))
+        row = await database.read(lambda connection: rows.load(connection, "alice", "t"))
+        assert row is not None
+        # The next task has a number of its own.
+        new = row._replace(id="new", no=0)
+        assert await database.write(lambda connection: rows.add_task(connection, new)) == 3
 
 
 @pytest.mark.parametrize(
@@ -239,7 +248,8 @@ async def test_a_database_of_ours_is_copied_if_there_is_nothing_yet(
         ("--from sqlite:///{0}/foreign.db", "is not a database of"),
         ("--from sqlite:///{0}/old.db --to sqlite://", "in memory"),
         ("--from sqlite:///{0}/old.db --to sqlite:///{0}/old.db", "the same file"),
-        ("--from postgresql://h/d", "should be a SQLite URL"),
+        ("--from postgresql://h/d", "from SQLite only"),
+        ("--from mysql://h/d", "should be a URL of SQLite"),
         ("", "Missing option '--from'"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import uuid
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,6 +25,9 @@ from opencode_a2a.tasks.service import OpenTask, SendCommand, TaskService
 from opencode_a2a.tasks.state import Cursor, Entry, State
 from opencode_a2a.turns.prompt import TurnRequest
 from opencode_a2a.turns.turn import Turns
+from tests.support import stores
+
+pytestmark = pytest.mark.both_databases
 
 
 def order(message_id: str, text: str = "hello", principal: str = "alice") -> SendCommand:
@@ -58,9 +62,12 @@ class Office:
 
 @asynccontextmanager
 async def office(
-    url: str = "sqlite://", limits: LimitSettings | None = None
+    state: Path | None = None, limits: LimitSettings | None = None
 ) -> AsyncGenerator[Office]:
-    async with Database(url) as database:
+    """Open a store in a directory, or one for this once."""
+    if state is None and stores.postgresql():
+        state = Path(uuid.uuid4().hex)
+    async with Database("sqlite://" if state is None else stores.url(state)) as database:
         desk = Office(database, limits or LimitSettings())
         writing = asyncio.create_task(desk.writer.run())
         try:
@@ -161,7 +168,7 @@ async def test_a_reader_far_behind_goes_back_to_the_store() -> None:
 
 
 async def test_text_is_told_at_once_and_a_state_only_when_stored(tmp_path: Path) -> None:
-    async with office(f"sqlite:///{tmp_path / 'tasks.db'}") as desk, asyncio.timeout(10):
+    async with office(tmp_path) as desk, asyncio.timeout(10):
         log = await desk.task()
         await log.append([grew("now", opens=True)])
         assert [entry.event for entry in log.after(1) or []] == [grew("now", opens=True)]
@@ -210,8 +217,7 @@ async def test_a_later_end_changes_nothing() -> None:
 
 
 async def test_a_store_that_is_away_delays_and_loses_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "tasks.db"
-    async with office(f"sqlite:///{path}") as desk, asyncio.timeout(20):
+    async with office(tmp_path) as desk, asyncio.timeout(20):
         log = await desk.task()
 
         def break_it(connection: sa.Connection) -> None:

@@ -17,7 +17,14 @@ from tempfile import TemporaryFile
 import click
 
 from opencode_a2a.cli.serve import config_option
-from opencode_a2a.config import Settings, SettingsError, database_file, import_hint, load
+from opencode_a2a.config import (
+    Settings,
+    SettingsError,
+    database_file,
+    import_hint,
+    is_postgresql,
+    load,
+)
 from opencode_a2a.printable import one_line
 
 
@@ -156,6 +163,8 @@ def check_state(settings: Settings) -> Iterator[Finding]:
 def check_database(settings: Settings) -> Finding:
     from opencode_a2a.store.earlier import Form, form_of
 
+    if is_postgresql(settings.database_url):
+        return check_postgresql(settings.database_url)
     file = database_file(settings.database_url)
     another = "set A2A_TASK_STORE_DATABASE_URL to another file"
     if file is None:
@@ -174,6 +183,17 @@ def check_database(settings: Settings) -> Finding:
     if os.access(place, os.W_OK) and (place == file or place.is_dir()):
         return Finding("database", str(file))
     return Finding("database", f"{place} cannot be written", another)
+
+
+def check_postgresql(url: str) -> Finding:
+    from opencode_a2a.store.database import examine
+    from opencode_a2a.store.engine import DatabaseError
+
+    try:
+        return Finding("database", examine(url))
+    except DatabaseError as error:
+        found, _, remedy = str(error).rpartition("; ")
+        return Finding("database", found, remedy)
 
 
 def check_port(settings: Settings) -> Finding:

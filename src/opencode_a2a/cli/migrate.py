@@ -11,11 +11,11 @@ from typing import NoReturn
 import click
 
 from opencode_a2a.cli.serve import config_option, load_settings
-from opencode_a2a.config import DatabaseUrl, database_file
+from opencode_a2a.config import DatabaseUrl, database_file, is_postgresql
 
 
 class DatabaseUrlType(click.ParamType[str]):
-    """A SQLite URL, checked as the setting is."""
+    """The URL of a database, checked as the setting is."""
 
     name = "URL"
 
@@ -24,8 +24,9 @@ class DatabaseUrlType(click.ParamType[str]):
 
         try:
             return TypeAdapter[str](DatabaseUrl).validate_python(value)
-        except ValidationError:
-            self.fail("should be a SQLite URL such as sqlite:////srv/opencode-a2a.db", param, ctx)
+        except ValidationError as error:
+            text = error.errors()[0]["msg"].removeprefix("Value error, ")
+            self.fail(text, param, ctx)
 
 
 @click.command()
@@ -47,11 +48,13 @@ def migrate(source: str, target: str | None, config: Path | None) -> None:
     settings = load_settings({}, config)
     file, url = database_file(source), target or settings.database_url
     into = database_file(url)
+    if is_postgresql(source):
+        fail("tasks are taken over from SQLite only; to move a PostgreSQL, use pg_dump")
     if file is None or not file.is_file():
         fail(f"there is no database {file or 'in memory'}")
-    if into is None:
+    if into is None and not is_postgresql(url):
         fail("the settings keep tasks in memory; name a database with --to")
-    if into.exists() and into.samefile(file):
+    if into is not None and into.exists() and into.samefile(file):
         fail("both databases are the same file; name another one with --to")
 
     from opencode_a2a.store.engine import DatabaseError  # half a second to import
@@ -66,7 +69,7 @@ def migrate(source: str, target: str | None, config: Path | None) -> None:
         click.echo(f"took {number} {kind}")
     for kind, number in report.left.items():
         click.echo(f"left {number} {kind}")
-    click.echo(f"{file} is unchanged; the tasks are in {into}")
+    click.echo(f"{file} is unchanged; the tasks are in {into or report.target}")
 
 
 def fail(text: str) -> NoReturn:

@@ -28,6 +28,7 @@ from opencode_a2a.config.settings import (
     conflicts,
     default_state_dir,
     exposed,
+    is_postgresql,
     loopback,
     sendable,
     within,
@@ -193,11 +194,24 @@ class _Loading:
                 yield "A2A_PUBLIC_URL: not set, the card names the bind address"
             if not settings.auth.allowed_hosts:
                 yield "A2A_ALLOWED_HOSTS: not set, any Host header is accepted"
+        secrets = {key for key, setting in SETTINGS.items() if setting.secret}
+        if _has_password(settings.database_url):
+            secrets.add("tasks.task_store_database_url")
+            if self.sources["tasks.task_store_database_url"].startswith("--"):
+                others = "which everybody on this machine can see; give it as a variable"
+                yield f"A2A_TASK_STORE_DATABASE_URL: has a password and is a flag, {others}"
         if file and os.name == "posix":
             from_file = [key for key, source in self.sources.items() if source == str(file)]
             # The file is looked at only if it holds a secret: others may well read the rest.
-            if any(SETTINGS[key].secret for key in from_file) and file.stat().st_mode & 0o077:
+            if not secrets.isdisjoint(from_file) and file.stat().st_mode & 0o077:
                 yield f"A2A_CONFIG: {file} holds secrets and others can read it"
+
+
+def _has_password(url: str) -> bool:
+    try:
+        return is_postgresql(url) and urlsplit(url).password is not None
+    except ValueError:  # opening it will say what is wrong
+        return False
 
 
 def load(

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shlex
+import socket
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -111,17 +112,28 @@ def _host(value: str) -> str:
 
 def _database_url(value: str) -> str:
     scheme, separator, rest = value.partition("://")
+    if separator and scheme in ("postgresql", "postgres", "postgresql+psycopg"):
+        return f"postgresql://{rest}"
     if scheme not in ("sqlite", "sqlite+aiosqlite", "sqlite+pysqlite") or not separator:
-        raise ValueError("should be a SQLite URL such as sqlite:////var/lib/opencode-a2a/tasks.db")
+        raise ValueError(
+            "should be a URL of SQLite, such as sqlite:////var/lib/opencode-a2a/tasks.db, "
+            "or of PostgreSQL, such as postgresql://user@host:5432/database"
+        )
     if rest.startswith("/file:"):  # a second syntax for paths, which could hide where a file is
         raise ValueError("should name a file as it is, not as file:…")
     return f"sqlite://{rest}"
 
 
 def database_file(url: str) -> Path | None:
-    """Return the file that a SQLite URL names; None for a database in memory."""
+    """Return the file that a SQLite URL names; None for a database in memory or on a server."""
+    if is_postgresql(url):
+        return None
     name = url.partition("://")[2].partition("?")[0].removeprefix("/")
     return None if name in ("", ":memory:") else Path(name).absolute()
+
+
+def is_postgresql(url: str) -> bool:
+    return url.startswith("postgresql:")
 
 
 def _path(value: Path) -> Path:
@@ -530,14 +542,27 @@ class TaskSettings(Group, prefix="A2A_"):
     )
     task_store_database_url: DatabaseUrl | None = setting(
         None,
-        "Database: a SQLite URL, whatever driver it names; by default a file for each "
-        "workspace in the state directory.",
+        "Database: a URL of SQLite or PostgreSQL (14 or later, with the extra `postgres`); by "
+        "default a SQLite file for each workspace in the state directory.",
     )
     task_retention_days: CountOrOff = setting(
         30, "Days for which a finished task is kept; 0 = for ever."
     )
     pending_session_claim_ttl_seconds: Seconds = setting(
         30, "Time for which a session named by a request is reserved."
+    )
+
+
+class ReplicaSettings(Group, prefix="A2A_REPLICA_"):
+    """This process among those that can reach the same PostgreSQL."""
+
+    name: Text | None = setting(
+        None,
+        "Its name there; by default HOSTNAME:PORT. A service that is started again under the same "
+        "name takes its predecessor's place at once.",
+    )
+    lease_seconds: Annotated[float, Field(ge=4, le=60)] = setting(
+        8, "Silence in the database after which a process counts as dead."
     )
 
 
@@ -687,6 +712,7 @@ class Settings(BaseModel):
     auth: AccessSettings = AccessSettings()
     opencode: OpenCodeSettings = OpenCodeSettings()
     tasks: TaskSettings = TaskSettings()
+    replica: ReplicaSettings = ReplicaSettings()
     interrupts: InterruptSettings = InterruptSettings()
     turn: TurnSettings = TurnSettings()
     stream: StreamSettings = StreamSettings()
@@ -768,6 +794,10 @@ class Settings(BaseModel):
         return self.tasks.task_store_database_url or self.default_database_url
 
     @property
+    def replica_name(self) -> str:
+        return self.replica.name or f"{socket.gethostname()}:{self.a2a.port}"
+
+    @property
     def default_database_url(self) -> str:
         """The database in the state directory for the workspace, or for an OpenCode without."""
         serves = str(self.workspace or self.opencode.base_url)
@@ -835,6 +865,9 @@ def show(value: object) -> str:
             return ",".join(show(item) for item in cast("tuple[object, ...]", value))
         case BaseModel():
             return value.model_dump_json(exclude_none=True)
+        case str() if is_postgresql(value):
+            masked = re.sub(r"://([^:/@]*):.*@", r"://\1:********@", value)
+            return re.sub(r"(password=)[^&]*", r"\1********", masked)
         case _:
             return str(value)
 

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from opencode_a2a.config import VARIABLES, Settings, StateError, database_file
+from opencode_a2a.config import VARIABLES, Settings, StateError, database_file, is_postgresql
 from opencode_a2a.events import JsonObject
 from opencode_a2a.opencode.managed import ManagedOpenCode, passed_environment
 
@@ -78,10 +78,15 @@ def managed_record(settings: Settings) -> Path | None:
 
     Its turns belong to the tasks of one database, which one service at a time has.
     """
-    file = database_file(settings.database_url)
-    if file is None:
+    url, file = settings.database_url, database_file(settings.database_url)
+    if is_postgresql(url):
+        # A password that is changed does not make it another database.
+        place = url.rpartition("@")[2].encode()
+    elif file is not None:
+        place = os.fsencode(os.path.realpath(file))
+    else:
         return None
-    name = hashlib.sha256(os.fsencode(os.path.realpath(file))).hexdigest()[:16]
+    name = hashlib.sha256(place).hexdigest()[:16]
     return settings.a2a.state_dir / "managed" / f"{name}.json"
 
 

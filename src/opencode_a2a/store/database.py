@@ -11,16 +11,19 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import sqlalchemy as sa
 import structlog
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.errors import StoreUnavailableError
-from opencode_a2a.store.engine import Call, Engine, Result, cause
+from opencode_a2a.store.engine import Call, DatabaseError, Engine, Replica, Result, cause
 from opencode_a2a.store.schema import metadata
 from opencode_a2a.store.sqlite import Sqlite
+
+if TYPE_CHECKING:
+    from opencode_a2a.store.postgres import Postgres
 
 logger = structlog.get_logger(__name__)
 
@@ -31,8 +34,8 @@ T = TypeVar("T")
 class Database:
     """An open database, from ``async with`` to its end."""
 
-    def __init__(self, url: str) -> None:
-        self._engine = _engine(url)
+    def __init__(self, url: str, replica: Replica | None = None) -> None:
+        self._engine = _engine(url, replica)
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._readers = ThreadPoolExecutor(
             self._engine.readers or 1, thread_name_prefix="store-reader"
@@ -63,14 +66,41 @@ class Database:
         """The database for people: no password in it."""
         return self._engine.name
 
-    async def write(self, fn: Callable[[Connection], T], operation: str = "persisting") -> T:
+    async def run(self) -> None:
+        """Show that this process lives; raise DatabaseError once it may not go on."""
+        beat = self._engine.beat_seconds
+        while beat is not None:
+            await asyncio.sleep(beat)
+            try:
+                await self.write(_beat, "holding")
+            except StoreUnavailableError:
+                if self._engine.lost is not None:
+                    raise self._engine.lost from None
+
+    async def write(
+        self,
+        fn: Callable[[Connection], T],
+        operation: str = "persisting",
+        late: Callable[[T], None] | None = None,
+    ) -> T:
         """Run ``fn`` in a transaction and return once it is committed.
 
         ``fn`` may be run a second time when another write of the same transaction fails, so it
         must do nothing but talk to the database.
+
+        If the database is away, StoreUnavailableError says so soon, and nothing was written. There
+        is one exception: while it is not known whether the commit took effect, only a caller
+        with ``late`` is told so soon, and ``late`` is told the result if it did after all.
         """
+        call = self._post(fn, late)
+        patience = self._engine.patience
         try:
-            return await self.post(fn)
+            if patience is not None:
+                await asyncio.wait([call.done], timeout=patience)
+                if not call.done.done() and (not call.abandon() or late is not None):
+                    call.done.cancel()
+                    raise _unavailable(operation, TimeoutError(f"no answer in {patience:.0f} s"))
+            return await call.done
         except self._engine.failures as error:
             raise _unavailable(operation, error) from None
 
@@ -91,8 +121,9 @@ class Database:
         try:
             if not self._engine.readers:
                 return await self.post(fn)
-            return await self._loop.run_in_executor(self._readers, self._engine.read, fn)
-        except self._engine.failures as error:
+            async with asyncio.timeout(self._engine.patience):
+                return await self._loop.run_in_executor(self._readers, self._engine.read, fn)
+        except (TimeoutError, *self._engine.failures) as error:
             raise _unavailable(operation, error) from None
 
     async def check(self) -> None:
@@ -108,9 +139,12 @@ class Database:
 
     def post(self, fn: Callable[[Connection], T]) -> asyncio.Future[T]:
         """Have ``fn`` written; the future holds its result, or the driver's own error."""
-        call = Call(fn, self._loop.create_future())
+        return self._post(fn).done
+
+    def _post(self, fn: Callable[[Connection], T], late: Callable[[T], None] | None = None) -> Call:
+        call = Call(fn, self._loop.create_future(), late)
         self._calls.put(call)
-        return call.done
+        return call
 
     def _work(self, opened: Future[None]) -> None:
         """Run the calls that wait, as many as there are in one transaction; in the thread."""
@@ -136,15 +170,37 @@ class Database:
         self._engine.close()
 
 
-def _engine(url: str) -> Engine:
-    return Sqlite(url)
+def examine(url: str) -> str:
+    """Look at a PostgreSQL without changing it, and say what it is; raise DatabaseError."""
+    return _postgres(url).examine()
+
+
+def _engine(url: str, replica: Replica | None) -> Engine:
+    return Sqlite(url) if url.startswith("sqlite") else _postgres(url, replica)
+
+
+def _postgres(url: str, replica: Replica | None = None) -> "Postgres":
+    try:
+        from opencode_a2a.store.postgres import Postgres  # the driver is optional
+    except ImportError:
+        raise DatabaseError(
+            "PostgreSQL needs a driver that is not installed; install this program with its extra "
+            "`postgres`, or run `pip install 'psycopg[binary]'`",
+            status=2,
+        ) from None
+    return Postgres(url, replica)
+
+
+def _beat(_: Connection) -> None:
+    """The transaction itself is the beat."""
 
 
 def _deliver(results: list[Result]) -> None:
     for call, value, error in results:
         if call.done.done():
-            continue
-        if error is None:
+            if call.late is not None and error is None:
+                call.late(value)
+        elif error is None:
             call.done.set_result(value)
         else:
             call.done.set_exception(error)

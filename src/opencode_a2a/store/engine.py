@@ -7,11 +7,13 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from opencode_a2a import __version__
 
 T = TypeVar("T")
 
@@ -19,8 +21,19 @@ T = TypeVar("T")
 class DatabaseError(Exception):
     """The database cannot be used; the text says why and what to do."""
 
-    status: ClassVar[int] = 1
-    """With which the program ends when it cannot start for this reason."""
+    def __init__(self, text: str, *, status: int = 1) -> None:
+        super().__init__(text)
+        self.status = status
+        """With which the program ends when it cannot start for this reason."""
+
+
+class Replica(NamedTuple):
+    """A process that uses a database which several can reach."""
+
+    name: str
+    lease_seconds: float = 8.0
+    """Silence after which it counts as dead."""
+    version: str = __version__
 
 
 @dataclass(eq=False, slots=True)
@@ -31,12 +44,31 @@ class Call:
     done: asyncio.Future[Any]
     late: Callable[[Any], None] | None = None
     """Is told the result if it was committed after the one who waited had given up."""
+    begun: bool = False
+    abandoned: bool = False
+
+    def begin(self) -> bool:
+        """Note that it is being run; False if nobody wants it any more. In the writer thread."""
+        self.begun = True
+        return not self.abandoned
+
+    def abandon(self) -> bool:
+        """Give it up; True if it may have been run all the same. In the event loop.
+
+        Each side sets its own mark before it looks at the other's, so that at least one of them
+        sees that the other was there.
+        """
+        self.abandoned = True
+        return self.begun
 
 
 class Result(NamedTuple):
     call: Call
     value: Any
     error: Exception | None = None
+
+
+UNWANTED = SQLAlchemyError("nobody waits for this write any more")
 
 
 class Engine(ABC):
@@ -48,6 +80,12 @@ class Engine(ABC):
     """The database for people: no password in it."""
     failures: tuple[type[Exception], ...]
     """What the driver raises."""
+    patience: float | None = None
+    """Seconds after which a caller is told that the database is away; None leaves it to locks."""
+    beat_seconds: float | None = None
+    """How often a process has to write something so that it does not count as dead."""
+    lost: DatabaseError | None = None
+    """Why this process may not use the database any more."""
 
     @abstractmethod
     def open(self) -> None:
@@ -70,6 +108,9 @@ class Engine(ABC):
         """Close the connections, in the writer thread."""
 
 
+_CURSOR = {"psycopg": {"binary": True}}  # else the bytes of a log come as text
+
+
 class Prepared:
     """A statement that runs often: compiled once for a driver, and run by the driver itself.
 
@@ -77,20 +118,32 @@ class Prepared:
     against 90 µs for the five statements of an admission).
     """
 
-    def __init__(self, sql: str) -> None:
+    def __init__(self, sql: str, copy: tuple[str, Mapping[str, str]] | None = None) -> None:
+        """``copy`` is the table that rows are inserted into, and the types of their columns."""
         self._text = sa.text(sql)
+        self._copy = copy
         self._compiled: dict[str, tuple[str, Sequence[str] | None]] = {}
         """By driver: its spelling, and the names of the values where it takes them by place."""
 
     def run(self, connection: Connection, values: Mapping[str, object]) -> Any:
         """Run it in the transaction of the connection; return the driver's cursor."""
         sql, order = self._compile(connection)
-        cursor = connection.connection.cursor()
+        cursor = connection.connection.cursor(**_CURSOR.get(connection.dialect.driver, {}))
         cursor.execute(sql, values if order is None else [values[name] for name in order])
         return cursor
 
     def run_many(self, connection: Connection, rows: Sequence[Mapping[str, object]]) -> None:
-        if rows:
+        if len(rows) == 1:
+            self.run(connection, rows[0])
+        elif rows and self._copy and connection.dialect.driver == "psycopg":
+            # 50 rows of a log: 1.8 ms, 0.33 of it here; by a statement for each 6.0 and 0.98.
+            table, types = self._copy
+            into = f"COPY {table} ({', '.join(types)}) FROM STDIN (FORMAT BINARY)"
+            with connection.connection.cursor().copy(into) as copy:
+                copy.set_types(list(types.values()))
+                for row in rows:
+                    copy.write_row([row[name] for name in types])
+        elif rows:
             sql, order = self._compile(connection)
             cursor = connection.connection.cursor()
             cursor.executemany(

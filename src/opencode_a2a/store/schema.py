@@ -4,19 +4,27 @@ A new database gets the tables as they are declared here; an older one is taken 
 it lacks. Steps only go forward, and a database written by a newer program is refused.
 """
 
+from pathlib import Path
+
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 metadata = sa.MetaData()
 
+NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+"""SQLite has one kind of integer, and numbers rows by itself only under that name."""
+TEXT = sa.String().with_variant(sa.String(collation="C"), "postgresql")
+"""Compared by its bytes: the order of a language changes with the system's library, and an index
+that was built with another order finds nothing."""
+
 tasks = sa.Table(
     "tasks",
     metadata,
-    sa.Column("no", sa.Integer, primary_key=True, autoincrement=True),
-    sa.Column("id", sa.String, nullable=False, unique=True),
-    sa.Column("principal", sa.String, nullable=False),
-    sa.Column("context_id", sa.String, nullable=False),
-    sa.Column("state", sa.String, nullable=False),
+    sa.Column("no", NUMBER, primary_key=True, autoincrement=True),
+    sa.Column("id", TEXT, nullable=False, unique=True),
+    sa.Column("principal", TEXT, nullable=False),
+    sa.Column("context_id", TEXT, nullable=False),
+    sa.Column("state", TEXT, nullable=False),
     sa.Column("created_at", sa.BigInteger, nullable=False),
     sa.Column("updated_at", sa.BigInteger, nullable=False),
     sa.Column("output_modes", sa.LargeBinary),
@@ -33,8 +41,8 @@ tasks = sa.Table(
 tallies = sa.Table(
     "tallies",
     metadata,
-    sa.Column("principal", sa.String, primary_key=True),
-    sa.Column("state", sa.String, primary_key=True),
+    sa.Column("principal", TEXT, primary_key=True),
+    sa.Column("state", TEXT, primary_key=True),
     sa.Column("n", sa.Integer, nullable=False),
     sqlite_with_rowid=False,
 )
@@ -42,9 +50,9 @@ tallies = sa.Table(
 messages = sa.Table(
     "messages",
     metadata,
-    sa.Column("principal", sa.String, primary_key=True),
-    sa.Column("message_id", sa.String, primary_key=True),
-    sa.Column("task_no", sa.Integer, nullable=False),
+    sa.Column("principal", TEXT, primary_key=True),
+    sa.Column("message_id", TEXT, primary_key=True),
+    sa.Column("task_no", NUMBER, nullable=False),
     sa.Column("digest", sa.LargeBinary, primary_key=True, comment="of the message's content"),
     sa.Index("messages_by_task", "task_no"),
     sqlite_with_rowid=False,
@@ -55,21 +63,21 @@ messages = sa.Table(
 entries = sa.Table(
     "entries",
     metadata,
-    sa.Column("no", sa.Integer, primary_key=True, autoincrement=True),
-    sa.Column("task_no", sa.Integer, nullable=False),
+    sa.Column("no", NUMBER, primary_key=True, autoincrement=True),
+    sa.Column("task_no", NUMBER, nullable=False),
     sa.Column("first_seq", sa.Integer, nullable=False),
     sa.Column("last_seq", sa.Integer, nullable=False),
     sa.Column("data", sa.LargeBinary, nullable=False),
-    sa.Index("entries_by_task", "task_no", "first_seq"),
+    sa.Index("entries_by_task", "task_no", "first_seq", unique=True),
 )
 
 links = sa.Table(
     "links",
     metadata,
-    sa.Column("principal", sa.String, primary_key=True),
-    sa.Column("context_id", sa.String, primary_key=True),
-    sa.Column("place", sa.String, primary_key=True, comment="workspace or directory; empty: root"),
-    sa.Column("session_id", sa.String, nullable=False),
+    sa.Column("principal", TEXT, primary_key=True),
+    sa.Column("context_id", TEXT, primary_key=True),
+    sa.Column("place", TEXT, primary_key=True, comment="workspace or directory; empty: root"),
+    sa.Column("session_id", TEXT, nullable=False),
     sa.Column("updated_at", sa.BigInteger, nullable=False),
     sqlite_with_rowid=False,
 )
@@ -77,8 +85,8 @@ links = sa.Table(
 owners = sa.Table(
     "owners",
     metadata,
-    sa.Column("session_id", sa.String, primary_key=True),
-    sa.Column("principal", sa.String, nullable=False),
+    sa.Column("session_id", TEXT, primary_key=True),
+    sa.Column("principal", TEXT, nullable=False),
     sa.Column("claimed_until", sa.BigInteger, comment="set while the claim is only pending"),
     sqlite_with_rowid=False,
 )
@@ -86,16 +94,16 @@ owners = sa.Table(
 interrupts = sa.Table(
     "interrupts",
     metadata,
-    sa.Column("request_id", sa.String, primary_key=True),
-    sa.Column("task_id", sa.String, nullable=False, comment="empty: no task follows the work"),
-    sa.Column("context_id", sa.String, nullable=False),
-    sa.Column("principal", sa.String, nullable=False),
-    sa.Column("type", sa.String, nullable=False),
+    sa.Column("request_id", TEXT, primary_key=True),
+    sa.Column("task_id", TEXT, nullable=False, comment="empty: no task follows the work"),
+    sa.Column("context_id", TEXT, nullable=False),
+    sa.Column("principal", TEXT, nullable=False),
+    sa.Column("type", TEXT, nullable=False),
     sa.Column("asked", sa.LargeBinary, nullable=False),
     sa.Column("expires_at", sa.BigInteger, nullable=False),
-    sa.Column("resolution", sa.String),
+    sa.Column("resolution", TEXT),
     sa.Column("settled_at", sa.BigInteger),
-    sa.Column("settled_by", sa.String),
+    sa.Column("settled_by", TEXT),
     sa.Column("answer", sa.LargeBinary, comment="the latest one given, before OpenCode has it"),
     sa.Index("interrupts_pending", "principal", "resolution", "expires_at"),
     sqlite_with_rowid=False,
@@ -104,21 +112,41 @@ interrupts = sa.Table(
 places = sa.Table(
     "places",
     metadata,
-    sa.Column("name", sa.String, primary_key=True, comment="id of a workspace, or directory"),
-    sa.Column("principal", sa.String, nullable=False),
+    sa.Column("name", TEXT, primary_key=True, comment="id of a workspace, or directory"),
+    sa.Column("principal", TEXT, nullable=False),
     sqlite_with_rowid=False,
+)
+
+# Processes that use the database, where several can reach it; SQLite has none.
+replicas = sa.Table(
+    "replicas",
+    metadata,
+    sa.Column("no", NUMBER, primary_key=True, autoincrement=True),
+    sa.Column("name", TEXT, nullable=False),
+    sa.Column("version", TEXT, nullable=False, comment="of the program"),
+    sa.Column("started", sa.DateTime(timezone=True), nullable=False),
+    sa.Column("seen", sa.DateTime(timezone=True), nullable=False, comment="its last commit"),
+    sa.Column("commits", sa.BigInteger, nullable=False, comment="moved first in each transaction"),
+    sa.Column("gone", sa.DateTime(timezone=True), comment="since when it may not write"),
+    sqlite_autoincrement=True,
+    postgresql_with={"fillfactor": 50},  # an update then stays on its page
 )
 
 version = sa.Table(
     "schema_version",
     metadata,
     sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("oldest", sa.Integer, nullable=False, comment="schema that a program has to know"),
     sa.Column("checked", sa.Integer, nullable=False, server_default="0"),
 )
 
 
 class SchemaTooNewError(Exception):
     """The database was written by a newer program."""
+
+
+class ForeignTablesError(Exception):
+    """There are tables of the same names that are not ours."""
 
 
 STEPS: tuple[tuple[str, ...], ...] = (
@@ -141,28 +169,87 @@ STEPS: tuple[tuple[str, ...], ...] = (
     ),
     # the answers that are stored before OpenCode is given them
     ("ALTER TABLE interrupts ADD COLUMN answer BLOB",),
+    (  # several processes on one database; from here on steps are for PostgreSQL too
+        """CREATE TABLE replicas (
+            no INTEGER PRIMARY KEY AUTOINCREMENT, name VARCHAR NOT NULL, version VARCHAR NOT NULL,
+            started TIMESTAMP NOT NULL, seen TIMESTAMP NOT NULL, commits BIGINT NOT NULL,
+            gone TIMESTAMP
+        )""",
+        "ALTER TABLE schema_version ADD COLUMN oldest INTEGER NOT NULL DEFAULT 5",
+        "DROP INDEX entries_by_task",
+        "CREATE UNIQUE INDEX entries_by_task ON entries (task_no, first_seq)",
+    ),
 )
 """The statements that lead from each version of the schema to the next.
 
-They spell out their tables: the declarations above may have moved on since they were written.
+They spell out their tables: the declarations above may have moved on since they were written. They
+are written for SQLite; ``POSTGRESQL`` says what is spelt otherwise there.
 """
+OLDEST = 5
+"""The first version of the schema whose program can work with the newest one.
+
+Steps add, so that a program of the version before can go on while others are upgraded. One that
+changes what a program relies on has to raise this to its own number.
+"""
+POSTGRESQL = {
+    "BLOB": "BYTEA",
+    "VARCHAR": 'VARCHAR COLLATE "C"',
+    "INTEGER PRIMARY KEY AUTOINCREMENT": "BIGSERIAL PRIMARY KEY",
+    ") WITHOUT ROWID": ")",
+}
+
+
+def check_version(connection: Connection) -> int:
+    """Return the version of the schema, 0 for none; raise if this program cannot use it."""
+    inspector = sa.inspect(connection)
+    if not inspector.has_table(version.name):
+        for table in metadata.sorted_tables:
+            if inspector.has_table(table.name):
+                raise ForeignTablesError(
+                    f"the table {table.name} was not made by this program; use another database, "
+                    "or a schema of its own"
+                )
+        return 0
+    current = connection.scalar(sa.select(version.c.version)) or 0
+    if current > len(STEPS):
+        oldest = connection.scalar(sa.select(version.c.oldest))
+        if oldest is None or oldest > len(STEPS):
+            raise SchemaTooNewError(
+                f"the database has schema {current}, this program knows {len(STEPS)}: "
+                "use the program that wrote it, or another database"
+            )
+    return current
 
 
 def migrate(connection: Connection) -> None:
     """Bring the database to the newest schema, all of it or nothing."""
-    current = 0
-    if sa.inspect(connection).has_table(version.name):
-        current = connection.scalar(sa.select(version.c.version)) or 0
-    if current > len(STEPS):
-        raise SchemaTooNewError(
-            f"the database has schema {current}, this program knows {len(STEPS)}: "
-            "use the program that wrote it, or another database"
-        )
+    current = check_version(connection)
     if current == 0:
-        metadata.create_all(connection)
-        connection.execute(version.insert().values(version=len(STEPS)))
+        metadata.create_all(connection, checkfirst=False)
+        connection.execute(version.insert().values(version=len(STEPS), oldest=OLDEST))
     elif current < len(STEPS):
+        spelling = POSTGRESQL if connection.dialect.name == "postgresql" else {}
         for step in STEPS[current:]:
             for statement in step:
+                for word, other in spelling.items():
+                    statement = statement.replace(word, other)
                 connection.exec_driver_sql(statement)
-        connection.execute(version.update().values(version=len(STEPS)))
+        connection.execute(version.update().values(version=len(STEPS), oldest=OLDEST))
+
+
+def copy_tables(file: Path, target: Connection) -> None:
+    """Copy everything in a SQLite file of the newest schema into a database that is empty."""
+    engine = sa.create_engine(f"sqlite:///{file}")
+    with engine.connect() as source:
+        for table in metadata.sorted_tables:
+            if table is version:
+                continue
+            found = source.execution_options(stream_results=True).execute(sa.select(table))
+            for rows in found.mappings().partitions(500):
+                target.execute(table.insert(), [dict(row) for row in rows])
+            if table.autoincrement_column is not None and target.dialect.name == "postgresql":
+                # Rows that bring their number do not move what numbers the next one.
+                last = sa.select(sa.func.coalesce(sa.func.max(table.c.no), 0) + 1)
+                sequence = sa.func.pg_get_serial_sequence(table.name, "no")
+                target.execute(sa.select(sa.func.setval(sequence, last.scalar_subquery(), False)))
+    engine.dispose()

@@ -37,10 +37,8 @@ class MovedError(SQLAlchemyError):
 class EarlierDatabaseError(DatabaseError):
     """The file was written by the earlier adapter, and stays as it is; it can be imported."""
 
-    status = 2
-
     def __init__(self, file: Path) -> None:
-        super().__init__(f"the database {file} was written by {Form.EARLIER.value}")
+        super().__init__(f"the database {file} was written by {Form.EARLIER.value}", status=2)
         self.file = file
 
 

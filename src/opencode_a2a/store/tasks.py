@@ -81,7 +81,11 @@ _ADD_TASK = Prepared(
 )
 _ADD_ENTRIES = Prepared(
     "INSERT INTO entries (task_no, first_seq, last_seq, data)"
-    " VALUES (:task_no, :first_seq, :last_seq, :data)"
+    " VALUES (:task_no, :first_seq, :last_seq, :data)",
+    copy=(
+        "entries",
+        {"task_no": "int8", "first_seq": "int4", "last_seq": "int4", "data": "bytea"},
+    ),
 )
 _SEGMENTS = Prepared(
     "SELECT task_no, first_seq, last_seq, data FROM entries"

@@ -13,15 +13,17 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Literal, NamedTuple
 
 import orjson
 from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic import Json as Encoded
 from pydantic.alias_generators import to_camel
-from sqlalchemy.engine import Connection, make_url
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from opencode_a2a.config import database_file
 from opencode_a2a.events import (
     Channel,
     ChannelClosed,
@@ -42,6 +44,8 @@ from opencode_a2a.store import links as session_links
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.earlier import Form, SourceChangedError, columns_of, form_of, reading
+from opencode_a2a.store.engine import cause
+from opencode_a2a.store.schema import copy_tables
 from opencode_a2a.tasks.codec import dump_archive
 from opencode_a2a.tasks.state import Accepted, LogEvent, State, TaskRef, TaskState
 from opencode_a2a.telemetry import now_ms
@@ -62,6 +66,8 @@ class Report:
 
     taken: Counter[str] = field(default_factory=Counter[str])
     left: Counter[str] = field(default_factory=Counter[str])
+    target: str = ""
+    """The database that was filled."""
 
 
 class ImportFailedError(Exception):
@@ -80,22 +86,31 @@ async def import_database(file: Path, url: str, retention_days: int) -> Report:
     try:
         form = form_of(file)
         if form is Form.OURS:
-            into = make_url(url).database or ""
             async with Database(url) as database:
                 if await database.read(rows.any_task):
                     raise ImportFailedError(
                         f"{file} is in today's form, and there are tasks in {database.name} "
                         "already; to use it as it is, name it as A2A_TASK_STORE_DATABASE_URL"
                     )
-            with reading(file) as source, closing(sqlite3.connect(into)) as target:
-                source.backup(target)
-                number = target.execute("SELECT count(*) FROM tasks").fetchone()[0]
-            async with Database(url):  # which brings the copy to the newest schema
-                return Report(Counter({"tasks, with everything that belongs to them": number}))
+            with TemporaryDirectory(prefix="opencode-a2a-") as directory:
+                into = database_file(url)
+                copy = into or Path(directory) / "copy.db"
+                with reading(file) as source, closing(sqlite3.connect(copy)) as target:
+                    source.backup(target)
+                    number = target.execute("SELECT count(*) FROM tasks").fetchone()[0]
+                async with Database(f"sqlite:///{copy}"):
+                    pass  # which brings the copy to the newest schema
+                if into is None:
+                    async with Database(url) as database:
+                        await database.post(lambda target: copy_tables(copy, target))
+            taken = Counter({"tasks, with everything that belongs to them": number})
+            return Report(taken, target=database.name)
         if form is not Form.EARLIER:
             raise ImportFailedError(f"{file} is not a database of opencode-a2a")
         async with Database(url) as database:
-            return await database.post(write)
+            report = await database.post(write)
+            report.target = database.name
+            return report
     except SourceChangedError:
         raise ImportFailedError(
             f"{file} changed while it was read; stop the program that writes it, and try again"
@@ -103,7 +118,7 @@ async def import_database(file: Path, url: str, retention_days: int) -> Report:
     except (OSError, sqlite3.Error) as error:
         raise ImportFailedError(f"cannot read {file}: {error}") from None
     except SQLAlchemyError as error:
-        raise ImportFailedError(f"cannot write {url}: {error}") from None
+        raise ImportFailedError(f"cannot write the tasks: {cause(error)}") from None
 
 
 class _Link(NamedTuple):

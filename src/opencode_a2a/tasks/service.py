@@ -319,11 +319,20 @@ class TaskService:
             rows.append(connection, [Segment(no, 1, 1, segment)], [])
             return no
 
+        def late(outcome: int | TaskRow) -> None:
+            """Run what was stored after its sender was told that the database is away.
+
+            The sender can send the message again, and finds this task.
+            """
+            if not isinstance(outcome, TaskRow):
+                log = TaskLog(outcome, state, self._writer, self._database)
+                self.adopt(log).start(request, new_context=command.context_id is None)
+
         # The place is held during the write, in which others ask for room. It is given back after
         # the task has been counted, before anything else can run.
         self._counts[principal] += reached is None
         try:
-            outcome = await self._database.write(write)
+            outcome = await self._database.write(write, late=late)
             if isinstance(outcome, TaskRow):
                 return outcome
             return self.adopt(TaskLog(outcome, state, self._writer, self._database))

@@ -1,0 +1,436 @@
+"""PostgreSQL, 14 and later: one connection that writes, a few that read.
+
+A process that uses the database is a row in ``replicas``. Every write transaction begins by moving
+the commit counter of that row. This one statement is the fence (who was declared gone writes
+nothing any more), the heartbeat, and the answer to the question whether a COMMIT took effect
+whose connection broke: the next transaction waits for the row until the broken one is over, and
+then reads the counter.
+
+For now one process at a time has the database. It is imported only when a URL names PostgreSQL.
+"""
+
+import itertools
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar, cast
+
+import psycopg
+import sqlalchemy as sa
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.pool import NullPool, QueuePool
+
+from opencode_a2a.store.engine import (
+    UNWANTED,
+    Call,
+    DatabaseError,
+    Engine,
+    Replica,
+    Result,
+    cause,
+)
+from opencode_a2a.store.schema import ForeignTablesError, SchemaTooNewError, check_version, migrate
+
+T = TypeVar("T")
+
+OLDEST = 14
+READERS = 4
+TIMEOUTS = {
+    "statement_timeout": "10s",
+    "lock_timeout": "3s",
+    # A process that is frozen inside a transaction must not hold up the one that takes over.
+    "idle_in_transaction_session_timeout": "4s",
+    "synchronous_commit": "on",
+}
+CONNECTION = {
+    "connect_timeout": "3",
+    "keepalives_idle": "5",
+    "keepalives_interval": "2",
+    "keepalives_count": "2",
+    "tcp_user_timeout": "6000",
+    "target_session_attrs": "read-write",
+}
+"""Of libpq; what the URL says about the same wins."""
+ATTEMPTS = 3
+AGAIN = frozenset({"40001", "40P01", "55P03", "23505"})
+"""States of SQL after which a job is run again: lost against another transaction, or a lock that
+was not free in time. After a violated unique key the second run finds the other's row."""
+STARTING_SECONDS = 15.0
+RESOLVE_SECONDS = (0.05, 1.0)
+MIGRATION_LOCK = 72013
+"""Of pg_advisory_xact_lock: without it most of several simultaneous first starts fail."""
+FORGET = "1 day"
+"""After which the row of a replica that is gone is deleted."""
+
+_FENCE = (
+    "UPDATE replicas SET commits = %s, seen = clock_timestamp()"
+    " WHERE no = %s AND commits = %s AND gone IS NULL RETURNING no"
+)
+_GRANT = "as its owner run GRANT USAGE, CREATE ON SCHEMA public TO <role> (or the schema in use)"
+_LOOK = "SELECT commits, gone IS NOT NULL FROM replicas WHERE no = %s FOR UPDATE"
+
+
+class FencedError(DatabaseError):
+    """This process was declared gone, or the database lost what it had committed."""
+
+
+class _InDoubtError(Exception):
+    """The connection broke during COMMIT: the results count if it took effect."""
+
+    def __init__(self, number: int, results: list[Result], cause: Exception) -> None:
+        super().__init__(number)
+        self.number = number
+        self.results = results
+        self.cause = cause
+
+
+class _AbandonedError(Exception):
+    """Nobody waits for one of the calls any more; the others are run without it."""
+
+
+class Postgres(Engine):
+    failures = (SQLAlchemyError, psycopg.Error, FencedError)
+    readers = READERS
+    patience = 4.0
+
+    def __init__(self, url: str, replica: Replica | None = None) -> None:
+        name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+        self._replica = replica or Replica(name)
+        self.beat_seconds = self._replica.lease_seconds / 4
+        self._conninfo = _conninfo(url)
+        self.name = _shown(self._conninfo)
+        self._no = 0
+        self._commits = 0
+        self._connection: Connection | None = None
+        self._stopped = threading.Event()
+        self._engine = sa.create_engine(
+            "postgresql+psycopg://", creator=self._connect, poolclass=NullPool
+        )
+        self._read_engine = sa.create_engine(
+            "postgresql+psycopg://",
+            creator=self._connect,
+            poolclass=QueuePool,
+            pool_size=READERS,
+            max_overflow=0,
+            # One statement is one round trip, not three.
+            isolation_level="AUTOCOMMIT",
+        )
+
+    # Opening and closing
+
+    def open(self) -> None:
+        try:
+            connection = self._connected()
+            self._check_version(connection)
+            self._migrate(connection)
+            self._register(connection)
+        except (SchemaTooNewError, ForeignTablesError) as error:
+            raise DatabaseError(f"{self.name}: {error}", status=2) from None
+        except self.failures as error:
+            raise self._refused(*_explained(error)) from None
+
+    def examine(self) -> str:
+        """Look at the database without changing anything; return what there is to say of it."""
+        try:
+            with self._engine.connect() as connection:
+                self._check_version(connection)
+                names = [name for name in TIMEOUTS if name.endswith("timeout")]
+                shown = {n: connection.exec_driver_sql(f"SHOW {n}").scalar() for n in names}
+                version = connection.exec_driver_sql("SHOW server_version").scalar()
+                may_create = connection.exec_driver_sql(
+                    "SELECT has_schema_privilege(current_schema(), 'CREATE')"
+                ).scalar()
+                check_version(connection)
+                ours = sa.inspect(connection).has_table("schema_version")
+        except (SchemaTooNewError, ForeignTablesError) as error:
+            raise DatabaseError(f"{self.name}: {error}", status=2) from None
+        except self.failures as error:
+            raise self._refused(*_explained(error)) from None
+        if not may_create and not ours:
+            raise self._refused("the role may not create tables", _GRANT)
+        timeouts = ", ".join(f"{name} {value}" for name, value in shown.items())
+        return f"{self.name}, PostgreSQL {version}; {timeouts}"
+
+    def _check_version(self, connection: Connection) -> None:
+        version = _driver(connection).info.server_version
+        if version < OLDEST * 10_000:
+            raise self._refused(
+                f"it is PostgreSQL {version // 10_000}", f"upgrade it to {OLDEST} or later"
+            )
+
+    def _refused(self, why: str, remedy: str) -> DatabaseError:
+        return DatabaseError(f"cannot use {self.name}: {why}; {remedy}", status=2)
+
+    def _migrate(self, connection: Connection) -> None:
+        with connection.begin():
+            # A large database takes its time, and others wait for it.
+            connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+            connection.exec_driver_sql("SET LOCAL lock_timeout = '10min'")
+            connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
+            migrate(connection)
+
+    def _register(self, connection: Connection) -> None:
+        """Become the one process that uses the database.
+
+        A predecessor of the same name cannot live: its address is ours. Any other is waited for
+        until its silence has lasted a whole lease by our own clock: what its row says may be
+        old only because the database was away.
+        """
+        mine, lease = self._replica.name, self._replica.lease_seconds
+        since, before = time.monotonic(), dict[int, int]()
+        while True:
+            with connection.begin():
+                run = connection.exec_driver_sql
+                run(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
+                run(f"DELETE FROM replicas WHERE gone < clock_timestamp() - interval '{FORGET}'")  # noqa: S608 - a constant
+                run(
+                    "UPDATE replicas SET gone = clock_timestamp() WHERE gone IS NULL AND name = %s",
+                    (mine,),
+                )
+                others = run("SELECT no, commits, name FROM replicas WHERE gone IS NULL").all()
+                for no, commits, name in others:
+                    if before.get(no, commits) != commits:
+                        raise DatabaseError(
+                            f"{self.name} is in use by another process, {name}; stop it, or set "
+                            "A2A_TASK_STORE_DATABASE_URL to another database",
+                            status=2,
+                        )
+                if not others or time.monotonic() - since >= lease:
+                    run("UPDATE replicas SET gone = clock_timestamp() WHERE gone IS NULL")
+                    new = (
+                        "INSERT INTO replicas (name, version, started, seen, commits) VALUES"
+                        " (%s, %s, clock_timestamp(), clock_timestamp(), 0) RETURNING no"
+                    )
+                    self._no = run(new, (mine, self._replica.version)).scalar_one()
+                    return
+                before = {no: commits for no, commits, _ in others}
+            self._stopped.wait(min(0.25, lease / 8))
+            if self._stopped.is_set():
+                raise DatabaseError("stopped while waiting for another process")
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def close(self) -> None:
+        if self._connection is not None and self._no:
+            with suppress(*self.failures), self._connection.begin():
+                self._connection.exec_driver_sql(
+                    "UPDATE replicas SET gone = clock_timestamp() WHERE no = %s", (self._no,)
+                )
+        self._drop()
+        self._read_engine.dispose()
+
+    # Connections
+
+    def _connect(self) -> psycopg.Connection:
+        deadline = time.monotonic() + STARTING_SECONDS
+        while True:
+            try:
+                connection = psycopg.connect(self._conninfo)
+            except psycopg.OperationalError as error:
+                # It is there, and reads its log after a crash. The first start waits for it; later
+                # on those who ask wait.
+                starting = "the database system is " in str(error) and not self._no
+                if not starting or time.monotonic() > deadline or self._stopped.wait(0.2):
+                    raise
+            else:
+                # All whole numbers are bigints, so that a statement has one plan.
+                connection.adapters.register_dumper(int, Int8Dumper)
+                connection.adapters.register_dumper(int, Int8BinaryDumper)
+                return connection
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            self._connection = self._engine.connect()
+        return self._connection
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(*self.failures):
+                connection.invalidate()
+                connection.close()
+
+    # Reading
+
+    def read(self, fn: Callable[[Connection], T]) -> T:
+        for attempt in itertools.count():
+            with self._read_engine.connect() as connection:
+                try:
+                    return fn(connection)
+                except self.failures:
+                    # All that were idle in the pool may have been broken at once.
+                    if not _broken(connection) or attempt >= READERS:
+                        raise
+                    connection.invalidate()
+        raise AssertionError  # not reached
+
+    # Writing
+
+    def write(self, calls: list[Call]) -> list[Result]:
+        results = list[Result]()
+        error: Exception = self.lost or UNWANTED
+        for _ in range(ATTEMPTS if self.lost is None else 0):
+            begun = [(call, call.begin()) for call in calls]
+            results += [Result(call, None, UNWANTED) for call, wanted in begun if not wanted]
+            calls = [call for call, wanted in begun if wanted]
+            if not calls:
+                return results
+            try:
+                return results + self._transact(self._connected(), calls)
+            except _InDoubtError as doubt:
+                try:
+                    if self._took_effect(doubt.number):
+                        return results + doubt.results
+                except self.failures as raised:
+                    error = raised
+                    break
+                error = doubt.cause
+            except _AbandonedError:
+                error = UNWANTED
+            except Exception as raised:  # a call may raise anything
+                error = raised
+                if self._connection is None:
+                    break  # there is no database to try it with
+                if _broken(self._connection):
+                    self._drop()
+                elif _state(error) not in AGAIN:
+                    break
+        if len(calls) == 1 or self._connection is None or self.lost is not None:
+            return results + [Result(call, None, error) for call in calls]
+        # One of them is the cause, and the others have nothing to do with it.
+        return results + [result for call in calls for result in self.write([call])]
+
+    def _transact(self, connection: Connection, calls: list[Call]) -> list[Result]:
+        number = self._commits + 1
+        transaction = connection.begin()
+        try:
+            driver = _driver(connection)
+            fence = driver.execute(_FENCE, (number, self._no, number - 1), prepare=True)
+            if fence.fetchone() is None:
+                raise self._fenced(connection)
+            results = [Result(call, call.fn(connection)) for call in calls]
+            if any(call.abandoned for call in calls):
+                # It took long; who was told that nothing is written shall be right if possible.
+                raise _AbandonedError
+        except BaseException:
+            with suppress(*self.failures):
+                transaction.rollback()
+            raise
+        try:
+            transaction.commit()
+        except self.failures as error:
+            if not _broken(connection):
+                raise  # the database has refused it
+            self._drop()
+            raise _InDoubtError(number, results, error) from None
+        self._commits = number
+        return results
+
+    def _fenced(self, connection: Connection) -> FencedError:
+        row = connection.exec_driver_sql(_LOOK, (self._no,)).one_or_none()
+        if row is None or row[1]:
+            why = "another process has taken it over"
+            remedy = "if both are meant to run, give each its own database and A2A_REPLICA_NAME"
+        else:
+            why = f"it has lost commits of this process (it has {row[0]} of {self._commits})"
+            remedy = "restart the service"
+        self.lost = FencedError(f"cannot go on with {self.name}: {why}; {remedy}")
+        return self.lost
+
+    def _took_effect(self, number: int) -> bool:
+        """Find out whether a commit took effect; wait for the database as long as it is away."""
+        wait, longest = RESOLVE_SECONDS
+        while True:
+            try:
+                connection = self._connected()
+                # This waits while the transaction in question is still open somewhere.
+                with connection.begin():
+                    row = connection.exec_driver_sql(_LOOK, (self._no,)).one_or_none()
+                    if row is not None and row[0] == number:
+                        self._commits = number
+                        return True
+                    if row is None or row[0] != number - 1:
+                        raise self._fenced(connection)
+                    return False
+            except FencedError:
+                raise
+            except self.failures:
+                self._drop()
+                if self._stopped.wait(wait):
+                    raise
+                wait = min(2 * wait, longest)
+
+
+def _conninfo(url: str) -> str:
+    try:
+        given = conninfo_to_dict(url)
+    except psycopg.ProgrammingError as error:
+        # What libpq says may quote the URL, and the password in it.
+        said = cause(error)
+        why = said if said.startswith("invalid URI query parameter") else "it cannot be parsed"
+        raise DatabaseError(
+            f"A2A_TASK_STORE_DATABASE_URL is not a URL of PostgreSQL: {why}; write it like "
+            "postgresql://user@host:5432/database, with special characters of the password as %XX",
+            status=2,
+        ) from None
+    ours = " ".join(f"-c {name}={value}" for name, value in TIMEOUTS.items())
+    options = f"{ours} {given.get('options') or ''}".strip()
+    known = {"application_name": "opencode-a2a", **CONNECTION, **given, "options": options}
+    return make_conninfo("", **known)
+
+
+def _shown(conninfo: str) -> str:
+    """Return the database for people."""
+    known = conninfo_to_dict(conninfo)
+    user = f"{known['user']}@" if known.get("user") else ""
+    hosts = str(known.get("host") or known.get("hostaddr") or "").split(",")
+    ports = str(known.get("port") or "").split(",")
+    places = [
+        f"{host}:{port}" if port else host
+        for host, port in zip(hosts, itertools.cycle(ports), strict=False)
+    ]
+    return f"postgresql://{user}{','.join(places)}/{known.get('dbname') or ''}"
+
+
+def _origin(error: Exception) -> BaseException:
+    return error.orig or error if isinstance(error, DBAPIError) else error
+
+
+def _state(error: Exception) -> str | None:
+    origin = _origin(error)
+    return origin.sqlstate if isinstance(origin, psycopg.Error) else None
+
+
+def _driver(connection: Connection) -> psycopg.Connection[Any]:
+    return cast("psycopg.Connection[Any]", connection.connection.driver_connection)
+
+
+def _broken(connection: Connection) -> bool:
+    return connection.invalidated or _driver(connection).closed
+
+
+def _explained(error: Exception) -> tuple[str, str]:
+    """Return why a database cannot be used, and the remedy."""
+    said = cause(error).removeprefix("connection failed: ")
+    fatal = said.partition("FATAL:  ")[2]
+    match _state(error):
+        case "42501":
+            remedy = _GRANT
+        case "3F000":
+            remedy = "create the schema that search_path names, or name another"
+        case _ if "authentication failed" in said or "no password supplied" in said:
+            remedy = "check the user name and the password in A2A_TASK_STORE_DATABASE_URL"
+        case _ if fatal.startswith("database ") and fatal.endswith("does not exist"):
+            remedy = "create it, or name another in A2A_TASK_STORE_DATABASE_URL"
+        case _:
+            remedy = "check that it runs, and A2A_TASK_STORE_DATABASE_URL"
+    return fatal or said, remedy

