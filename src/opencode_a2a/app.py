@@ -61,6 +61,7 @@ from opencode_a2a.turns.tools import Tools
 from opencode_a2a.turns.turn import Turns
 from opencode_a2a.turns.workspace import WorkspaceRoot
 from opencode_a2a.web.auth import accepted_credentials, check_state
+from opencode_a2a.web.browser import SignIns
 from opencode_a2a.web.observe import Readiness, pages
 from opencode_a2a.web.server import (
     BindError,
@@ -245,9 +246,11 @@ class Service:
 
         readiness = Readiness({"database": database.check, "opencode": check_opencode})
         about = pages(readiness, self._health, figures=settings.a2a.metrics_enabled)
-        routes = [*self._protocol(turns, workspace, tasks, errands), *about]
         credentials = accepted_credentials(settings.auth, self.token_file)
-        self._app = edge(Router(routes, redirect_slashes=False), settings, credentials)
+        sign_ins = SignIns(credentials)
+        protocol = self._protocol(turns, workspace, tasks, errands)
+        router = Router([*protocol, *about, *sign_ins.routes()], redirect_slashes=False)
+        self._app = edge(router, settings, credentials, sign_ins)
 
     async def _close(self, tasks: TaskService) -> None:
         """Store what is not stored yet; a database that is away is waited for, but not for ever."""

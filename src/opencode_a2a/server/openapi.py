@@ -1,19 +1,16 @@
-"""The OpenAPI document, and a page that shows it.
+"""The OpenAPI document; a page that shows it is part of the console.
 
-Made from the operations of A2A and the declared methods on first request, and kept. Both are behind
-the credential like everything that is not discovery; the page carries the document and needs
-nothing else from anywhere.
+Made from the operations of A2A and the declared methods on first request, and kept. It is behind
+the credential like everything that is not discovery.
 """
 
-import html
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 
 import orjson
 from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from opencode_a2a import __version__
@@ -61,7 +58,7 @@ class OpenApi:
             return Response(self._encoded, media_type=_JSON, headers=_CACHE)
 
         async def page(request: Request) -> Response:
-            return Response(self._shown, media_type="text/html", headers=_CACHE)
+            return RedirectResponse("console#/docs")
 
         return [
             Route("/openapi.json", document, methods=["GET"]),
@@ -71,14 +68,6 @@ class OpenApi:
     @cached_property
     def _encoded(self) -> bytes:
         return orjson.dumps(_openapi(self._settings))
-
-    @cached_property
-    def _shown(self) -> str:
-        page = Path(__file__).with_suffix(".html").read_text()
-        # Inside a script element, so that no text of the document can end it.
-        content = self._encoded.decode().replace("<", "\\u003c")
-        title = html.escape(self._settings.a2a.title)
-        return page.replace("TITLE", title).replace("DOCUMENT", content)
 
 
 def _openapi(settings: Settings) -> JsonObject:
@@ -303,7 +292,7 @@ def _pages(settings: Settings) -> JsonObject:
         "/readyz": "Whether database and OpenCode can be used",
         "/health": "What runs here",
         "/openapi.json": "This document",
-        "/docs": "This document as a page",
+        "/docs": "This document as a page of the console",
     }
     if settings.a2a.metrics_enabled:
         pages["/metrics"] = "Figures for Prometheus"
