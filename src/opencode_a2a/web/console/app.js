@@ -119,8 +119,8 @@ async function showHealth() {
 
 function shell() {
   const link = (href, text) => h("a", { href }, text);
-  fill(document.body, h("a", { class: "skip", href: "#main", onclick: (event) => (event.preventDefault(), main.focus()) }, "Skip to the content"),
-    h("header", { class: "top" }, h("a", { class: "back", href: "#/", "aria-label": "Back to the list" }, "←"), h("h1", {}, h("a", { class: "brand", href: "#/" }, "OpenCode A2A")), facts, button("Sign out", signOut)),
+  fill(document.body, h("header", { class: "top" }, h("a", { class: "skip", href: "#main", onclick: (event) => (event.preventDefault(), main.focus()) }, "Skip to the content"),
+      h("a", { class: "back", href: "#/", "aria-label": "Back to the list" }, "←"), h("h1", {}, h("a", { class: "brand", href: "#/" }, "OpenCode A2A")), facts, button("Sign out", signOut)),
     banner, h("aside", { "aria-label": "Tasks" }, h("div", { class: "tools" }, h("a", { class: "button primary", href: "#/new" }, "New task"), search), list,
       h("nav", { "aria-label": "Views" }, link("#/prompts", "Waiting"), link("#/sessions", "Sessions"), link("#/about", "About"), link("#/docs", "Methods"))), main, help, live);
   draw();
@@ -209,7 +209,7 @@ addEventListener("keydown", (event) => {
     const next = found[at < 0 ? 0 : Math.max(0, Math.min(found.length - 1, at + by))];
     next?.click(), next?.focus();
   };
-  const answer = () => target.closest?.(".ask")?.querySelector(`[data-key="${key}"]`)?.click();
+  const answer = () => target.closest?.(".ask")?.querySelector(`:not([inert]) > * > [data-key="${key}"]`)?.click();
   const act = { n: () => go("#/new"), j: () => step(1), k: () => step(-1), "/": () => search.focus(), "?": () => help.showModal(), a: answer, d: answer,
     w: () => {
       const card = main.querySelector(".ask:not(.sent)");

@@ -46,11 +46,12 @@ export function askCard(asked, more) {
     details.origin && `Asked by the sub-agent “${details.origin.title}”.`,
     asked.expires_at && `If nobody answers by ${clock(asked.expires_at)}, ${asked.default}.`,
   ];
-  card.append(permission ? permissionForm(details, reply) : questionForm(questions, reply),
+  const form = permission ? permissionForm(details, reply) : questionForm(questions, reply);
+  card.append(form,
     h("p", { class: "note" }, notes.filter(Boolean).join(" ")), error);
   // A click that was meant for what stood here before must not approve anything.
-  card.inert = true;
-  setTimeout(() => (card.inert = false), INERT_MS);
+  form.inert = true;
+  setTimeout(() => (form.inert = false), INERT_MS);
   return card;
 }
 

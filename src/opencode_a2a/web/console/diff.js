@@ -44,7 +44,7 @@ const row = (line) => h("span", { class: KINDS[line[0]] ?? "same" }, `${line}\n`
 
 // A scrolling block of lines that begins short.
 export function long(lines, draw = (line) => `${line}\n`) {
-  const block = h("pre", { tabindex: "0", role: "region", "aria-label": "Lines" }, lines.slice(0, CUT).map(draw));
+  const block = h("pre", { tabindex: "0" }, lines.slice(0, CUT).map(draw));
   if (lines.length <= CUT) return block;
   const more = h("button", { type: "button", class: "small", onclick: () => {
     add(block, lines.slice(CUT).map(draw));

@@ -2,7 +2,7 @@
 // other servers that somebody reads.
 import { h } from "./dom.js";
 
-const FENCE = /^ {0,3}(```+|~~~+)\s*([^`]*)$/;
+const FENCE = /^ {0,3}(```+|~~~+)[^`]*$/;
 const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*$/;
 const RULE = /^ {0,3}([-*_])(\s*\1){2,}\s*$/;
 const QUOTE = /^ {0,3}> ?/;
@@ -34,12 +34,10 @@ function block(lines, i) {
   let found;
   if (!line.trim()) return [null, i + 1];
   if ((found = FENCE.exec(line))) {
-    const [, mark, info] = found;
+    const mark = found[1];
     const end = lines.findIndex((l, j) => j > i && l.trim().startsWith(mark) && !l.trim().slice(mark.length));
     const code = lines.slice(i + 1, end < 0 ? undefined : end).join("\n");
-    const name = info.trim().split(/\s/)[0];
-    return [h("pre", { tabindex: "0", "aria-label": name ? `Code, ${name}` : "Code", role: "region" }, h("code", {}, code)),
-      end < 0 ? lines.length : end + 1];
+    return [h("pre", { tabindex: "0" }, h("code", {}, code)), end < 0 ? lines.length : end + 1];
   }
   if ((found = HEADING.exec(line))) {
     // The page has an h1 and the task an h2.
@@ -89,7 +87,7 @@ function table(lines, i) {
   const head = cells(lines[i]);
   const rows = [];
   for (i += 2; i < lines.length && lines[i].includes("|"); i++) rows.push(cells(lines[i]));
-  return [h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table" }, h("table", {},
+  return [h("div", { class: "scroll", tabindex: "0" }, h("table", {},
     h("thead", {}, h("tr", {}, head.map((cell) => h("th", { scope: "col" }, cell)))),
     h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell) => h("td", {}, cell))))))), i];
 }

@@ -240,9 +240,9 @@ export function taskView(id, { signal, announce, changed, go, failed }) {
 
   const begin = () => task.history?.[0] && put(person(task.history[0]));
   const connected = (well) => {
-    clearTimeout(lost);
-    if (well) offline.hidden = true;
-    else lost = setTimeout(() => (offline.hidden = signal.aborted), 3000);
+    if (!well) return (lost ??= setTimeout(() => (offline.hidden = signal.aborted), 3000));
+    lost = clearTimeout(lost);
+    offline.hidden = true;
   };
 
   (async () => {

@@ -80,7 +80,7 @@ export async function session(id, { go, again }) {
 
 function messageView(message) {
   const mine = message.role === "ROLE_USER";
-  return h("div", { class: mine ? "person" : "log" }, (message.parts ?? []).map((part) => {
+  return h("div", { class: mine ? "person" : "reply" }, (message.parts ?? []).map((part) => {
     if (part.text) return mine ? part.text : h("div", { class: "prose" }, markdown(part.text));
     if (!part.data?.tool) return null;
     const tool = new Tool();
