@@ -344,7 +344,7 @@ class ServiceSettings(Group, prefix="A2A_"):
     host: Host = setting("127.0.0.1", "Address to listen on.")
     port: Port = setting(8000, "Port to listen on.")
     public_url: HttpUrl | None = setting(
-        None, "Base URL that clients reach, as told in the card; by default http://HOST:PORT."
+        None, "Base URL that clients use, published in the card; by default http://HOST:PORT."
     )
     title: Text = setting("OpenCode A2A", "Name of the agent in its card.")
     description: Text = setting(
@@ -361,7 +361,7 @@ class ServiceSettings(Group, prefix="A2A_"):
         "0.3", "Protocol version of a request that names none."
     )
     supported_protocol_versions: ProtocolVersions = setting(
-        ("0.3", "1.0"), "Protocol versions that are spoken."
+        ("0.3", "1.0"), "Supported protocol versions."
     )
     demo: bool = setting(
         False, "Serve the built-in scripted model instead of a real one; starts OpenCode."
@@ -382,13 +382,13 @@ class ServiceSettings(Group, prefix="A2A_"):
         False, "Offer the methods that create and remove workspaces."
     )
     expose_workspace_root_in_card: bool = setting(
-        False, "Tell the workspace directory in the extended card."
+        False, "Publish the workspace directory in the extended card."
     )
     fetch_files: bool = setting(True, "Fetch file parts that are given by http or https URL.")
-    fetch_files_max_count: Count = setting(10, "Files that are fetched for one message.")
+    fetch_files_max_count: Count = setting(10, "Maximum number of files fetched for one message.")
     fetch_files_max_bytes: Count = setting(10 * 2**20, "Largest file that is fetched.")
     fetch_files_max_total_bytes: Count = setting(
-        10 * 2**20, "Size of all files together that are fetched for one message."
+        10 * 2**20, "Total size of the files fetched for one message."
     )
     fetch_files_timeout_seconds: Seconds = setting(20, "Time to fetch the files of one message.")
     peers: PeerEntries = setting(
@@ -400,10 +400,10 @@ class ServiceSettings(Group, prefix="A2A_"):
         False, "Let the `a2a_call` tool call any URL; one that is not listed gets no credential."
     )
     peers_wait_seconds: Annotated[float, Field(gt=0, le=280)] = setting(
-        240, "Time that the tool waits for an agent before it gives the model a handle."
+        240, "How long the tool waits for an agent before it gives the model a handle."
     )
     http_gzip_minimum_size: CountOrOff = setting(
-        8192, "Answers of this size and more are compressed; 0 = never."
+        8192, "Responses of this size and above are compressed; 0 means never."
     )
     metrics_enabled: bool = setting(True, "Offer `/metrics`.")
     shutdown_grace_seconds: SecondsOrOff = setting(10, "Time for open work to settle at shutdown.")
@@ -545,11 +545,9 @@ class TaskSettings(Group, prefix="A2A_"):
         "Database: a URL of SQLite or PostgreSQL (14 or later, with the extra `postgres`); by "
         "default a SQLite file for each workspace in the state directory.",
     )
-    task_retention_days: CountOrOff = setting(
-        30, "Days for which a finished task is kept; 0 = for ever."
-    )
+    task_retention_days: CountOrOff = setting(30, "Days to keep a finished task; 0 means for ever.")
     pending_session_claim_ttl_seconds: Seconds = setting(
-        30, "Time for which a session named by a request is reserved."
+        30, "How long a session named by a request stays reserved."
     )
 
 
@@ -562,7 +560,7 @@ class ReplicaSettings(Group, prefix="A2A_REPLICA_"):
         "name takes its predecessor's place at once.",
     )
     lease_seconds: Annotated[float, Field(ge=4, le=60)] = setting(
-        8, "Silence in the database after which a process counts as dead."
+        8, "Seconds without a write after which a process counts as dead."
     )
 
 
@@ -585,8 +583,8 @@ class OpenCodeSettings(Group, prefix="OPENCODE_"):
     startup_timeout: Seconds = setting(20, "Seconds for the managed OpenCode to start.")
     ask: Asks | None = setting(
         None,
-        "What the managed OpenCode asks for before it does it: `bash`, `edit`, `webfetch`, `all` "
-        "or `none`. By default the demo asks for all, and otherwise OpenCode's own "
+        "What the managed OpenCode asks permission for: `bash`, `edit`, `webfetch`, `all` "
+        "or `none`. By default the demo asks for all; otherwise OpenCode's own "
         "configuration decides, which allows everything unless told otherwise.",
     )
     env_passthrough: Texts = setting(
@@ -612,10 +610,10 @@ class OpenCodeSettings(Group, prefix="OPENCODE_"):
         None, "Seconds for a whole turn; by default there is no limit."
     )
     max_concurrent_requests: CountOrOff = setting(
-        0, "Requests to OpenCode at once, refused beyond; 0 = no limit."
+        0, "Maximum concurrent requests to OpenCode; more are refused. 0 means no limit."
     )
     max_concurrent_streams: CountOrOff = setting(
-        0, "Turns in OpenCode at once, refused beyond; 0 = no limit."
+        0, "Maximum concurrent turns in OpenCode; more are refused. 0 means no limit."
     )
 
     @property
@@ -627,7 +625,7 @@ class OpenCodeSettings(Group, prefix="OPENCODE_"):
 
 
 class EnvironmentSettings(Group, prefix="A2A_"):
-    """The execution environment as the operator declares it: told to clients, not enforced."""
+    """The execution environment as declared by the operator: published to clients, not enforced."""
 
     sandbox_mode: Literal[
         "unknown", "read-only", "workspace-write", "danger-full-access", "custom"
