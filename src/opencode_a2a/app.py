@@ -30,12 +30,18 @@ from opencode_a2a.events import JsonObject
 from opencode_a2a.extensions import EXTENSIONS
 from opencode_a2a.extensions.call import Deps
 from opencode_a2a.extensions.dispatch import Dispatcher
-from opencode_a2a.opencode import startup
 from opencode_a2a.opencode.client import OpenCode
 from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.process import OpenCodeStartError
 from opencode_a2a.opencode.types import McpServer
-from opencode_a2a.opencode.upstream import Upstream, upstream
+from opencode_a2a.opencode.upstream import (
+    HEALTH_SECONDS,
+    Upstream,
+    check_directory,
+    facts,
+    trouble,
+    upstream,
+)
 from opencode_a2a.peers.network import Fetcher
 from opencode_a2a.peers.tool import SERVER, PeerTool
 from opencode_a2a.printable import program
@@ -56,10 +62,9 @@ from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.interrupts import Interrupts
-from opencode_a2a.turns.sessions import Sessions
+from opencode_a2a.turns.sessions import Sessions, WorkspaceRoot
 from opencode_a2a.turns.tools import Tools
 from opencode_a2a.turns.turn import Turns
-from opencode_a2a.turns.workspace import WorkspaceRoot
 from opencode_a2a.web.auth import accepted_credentials, check_state
 from opencode_a2a.web.browser import SignIns
 from opencode_a2a.web.observe import Readiness, pages
@@ -143,7 +148,7 @@ class Service:
         """Say which model works here, and what it does unasked; OpenCode may take a while."""
         if self._opencode is None or self.trouble is not None:
             return []
-        return await startup.facts(self._opencode, self.settings)
+        return await facts(self._opencode, self.settings)
 
     async def farewell(self, *, keep: bool) -> list[str]:
         """Report the tasks still open at shutdown, and how to continue them.
@@ -181,7 +186,7 @@ class Service:
         async with OpenCode(managed.url, password=managed.password) as opencode:
             for session_id in filter(None, unwatched):
                 with suppress(TimeoutError, UpstreamError, SessionNotFoundError):
-                    async with asyncio.timeout(startup.HEALTH_SECONDS):
+                    async with asyncio.timeout(HEALTH_SECONDS):
                         await opencode.abort_session(session_id)
         return [
             *lines,
@@ -236,12 +241,12 @@ class Service:
         stack.push_async_callback(errands.close)
         await errands.recover()
         if behind.managed is None:
-            self.trouble = await startup.trouble(opencode, settings)
+            self.trouble = await trouble(opencode, settings)
             if self.trouble is None:
-                await startup.check_directory(opencode, settings)
+                await check_directory(opencode, settings)
 
         async def check_opencode() -> None:
-            async with asyncio.timeout(startup.HEALTH_SECONDS):
+            async with asyncio.timeout(HEALTH_SECONDS):
                 await opencode.health()
 
         readiness = Readiness({"database": database.check, "opencode": check_opencode})
