@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
@@ -63,6 +63,9 @@ UNSIGNED = Failure(
 INTERNAL = Failure(
     FailureType.INTERNAL_ERROR, "The service failed while running the turn. Send the message again."
 )
+FIRST_ROUTING = frozenset({"session_id", "directory", "workspace_id", "model", "hops"})
+"""The fields of a routing that 2.0.0 had."""
+ANYWHERE_FIELDS = asdict(ANYWHERE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,17 @@ class SendCommand:
         """
         content: tuple[object, ...] = (self.message, self.task_id)
         if self.task_id is None:
-            content += (self.context_id, self.request.routing, self.output_modes)
+            routing = asdict(self.request.routing)
+            # A field that a later version added counts only if it says something: a repeat of a
+            # message that an earlier version took has to be known.
+            for name in routing.keys() - FIRST_ROUTING:
+                if routing[name] == ANYWHERE_FIELDS[name]:
+                    del routing[name]
+            content += (
+                self.context_id,
+                orjson.Fragment(orjson.dumps(routing)),  # in the order of its fields
+                self.output_modes,
+            )
         return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).digest()
 
 
