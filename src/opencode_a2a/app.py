@@ -109,7 +109,13 @@ class Service:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or self._app is None:
             await self._lifespan(scope, receive, send)
-        elif self.tool is not None and scope.get("path") == self.tool.server.path:
+            return
+        # With the prefix or without: a proxy may have stripped it.
+        if (prefix := self.settings.a2a.path_prefix) and scope["path"].startswith(prefix):
+            path: str = scope["path"].removeprefix(prefix)
+            if not path or path.startswith("/"):
+                scope["path"] = path or "/"
+        if self.tool is not None and scope["path"] == self.tool.server.path:
             await self.tool.server(scope, receive, send)  # it has a credential of its own
         else:
             await self._app(scope, receive, send)

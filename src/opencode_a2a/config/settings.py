@@ -153,6 +153,16 @@ def _log_level(value: object) -> object:
     return level if level in get_args(LogLevel) else "WARNING"
 
 
+def _path_prefix(value: str) -> str:
+    """Return a path without a slash at its end; ``/`` is none."""
+    path = value.strip().rstrip("/")
+    if path and not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", path):
+        raise ValueError("should be a path of letters, digits, dots and dashes, such as /agent")
+    if {".", "..", ".well-known"} & set(path.split("/")):
+        raise ValueError("should not contain ., .. or .well-known")
+    return path
+
+
 def _major_minor(value: object) -> object:
     return ".".join(value.split(".")[:2]) if isinstance(value, str) else value
 
@@ -228,6 +238,7 @@ DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
 Level = Annotated[LogLevel, BeforeValidator(_log_level)]
 Host = Annotated[str, AfterValidator(_host)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
+PathPrefix = Annotated[str, AfterValidator(_path_prefix)]
 LocalPath = Annotated[Path, AfterValidator(_path)]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_split)]
 Paths = Annotated[tuple[LocalPath, ...], BeforeValidator(_split)]
@@ -346,6 +357,11 @@ class ServiceSettings(Group, prefix="A2A_"):
     public_url: HttpUrl | None = setting(
         None, "Base URL that clients use, published in the card; by default http://HOST:PORT."
     )
+    path_prefix: PathPrefix = setting(
+        "",
+        "Path below which the service is reached, such as `/agents/coder`; part of every address "
+        "that is told. Requests with and without it are answered, so a proxy may strip it.",
+    )
     title: Text = setting("OpenCode A2A", "Name of the agent in its card.")
     description: Text = setting(
         "The OpenCode coding agent, over the A2A protocol.", "Description of the agent in its card."
@@ -358,7 +374,7 @@ class ServiceSettings(Group, prefix="A2A_"):
         None, "Project that the agent works on, named in its description."
     )
     protocol_version: ProtocolVersion = setting(
-        "0.3", "Protocol version of a request that names none."
+        "0.3", "Protocol version of a request that names none and whose method belongs to both."
     )
     supported_protocol_versions: ProtocolVersions = setting(
         ("0.3", "1.0"), "Supported protocol versions."
@@ -730,8 +746,9 @@ class Settings(BaseModel):
 
     @property
     def public_url(self) -> str:
-        """The base URL for the card, without a slash at the end."""
-        return self.a2a.public_url or self._url(self.a2a.host)
+        """The base URL for the card with the path prefix, without a slash at the end."""
+        url, prefix = self.a2a.public_url or self._url(self.a2a.host), self.a2a.path_prefix
+        return url if urlsplit(url).path.endswith(prefix) else url + prefix
 
     @property
     def local_url(self) -> str:

@@ -35,7 +35,9 @@ from opencode_a2a.extensions.params import OfSession, PublishedSchema, schema_na
 from opencode_a2a.messages import Part
 from opencode_a2a.server.contracts import (
     ALL_EXTENSIONS,
-    DISCOVERY,
+    CARD_PATH,
+    CATALOG_PATH,
+    EARLIER_CARD_PATH,
     auth_schemes,
     core_methods,
     spoken_versions,
@@ -104,8 +106,8 @@ def _openapi(settings: Settings) -> JsonObject:
                     "name": VERSION_HEADER,
                     "in": "header",
                     "required": False,
-                    "description": f"The version of A2A; {settings.a2a.protocol_version} when "
-                    "left out.",
+                    "description": "The version of A2A; when left out, that of the method or path, "
+                    f"and {settings.a2a.protocol_version} for methods of both.",
                     "schema": {"type": "string", "enum": [*versions]},
                 }
             },
@@ -125,6 +127,7 @@ def _content(name: str) -> JsonObject:
 
 
 _VERSION: JsonObject = {"$ref": "#/components/parameters/version"}
+_CATALOG: JsonObject = {"application/ai-catalog+json": {"schema": {"type": "object"}}}
 _EVENTS: JsonObject = {"text/event-stream": {"schema": {"type": "string"}}}
 _ERROR: JsonObject = {
     "description": "The request cannot be taken as it is",
@@ -281,8 +284,13 @@ def _cards(settings: Settings) -> JsonObject:
         if version in spoken_versions(settings)
     }
     public: JsonObject = {
-        path: _reading(f"card_{path}", "The public card", found, security=[]) for path in DISCOVERY
+        path: _reading(f"card_{path}", "The public card", found, security=[])
+        for path in (CARD_PATH, EARLIER_CARD_PATH)
     }
+    listed: JsonObject = {"200": {"description": "The catalog", "content": _CATALOG}}
+    public[CATALOG_PATH] = _reading(
+        "catalog", "The AI Catalog: where the card is", listed, security=[]
+    )
     return extended | public
 
 

@@ -31,10 +31,9 @@ from opencode_a2a import metrics
 from opencode_a2a.config import UNGUESSABLE, AccessSettings, CredentialEntry, Settings, StateError
 from opencode_a2a.errors import ServiceError, TooManyFailuresError, UnauthenticatedError
 from opencode_a2a.ids import CAPABILITIES, Caller, Principal
+from opencode_a2a.server.contracts import DISCOVERY
 
-OPEN_PATHS = frozenset(
-    {"/.well-known/agent-card.json", "/.well-known/agent.json", "/livez", "/readyz"}
-)
+OPEN_PATHS = frozenset({*DISCOVERY, "/livez", "/readyz"})
 _CHALLENGES = {
     "bearer": ("WWW-Authenticate", 'Bearer realm="opencode-a2a"'),
     "basic": ("WWW-Authenticate", 'Basic realm="opencode-a2a", charset="UTF-8"'),
