@@ -9,7 +9,7 @@ format. Every field is plain JSON, so that a stored event is its own encoding.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 from opencode_a2a.ids import MessageId, RequestId, SessionId
 
@@ -52,7 +52,6 @@ class TextGrew:
     changes one; it is not frozen because that would triple the time to make it.
     """
 
-    channel: ClassVar = Channel.TEXT
     message_id: MessageId
     part_id: str
     text: str
@@ -63,14 +62,10 @@ class TextGrew:
 class ReasoningGrew:
     """New reasoning text, under the same rules as answer text."""
 
-    channel: ClassVar = Channel.REASONING
     message_id: MessageId
     part_id: str
     text: str
     opens: bool = False
-
-
-GREW = {TextGrew.channel: TextGrew, ReasoningGrew.channel: ReasoningGrew}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +134,8 @@ class Question:
 class Interrupted:
     """OpenCode asks and waits: a permission, or one or more questions.
 
-    The reader fills what OpenCode said; ``asked_at``, ``expires_at`` (milliseconds), ``default``
-    and ``allows_always`` are added by ``turns``, which owns the deadline and the policy.
+    The reader fills what OpenCode said; ``asked_at``, ``expires_at`` (milliseconds), ``default``,
+    ``allows_always`` and ``number`` are added by ``turns``, which owns the deadline and the policy.
     """
 
     request_id: RequestId
@@ -161,6 +156,8 @@ class Interrupted:
     allows_always: bool = False
     origin: str | None = None
     """The title of the sub-agent that asks; None when it is the agent itself."""
+    number: int | None = None
+    """What a person calls it by: the requests of a task are numbered, and no number comes again."""
 
     @classmethod
     def load(cls, fields: dict[str, Any]) -> "Interrupted":
@@ -409,7 +406,7 @@ def fold_text(texts: dict[Channel, RunningText], event: TextEvent) -> Channel | 
     """Bring the running texts of a turn up to date; return the channel if the event opens it."""
     match event:
         case TextGrew() | ReasoningGrew():
-            channel = event.channel
+            channel = Channel.TEXT if type(event) is TextGrew else Channel.REASONING
             text = texts.get(channel)
             opened = None
             if text is None or event.opens:

@@ -114,6 +114,7 @@ async def test_a_permission_is_listed_and_allowed_by_method(
     interrupt = task.interrupt
     assert waiting == {
         "request_id": request_id,
+        "number": 1,
         "session_id": task.session_id,
         "interrupt_type": "permission",
         "task_id": task.id,
@@ -223,7 +224,7 @@ async def test_what_a_prompt_given_by_method_asks_is_answered_by_method(
         feed = Feed(opencode.events)
         listening = asyncio.create_task(feed.run())
         async with asyncio.timeout(60):
-            await feed.up.wait()
+            await feed.connected()
             with closing(feed.follow(SessionId(session_id))) as heard:
                 await ann.method("opencode.sessions.prompt_async", params)
                 while not any(isinstance(one, PermissionAsked) for one in await heard.batch()):

@@ -397,31 +397,101 @@ async def test_nobody_else_can_answer_or_see_the_task(
 # Several at once
 
 
-async def test_parallel_prompts_are_all_listed_and_answered_one_by_one(person: Caller) -> None:
-    calls = [{"tool": "bash", "input": {"command": f"echo {n}", "description": "d"}} for n in "ab"]
-    begun = await person.begin(script(*calls, DONE))
+def commands(*names: str) -> list[Any]:
+    return [{"tool": "bash", "input": {"command": f"echo {n}", "description": "d"}} for n in names]
+
+
+async def both_asked(person: Caller, begun: Task) -> Task:
     async with person.subscribe(begun.id) as following:
         await following.until(lambda u: bool(u.status) and "2 requests" in str(u.status))
-    asked = await person.get(begun.id)
-    ids = [word.rstrip(":") for word in asked.said.split() if word.startswith("per_")]
+    return await person.get(begun.id)
+
+
+async def test_parallel_prompts_are_all_listed_and_answered_one_by_one(person: Caller) -> None:
+    asked = await both_asked(person, await person.begin(script(*commands("a", "b"), DONE)))
 
     with pytest.raises(RefusedError) as refused:
         await person.send("once", task=asked.id)
-    left = await person.send({"reply": "once", "request_id": ids[1]}, task=asked.id)
-    ended = await person.send(f"{ids[0]} once", task=asked.id)
+    left = await person.send({"reply": "once", "number": 2}, task=asked.id)
+    with pytest.raises(RefusedError) as late:
+        await person.send("yes 2", task=asked.id)
+    ended = await person.send("1 once", task=asked.id)
 
-    assert all(name in refused.value.message for name in ids)
+    assert "1, 2" in refused.value.message
     assert left.state == "input_required"
-    assert ids[1] not in left.said
-    assert left.interrupt["request_id"] == ids[0]
+    assert "Request 2" not in left.said
+    assert left.interrupt["number"] == 1
+    assert (late.value.code, "Request 1" in late.value.message) == (-32004, True)
     assert ended.state == "completed"
     assert sorted(tool["output"] for tool in ended.tools) == ["a\n", "b\n"]
+
+
+async def test_yes_to_all_is_for_those_that_were_shown(person: Caller) -> None:
+    asked = await both_asked(
+        person, await person.begin(script(commands("a", "b"), commands("c"), [DONE]))
+    )
+
+    left = await person.send("yes to all", task=asked.id)
+    ended = await person.send("yes", task=asked.id)
+
+    assert (left.state, left.interrupt["number"]) == ("input_required", 3)
+    assert "echo c" in left.said
+    assert ended.state == "completed"
+    assert ended.history[1:] == ["yes to all", "yes"]
+
+
+async def test_equal_prompts_are_shown_once_and_answered_together(person: Caller) -> None:
+    begun = await person.begin(script(*commands("same", "same"), DONE))
+    async with person.subscribe(begun.id) as following:
+        await following.until(lambda u: bool(u.status) and "2 times" in str(u.status))
+
+    ended = await person.send("yes", task=begun.id)
+
+    assert ended.state == "completed"
+    assert [tool["output"] for tool in ended.tools] == ["same\n", "same\n"]
+
+
+@pytest.mark.requirement("I23")
+async def test_a_yes_that_is_typed_twice_does_not_allow_what_is_asked_next(person: Caller) -> None:
+    first = await person.send(script(commands("a"), commands("b"), [DONE]))
+
+    answers = await asyncio.gather(
+        *(person.send("yes", task=first.id) for _ in range(2)), return_exceptions=True
+    )
+    second = await person.get(first.id)
+
+    refused = [one for one in answers if isinstance(one, RefusedError)]
+    assert len(refused) == 1
+    assert (second.state, second.interrupt["number"]) == ("input_required", 2)
+    ended = await person.send("no 2", task=first.id)
+    assert ended.state == "rejected"
+
+
+@pytest.mark.requirement("I23")
+async def test_a_yes_for_a_prompt_that_has_just_expired_does_not_allow_the_next(
+    serve: Serve, asking_backstage: Backstage
+) -> None:
+    person = Caller(await serve(asking_backstage, A2A_INTERRUPT_REQUEST_TTL_SECONDS="3"))
+    begun = await person.begin(script(commands("a"), commands("b"), [DONE]))
+    late = str(uuid.uuid4())
+
+    async with person.subscribe(begun.id) as following:
+        await following.until(lambda u: bool(u.interrupt) and u.interrupt.get("number") == 2)
+        with pytest.raises(RefusedError) as refused:
+            await person.send("yes", task=begun.id, message_id=late)
+        with pytest.raises(RefusedError):
+            await person.send("yes", task=begun.id, message_id=late)
+    ended = await person.send("yes 2", task=begun.id)
+
+    assert (refused.value.code, "echo b" in refused.value.message) == (-32004, True)
+    assert ended.state == "completed"
+    assert [tool["status"] for tool in ended.tools] == ["error", "completed"]
 
 
 async def test_rejecting_one_of_several_settles_them_all(
     person: Caller, lists: OpenCode, asking_backstage: Backstage
 ) -> None:
-    begun = await person.begin(script(BASH, BASH, DONE))
+    begun = await person.begin(script(*commands("a", "b"), DONE))
     async with person.subscribe(begun.id) as following:
         await following.until(lambda u: bool(u.status) and "2 requests" in str(u.status))
         request = following.updates[-1].interrupt["request_id"]

@@ -2,10 +2,11 @@
 
 import pytest
 
-from tests.support.answers import PARAMS
+from tests.support.answers import PARAMS, UNSUPPORTED
 from tests.support.caller import Caller
 from tests.support.front import Serve
 from tests.support.opencode import FakeOpenCode
+from tests.support.service import Running
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_databases]
 
@@ -160,3 +161,41 @@ async def test_a_call_that_waits_for_a_person_is_no_artifact_yet(
     assert following.task.tools == []
     assert asked.tools == []
     assert [tool["status"] for tool in done.tools] == ["completed"]
+
+
+@pytest.mark.requirement("I23")
+async def test_parallel_permissions_are_named_by_number_or_all_at_once(
+    caller: Caller, service: Running, opencode: FakeOpenCode
+) -> None:
+    opencode.play("permission-two-parallel-always-first")
+    opencode.said[b'"reply":"always"'] = b'"reply":"once"'
+    begun = await caller.begin("run both")
+    async with Caller(service).subscribe(begun.id) as following:  # 0.3 would stop at the first
+        await following.until(lambda update: "2 requests" in str(update.status))
+    task = await caller.get(begun.id)
+
+    unclear = await caller.ask("send", caller.message("yes", taskId=task.id))
+    unknown = await caller.ask("send", caller.message("yes 1 and 7", taskId=task.id))
+    await caller.begin("yes to all", task=task.id)
+    ended = await caller.ended(task.id)
+
+    assert "Request 1:" in task.said
+    assert "Request 2:" in task.said
+    assert task.interrupt["number"] == 1
+    assert unclear.refuses(PARAMS) == ["message.parts"]
+    assert unknown.refuses(UNSUPPORTED) == []
+    assert ended.state == "completed"
+    assert ended.history == ["run both", "yes to all"]
+
+
+async def test_no_to_all_refuses_each_of_them(
+    caller: Caller, service: Running, opencode: FakeOpenCode
+) -> None:
+    opencode.play("permission-two-parallel-reject-first")
+    begun = await caller.begin("run both")
+    async with Caller(service).subscribe(begun.id) as following:  # 0.3 would stop at the first
+        await following.until(lambda update: "2 requests" in str(update.status))
+
+    ended = await caller.send("no to all", task=begun.id)
+
+    assert (ended.state, ended.history) == ("rejected", ["run both", "no to all"])

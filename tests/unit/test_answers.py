@@ -1,6 +1,8 @@
 """What a person's message means as the answer to a prompt."""
 
+import re
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from opencode_a2a.ids import RequestId, SessionId
 from opencode_a2a.messages import Message, Part
 from opencode_a2a.turns.answers import (
     NotUnderstoodError,
+    OutdatedAnswerError,
     PermissionReply,
     QuestionRejection,
     QuestionReply,
@@ -24,12 +27,17 @@ COLOR = Question("Which colour?", "Colour", OPTIONS, custom=False)
 COLORS = Question("Which colours?", "Colours", OPTIONS, multiple=True, custom=False)
 FREE = Question("What name?", "Name")
 SESSION = SessionId("ses_1")
-BASH = Interrupted(RequestId("per_1"), "permission", SESSION, permission="bash")
-EDIT = Interrupted(RequestId("per_2"), "permission", SESSION, permission="edit")
+BASH = Interrupted(RequestId("per_1"), "permission", SESSION, permission="bash", number=1)
+EDIT = Interrupted(RequestId("per_2"), "permission", SESSION, permission="edit", number=2)
+AGAIN = replace(BASH, request_id=RequestId("per_3"), number=3)
+"""The same as BASH once more."""
+ALL_TOLD = 99
 
 
-def ask(*questions: Question) -> Interrupted:
-    return Interrupted(RequestId("que_1"), "question", SESSION, questions=list(questions))
+def ask(*questions: Question, number: int = 1) -> Interrupted:
+    return Interrupted(
+        RequestId("que_1"), "question", SESSION, questions=list(questions), number=number
+    )
 
 
 def text(words: str) -> Message:
@@ -41,7 +49,14 @@ def data(value: Json) -> Message:
 
 
 def meaning(message: Message, *pending: Interrupted) -> Reply:
-    return understand(message, pending)[1]
+    return understand(message, pending, ALL_TOLD).reply
+
+
+def named(words: str, *pending: Interrupted, told: int = ALL_TOLD) -> list[int | None]:
+    """Return the numbers of the requests that a text allows."""
+    meaning = understand(text(words), pending, told)
+    assert meaning.reply == PermissionReply("once")
+    return [asked.number for asked in meaning.asked]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +83,13 @@ def test_other_words_are_no_permission_and_the_person_is_told_which_are(words: s
         meaning(text(words), BASH)
 
 
-@given(st.text())
+APPROVALS = {"once", "yes", "y", "ok", "okay", "allow", "approve", "approved", "always"}
+PIECES = st.sampled_from(
+    ["yes", "once", "no", "to", "all", "1", "2", "#1", ",", ":", "but", "file"]
+)
+
+
+@given(st.text() | st.lists(PIECES, max_size=5).map(" ".join))
 def test_no_text_allows_anything_but_the_words_for_it(words: str) -> None:
     try:
         reply = meaning(text(words), BASH)
@@ -76,8 +97,7 @@ def test_no_text_allows_anything_but_the_words_for_it(words: str) -> None:
         return
     assert isinstance(reply, PermissionReply)
     if reply.reply != "reject":
-        plain = words.strip().strip(":,.;!-").strip().lower()
-        assert plain in {"once", "yes", "y", "ok", "okay", "allow", "approve", "approved", "always"}
+        assert set(re.findall(r"\w+", words.lower())) <= APPROVALS | {"to", "all", "1"}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +134,7 @@ def test_a_data_part_that_does_not_fit_is_refused(value: Json) -> None:
 def test_no_data_part_raises_anything_else(value: dict[str, Json]) -> None:
     for asked in (BASH, ask(COLOR)):
         with suppress(NotUnderstoodError):
-            understand(data(value), [asked])
+            understand(data(value), [asked], ALL_TOLD)
 
 
 @pytest.mark.parametrize(
@@ -183,17 +203,96 @@ def test_answers_as_data_are_lists_of_strings() -> None:
 
 def test_an_answer_that_names_a_request_is_never_taken_for_another() -> None:
     for words in ("per_1 once", "per_1: no"):
-        with pytest.raises(NotUnderstoodError, match="per_2"):
-            understand(text(words), [EDIT])
+        with pytest.raises(OutdatedAnswerError, match="What is asked now: 2"):
+            understand(text(words), [EDIT], ALL_TOLD)
 
 
 def test_with_several_pending_the_answer_names_the_one_it_means() -> None:
-    assert understand(text("per_2: no"), [BASH, EDIT]) == (EDIT, PermissionReply("reject"))
-    assert understand(text("per_1 once"), [BASH, EDIT]) == (BASH, PermissionReply("once"))
-    assert understand(data({"reply": "once", "request_id": "per_2"}), [BASH, EDIT])[0] is EDIT
-    for unclear in (text("once"), text("per_3 once"), data({"reply": "once"})):
-        with pytest.raises(NotUnderstoodError, match="per_1, per_2"):
-            understand(unclear, [BASH, EDIT])
+    both = (BASH, EDIT)
+
+    assert meaning(text("per_2: no"), *both) == PermissionReply("reject")
+    assert named("per_1 once", *both) == [1]
+    assert meaning(data({"reply": "once", "request_id": "per_2"}), *both) == PermissionReply("once")
+    for unclear in (text("once"), data({"reply": "once"})):
+        with pytest.raises(NotUnderstoodError, match=r"yes to all.*1, 2"):
+            understand(unclear, both, ALL_TOLD)
+    with pytest.raises(OutdatedAnswerError):
+        understand(text("per_3 once"), both, ALL_TOLD)
+
+
+@pytest.mark.parametrize(
+    ("words", "numbers"),
+    [
+        ("1 yes", [1]),
+        ("yes 1", [1]),
+        ("2: OK", [2]),
+        ("#2 yes", [2]),
+        ("yes, 2", [2]),
+        ("yes to 2.", [2]),
+        ("yes 1, 2", [1, 2]),
+        ("Yes 1 and 2!", [1, 2]),
+        ("1, 2: yes", [1, 2]),
+        ("yes to all", [1, 2]),
+        ("yes all", [1, 2]),
+        ("all: yes", [1, 2]),
+    ],
+)
+def test_requests_are_named_by_their_numbers(words: str, numbers: list[int]) -> None:
+    assert named(words, BASH, EDIT) == numbers
+
+
+def test_a_refusal_by_number_has_its_reason() -> None:
+    refusal = understand(text("no 2: use git"), (BASH, EDIT), ALL_TOLD)
+
+    assert (refusal.asked, refusal.reply) == ((EDIT,), PermissionReply("reject", "use git"))
+    assert meaning(text("no 2 files are enough"), BASH) == PermissionReply(
+        "reject", "2 files are enough"
+    )
+
+
+@pytest.mark.parametrize("words", ["1 yes", "yes 1", "yes 1, 2", "#1: once", "3 yes"])
+def test_a_number_that_is_not_pending_is_never_taken_for_another(words: str) -> None:
+    with pytest.raises(OutdatedAnswerError, match="What is asked now: 2"):
+        understand(text(words), [EDIT], 3)
+    with pytest.raises(OutdatedAnswerError):
+        understand(data({"reply": "once", "number": 1}), [EDIT], 3)
+
+
+def test_requests_for_the_same_are_answered_together_as_far_as_they_were_shown() -> None:
+    assert named("yes", BASH, AGAIN) == [1, 3]
+    assert named("yes", BASH, AGAIN, told=1) == [1]
+    assert named("3 yes", BASH, EDIT, AGAIN) == [3, 1]
+    assert named("1 yes", BASH, EDIT, AGAIN) == [1]
+    other = replace(AGAIN, metadata={"command": "rm x"})
+    with pytest.raises(NotUnderstoodError, match="Several"):
+        named("yes", BASH, other)
+
+
+def test_a_plain_answer_is_for_what_was_shown_and_nothing_else() -> None:
+    assert named("yes", BASH, EDIT, told=1) == [1]
+    assert named("yes to all", BASH, EDIT, told=1) == [1]
+    for words in ("yes", "yes to all", "once"):
+        with pytest.raises(OutdatedAnswerError):
+            named(words, EDIT, told=1)
+    assert named("2 yes", EDIT, told=1) == [2]
+
+
+def test_a_question_among_others_is_answered_by_its_number() -> None:
+    free = ask(FREE, number=3)
+
+    assert meaning(text("3: Ada"), BASH, free) == QuestionReply([["Ada"]])
+    assert meaning(text("3 Ada"), BASH, free) == QuestionReply([["Ada"]])
+    assert meaning(text("3 apples"), free) == QuestionReply([["3 apples"]])
+    assert meaning(text("yes"), free) == QuestionReply([["yes"]])
+    with pytest.raises(OutdatedAnswerError):
+        meaning(text("1 yes"), free)
+
+
+def test_an_answer_with_a_file_is_refused() -> None:
+    message = Message("m", "user", [Part("text", text="yes"), Part("raw", raw="eA==")])
+
+    with pytest.raises(NotUnderstoodError):
+        meaning(message, BASH)
 
 
 @given(st.sampled_from([BASH, ask(COLOR), ask(COLORS, FREE)]))

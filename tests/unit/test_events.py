@@ -13,7 +13,8 @@ from opencode_a2a.opencode.events import (
     PermissionAsked,
     SessionStatusChanged,
     decode,
-    head_of,
+    session_of,
+    type_of,
 )
 from opencode_a2a.opencode.types import StatusRetry, UnknownPart
 from tests.support.opencode_state import NAMES, frames
@@ -40,7 +41,7 @@ def frame(kind: str, properties: object) -> bytes:
 def test_every_recorded_event_is_decoded_or_foreign(name: str) -> None:
     for data in frames(name):
         payload = orjson.loads(data)["payload"]
-        kind, session = head_of(data)
+        kind, session = type_of(data), session_of(data)
         event = decode(data)
 
         assert kind.decode() == payload["type"]
@@ -62,16 +63,16 @@ def test_growth_of_another_field_is_no_text() -> None:
 
 def test_no_text_inside_a_string_is_taken_for_a_key() -> None:
     data = frame("message.part.delta", DELTA)
-    assert head_of(data) == (b"message.part.delta", b"ses_1")
+    assert (type_of(data), session_of(data)) == (b"message.part.delta", b"ses_1")
 
 
 def test_a_frame_of_the_server_has_no_session() -> None:
     data = b'{"payload":{"id":"evt_1","type":"server.heartbeat","properties":{}}}'
-    assert head_of(data) == (b"server.heartbeat", b"")
+    assert (type_of(data), session_of(data)) == (b"server.heartbeat", b"")
 
 
 def test_the_second_copy_of_a_durable_event_is_foreign() -> None:
-    copies = [data for data in frames("plain-text-global") if head_of(data)[0] == b"sync"]
+    copies = [data for data in frames("plain-text-global") if type_of(data) == b"sync"]
 
     assert copies
     assert [decode(data) for data in copies] == [None] * len(copies)

@@ -165,6 +165,7 @@ ASKED = Interrupted(
     asked_at=1,
     expires_at=2,
     default="the request is rejected and the turn continues",
+    number=1,
     questions=[Question("q?", "Q", [QuestionOption("a")])],
 )
 EVENTS: list[TurnEvent] = [

@@ -68,6 +68,7 @@ ASKED = Interrupted(
     asked_at=AT,
     expires_at=AT + 600_000,
     default="reject",
+    number=1,
 )
 QUESTION = Interrupted(
     RequestId("que_1"),
@@ -388,6 +389,8 @@ def test_a_prompt_is_told_with_a_message_and_in_full_detail() -> None:
     assert "rm -rf x" in str(at(message, "parts", 0, "text"))
     assert at(update, "metadata", "shared", "interrupt") == {
         "request_id": "per_1",
+        "number": 1,
+        "waiting": [1],
         "type": "permission",
         "phase": "asked",
         "session_id": "ses_1",

@@ -1,5 +1,7 @@
 """What a person reads when a task waits."""
 
+from dataclasses import replace
+
 from opencode_a2a.a2a.texts import interrupt_text
 from opencode_a2a.a2a.types import timestamp
 from opencode_a2a.events import Interrupted, Question, QuestionOption
@@ -18,6 +20,7 @@ BASH = Interrupted(
     expires_at=AT,
     default="the turn ends",
     allows_always=True,
+    number=1,
 )
 EDIT = Interrupted(
     RequestId("per_2"),
@@ -37,13 +40,13 @@ CUSTOM_TOOL = Interrupted(
     tool_input={"to": "production"},
 )
 COLOR = Question("Which color?", "Color", [QuestionOption("Red", "warm"), QuestionOption("Blue")])
-ASK = Interrupted(RequestId("que_1"), "question", SessionId("ses_1"), questions=[COLOR])
+ASK = Interrupted(RequestId("que_1"), "question", SessionId("ses_1"), questions=[COLOR], number=2)
 
 
 def test_a_permission_shows_the_exact_command_the_answers_and_the_deadline() -> None:
     assert interrupt_text((BASH,)) == "\n".join(
         [
-            "OpenCode asks for permission to run a command (bash).",
+            "Request 1: OpenCode asks for permission to run a command (bash).",
             "Command:",
             "    git status && rm -rf foo",
             "For: git status, rm -rf foo",
@@ -69,7 +72,7 @@ def test_a_tool_without_description_shows_its_input() -> None:
 
 def test_a_question_lists_its_options_by_number() -> None:
     assert interrupt_text((ASK,)).splitlines()[:4] == [
-        "OpenCode asks:",
+        "Request 2: OpenCode asks:",
         "Which color?",
         "  1. Red - warm",
         "  2. Blue",
@@ -87,12 +90,29 @@ def test_several_questions_are_numbered() -> None:
     assert "Question 2: Why?" in text
 
 
-def test_several_requests_are_told_apart_by_their_ids() -> None:
+def test_several_requests_are_told_apart_by_their_numbers() -> None:
     text = interrupt_text((BASH, ASK))
 
-    assert text.startswith("2 requests wait for an answer; begin your message with the id")
-    assert "\n\nper_1:\nOpenCode asks for permission" in text
-    assert "\n\nque_1:\nOpenCode asks:" in text
+    assert text.startswith("2 requests wait for an answer. Begin your message with the number")
+    assert '"1 yes".' in text
+    assert "\n\nRequest 1: OpenCode asks for permission" in text
+    assert "\n\nRequest 2: OpenCode asks:" in text
+
+
+def test_requests_for_the_same_are_shown_once_by_the_latest_number() -> None:
+    again = replace(BASH, request_id=RequestId("per_9"), number=3)
+
+    assert interrupt_text((BASH, again)).startswith(
+        "Request 3: OpenCode asks for permission to run a command (bash), 2 times."
+    )
+    both = interrupt_text((BASH, ASK, again))
+    assert "2 requests" in both
+    assert "Request 1:" not in both
+
+
+def test_yes_to_all_is_offered_where_several_permissions_are_asked_for() -> None:
+    assert '"yes to all"' in interrupt_text((BASH, replace(EDIT, number=4)))
+    assert '"yes to all"' not in interrupt_text((BASH, ASK))
 
 
 def test_a_huge_patch_is_cut_and_says_so() -> None:

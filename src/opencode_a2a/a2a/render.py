@@ -51,6 +51,7 @@ from opencode_a2a.tasks.state import (
     TaskRef,
     TaskState,
 )
+from opencode_a2a.turns.answers import groups
 
 
 def task(
@@ -61,7 +62,7 @@ def task(
     shared = known(
         session=status.session_id and known(id=status.session_id, title=status.title),
         usage=status.usage and _usage(status.usage),
-        interrupt=interrupt(status.pending[0]) if status.pending else None,
+        interrupt=_waiting(status),
     )
     about = known(
         created_at=timestamp(ref.created_at),
@@ -123,7 +124,8 @@ def update(entry: Entry, ref: TaskRef) -> JsonObject | None:
     event, seq = entry.event, entry.seq
     match event:
         case TextGrew() | ReasoningGrew():
-            return growth(ref, event.channel, event.message_id, event.text, seq, opens=event.opens)
+            channel = Channel.TEXT if isinstance(event, TextGrew) else Channel.REASONING
+            return growth(ref, channel, event.message_id, event.text, seq, opens=event.opens)
         case ChannelReplaced():
             text = "".join(text for _, text in event.parts)
             hints = _hints(ref, "final_snapshot", event.message_id, event.channel, seq)
@@ -197,6 +199,7 @@ def interrupt(event: Interrupted) -> JsonObject:
         details = known(origin=origin, questions=questions, tool=tool)
     return known(
         request_id=event.request_id,
+        number=event.number,
         type=event.type,
         phase="asked",
         session_id=event.session_id,
@@ -205,6 +208,18 @@ def interrupt(event: Interrupted) -> JsonObject:
         expires_at=None if event.expires_at is None else timestamp(event.expires_at),
         default=event.default,
     )
+
+
+def _waiting(status: Status) -> JsonObject | None:
+    """Return the first request that waits for an answer, and the numbers of all that do.
+
+    Requests for exactly the same are one, by the number of the latest, as in the text.
+    """
+    shown = groups(status.pending)
+    if not shown:
+        return None
+    numbers: list[Json] = [number for group in shown if (number := group[-1].number) is not None]
+    return {**interrupt(shown[0][-1]), "waiting": numbers}
 
 
 def known(**values: Json) -> JsonObject:
@@ -246,7 +261,8 @@ def _status_update(entry: Entry, status: Status, ref: TaskRef) -> JsonObject:
             recovered = Progressed("recovered", "resumed", reason=event.reason)
             source, shared["progress"] = "progress", known(**asdict(recovered))
         case Interrupted():
-            source, shared["interrupt"] = "interrupt", interrupt(event)
+            waiting = (_waiting(status) or {}) | interrupt(event)
+            source, shared["interrupt"] = "interrupt", waiting
         case Resumed():
             answered = known(
                 request_id=event.request_id,
@@ -487,7 +503,7 @@ class Encoding:
                 ref.id,
                 ref.context_id,
                 ref.output_modes,
-                event.channel,
+                type(event),
                 event.message_id,
                 event.opens,
             )
@@ -507,12 +523,13 @@ def _frame(
     task_id: TaskId,
     context_id: ContextId,
     modes: tuple[str, ...] | None,
-    channel: Channel,
+    kind: type[TextGrew | ReasoningGrew],
     message_id: str,
     opens: bool,
 ) -> tuple[bytes, bytes, bytes, bytes]:
     """Return what stands around the text and the two places of the sequence number."""
     ref = TaskRef(task_id, context_id, Principal(""), modes)
+    channel = Channel.TEXT if kind is TextGrew else Channel.REASONING
     rendered = growth(ref, channel, message_id, _TEXT, _SEQ, opens=opens)
     whole = orjson.dumps(encoding.result(rendered))
     head, rest = whole.split(b'"%s"' % _TEXT.encode())

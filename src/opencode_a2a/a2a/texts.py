@@ -8,7 +8,7 @@ import orjson
 
 from opencode_a2a.a2a.types import timestamp
 from opencode_a2a.events import Interrupted, Json
-from opencode_a2a.turns.answers import accepted
+from opencode_a2a.turns.answers import accepted, groups
 
 _LONGEST = 4000
 _TITLES = {
@@ -25,31 +25,43 @@ _SHOWN = {"command": "Command", "url": "URL", "diff": "Change", "description": "
 
 
 def interrupt_text(pending: tuple[Interrupted, ...]) -> str:
-    """Describe everything that waits for an answer, and how to give it."""
-    if len(pending) == 1:
-        return _describe(pending[0])
+    """Describe everything that waits for an answer, and how to give it.
+
+    Requests for exactly the same are shown once, by the number of the latest.
+    """
+    shown = groups(pending)
+    if len(shown) == 1:
+        return _describe(shown[0])
+    numbers = [str(group[-1].number or group[-1].request_id) for group in shown]
     head = (
-        f"{len(pending)} requests wait for an answer; "
-        "begin your message with the id of the one that you answer."
+        f"{len(shown)} requests wait for an answer. Begin your message with the number of the one "
+        f'that you answer, such as "{numbers[0]} yes"'
     )
-    return "\n\n".join([head, *(f"{one.request_id}:\n{_describe(one)}" for one in pending)])
+    permissions = sum(group[0].type == "permission" for group in shown)
+    head += '; "yes to all" allows all of these.' if permissions > 1 else "."
+    return "\n\n".join([head, *map(_describe, shown)])
 
 
-def _describe(asked: Interrupted) -> str:
+def _describe(group: tuple[Interrupted, ...]) -> str:
+    first, asked, times = group[0], group[-1], len(group)
+    name = f"Request {asked.number}: " if asked.number else f"{asked.request_id}: "
     if asked.type == "permission":
-        name = asked.permission or asked.tool or "something"
-        lines = [f"OpenCode asks for permission to {_TITLES.get(name, f'use {name}')} ({name})."]
+        use = asked.permission or asked.tool or "something"
+        repeated = f", {times} times" if times > 1 else ""
+        what = _TITLES.get(use, f"use {use}")
+        lines = [f"{name}OpenCode asks for permission to {what} ({use}){repeated}."]
         shown = [(label, asked.metadata.get(key)) for key, label in _SHOWN.items()]
         lines += [_block(label, value) for label, value in shown if value]
         if asked.patterns and asked.patterns != ["*"]:
             lines.append("For: " + _short(", ".join(asked.patterns)))
         if asked.tool_input and not any(value for _, value in shown):
-            lines.append(_block(f"Input of {asked.tool or name}", asked.tool_input))
+            lines.append(_block(f"Input of {asked.tool or use}", asked.tool_input))
         if asked.always and asked.allows_always:
             lines.append("Always would mean: " + _short(", ".join(asked.always)))
     else:
         many = len(asked.questions) > 1
-        lines = [f"OpenCode asks {len(asked.questions)} questions." if many else "OpenCode asks:"]
+        asks = f"asks {len(asked.questions)} questions." if many else "asks:"
+        lines = [f"{name}OpenCode {asks}"]
         for number, question in enumerate(asked.questions, 1):
             label = f"Question {number}: " if many else ""
             lines.append(f"{label}{question.question or question.header}")
@@ -57,9 +69,9 @@ def _describe(asked: Interrupted) -> str:
                 detail = f" - {option.description}" if option.description else ""
                 lines.append(f"  {place}. {option.label}{detail}")
     lines += ["", accepted(asked)]
-    if asked.expires_at is not None:
+    if first.expires_at is not None:
         then = asked.default or "the request is rejected"
-        lines.append(f"If nobody answers by {timestamp(asked.expires_at)}, {then}.")
+        lines.append(f"If nobody answers by {timestamp(first.expires_at)}, {then}.")
     return "\n".join(lines)
 
 

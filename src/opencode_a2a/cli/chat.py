@@ -5,6 +5,7 @@
 
 import contextlib
 import os
+import re
 import select
 import sys
 import time
@@ -116,7 +117,7 @@ class Conversation:
                 # Numbers stand for options.
                 labels = {str(n): option.label for n, option in enumerate(question.options, 1)}
                 answers.append([labels.get(item, item) for item in given if item])
-            return [Part("data", data={"answers": answers})]
+            return [Part("data", data={"request_id": asked.request_id, "answers": answers})]
         while True:
             text = read_message("answer> " if self._waiting else "> ")
             if text == "/new" and self._waiting:
@@ -124,9 +125,13 @@ class Conversation:
             elif text == "/new":
                 self.context_id = None
             elif text and asked and asked.type == "permission":
-                # Name the permission that was read: another may be asked by the time of the answer.
                 reply = _REPLIES.get(text.lower(), text)
-                return [Part("text", text=f"{asked.request_id} {reply}")]
+                if self._waiting and self._waiting.several:
+                    return [Part("text", text=reply)]  # the person names what is meant
+                # Name the permission that was read: another may be asked by the time of the answer.
+                named = re.search(r"\b(all|\d+)\b", text.partition(":")[0])
+                name = "" if named else f"{asked.number or asked.request_id} "
+                return [Part("text", text=name + reply)]
             elif text:
                 return [Part("text", text=text)]
 

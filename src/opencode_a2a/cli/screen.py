@@ -84,6 +84,7 @@ class JsonLines:
             if event.state in WAITING:
                 line["prompt"] = event.asked and {
                     "request_id": event.asked.request_id,
+                    "number": event.asked.number,
                     "type": event.asked.type,
                     "permission": event.asked.permission,
                     "patterns": [*event.asked.patterns],

@@ -4,7 +4,6 @@ Answers take the way of any answer: to the turn that waits, or to the errand tha
 or a prompt given by method. Only what nobody follows goes to OpenCode directly.
 """
 
-import asyncio
 from contextlib import suppress
 from typing import Annotated, Literal
 
@@ -87,7 +86,7 @@ RECOVERY = Extension(
     extended=lambda _: {
         "recovery_scope": _SCOPE,
         "item_fields": [
-            *("request_id", "session_id", "interrupt_type", "task_id", "context_id"),
+            *("request_id", "number", "session_id", "interrupt_type", "task_id", "context_id"),
             *("details", "asked_at", "expires_at", "default"),
         ],
     },
@@ -161,8 +160,7 @@ async def _answer(call: Call, params: InterruptParams, reply: Reply) -> Interrup
     interrupts, request_id = call.deps.interrupts, params.request_id
     answer = Answer(reply, call.principal)
     # A copy waits for what becomes of the first, and is then known as a copy.
-    copies = (call.principal, request_id)
-    async with call.deps.tasks.answering.setdefault(copies, asyncio.Lock()):
+    async with call.deps.tasks.answering[call.principal, request_id]:
         if not await interrupts.answer_once(request_id, answer):
             known = well_formed("per", request_id) or well_formed("que", request_id)
             strays = await _strays(call) if known else []
@@ -212,6 +210,7 @@ def _owner(call: Call, asked: Interrupted) -> Owner:
 
 class InterruptItem(Payload):
     request_id: str
+    number: int | None = None
     session_id: str
     interrupt_type: Kind
     context_id: str
@@ -249,7 +248,7 @@ async def _list(call: Call, kind: Kind) -> Items[InterruptItem]:
         for one in strays
         if one.type == kind and one.request_id not in known
     ]
-    fields = ("request_id", "session_id", "details", "asked_at", "expires_at", "default")
+    fields = ("request_id", "number", "session_id", "details", "asked_at", "expires_at", "default")
     items: list[InterruptItem] = []
     for asked, owner in found:
         shown = render.interrupt(asked)

@@ -99,8 +99,8 @@ STREAM_HINTS = Extension(
         "stream_fields": ["block_type", "source", "message_id", "event_id", "sequence"],
         "progress_fields": ["type", "status", "part_id", "title", "subtitle", "reason", "todos"],
         "interrupt_fields": [
-            *("request_id", "type", "phase", "session_id", "details"),
-            *("asked_at", "expires_at", "default", "resolution", "by", "reason"),
+            *("request_id", "number", "type", "phase", "session_id", "details"),
+            *("asked_at", "expires_at", "default", "waiting", "resolution", "by", "reason"),
         ],
         "task_metadata_field": "metadata.opencode",
         "task_fields": ["created_at", "title", "model", "agent", "directory"],

@@ -414,6 +414,8 @@ class PeerTask:
         self.context_id: str | None = None
         self.status = ReceivedStatus(None)
         self.asked: Interrupted | None = None
+        self.several = False
+        """More is asked than ``asked``: an answer has to say what it is for."""
         self.settled = False
         """The task has ended, or waits for somebody; not so once a new message is sent."""
         self.last_words: str | None = None
@@ -505,6 +507,8 @@ class PeerTask:
             if status.state in WAITING:
                 said = (status.message and status.message.metadata) or {}
                 self.asked = _read_asked(metadata | said)
+                waiting = _shared(metadata | said, "interrupt").get("waiting")
+                self.several = isinstance(waiting, list) and len(waiting) > 1
             yield TaskStatusChanged(status.state, status.text, asked=self.asked)
             return
         progress = _read_progress(metadata)
@@ -562,7 +566,7 @@ def _read_asked(metadata: JsonObject) -> Interrupted | None:
         )
         for item in items_in(details, "questions")
     ]
-    is_question = interrupt.get("type") == "question"
+    is_question, number = interrupt.get("type") == "question", interrupt.get("number")
     return Interrupted(
         RequestId(request_id),
         "question" if is_question else "permission",
@@ -572,4 +576,5 @@ def _read_asked(metadata: JsonObject) -> Interrupted | None:
         if isinstance(patterns, list) and not is_question
         else [],
         questions=questions if is_question else [],
+        number=number if isinstance(number, int) else None,
     )

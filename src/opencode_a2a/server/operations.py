@@ -38,7 +38,7 @@ from opencode_a2a.media import (
     is_json,
     is_textual,
 )
-from opencode_a2a.messages import ANYWHERE, Message, Part, PromptPart, Routing, TurnRequest
+from opencode_a2a.messages import ANYWHERE, Message, Part, PromptPart, Routing
 from opencode_a2a.peers.network import Fetch, Fetched, TooManyFilesError
 from opencode_a2a.server.card import Cards
 from opencode_a2a.tasks.log import LogReader
@@ -86,6 +86,7 @@ class Operations:
             state = await submitted.log.settled(submitted.seq)
         else:
             state = await submitted.log.steady()
+        submitted.log.told(state.status)
         return {"task": render.task(state, request.history_length)}
 
     async def begin(self, call: OperationCall, request: SendRequest) -> JsonObject:
@@ -105,13 +106,14 @@ class Operations:
         if request.push:
             raise PushNotSupportedError
         message = request.message
-        routing = replace(read_routing(request.metadata, message.metadata), hops=call.hops)
+        routing = read_routing(request.metadata, message.metadata)
         command = SendCommand(
             principal=call.caller.principal,
             message=message,
-            request=TurnRequest(await read_prompt(message, self._fetch), routing),
+            prompt=await read_prompt(message, self._fetch),
             task_id=request.task_id,
             context_id=request.context_id,
+            routing=replace(routing, hops=call.hops),
             output_modes=read_output_modes(request.accepted_output_modes),
         )
         try:
@@ -176,8 +178,8 @@ def _unanswered(error: AnswerExpectedError) -> UnsupportedOperationError:
     (state,) = error.waiting
     question = interrupt_text(state.status.pending)
     return UnsupportedOperationError(
-        f"Task {state.ref.id} waits for an answer, and this message is not one. {error} "
-        f"Answer it first, {instead}.\n\n{question}",
+        f"This message was not taken as the answer that task {state.ref.id} waits for. {error} "
+        f"Answer the task first, {instead}.\n\n{question}",
         task_id=state.ref.id,
         question=question,
     )

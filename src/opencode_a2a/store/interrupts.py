@@ -1,7 +1,7 @@
 """Pending and settled interrupts: the deadline survives a restart, the record stays."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -26,13 +26,26 @@ class InterruptRow:
     settled_by: str | None = None
     answer: bytes | None = None
     """The latest answer, stored before OpenCode was given it."""
+    number: int | None = None
 
 
-def add(connection: Connection, row: InterruptRow) -> InterruptRow:
-    """Store an interrupt and return it; one that is stored already is returned as it was."""
+def add(connection: Connection, row: InterruptRow, *, numbered: bool) -> InterruptRow:
+    """Store an interrupt and return it; one that is stored already is returned as it was.
+
+    If it is to be numbered, it gets the next number of its task.
+    """
     earlier = find(connection, row.request_id)
+    number = earlier and earlier.number
+    if numbered and number is None:
+        highest = sa.select(sa.func.max(interrupts.c.number)).where(
+            interrupts.c.task_id == row.task_id
+        )
+        number = (connection.scalar(highest) or 0) + 1
     if earlier is not None:
-        return earlier
+        if number != earlier.number:  # asked by an earlier program, or answered by a rule then
+            connection.execute(_unsettled(RequestId(row.request_id)).values(number=number))
+        return replace(earlier, number=number)
+    row = replace(row, number=number)
     connection.execute(
         interrupts.insert().values(
             request_id=row.request_id,
@@ -42,6 +55,7 @@ def add(connection: Connection, row: InterruptRow) -> InterruptRow:
             type=row.type,
             asked=row.asked,
             expires_at=row.expires_at,
+            number=row.number,
         )
     )
     return row

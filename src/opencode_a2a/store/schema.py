@@ -105,7 +105,26 @@ interrupts = sa.Table(
     sa.Column("settled_at", sa.BigInteger),
     sa.Column("settled_by", TEXT),
     sa.Column("answer", sa.LargeBinary, comment="the latest one given, before OpenCode has it"),
+    sa.Column("number", sa.Integer, comment="within the task, of those put to a person"),
     sa.Index("interrupts_pending", "principal", "resolution", "expires_at"),
+    sa.Index("interrupts_by_task", "task_id", "number"),
+    sqlite_with_rowid=False,
+)
+
+grants = sa.Table(
+    "grants",
+    metadata,
+    sa.Column("id", TEXT, primary_key=True),
+    sa.Column("principal", TEXT, nullable=False),
+    sa.Column("context_id", TEXT, nullable=False),
+    sa.Column("task_id", TEXT, nullable=False, comment="empty: for the whole context"),
+    sa.Column("directory", TEXT, nullable=False),
+    sa.Column("permission", TEXT, nullable=False),
+    sa.Column("patterns", sa.LargeBinary, nullable=False),
+    sa.Column("request_id", TEXT, nullable=False, comment="the answer that gave it"),
+    sa.Column("given_at", sa.BigInteger, nullable=False),
+    sa.Column("revoked_at", sa.BigInteger),
+    sa.Index("grants_by_context", "principal", "context_id"),
     sqlite_with_rowid=False,
 )
 
@@ -178,6 +197,17 @@ STEPS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE schema_version ADD COLUMN oldest INTEGER NOT NULL DEFAULT 5",
         "DROP INDEX entries_by_task",
         "CREATE UNIQUE INDEX entries_by_task ON entries (task_no, first_seq)",
+    ),
+    (  # short numbers, and permissions that a person gives for a task or a context
+        "ALTER TABLE interrupts ADD COLUMN number INTEGER",
+        "CREATE INDEX interrupts_by_task ON interrupts (task_id, number)",
+        """CREATE TABLE grants (
+            id VARCHAR NOT NULL, principal VARCHAR NOT NULL, context_id VARCHAR NOT NULL,
+            task_id VARCHAR NOT NULL, directory VARCHAR NOT NULL, permission VARCHAR NOT NULL,
+            patterns BLOB NOT NULL, request_id VARCHAR NOT NULL, given_at BIGINT NOT NULL,
+            revoked_at BIGINT, PRIMARY KEY (id)
+        ) WITHOUT ROWID""",
+        "CREATE INDEX grants_by_context ON grants (principal, context_id)",
     ),
 )
 """The statements that lead from each version of the schema to the next.

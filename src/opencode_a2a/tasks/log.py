@@ -24,11 +24,11 @@ from opencode_a2a.events import (
     Started,
     TextGrew,
 )
-from opencode_a2a.ids import ContextId, Principal, TaskId
 from opencode_a2a.messages import Answered
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
-from opencode_a2a.store.tasks import Move, Segment, TaskRow
+from opencode_a2a.store.tasks import Move, Segment
+from opencode_a2a.tasks.codec import dump_archive, dump_entries, load_entries
 from opencode_a2a.tasks.state import (
     OPEN,
     TERMINAL,
@@ -38,13 +38,10 @@ from opencode_a2a.tasks.state import (
     LogEvent,
     Recovered,
     State,
+    Status,
     TaskRef,
     TaskState,
     TerminalError,
-    dump_archive,
-    dump_entries,
-    load_entries,
-    load_state,
 )
 from opencode_a2a.telemetry import now_ms
 
@@ -68,6 +65,9 @@ _GROWTH = frozenset({TextGrew, ReasoningGrew})
 
 _OPEN = {state: metrics.TASKS.labels(state) for state in OPEN}
 _ENDED = {state: metrics.TASKS_ENDED.labels(state) for state in TERMINAL}
+
+UNREAD_SECONDS = 1.5
+"""Time in which nobody reads a request and answers it, and an answer to an earlier one may come."""
 
 Write = Callable[[Connection], None]
 Push = Callable[[list[Entry]], bool]
@@ -97,12 +97,35 @@ class TaskLog:
         self._left = False
         self.readers: set[LogReader] = set()
         """Those that have seen all there is."""
+        # What was asked before a restart was shown then, as far as anybody knows.
+        self._told = self._told_before = max(
+            (one.number or 0 for one in state.status.pending), default=0
+        )
+        self._told_at = -UNREAD_SECONDS
         self.encoded: tuple[tuple[int, int, object], list[tuple[bytes, bytes]]] | None = None
         """What readers last made of entries: first number, count, encoding; cursors and bodies."""
 
+    def told(self, status: Status) -> None:
+        """Note that a reader was given this status, with what it asks."""
+        newest = max((one.number or 0 for one in status.pending), default=0)
+        if newest > self._told:
+            self._told_before, self._told = self._told, newest
+            self._told_at = asyncio.get_running_loop().time()
+
+    @property
+    def told_number(self) -> int:
+        """The highest number of a request that a reader was given, and had the time to read.
+
+        After a request that nobody answered in time, an answer that comes at once may well be the
+        late one; after an answer, the next one can only be for what is asked now.
+        """
+        last = next(reversed(self.state.settled.values()), None)
+        unanswered = last is not None and last.resolution in ("expired", "void")
+        unread = asyncio.get_running_loop().time() - self._told_at < UNREAD_SECONDS
+        return self._told_before if unanswered and unread else self._told
+
     @property
     def over(self) -> bool:
-        """Whether readers have been shown the end."""
         return self.state.status.state.terminal and self._shown == self.state.seq
 
     async def append(self, events: Sequence[LogEvent], also: Write | None = None) -> bool:
@@ -251,6 +274,8 @@ class LogReader:
         self.state = log.state
         self.resync = cursor is None or not resumable(log.state, cursor)
         """Whether the reader has to be given the task as it is before the entries that follow."""
+        if self.resync:
+            log.told(log.state.status)
         self._after = log.state.seq if cursor is None or self.resync else cursor.seq
         self._until_asked = until_asked
         self._ended = False
@@ -311,6 +336,7 @@ class LogReader:
         for count, entry in enumerate(entries, 1):
             if entry.status is None or not entry.stops:
                 continue
+            self.log.told(entry.status)
             # An interrupt that was answered meanwhile, as in a replay, stops nobody.
             asked = self._until_asked and self.state.status.state.interrupted
             if entry.status.state.terminal or asked:
@@ -344,18 +370,6 @@ class Replay:
             wanted = [entry for entry in entries if entry.seq > after]
             if wanted or not segments:
                 return wanted
-
-
-def ref_of(row: TaskRow) -> TaskRef:
-    modes = tuple(orjson.loads(row.output_modes)) if row.output_modes is not None else None
-    return TaskRef(
-        TaskId(row.id), ContextId(row.context_id), Principal(row.principal), modes, row.created_at
-    )
-
-
-def load_task(row: TaskRow) -> TaskState:
-    """Build a task from its row; that of an open one has a status and nothing else."""
-    return load_state(ref_of(row), row.status, row.archive)
 
 
 @dataclass(slots=True)

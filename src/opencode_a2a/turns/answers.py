@@ -70,6 +70,18 @@ class NotUnderstoodError(Exception):
     """The answer means nothing here; the text says what would."""
 
 
+class OutdatedAnswerError(NotUnderstoodError):
+    """The answer was for something else than what is asked now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a message says: the interrupts that it answers, and how."""
+
+    asked: tuple[Interrupted, ...]
+    reply: Reply
+
+
 _WORDS: dict[str, Literal["once", "always", "reject"]] = {
     **dict.fromkeys(("once", "yes", "y", "ok", "okay", "allow", "approve", "approved"), "once"),
     "always": "always",
@@ -77,46 +89,168 @@ _WORDS: dict[str, Literal["once", "always", "reject"]] = {
 }
 _REJECTIONS = frozenset({"reject", "dismiss", "skip"})
 _REQUEST_ID = re.compile(r"(?:per|que)_[0-9A-Za-z]+")
-_LEADING_WORD = re.compile(r"\s*([A-Za-z]+)\s*(?:[:,.;!-]+\s*|\s+|$)(.*)", re.DOTALL)
+_NUMBERS = r"#?\d{1,9}(?:(?:\s*,\s*(?:and\s+)?|\s+and\s+|\s+)#?\d{1,9})*"
+_SAID = re.compile(
+    rf"(?:(?P<before>{_NUMBERS})\s*[:.)]?\s+|(?P<all_before>all)\s*[:,]?\s+)?"
+    r"(?P<word>[a-z]+)"
+    rf"(?:\s*,?\s+(?:to\s+)?(?:(?P<all_after>all)|(?P<after>{_NUMBERS}))"
+    r"(?=\s*(?:$|[:,.;!-])))?"
+    r"(?P<rest>(?:[\s:,.;!-].*)?)",
+    re.DOTALL | re.IGNORECASE,
+)
+"""An answer to permissions: ``yes``, ``1 yes``, ``no 2: why``, ``yes 1 and 3``, ``yes to all``."""
+_NUMBERED = re.compile(r"#?(?P<number>\d{1,9})(?P<sign>\s*[:.)])?\s+(?P<rest>.*)", re.DOTALL)
+"""An answer to a question among several requests: ``2: Red``."""
 
 
-def understand(message: Message, pending: Sequence[Interrupted]) -> tuple[Interrupted, Reply]:
-    """Return which interrupt a message answers, and how; raise NotUnderstoodError otherwise.
+def understand(message: Message, pending: Sequence[Interrupted], told: int) -> Meaning:
+    """Return what a message means; raise NotUnderstoodError if it cannot be told for sure.
 
-    It is the only one that is pending, or the one whose id the message begins with.
+    An answer may name requests by number or id. A plain one is for what was shown: ``told`` is the
+    highest number that a reader of the task was given. What was asked since is not meant, and
+    what was shown and is over is not replaced by what is asked now.
     """
+    if any(part.kind in ("raw", "url") for part in message.parts):
+        raise NotUnderstoodError("An answer is text or data, without files.")
     for part in message.parts:
         if isinstance(part.data, dict):
-            return _from_data(part.data, pending)
+            return _from_data(part.data, pending, told)
     text = message.text.strip()
     first, _, rest = text.partition(" ")
-    named, ids = first.rstrip(":"), ", ".join(asked.request_id for asked in pending)
-    asked = next((asked for asked in pending if asked.request_id == named), None)
-    if asked is not None:
-        text = rest.strip()
-    elif _REQUEST_ID.fullmatch(named):
-        raise NotUnderstoodError(
-            f"The request {named} is no longer pending. What is asked now: {ids}"
+    if _REQUEST_ID.fullmatch(first.rstrip(":")):
+        asked = _with_id(first.rstrip(":"), pending)
+        return Meaning((asked,), _reply(rest.strip(), asked))
+    said = _SAID.fullmatch(text)
+    if said is not None and said["word"].lower() in _WORDS:
+        numbers = [
+            int(number) for number in re.findall(r"\d+", said["before"] or said["after"] or "")
+        ]
+        # To a question that is open to any words, "12 no" may be an answer in itself.
+        if numbers and min(numbers) <= max(told, *(asked.number or 0 for asked in pending)):
+            named = _with_numbers(numbers, pending)
+        elif said["all_before"] or said["all_after"]:
+            named = _every_permission(pending, told)
+        else:
+            named = _shown(pending, told)
+        if named[0].type == "question":
+            answer = _NUMBERED.fullmatch(text) if numbers else None
+            return Meaning(named, _question(answer["rest"] if answer else text, named[0]))
+        return Meaning(named, _permission(said, named[0]))
+    numbered = _NUMBERED.fullmatch(text)
+    if numbered is not None and (len(pending) > 1 or numbered["sign"] or text.startswith("#")):
+        found = [one for one in pending if one.number == int(numbered["number"])]
+        if found and found[0].type == "question":
+            return Meaning((found[0],), _question(numbered["rest"].strip(), found[0]))
+    named = _shown(pending, told)
+    return Meaning(named, _reply(text, named[0]))
+
+
+def same_request(one: Interrupted, other: Interrupted) -> bool:
+    """Whether two permissions ask for exactly the same, so that one answer is for both."""
+
+    def content(asked: Interrupted) -> tuple[object, ...]:
+        what = (asked.permission, asked.patterns, asked.always, asked.metadata)
+        return (*what, asked.tool, asked.tool_input, asked.directory)
+
+    return one.type == other.type == "permission" and content(one) == content(other)
+
+
+def groups(pending: Sequence[Interrupted]) -> list[tuple[Interrupted, ...]]:
+    """Return what is asked, with requests that ask for exactly the same put together."""
+    found: list[list[Interrupted]] = []
+    for asked in pending:
+        alike = next((group for group in found if same_request(group[0], asked)), None)
+        if alike is None:
+            found.append([asked])
+        else:
+            alike.append(asked)
+    return [tuple(group) for group in found]
+
+
+def _names(pending: Sequence[Interrupted]) -> str:
+    return ", ".join(str(group[-1].number or group[-1].request_id) for group in groups(pending))
+
+
+def _with_id(request_id: object, pending: Sequence[Interrupted]) -> Interrupted:
+    for asked in pending:
+        if asked.request_id == request_id:
+            return asked
+    raise OutdatedAnswerError(
+        f"The request {str(request_id)[:64]} is no longer pending. "
+        f"What is asked now: {_names(pending)}"
+    )
+
+
+def _with_numbers(
+    numbers: Sequence[int], pending: Sequence[Interrupted]
+) -> tuple[Interrupted, ...]:
+    """Return the requests with these numbers, and with each the same ones that came before it.
+
+    They are shown together, by the highest number among them.
+    """
+    found: dict[str, Interrupted] = {}
+    for number in numbers:
+        named = next((asked for asked in pending if asked.number == number), None)
+        if named is None:
+            raise OutdatedAnswerError(
+                f"Request {number} is not pending. What is asked now: {_names(pending)}"
+            )
+        earlier = (one for one in pending if (one.number or 0) < number)
+        for asked in (named, *(one for one in earlier if same_request(one, named))):
+            found[asked.request_id] = asked
+    kinds = {asked.type for asked in found.values()}
+    if len(kinds) > 1 or (kinds == {"question"} and len(found) > 1):
+        raise NotUnderstoodError("Answer a question in a message of its own.")
+    return tuple(found.values())
+
+
+def _told(pending: Sequence[Interrupted], told: int) -> list[Interrupted]:
+    shown = [asked for asked in pending if (asked.number or 0) <= told]
+    if not shown:
+        raise OutdatedAnswerError(
+            "What is asked now was not shown to you before this answer, so that it may be meant "
+            f"for something else. Read it, then answer: {_names(pending)}"
         )
-    elif len(pending) == 1:
-        asked = pending[0]
-    else:
+    return shown
+
+
+def _every_permission(pending: Sequence[Interrupted], told: int) -> tuple[Interrupted, ...]:
+    found = tuple(asked for asked in _told(pending, told) if asked.type == "permission")
+    if not found:
+        raise NotUnderstoodError(f"No permission is asked for. {accepted(pending[0])}")
+    return found
+
+
+def _shown(pending: Sequence[Interrupted], told: int) -> tuple[Interrupted, ...]:
+    """Return the one request that was shown, with those that ask for exactly the same."""
+    shown = groups(_told(pending, told))
+    if len(shown) > 1:
         raise NotUnderstoodError(
-            f"Several requests are pending; begin the answer with the id of the one you mean: {ids}"
+            "Several requests are pending; begin the answer with the number of the one you mean, "
+            f'such as "{_names(pending[:1])} yes", or answer "yes to all": {_names(pending)}'
         )
+    return shown[0]
+
+
+def _reply(text: str, asked: Interrupted) -> Reply:
+    """Understand the answer to one request, without what names it."""
     if not text:
         raise NotUnderstoodError(f"The message is empty. {accepted(asked)}")
     if asked.type == "question":
-        return asked, _question(text, asked)
-    match = _LEADING_WORD.fullmatch(text)
-    reply = _WORDS.get(match[1].lower()) if match else None
-    if match is None or reply is None:
+        return _question(text, asked)
+    said = _SAID.fullmatch(text)
+    if said is None or said["word"].lower() not in _WORDS:
         raise NotUnderstoodError(accepted(asked))
-    reason = match[2].strip()
+    return _permission(said, asked)
+
+
+def _permission(said: re.Match[str], asked: Interrupted) -> PermissionReply:
+    reply = _WORDS[said["word"].lower()]
+    reason = said["rest"].strip().lstrip(":,.;!-").strip()
     if reason and reply != "reject":
         # "yes, but only the first file" is no permission for all of it.
         raise NotUnderstoodError(f"A permission has no conditions. {accepted(asked)}")
-    return asked, PermissionReply(reply, reason or None)
+    return PermissionReply(reply, reason or None)
 
 
 def accepted(asked: Interrupted) -> str:
@@ -168,15 +302,21 @@ def _label(text: str, question: Question) -> str | None:
     return None
 
 
-def _from_data(data: JsonObject, pending: Sequence[Interrupted]) -> tuple[Interrupted, Reply]:
-    """Understand a data part; its fields are those of the methods that answer."""
-    named = data.get("request_id")
-    if named is None and len(pending) == 1:
-        named = pending[0].request_id
-    asked = next((asked for asked in pending if asked.request_id == named), None)
-    if asked is None:
-        ids = ", ".join(asked.request_id for asked in pending)
-        raise NotUnderstoodError(f'"request_id" must be one of: {ids}')
+def _from_data(data: JsonObject, pending: Sequence[Interrupted], told: int) -> Meaning:
+    """Understand a data part; its fields are those of the methods that answer, or a number."""
+    request_id, number, all_of_them = data.get("request_id"), data.get("number"), data.get("all")
+    if request_id is not None:
+        named = (_with_id(request_id, pending),)
+    elif isinstance(number, int) and not isinstance(number, bool):
+        named = _with_numbers([number], pending)
+    elif number is not None or all_of_them not in (None, False, True):
+        raise NotUnderstoodError('"number" must be a number, and "all" true or false.')
+    else:
+        named = _every_permission(pending, told) if all_of_them else _shown(pending, told)
+    return Meaning(named, _data_reply(data, named[0]))
+
+
+def _data_reply(data: JsonObject, asked: Interrupted) -> Reply:
     match data:
         case {"reply": str(word)} if asked.type == "permission":
             reply = _WORDS.get(word.strip().lower())
@@ -184,9 +324,9 @@ def _from_data(data: JsonObject, pending: Sequence[Interrupted]) -> tuple[Interr
                 raise NotUnderstoodError('"reply" must be "once", "always" or "reject".')
             reason = data.get("message")
             reason = reason.strip() if isinstance(reason, str) else None
-            return asked, PermissionReply(reply, reason or None)
+            return PermissionReply(reply, reason or None)
         case {"reply": str(word)} if word.strip().lower() in _REJECTIONS:
-            return asked, QuestionRejection()
+            return QuestionRejection()
         case {"answers": list(answers)} if asked.type == "question":
             found: list[list[str]] = []
             for answer in answers:
@@ -197,7 +337,7 @@ def _from_data(data: JsonObject, pending: Sequence[Interrupted]) -> tuple[Interr
                 found.append([text.strip() for text in texts if text.strip()])
             if len(found) > len(asked.questions):
                 raise NotUnderstoodError(f"There are only {len(asked.questions)} questions.")
-            return asked, QuestionReply(found)
+            return QuestionReply(found)
         case _:
             wanted = (
                 '{"reply": "once" | "always" | "reject"}'

@@ -8,7 +8,7 @@ counts when OpenCode says so; each interrupt leaves one audit record when it is 
 """
 
 import asyncio
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -145,15 +145,20 @@ class Interrupts:
 
     # Answers of people
 
-    async def answer(self, request_id: str, answer: Answer, also: Write | None = None) -> None:
-        """Answer an interrupt for a person; return once OpenCode has taken the answer.
+    async def answer(
+        self, request_ids: Sequence[str], answer: Answer, also: Write | None = None
+    ) -> None:
+        """Answer interrupts of one turn for a person; return once OpenCode has taken the answer.
 
         ``also`` is written together with the answer, before OpenCode gets it.
         """
-        interrupt = self.open.get(RequestId(request_id))
-        if interrupt is None or interrupt.owner.principal != answer.by:
-            raise InterruptNotFoundError(request_id=request_id[:128])
-        await interrupt.turn.answer(interrupt, answer, also)
+        found: list[Interrupt] = []
+        for request_id in request_ids:
+            interrupt = self.open.get(RequestId(request_id))
+            if interrupt is None or interrupt.owner.principal != answer.by:
+                raise InterruptNotFoundError(request_id=request_id[:128])
+            found.append(interrupt)
+        await found[0].turn.answer(found, answer, also)
 
     async def answer_once(self, request_id: str, answer: Answer) -> bool:
         """Do the same for an answer that may be a repeat; False if no such interrupt was asked.
@@ -171,7 +176,7 @@ class Interrupts:
         remembered = self.settings.interrupt_request_tombstone_ttl_seconds * 1000
         if row.resolution == "expired" and now_ms() < (row.settled_at or 0) + remembered:
             raise InterruptExpiredError(request_id=request_id)
-        await self.answer(request_id, answer)
+        await self.answer([request_id], answer)
         return True
 
     async def answer_unfollowed(self, owner: Owner, asked: Interrupted, answer: Answer) -> None:
@@ -217,8 +222,8 @@ class Interrupts:
 
     # The table
 
-    async def ask(self, owner: Owner, asked: Interrupted) -> Interrupted:
-        """Store an interrupt and return it with its deadline and what happens then."""
+    async def ask(self, owner: Owner, asked: Interrupted, *, numbered: bool) -> Interrupted:
+        """Store an interrupt and return it with its number, its deadline and what happens then."""
         settings, now = self.settings, now_ms()
         default = "the request is rejected and the turn continues"
         if expiry(settings, asked) is None:
@@ -243,26 +248,29 @@ class Interrupts:
             expires_at,
         )
         # One that was asked before a restart keeps its deadline.
-        row = await self._database.insist(lambda connection: rows.add(connection, new))
+        row = await self._database.insist(
+            lambda connection: rows.add(connection, new, numbered=numbered)
+        )
         metrics.INTERRUPT_REQUESTS.labels(asked.type).inc()
-        return replace(asked, expires_at=row.expires_at)
+        return replace(asked, expires_at=row.expires_at, number=row.number)
 
     async def store(
         self,
-        request_id: RequestId,
+        request_ids: Sequence[RequestId],
         answer: Answer,
         also: Write | None = None,
         *,
         insist: bool = False,
     ) -> None:
-        """Store an answer, and what belongs to it, before OpenCode is given it.
+        """Store an answer, and what belongs to it, before OpenCode is given it; all or nothing.
 
         Without this a service that is killed in between would take the caller's repeat for
         the answer to the next interrupt.
         """
 
         def write(connection: Connection) -> None:
-            rows.answer(connection, request_id, answer.dump())
+            for request_id in request_ids:
+                rows.answer(connection, request_id, answer.dump())
             if also is not None:
                 also(connection)
 
@@ -467,7 +475,10 @@ class TurnInterrupts:
                     asked = replace(asked, tool=called.tool, tool_input=called.state.input)
             except UpstreamError as error:
                 logger.warning("input of a tool call not known", error=error.message)
-        interrupt.asked = asked = await self._interrupts.ask(self.owner, asked)
+        # Only what a task puts to a person has a number: nobody has to name anything else.
+        numbered = interrupt.by_rule is None and self.owner.task_id is not None
+        asked = await self._interrupts.ask(self.owner, asked, numbered=numbered)
+        interrupt.asked = asked
         self.open[asked.request_id] = interrupt
         if interrupt.by_rule is None:
             self._arm(interrupt, self._interrupts.settings.interrupt_request_ttl_seconds)
@@ -514,6 +525,7 @@ class TurnInterrupts:
         # The answer to another interrupt may have settled this one too.
         refused = self._refused.get(asked.session_id)
         if refused is not None and event.resolution in ("rejected", "void"):
+            interrupt.counted = refused
             return replace(event, by=refused.by)
         granted = self._granted.pop(asked.request_id, None)
         if granted is not None and event.resolution in ("always", "void"):
@@ -563,7 +575,7 @@ class TurnInterrupts:
             interrupt.sending = True
             try:
                 if answer is not interrupt.answer:
-                    await self._interrupts.store(asked.request_id, answer, insist=True)
+                    await self._interrupts.store([asked.request_id], answer, insist=True)
                 await self._send(interrupt, answer)
             except UpstreamNotFoundError:
                 pass  # OpenCode's state, which is read next, says why
@@ -576,19 +588,25 @@ class TurnInterrupts:
                 interrupt.sending = False
         return True
 
-    async def answer(self, interrupt: Interrupt, answer: Answer, also: Write | None) -> None:
-        """Answer for a person; return once OpenCode has taken the answer."""
+    async def answer(
+        self, interrupts: Sequence[Interrupt], answer: Answer, also: Write | None
+    ) -> None:
+        """Answer for a person; return once OpenCode has taken the answer to all of them."""
         await self.connected()
-        asked = interrupt.asked
-        if not interrupt.waiting or interrupt.sending or interrupt.delivered:
-            raise InterruptNotFoundError(request_id=asked.request_id)
-        self._interrupts.check(asked, answer.reply)
-        interrupt.sending = True  # from here on nobody else can answer
+        for interrupt in interrupts:
+            if not interrupt.waiting or interrupt.sending or interrupt.delivered:
+                raise InterruptNotFoundError(request_id=interrupt.asked.request_id)
+            self._interrupts.check(interrupt.asked, answer.reply)
+        for interrupt in interrupts:
+            interrupt.sending = True  # from here on nobody else can answer
         try:
-            await self._interrupts.store(asked.request_id, answer, also)
-            await self._send_and_confirm(interrupt, answer)
+            requests = [interrupt.asked.request_id for interrupt in interrupts]
+            await self._interrupts.store(requests, answer, also)
+            for interrupt in interrupts:
+                await self._send_and_confirm(interrupt, answer)
         finally:
-            interrupt.sending = False
+            for interrupt in interrupts:
+                interrupt.sending = False
 
     async def repeat(self, message: Message) -> None:
         """Make sure that OpenCode gets the answer in a message that was taken before."""
@@ -611,7 +629,9 @@ class TurnInterrupts:
         try:
             await self._send(interrupt, answer)
         except UpstreamNotFoundError:
-            if interrupt.answer != answer:
+            # A refusal of another one of the session may have settled it, in the same way.
+            refused = self._refused.get(interrupt.asked.session_id)
+            if answer not in (interrupt.answer, refused):
                 raise InterruptNotFoundError(request_id=interrupt.asked.request_id) from None
         await self._confirmed(interrupt, answer)
 
