@@ -1,7 +1,9 @@
 """Follow one streaming request through the code, from the socket to the prompt in OpenCode.
 
-Prints every function of the package that the request enters, in order of the first call, and how
-many there are in how many files. `docs/architecture.md` has the walk as a reader would take it.
+Prints every function of the package that is entered meanwhile, in order of the first call, in
+three lists: the way down to the prompt, the response that opens beside it, and the events of
+OpenCode that arrive during it. A function stands in the first list that it belongs to.
+`docs/architecture.md` has the walk as a reader would take it.
 
     python -m tools.walk            the list
     python -m tools.walk --count    the figures alone
@@ -21,10 +23,20 @@ from tests.support.service import message, serving, settings_for
 
 _ARRIVED = FakeOpenCode._prompt.__code__  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] # where the walk ends
 SOURCE = Path(__file__).parent.parent / "src" / "opencode_a2a"
+DOWN, RESPONSE, EVENTS = "down to the prompt", "the response, beside it", "OpenCode's events"
+BRANCHES = {
+    "snapshot": RESPONSE,
+    "event_stream": RESPONSE,
+    "EventStream.__call__": RESPONSE,
+    "LogReader.offer": RESPONSE,
+    "Feed.run.<locals>.take": EVENTS,
+    "Turn._hear": EVENTS,
+}
+"""The functions with which a branch begins; what they call belongs to it."""
 
 
 class Walk:
-    """The functions that were entered while it was on."""
+    """The functions that were entered while it was on, and on which branch."""
 
     def __init__(self) -> None:
         self.on = False
@@ -32,13 +44,27 @@ class Walk:
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        if not self.on or event != "call" or code in self.functions:
+        if not self.on or event != "call" or self.functions.get(code) == DOWN:
             return
         if code is _ARRIVED:
             self.on = False
-        path = Path(code.co_filename)
-        if path.is_relative_to(SOURCE) and not code.co_name.startswith("<"):
-            self.functions[code] = path.relative_to(SOURCE).as_posix()
+        if Path(code.co_filename).is_relative_to(SOURCE) and not code.co_name.startswith("<"):
+            branch = _branch(frame)
+            if branch == DOWN or code not in self.functions:
+                self.functions[code] = branch
+
+
+def _branch(frame: FrameType) -> str:
+    caller: FrameType | None = frame
+    while caller is not None:
+        if found := BRANCHES.get(caller.f_code.co_qualname):
+            return found
+        caller = caller.f_back
+    return DOWN
+
+
+def _file(code: CodeType) -> str:
+    return Path(code.co_filename).relative_to(SOURCE).as_posix()
 
 
 async def walk() -> Walk:
@@ -65,11 +91,13 @@ async def walk() -> Walk:
 
 def main() -> None:
     seen = asyncio.run(walk())
-    files = sorted(set(seen.functions.values()))
-    if "--count" not in sys.argv:
-        for code, path in seen.functions.items():
-            print(f"{path}:{code.co_firstlineno}  {code.co_qualname}")
-    print(f"{len(seen.functions)} functions in {len(files)} files")
+    for branch in (DOWN, RESPONSE, EVENTS):
+        codes = [code for code, where in seen.functions.items() if where == branch]
+        if "--count" not in sys.argv:
+            for code in codes:
+                print(f"{_file(code)}:{code.co_firstlineno}  {code.co_qualname}")
+        print(f"{branch}: {len(codes)} functions in {len(set(map(_file, codes)))} files\n")
+    print(f"{len(seen.functions)} functions in {len(set(map(_file, seen.functions)))} files")
 
 
 if __name__ == "__main__":

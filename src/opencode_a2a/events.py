@@ -9,7 +9,7 @@ format. Every field is plain JSON, so that a stored event is its own encoding.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from opencode_a2a.ids import MessageId, RequestId, SessionId
 
@@ -52,6 +52,7 @@ class TextGrew:
     changes one; it is not frozen because that would triple the time to make it.
     """
 
+    channel: ClassVar = Channel.TEXT
     message_id: MessageId
     part_id: str
     text: str
@@ -62,10 +63,14 @@ class TextGrew:
 class ReasoningGrew:
     """New reasoning text, under the same rules as answer text."""
 
+    channel: ClassVar = Channel.REASONING
     message_id: MessageId
     part_id: str
     text: str
     opens: bool = False
+
+
+GREW = {TextGrew.channel: TextGrew, ReasoningGrew.channel: ReasoningGrew}
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,7 +411,7 @@ def fold_text(texts: dict[Channel, RunningText], event: TextEvent) -> Channel | 
     """Bring the running texts of a turn up to date; return the channel if the event opens it."""
     match event:
         case TextGrew() | ReasoningGrew():
-            channel = Channel.TEXT if type(event) is TextGrew else Channel.REASONING
+            channel = event.channel
             text = texts.get(channel)
             opened = None
             if text is None or event.opens:

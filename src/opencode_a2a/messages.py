@@ -1,15 +1,15 @@
-"""Messages and their parts, and what becomes of them: prompt parts and routing.
+"""Messages and their parts, and what becomes of them: the request that a turn runs.
 
-``a2a`` reads and writes them, ``server.operations`` makes prompts of them, and ``tasks`` stores
-them in the log as the history of a task. Values of data parts and metadata are kept exactly as
-they came.
+``a2a`` reads and writes them, ``server.operations`` makes requests of them, and ``tasks`` stores
+both: the messages in the log as the history of a task, the request for a restart. Values of data
+parts and metadata are kept exactly as they came.
 """
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.ids import ModelRef
+from opencode_a2a.ids import MessageId, ModelRef, new_message_id
 
 Kind = Literal["text", "raw", "url", "data"]
 SUBJECT = 120
@@ -92,3 +92,13 @@ class Routing:
 
 ANYWHERE = Routing()
 """The caller does not say where."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """What a turn prompts, and where."""
+
+    prompt: tuple[PromptPart, ...]
+    routing: Routing = ANYWHERE
+    user_message_id: MessageId = field(default_factory=new_message_id)
+    """The id of the prompt in OpenCode: whether it is there tells whether the prompt was sent."""

@@ -1,21 +1,35 @@
-"""What the tests in the browser share: Chromium, pages of it, and services to open.
+"""What the tests in the browser share: Chromium, and a person who looks at the console with it.
 
-One browser and one event loop serve a whole file; every page has a context of its own, hence a
-storage of its own.
+One browser, one service and one event loop serve a whole file; every person has a context of the
+browser, hence a storage, of their own. Whoever breaks the policy of the page, calls another host or
+fails in a script fails the test.
 """
 
 import os
 import shutil
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, async_playwright
+from playwright.async_api import Browser, ConsoleMessage, Error, Page, Request, async_playwright
 
-from tests.conftest import ROOT
+from opencode_a2a.events import JsonObject
+from tests.conftest import ROOT, make_repository
+from tests.support.backstage import Backstage
+from tests.support.service import TOKEN, Running, serving, settings_for
 
 CHROMIUM = ROOT / "node_modules" / ".chromium"
+AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"
+KEY = "opencode-a2a.authorization"
+ASKING: JsonObject = {"permission": {"bash": "ask", "edit": "ask", "webfetch": "ask"}}
+DESKTOP = (1280, 820)
+PHONE = (390, 844)
+
+Look = Callable[..., Awaitable[Page]]
+"""Opens the console for a new person: ``url``, and what else a context of the browser takes."""
 
 
 def chromium() -> Path:
@@ -41,3 +55,72 @@ async def browser() -> AsyncGenerator[Browser]:
         )
         yield running
         await running.close()
+
+
+@pytest.fixture(scope="session")
+def stage(opencode_command: str, tmp_path_factory: pytest.TempPathFactory) -> Generator[Backstage]:
+    """A real OpenCode that asks before it does anything, and the scripted model."""
+    workspace = tmp_path_factory.mktemp("project")
+    make_repository(workspace)
+    state = tmp_path_factory.mktemp("opencode")
+    with Backstage(opencode_command, state, workspace, ASKING) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def service(
+    stage: Backstage, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Running]:
+    async with serving(settings_for(stage, tmp_path_factory.mktemp("state"))) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def look(browser: Browser) -> AsyncGenerator[Look]:
+    """Open pages as somebody who is signed in, unless told otherwise."""
+    wrong: list[str] = []
+    async with AsyncExitStack() as stack:
+
+        async def open_page(
+            url: str,
+            *,
+            signed_in: bool = True,
+            size: tuple[int, int] = DESKTOP,
+            expected: tuple[str, ...] = (),
+            **options: Any,
+        ) -> Page:
+            context = await stack.enter_async_context(
+                await browser.new_context(
+                    viewport={"width": size[0], "height": size[1]},
+                    reduced_motion="reduce",
+                    **options,
+                )
+            )
+            if signed_in:
+                await context.add_init_script(f"sessionStorage.setItem('{KEY}', 'Bearer {TOKEN}')")
+            page = await context.new_page()
+            page.set_default_timeout(20_000)
+            host = "/".join(url.split("/")[:3])
+
+            def hear(message: ConsoleMessage) -> None:
+                # A browser reports every answer that is an error; those a test expects are fine.
+                if message.type in ("error", "warning") and not any(
+                    word in message.text for word in expected
+                ):
+                    wrong.append(message.text)
+
+            def watch(request: Request) -> None:
+                if not request.url.startswith((host, "blob:", "data:")):
+                    wrong.append(f"a request to {request.url}")
+
+            def fail(error: Error) -> None:
+                wrong.append(error.message)
+
+            page.on("console", hear)
+            page.on("pageerror", fail)
+            page.on("request", watch)
+            await page.goto(url)
+            return page
+
+        yield open_page
+    assert wrong == []

@@ -224,7 +224,7 @@ async def test_what_a_prompt_given_by_method_asks_is_answered_by_method(
         feed = Feed(opencode.events)
         listening = asyncio.create_task(feed.run())
         async with asyncio.timeout(60):
-            await feed.connected()
+            await feed.up.wait()
             with closing(feed.follow(SessionId(session_id))) as heard:
                 await ann.method("opencode.sessions.prompt_async", params)
                 while not any(isinstance(one, PermissionAsked) for one in await heard.batch()):

@@ -11,7 +11,7 @@ REQUIREMENTS = {
     "3.6-major-minor": "Major.Minor of A2A-Version decides",
     "3.6-patch-ignored": "the patch number does not matter",
     "3.6-unsupported": "any other version is VersionNotSupported",
-    "3.6-absent-is-0.3": "an absent or empty version is 0.3",
+    "3.6-absent-is-0.3": "an absent or empty version is 0.3, where method and path leave a choice",
     "3.6-query-parameter": "the version may come as a query parameter",
     "3.6-card-interfaces": "the card has one interface per binding and version, best first",
     # Sending

@@ -1,17 +1,20 @@
 """The card: what it says, to whom, and that it is true."""
 
 import gzip
+from dataclasses import replace
+from uuid import uuid4
 
 import orjson
 import pytest
 from a2a.client.card_resolver import parse_agent_card
 from a2a.compat.v0_3 import types as v03
-from a2a.types import AgentCard
+from a2a.types import AgentCard, Message, Part, Role, SendMessageRequest
 from google.protobuf.json_format import ParseDict
 
 from opencode_a2a.extensions import EXTENSIONS
 from tests.support.answers import Wire
 from tests.support.caller import Caller
+from tests.support.front import Serve, sdk_client
 from tests.support.opencode import FakeOpenCode
 from tests.support.service import Running
 
@@ -186,3 +189,73 @@ async def test_every_interface_of_the_card_answers(service: Running, caller: Cal
     answer = await caller.post(caller.encode("send", caller.message("hello")), target)
 
     assert answer.task["id"]
+
+
+async def test_the_ai_catalog_leads_to_the_card_without_a_credential(service: Running) -> None:
+    answer = await service.http.get(
+        "/.well-known/ai-catalog.json",
+        headers={"Authorization": "", "Origin": "https://anywhere.example"},
+    )
+    catalog = orjson.loads(answer.content)
+
+    assert answer.headers["content-type"] == "application/ai-catalog+json"
+    assert answer.headers["access-control-allow-origin"] == "*"
+    card = f"{service.url}{CARD}"
+    assert catalog == {
+        "specVersion": "1.0",
+        "entries": [
+            {"identifier": service.url, "type": "application/a2a-agent-card+json", "url": card}
+        ],
+    }
+    assert (await service.http.get(card, headers={"Authorization": ""})).status_code == 200
+
+
+PREFIX = "/agents/coder"
+
+
+@pytest.mark.requirement("8-absolute-urls")
+async def test_below_a_path_prefix_every_address_leads_back(serve: Serve) -> None:
+    service = await serve(A2A_PATH_PREFIX=f"{PREFIX}/")
+    base = service.url + PREFIX
+
+    card = orjson.loads((await service.http.get(f"{PREFIX}{CARD}")).content)
+    catalog = orjson.loads(
+        (await service.http.get(f"{PREFIX}/.well-known/ai-catalog.json")).content
+    )
+    document = orjson.loads((await service.http.get(f"{PREFIX}/openapi.json")).content)
+
+    assert {one["url"] for one in card["supportedInterfaces"]} == {card["url"]} == {base}
+    assert [entry["url"] for entry in catalog["entries"]] == [base + CARD]
+    assert [server["url"] for server in document["servers"]] == [base]
+    assert (await service.http.get(f"{PREFIX}/docs")).status_code == 200
+
+
+@pytest.mark.parametrize("prefix", [PREFIX, ""])
+async def test_with_or_without_its_prefix_a_request_is_answered(serve: Serve, prefix: str) -> None:
+    """A proxy may pass the path on as it is, or strip the prefix."""
+    service = await serve(A2A_PATH_PREFIX=PREFIX)
+
+    for wire in Wire:
+        caller = Caller(service, wire)
+        target = prefix + caller.target("send", {})[1]
+        answer = await caller.post(caller.encode("send", caller.message("hello")), target)
+        assert answer.task["id"]
+    guarded = await service.http.get(f"{prefix}/tasks", headers={"Authorization": ""})
+    elsewhere = await service.http.get(f"{PREFIX}s/tasks")
+
+    assert (guarded.status_code, elsewhere.status_code) == (401, 404)
+
+
+async def test_the_stock_client_works_below_a_prefix(serve: Serve) -> None:
+    service = await serve(A2A_PATH_PREFIX=PREFIX)
+    below = replace(service, url=service.url + PREFIX)
+
+    for wire in Wire:
+        async with sdk_client(below, wire) as client:
+            events = [event async for event in client.send_message(user_message("hello"))]
+        assert events
+
+
+def user_message(text: str) -> SendMessageRequest:
+    message = Message(message_id=str(uuid4()), role=Role.ROLE_USER, parts=[Part(text=text)])
+    return SendMessageRequest(message=message)

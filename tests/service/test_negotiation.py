@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from tests.support.answers import VERSION, Wire
+from tests.support.answers import PARAMS, VERSION, Wire
 from tests.support.caller import Caller
 from tests.support.front import Serve
 from tests.support.service import Running
@@ -41,18 +41,55 @@ async def test_every_other_version_is_refused_with_the_ones_there_are(
 
 @pytest.mark.requirement("3.6-absent-is-0.3")
 @pytest.mark.parametrize("empty", [True, False])
-async def test_a_request_without_version_speaks_0_3(caller: Caller, empty: bool) -> None:
-    caller.headers.pop("A2A-Version")
+async def test_a_request_without_version_speaks_that_of_its_method_or_route(
+    caller: Caller, empty: bool
+) -> None:
+    version = caller.headers.pop("A2A-Version")
     sent = {"A2A_Version": ""} if empty else {}
 
     answer = await caller.ask("send", caller.message("hello"), **sent)
 
-    if caller.wire.modern:
-        answer.refuses(VERSION)
-        assert b"A2A-Version: 1.0" in answer.content
-    else:
-        assert answer.task["kind"] == "task"
-        assert answer.headers["a2a-version"] == "0.3"
+    assert answer.task["id"]
+    assert answer.headers["a2a-version"] == version
+
+
+@pytest.mark.requirement("3.6-absent-is-0.3")
+async def test_a_method_of_both_versions_is_taken_as_0_3_without_a_version(
+    service: Running,
+) -> None:
+    caller = Caller(service, Wire.RPC)
+    caller.headers.pop("A2A-Version")
+    body = b'{"jsonrpc":"2.0","id":1,"method":"opencode.sessions.status"}'
+
+    answer = await caller.post(body, "/")
+
+    assert answer.headers["a2a-version"] == "0.3"
+
+
+@pytest.mark.parametrize("wire", [Wire.RPC03, Wire.REST03])
+async def test_a_body_that_can_only_be_1_0_is_answered_in_1_0(service: Running, wire: Wire) -> None:
+    old, modern = Caller(service, wire), Caller(service, Wire.RPC)
+    old.headers.pop("A2A-Version")
+    sent = modern.message("hello")
+
+    answer = await old.ask("send", sent)
+    refused = await old.ask("send", sent, A2A_Version="0.3")
+
+    assert answer.headers["a2a-version"] == "1.0"
+    result = answer.body if wire is Wire.REST03 else answer.body["result"]
+    assert result["task"]["status"]["state"] == "TASK_STATE_COMPLETED"
+    refused.refuses(PARAMS)  # whoever says 0.3 means it
+
+
+async def test_the_error_of_such_a_body_is_in_1_0_too(service: Running) -> None:
+    caller = Caller(service, Wire.RPC03)
+    caller.headers.pop("A2A-Version")
+    sent = Caller(service, Wire.RPC).message("hello", taskId="nobody-has-this")
+
+    answer = await caller.ask("send", sent)
+
+    assert answer.headers["a2a-version"] == "1.0"
+    assert answer.body["error"]["data"][0]["reason"] == "TASK_NOT_FOUND"
 
 
 @pytest.mark.requirement("3.6-unsupported")

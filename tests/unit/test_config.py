@@ -566,6 +566,28 @@ def test_a_binding_that_is_not_spoken_is_refused() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("given", "prefix"),
+    [("/agents/coder/", "/agents/coder"), ("/", ""), ("/a.b_c~d-1", "/a.b_c~d-1")],
+)
+def test_a_path_prefix_has_no_slash_at_its_end(given: str, prefix: str) -> None:
+    assert load({}, {"A2A_PATH_PREFIX": given}).a2a.path_prefix == prefix
+
+
+@pytest.mark.parametrize("given", ["coder", "/a//b", "/a?b", "/../x", "/a/.well-known", "/a b"])
+def test_other_path_prefixes_are_refused(given: str) -> None:
+    [problem] = problems({"A2A_PATH_PREFIX": given})
+
+    assert problem.startswith("A2A_PATH_PREFIX: should ")
+
+
+@pytest.mark.parametrize("public", ["https://x.example", "https://x.example/agent"])
+def test_the_public_url_has_the_prefix_once(public: str) -> None:
+    settings = load({}, {"A2A_PUBLIC_URL": public, "A2A_PATH_PREFIX": "/agent"})
+
+    assert settings.public_url == "https://x.example/agent"
+
+
 def test_polling_grows() -> None:
     [problem] = problems({"A2A_CLIENT_POLLING_FALLBACK_INITIAL_INTERVAL_SECONDS": "5"})
 

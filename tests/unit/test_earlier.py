@@ -16,8 +16,8 @@ from opencode_a2a.store.database import Database
 from opencode_a2a.store.earlier import Form, SourceChangedError, form_of, reading
 from opencode_a2a.store.engine import DatabaseError
 from opencode_a2a.store.sqlite import EarlierDatabaseError
-from opencode_a2a.tasks.codec import load_task
 from opencode_a2a.tasks.earlier import ImportFailedError, import_database
+from opencode_a2a.tasks.log import load_task
 from tests.support import stores
 from tests.support.program import run
 

@@ -258,7 +258,7 @@ async def test_a_lost_connection_is_a_gap_and_so_is_its_return() -> None:
 
 async def feed_connected(feed: Feed, stream: Stream) -> None:
     stream.say(CONNECTED)
-    await feed.connected()
+    await feed.up.wait()
 
 
 async def test_silence_is_a_lost_connection_and_a_heartbeat_is_none() -> None:
@@ -341,6 +341,6 @@ async def test_an_opencode_that_is_slow_to_greet_is_given_more_time(
     stream = SlowStream()
 
     async with running(quick(stream)) as feed:
-        await feed.connected()
+        await feed.up.wait()
 
     assert stream.opened == 1

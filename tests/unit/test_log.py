@@ -16,14 +16,13 @@ from opencode_a2a.config import LimitSettings
 from opencode_a2a.errors import LimitExceededError
 from opencode_a2a.events import Finished, Outcome, Progressed, Started, TextGrew
 from opencode_a2a.ids import MessageId, Principal
-from opencode_a2a.messages import Answered, Message, Part, PromptPart
+from opencode_a2a.messages import Answered, Message, Part, PromptPart, TurnRequest
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks import log as live
 from opencode_a2a.tasks.log import LogReader, LogWriter, Replay, TaskLog
 from opencode_a2a.tasks.service import OpenTask, SendCommand, TaskService
 from opencode_a2a.tasks.state import Cursor, Entry, State
-from opencode_a2a.turns.prompt import TurnRequest
 from opencode_a2a.turns.turn import Turns
 from tests.support import stores
 
@@ -32,7 +31,7 @@ pytestmark = pytest.mark.both_databases
 
 def order(message_id: str, text: str = "hello", principal: str = "alice") -> SendCommand:
     message = Message(message_id, "user", [Part("text", text=text)])
-    return SendCommand(Principal(principal), message, (PromptPart(text=text),))
+    return SendCommand(Principal(principal), message, TurnRequest((PromptPart(text=text),)))
 
 
 class Office:
@@ -45,8 +44,7 @@ class Office:
         self.tasks = TaskService(database, self.writer, Turns.__new__(Turns), limits)
 
     async def admit(self, command: SendCommand) -> OpenTask | TaskRow:
-        request = TurnRequest(command.prompt, command.routing, MessageId("msg_1"))
-        return await self.tasks.admit(command, request)
+        return await self.tasks.admit(command)
 
     async def task(self, message_id: str = "m1") -> TaskLog:
         task = await self.admit(order(message_id))

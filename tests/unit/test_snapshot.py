@@ -4,10 +4,12 @@ import asyncio
 
 import pytest
 
+from opencode_a2a.events import Emitted
 from opencode_a2a.opencode.client import HERE, Location
 from opencode_a2a.opencode.events import MessageUpdated, PartUpdated
+from opencode_a2a.opencode.state import TurnState
 from opencode_a2a.opencode.types import PatchPart, UserMessage
-from opencode_a2a.turns.snapshot import Changes, Shared
+from opencode_a2a.turns.snapshot import Shared
 from tests.support.opencode_state import recording
 
 
@@ -27,11 +29,12 @@ async def test_an_answer_is_shared_by_those_it_is_new_enough_for() -> None:
 
 def test_a_turn_that_changes_nothing_has_nothing_to_wait_for() -> None:
     turn = recording("tool-completed")
-    changes = Changes(turn.root)
+    state = TurnState(turn.root, turn.prompt, Emitted())
 
-    changes.hear(turn.events)
+    for event in turn.events:
+        state.hear(event)
 
-    assert changes.known
+    assert state.messages.changes_known
 
 
 @pytest.mark.parametrize("name", ["write-edit"])
@@ -47,12 +50,12 @@ def test_the_diff_is_known_with_the_last_update_of_the_prompt(name: str) -> None
         for at, event in enumerate(turn.events)
         if isinstance(event, MessageUpdated) and isinstance(event.info, UserMessage)
     )
-    changes = Changes(turn.root)
+    state = TurnState(turn.root, turn.prompt, Emitted())
 
     known: list[bool] = []
     for event in turn.events:
-        changes.hear([event])
-        known.append(changes.known)
+        state.hear(event)
+        known.append(state.messages.changes_known)
 
     assert not any(known[patch:last])
     assert all(known[last:])

@@ -19,14 +19,7 @@ from opencode_a2a.events import (
 )
 from opencode_a2a.ids import ContextId, MessageId, Principal, RequestId, SessionId, TaskId
 from opencode_a2a.store.tasks import TaskRow
-from opencode_a2a.tasks.codec import (
-    dump_archive,
-    dump_entries,
-    load_entries,
-    load_status,
-    load_task,
-)
-from opencode_a2a.tasks.log import resumable
+from opencode_a2a.tasks.log import load_task, resumable
 from opencode_a2a.tasks.state import (
     Cursor,
     Entry,
@@ -36,6 +29,10 @@ from opencode_a2a.tasks.state import (
     TaskRef,
     TaskState,
     TerminalError,
+    dump_archive,
+    dump_entries,
+    load_entries,
+    load_status,
 )
 from tests.support.events import ANY_EVENT, FINISHED, UNFINISHED
 

@@ -1,44 +1,64 @@
-"""Which line a request speaks."""
+"""Which version a request speaks."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencode_a2a.a2a.types import Version, negotiate, require
+from opencode_a2a.a2a.types import Version, negotiate, only_v1
 from opencode_a2a.errors import VersionNotSupportedError
+from opencode_a2a.events import Json
 
 
 @pytest.mark.parametrize(
-    ("header", "query", "line"),
+    ("asked", "version"),
     [
-        (None, None, Version.V03),
-        ("", "", Version.V03),
-        ("1.0", None, Version.V1),
-        ("1.0.7", None, Version.V1),
-        ("0.3.0", None, Version.V03),
-        (" 1.0 ", None, Version.V1),
-        (None, "1.0", Version.V1),
-        ("0.3", "1.0", Version.V03),
-        ("", "1.0", Version.V1),
+        ("", Version.V03),
+        ("1.0", Version.V1),
+        ("1.0.7", Version.V1),
+        ("0.3.0", Version.V03),
     ],
 )
 @pytest.mark.requirement("A2A-3.6")
-def test_major_and_minor_decide_and_the_header_comes_first(
-    header: str | None, query: str | None, line: Version
-) -> None:
-    assert negotiate(header, query, Version.V03) is line
+def test_major_and_minor_decide(asked: str, version: Version) -> None:
+    assert negotiate(asked, Version.V03) is version
 
 
 @pytest.mark.requirement("A2A-3.6")
 def test_the_default_is_what_the_settings_say() -> None:
-    assert negotiate(None, None, Version.V1) is Version.V1
+    assert negotiate("", Version.V1) is Version.V1
+
+
+def test_what_belongs_to_a_version_needs_no_wish() -> None:
+    assert negotiate("", Version.V03, belongs=Version.V1) is Version.V1
+    assert negotiate("", Version.V1, belongs=Version.V03) is Version.V03
+
+
+@pytest.mark.parametrize("asked", ["", "0.3"])
+def test_what_belongs_to_a_version_that_is_off_is_refused(asked: str) -> None:
+    with pytest.raises(VersionNotSupportedError, match=r"only 1\.0 is supported here"):
+        negotiate(asked, Version.V1, (Version.V1,), belongs=Version.V03)
+
+
+@pytest.mark.parametrize(
+    ("params", "only"),
+    [
+        ({"message": {"role": "ROLE_USER", "parts": [{"text": "a"}]}}, True),
+        ({"message": {"role": "ROLE_USER", "parts": [{"kind": "text", "text": "a"}]}}, False),
+        ({"message": {"role": "ROLE_USER", "content": [{"text": "a"}]}}, False),
+        ({"message": {"role": "user", "parts": [{"text": "a"}]}}, False),
+        ({"message": 1}, False),
+        ([], False),
+    ],
+)
+def test_only_a_whole_message_of_1_0_is_taken_for_one(params: Json, only: bool) -> None:
+    assert only_v1(params) is only
 
 
 @pytest.mark.parametrize("asked", ["1.1", "1.9", "2.0", "0.2", "1", "latest", "1.0-rc1", "01.0"])
 @pytest.mark.requirement("A2A-3.6")
 def test_other_versions_are_refused_with_the_ones_that_would_do(asked: str) -> None:
     with pytest.raises(VersionNotSupportedError) as refused:
-        negotiate(asked, None, Version.V03)
+        negotiate(asked, Version.V03)
 
     assert refused.value.code == -32009
     assert refused.value.data["supported_protocol_versions"] == ["1.0", "0.3"]
@@ -48,7 +68,7 @@ def test_other_versions_are_refused_with_the_ones_that_would_do(asked: str) -> N
 @given(st.text())
 def test_any_text_is_a_line_or_a_short_refusal(asked: str) -> None:
     try:
-        said = negotiate(asked, None, Version.V03).value
+        said = negotiate(asked, Version.V03).value
     except VersionNotSupportedError as refused:
         said = refused.message
 
@@ -56,7 +76,7 @@ def test_any_text_is_a_line_or_a_short_refusal(asked: str) -> None:
 
 
 def test_a_method_of_the_other_line_names_the_header_to_send() -> None:
-    require(Version.V1, Version.V1, "SendMessage")
+    assert negotiate("1.0", Version.V03, belongs=Version.V1) is Version.V1
 
     with pytest.raises(VersionNotSupportedError, match=r"A2A-Version: 1\.0"):
-        require(Version.V1, Version.V03, "SendMessage")
+        negotiate("0.3", Version.V03, belongs=Version.V1, what="SendMessage")

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from opencode_a2a.errors import InvalidParamsError
-from opencode_a2a.turns.workspace import WorkspaceRoot
+from opencode_a2a.turns.sessions import WorkspaceRoot
 
 FIELD = "metadata.opencode.directory"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from opencode_a2a.turns.workspace import is_worktree, unsaved
+from opencode_a2a.extensions.worktrees import is_worktree, unsaved
 from tests.conftest import make_repository
 
 

@@ -124,8 +124,7 @@ def update(entry: Entry, ref: TaskRef) -> JsonObject | None:
     event, seq = entry.event, entry.seq
     match event:
         case TextGrew() | ReasoningGrew():
-            channel = Channel.TEXT if isinstance(event, TextGrew) else Channel.REASONING
-            return growth(ref, channel, event.message_id, event.text, seq, opens=event.opens)
+            return growth(ref, event.channel, event.message_id, event.text, seq, opens=event.opens)
         case ChannelReplaced():
             text = "".join(text for _, text in event.parts)
             hints = _hints(ref, "final_snapshot", event.message_id, event.channel, seq)
@@ -503,7 +502,7 @@ class Encoding:
                 ref.id,
                 ref.context_id,
                 ref.output_modes,
-                type(event),
+                event.channel,
                 event.message_id,
                 event.opens,
             )
@@ -523,13 +522,12 @@ def _frame(
     task_id: TaskId,
     context_id: ContextId,
     modes: tuple[str, ...] | None,
-    kind: type[TextGrew | ReasoningGrew],
+    channel: Channel,
     message_id: str,
     opens: bool,
 ) -> tuple[bytes, bytes, bytes, bytes]:
     """Return what stands around the text and the two places of the sequence number."""
     ref = TaskRef(task_id, context_id, Principal(""), modes)
-    channel = Channel.TEXT if kind is TextGrew else Channel.REASONING
     rendered = growth(ref, channel, message_id, _TEXT, _SEQ, opens=opens)
     whole = orjson.dumps(encoding.result(rendered))
     head, rest = whole.split(b'"%s"' % _TEXT.encode())

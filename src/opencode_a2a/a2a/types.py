@@ -67,45 +67,41 @@ EVERY_VERSION = tuple(Version)
 
 
 def negotiate(
-    header: str | None,
-    query: str | None,
+    asked: str,
     default: Version,
     supported: Collection[Version] = EVERY_VERSION,
+    *,
+    belongs: Version | None = None,
+    what: str = "The request",
 ) -> Version:
-    """Return the version asked for by header, else by query parameter, else the default one."""
-    asked = (header or "").strip() or (query or "").strip()
-    if not asked:
-        return default
+    """Return the version of a request that asks for one, or for none.
+
+    Most methods and routes belong to one version. Without another wish that is the version of the
+    request; whoever asks for the other one is refused. What ``belongs`` to none has the default.
+    """
     found = _VERSION.fullmatch(asked)
-    for version in supported:
-        if found and found[1] == version.value:
-            return version
+    version = next((one for one in Version if found and found[1] == one.value), None)
+    if not asked:
+        version = belongs or default
+    if version is None or (belongs is None and version not in supported):
+        raise VersionNotSupportedError(
+            f"A2A version {asked[:32]} is not supported; "
+            f"send the header {VERSION_HEADER}: {' or '.join(supported)}",
+            requested_version=asked[:32],
+            supported_protocol_versions=[version.value for version in supported],
+            default_protocol_version=default.value,
+            header=VERSION_HEADER,
+        )
+    if belongs is None or (belongs is version and version in supported):
+        return version
+    if belongs in supported:
+        why = f"but this request uses {version}; send the header {VERSION_HEADER}: {belongs}"
+    else:
+        why = f"and only {' and '.join(supported)} is supported here"
     raise VersionNotSupportedError(
-        f"A2A version {asked[:32]} is not supported; "
-        f"send the header {VERSION_HEADER}: {' or '.join(supported)}",
-        requested_version=asked[:32],
-        supported_protocol_versions=[version.value for version in supported],
-        default_protocol_version=default.value,
-        header=VERSION_HEADER,
-    )
-
-
-def require(
-    needed: Version,
-    version: Version,
-    what: str,
-    supported: Collection[Version] = EVERY_VERSION,
-) -> None:
-    """Refuse a method or route that belongs to another version than the negotiated one."""
-    if needed is version:
-        return
-    remedy = f"send the header {VERSION_HEADER}: {needed}"
-    if needed not in supported:
-        remedy = f"only {' and '.join(supported)} is supported here"
-    raise VersionNotSupportedError(
-        f"{what} belongs to A2A {needed}, but this request uses {version}; {remedy}",
+        f"{what} belongs to A2A {belongs}, {why}",
         requested_version=version.value,
-        required_version=needed.value,
+        required_version=belongs.value,
         supported_protocol_versions=[each.value for each in supported],
         header=VERSION_HEADER,
     )
@@ -170,6 +166,18 @@ def send_request(
         blocking=blocking,
         push=push,
     )
+
+
+def only_v1(params: Json) -> bool:
+    """Whether the params of a send can only be 1.0; 0.3 has another role, or another list."""
+    match params:
+        case {"message": {"role": "ROLE_USER", "parts": [*parts]} as message}:
+            return "content" not in message and not any(
+                isinstance(part, dict) and not part.keys().isdisjoint(("kind", "type", "file"))
+                for part in parts
+            )
+        case _:
+            return False
 
 
 def read_list(params: JsonObject) -> Query:

@@ -153,6 +153,16 @@ def _log_level(value: object) -> object:
     return level if level in get_args(LogLevel) else "WARNING"
 
 
+def _path_prefix(value: str) -> str:
+    """Return a path without a slash at its end; ``/`` is none."""
+    path = value.strip().rstrip("/")
+    if path and not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", path):
+        raise ValueError("should be a path of letters, digits, dots and dashes, such as /agent")
+    if {".", "..", ".well-known"} & set(path.split("/")):
+        raise ValueError("should not contain ., .. or .well-known")
+    return path
+
+
 def _major_minor(value: object) -> object:
     return ".".join(value.split(".")[:2]) if isinstance(value, str) else value
 
@@ -228,6 +238,7 @@ DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
 Level = Annotated[LogLevel, BeforeValidator(_log_level)]
 Host = Annotated[str, AfterValidator(_host)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
+PathPrefix = Annotated[str, AfterValidator(_path_prefix)]
 LocalPath = Annotated[Path, AfterValidator(_path)]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_split)]
 Paths = Annotated[tuple[LocalPath, ...], BeforeValidator(_split)]
@@ -344,7 +355,12 @@ class ServiceSettings(Group, prefix="A2A_"):
     host: Host = setting("127.0.0.1", "Address to listen on.")
     port: Port = setting(8000, "Port to listen on.")
     public_url: HttpUrl | None = setting(
-        None, "Base URL that clients reach, as told in the card; by default http://HOST:PORT."
+        None, "Base URL that clients use, published in the card; by default http://HOST:PORT."
+    )
+    path_prefix: PathPrefix = setting(
+        "",
+        "Path below which the service is reached, such as `/agents/coder`; part of every address "
+        "that is told. Requests with and without it are answered, so a proxy may strip it.",
     )
     title: Text = setting("OpenCode A2A", "Name of the agent in its card.")
     description: Text = setting(
@@ -358,10 +374,10 @@ class ServiceSettings(Group, prefix="A2A_"):
         None, "Project that the agent works on, named in its description."
     )
     protocol_version: ProtocolVersion = setting(
-        "0.3", "Protocol version of a request that names none."
+        "0.3", "Protocol version of a request that names none and whose method belongs to both."
     )
     supported_protocol_versions: ProtocolVersions = setting(
-        ("0.3", "1.0"), "Protocol versions that are spoken."
+        ("0.3", "1.0"), "Supported protocol versions."
     )
     demo: bool = setting(
         False, "Serve the built-in scripted model instead of a real one; starts OpenCode."
@@ -382,13 +398,13 @@ class ServiceSettings(Group, prefix="A2A_"):
         False, "Offer the methods that create and remove workspaces."
     )
     expose_workspace_root_in_card: bool = setting(
-        False, "Tell the workspace directory in the extended card."
+        False, "Publish the workspace directory in the extended card."
     )
     fetch_files: bool = setting(True, "Fetch file parts that are given by http or https URL.")
-    fetch_files_max_count: Count = setting(10, "Files that are fetched for one message.")
+    fetch_files_max_count: Count = setting(10, "Maximum number of files fetched for one message.")
     fetch_files_max_bytes: Count = setting(10 * 2**20, "Largest file that is fetched.")
     fetch_files_max_total_bytes: Count = setting(
-        10 * 2**20, "Size of all files together that are fetched for one message."
+        10 * 2**20, "Total size of the files fetched for one message."
     )
     fetch_files_timeout_seconds: Seconds = setting(20, "Time to fetch the files of one message.")
     peers: PeerEntries = setting(
@@ -400,10 +416,10 @@ class ServiceSettings(Group, prefix="A2A_"):
         False, "Let the `a2a_call` tool call any URL; one that is not listed gets no credential."
     )
     peers_wait_seconds: Annotated[float, Field(gt=0, le=280)] = setting(
-        240, "Time that the tool waits for an agent before it gives the model a handle."
+        240, "How long the tool waits for an agent before it gives the model a handle."
     )
     http_gzip_minimum_size: CountOrOff = setting(
-        8192, "Answers of this size and more are compressed; 0 = never."
+        8192, "Responses of this size and above are compressed; 0 means never."
     )
     metrics_enabled: bool = setting(True, "Offer `/metrics`.")
     shutdown_grace_seconds: SecondsOrOff = setting(10, "Time for open work to settle at shutdown.")
@@ -545,11 +561,9 @@ class TaskSettings(Group, prefix="A2A_"):
         "Database: a URL of SQLite or PostgreSQL (14 or later, with the extra `postgres`); by "
         "default a SQLite file for each workspace in the state directory.",
     )
-    task_retention_days: CountOrOff = setting(
-        30, "Days for which a finished task is kept; 0 = for ever."
-    )
+    task_retention_days: CountOrOff = setting(30, "Days to keep a finished task; 0 means for ever.")
     pending_session_claim_ttl_seconds: Seconds = setting(
-        30, "Time for which a session named by a request is reserved."
+        30, "How long a session named by a request stays reserved."
     )
 
 
@@ -562,7 +576,7 @@ class ReplicaSettings(Group, prefix="A2A_REPLICA_"):
         "name takes its predecessor's place at once.",
     )
     lease_seconds: Annotated[float, Field(ge=4, le=60)] = setting(
-        8, "Silence in the database after which a process counts as dead."
+        8, "Seconds without a write after which a process counts as dead."
     )
 
 
@@ -585,8 +599,8 @@ class OpenCodeSettings(Group, prefix="OPENCODE_"):
     startup_timeout: Seconds = setting(20, "Seconds for the managed OpenCode to start.")
     ask: Asks | None = setting(
         None,
-        "What the managed OpenCode asks for before it does it: `bash`, `edit`, `webfetch`, `all` "
-        "or `none`. By default the demo asks for all, and otherwise OpenCode's own "
+        "What the managed OpenCode asks permission for: `bash`, `edit`, `webfetch`, `all` "
+        "or `none`. By default the demo asks for all; otherwise OpenCode's own "
         "configuration decides, which allows everything unless told otherwise.",
     )
     env_passthrough: Texts = setting(
@@ -612,10 +626,10 @@ class OpenCodeSettings(Group, prefix="OPENCODE_"):
         None, "Seconds for a whole turn; by default there is no limit."
     )
     max_concurrent_requests: CountOrOff = setting(
-        0, "Requests to OpenCode at once, refused beyond; 0 = no limit."
+        0, "Maximum concurrent requests to OpenCode; more are refused. 0 means no limit."
     )
     max_concurrent_streams: CountOrOff = setting(
-        0, "Turns in OpenCode at once, refused beyond; 0 = no limit."
+        0, "Maximum concurrent turns in OpenCode; more are refused. 0 means no limit."
     )
 
     @property
@@ -627,7 +641,7 @@ class OpenCodeSettings(Group, prefix="OPENCODE_"):
 
 
 class EnvironmentSettings(Group, prefix="A2A_"):
-    """The execution environment as the operator declares it: told to clients, not enforced."""
+    """The execution environment as declared by the operator: published to clients, not enforced."""
 
     sandbox_mode: Literal[
         "unknown", "read-only", "workspace-write", "danger-full-access", "custom"
@@ -732,8 +746,9 @@ class Settings(BaseModel):
 
     @property
     def public_url(self) -> str:
-        """The base URL for the card, without a slash at the end."""
-        return self.a2a.public_url or self._url(self.a2a.host)
+        """The base URL for the card with the path prefix, without a slash at the end."""
+        url, prefix = self.a2a.public_url or self._url(self.a2a.host), self.a2a.path_prefix
+        return url if urlsplit(url).path.endswith(prefix) else url + prefix
 
     @property
     def local_url(self) -> str:

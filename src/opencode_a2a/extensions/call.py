@@ -21,8 +21,7 @@ from opencode_a2a.store.links import Places
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.interrupts import Interrupts
-from opencode_a2a.turns.sessions import WORKSPACE_FIELD, Sessions
-from opencode_a2a.turns.workspace import WorkspaceRoot
+from opencode_a2a.turns.sessions import WORKSPACE_FIELD, Sessions, WorkspaceRoot
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ Answers take the way of any answer: to the turn that waits, or to the errand tha
 or a prompt given by method. Only what nobody follows goes to OpenCode directly.
 """
 
+import asyncio
 from contextlib import suppress
 from typing import Annotated, Literal
 
@@ -160,7 +161,8 @@ async def _answer(call: Call, params: InterruptParams, reply: Reply) -> Interrup
     interrupts, request_id = call.deps.interrupts, params.request_id
     answer = Answer(reply, call.principal)
     # A copy waits for what becomes of the first, and is then known as a copy.
-    async with call.deps.tasks.answering[call.principal, request_id]:
+    copies = (call.principal, request_id)
+    async with call.deps.tasks.answering.setdefault(copies, asyncio.Lock()):
         if not await interrupts.answer_once(request_id, answer):
             known = well_formed("per", request_id) or well_formed("que", request_id)
             strays = await _strays(call) if known else []

@@ -243,7 +243,7 @@ async def children(call: Call, params: OfSession) -> Items[A2ATask]:
 
 @SESSIONS.method("opencode.sessions.todo", Access.READ)
 async def todo(call: Call, params: OfSession) -> Items[TodoItem]:
-    """Return the plan that the agent keeps in a session."""
+    """Return the agent's to-do list in a session."""
     session = await call.session(params.session_id)
     found = await call.opencode.session_todo(session.id, at=call.at)
     # OpenCode's own have no id; their place in the plan is what tells them apart.
@@ -330,10 +330,10 @@ class PromptDone(SessionDone):
     example={"request": {"parts": [{"type": "text", "text": "hello"}]}},
 )
 async def prompt_async(call: Call, params: PromptParams) -> PromptDone:
-    """Give a session a prompt and return at once; nothing tells how it ends.
+    """Send a prompt without waiting for the answer.
 
-    A message of A2A does the same and follows the answer. A session that is busy takes the prompt
-    into the turn that runs. A message with an id of the caller's is stored under `message_id`.
+    To follow the answer, send an A2A message instead. A busy session takes the prompt into the
+    running turn. A message with an id of the caller's is stored under `message_id`.
     """
     at, session_id = call.at, SessionId(params.session_id)
     prompt = await params.request.prompt(session_id, call.deps.defaults, call.deps.fetch)
@@ -432,7 +432,7 @@ class CreateParams(Placed):
 
 @SESSIONS.method("opencode.sessions.create", Access.MUTATE, SessionNotFoundError, **_MUTATIONS)
 async def create(call: Call, params: CreateParams) -> OneSession:
-    """Make a session, which belongs to the caller."""
+    """Create a session, which belongs to the caller."""
     request, model = params.request, params.request.model
     async with AsyncExitStack() as held:
         parent = None
@@ -517,7 +517,7 @@ async def share(call: Call, params: OfSession) -> OneSession:
 
 @SESSIONS.method("opencode.sessions.unshare", Access.MUTATE, **_MUTATIONS)
 async def unshare(call: Call, params: OfSession) -> OneSession:
-    """Take a shared session back."""
+    """Stop sharing a session."""
     async with call.changing(params.session_id) as session:
         return OneSession.of(item=await call.opencode.unshare_session(session.id, at=call.at))
 
@@ -582,7 +582,7 @@ class RevertParams(OfSession):
     **_MUTATIONS,
 )
 async def revert(call: Call, params: RevertParams) -> OneSession:
-    """Take back a message and what followed, and the file changes with it."""
+    """Revert a message, everything after it, and the file changes they made."""
     message_id, part_id = params.request.message_id, params.request.part_id
     async with call.working(params.session_id, briefly=True) as session:
         # OpenCode reverts to a message that it does not have without a word.
@@ -593,6 +593,6 @@ async def revert(call: Call, params: RevertParams) -> OneSession:
 
 @SESSIONS.method("opencode.sessions.unrevert", Access.MUTATE, SessionBusyError, **_MUTATIONS)
 async def unrevert(call: Call, params: OfSession) -> OneSession:
-    """Bring back what was taken back, as long as nothing was prompted since."""
+    """Undo a revert, provided no prompt has been sent since."""
     async with call.working(params.session_id, briefly=True) as session:
         return OneSession.of(item=await call.opencode.unrevert_session(session.id, at=call.at))

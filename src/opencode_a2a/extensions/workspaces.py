@@ -30,6 +30,7 @@ from opencode_a2a.extensions.params import (
     invalid,
 )
 from opencode_a2a.extensions.registry import Access, Condition, Extension, Rules, aliases
+from opencode_a2a.extensions.worktrees import is_worktree, unsaved
 from opencode_a2a.opencode.types import (
     FileDiff,
     FileNode,
@@ -38,7 +39,6 @@ from opencode_a2a.opencode.types import (
     WorkspaceDraft,
     Worktree,
 )
-from opencode_a2a.turns.workspace import is_worktree, unsaved
 from opencode_a2a.validation import FREE
 
 MAX_CONTENT = 1024 * 1024

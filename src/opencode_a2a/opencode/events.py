@@ -176,25 +176,21 @@ _ITSELF = b'"info":{"id":"'
 """Before 1.4 an event about a session names it only so."""
 
 
-def session_of(data: bytes) -> bytes:
-    """Return the session of an undecoded frame, empty when it has none.
+def head_of(data: bytes) -> tuple[bytes, bytes]:
+    """Return the type of an undecoded frame and its session, empty when it has none.
 
     Decoding the events of all other sessions would cost more than everything else. OpenCode writes
-    compact JSON. Inside a string every quote is escaped, so that an unescaped key is a key; the
-    session comes before anything that a model or a tool wrote.
+    compact JSON. Inside a string every quote is escaped, so that an unescaped key is a key; type
+    and session come before anything that a model or a tool wrote.
     """
+    start = data.find(_TYPE) + len(_TYPE)
+    kind = data[start : data.find(b'"', start)]
     for key in (_SESSION, _ITSELF):
         start = data.find(key)
         if start >= 0:
             start += len(key)
-            return data[start : data.find(b'"', start)]
-    return b""
-
-
-def type_of(data: bytes) -> bytes:
-    """Return the type of an undecoded frame, which comes before its properties."""
-    start = data.find(_TYPE) + len(_TYPE)
-    return data[start : data.find(b'"', start)]
+            return kind, data[start : data.find(b'"', start)]
+    return kind, b""
 
 
 def decode(data: bytes) -> Event | None:

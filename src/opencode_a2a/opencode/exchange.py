@@ -91,7 +91,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.abort()
 
     def _send(self, request: bytes) -> asyncio.Future[None]:
-        if self._transport is None or self._transport.is_closing():
+        if self._transport is None or not self.open:
             raise ExchangeError("closed")
         self._parser = httptools.HttpResponseParser(self)
         self.reply, self._body = Reply(), bytearray()
@@ -171,7 +171,7 @@ class Exchange:
         self._port = url.port or (443 if self._secure else 80)
         self._prefix = url.path.rstrip("/")
         self._max_bytes = max_bytes
-        self._head = _lines({"host": url.netloc, **headers})
+        self._headers = {"host": url.netloc, **headers}
         self._free: list[HttpConnection] = []
 
     async def send(
@@ -222,9 +222,10 @@ class Exchange:
     def _request(
         self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
     ) -> bytes:
-        first = f"{method} {self._prefix}{target} HTTP/1.1\r\n".encode("ascii")
-        length = b"content-length: %d\r\n\r\n" % len(body or b"")
-        return first + self._head + _lines(headers) + length + (body or b"")
+        lines = [f"{method} {self._prefix}{target} HTTP/1.1"]
+        lines += [f"{name}: {value}" for name, value in {**self._headers, **headers}.items()]
+        lines += [f"content-length: {len(body or b'')}", "", ""]
+        return "\r\n".join(lines).encode("latin-1") + (body or b"")
 
     async def _connect(self) -> HttpConnection:
         loop = asyncio.get_running_loop()
@@ -241,7 +242,3 @@ class Exchange:
         except OSError as error:
             raise ExchangeError(type(error).__name__) from None
         return connection
-
-
-def _lines(headers: Mapping[str, str]) -> bytes:
-    return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode("latin-1")

@@ -23,8 +23,7 @@ from opencode_a2a.opencode.events import (
     SessionChanged,
     child_session,
     decode,
-    session_of,
-    type_of,
+    head_of,
 )
 from opencode_a2a.opencode.types import ToolPart
 
@@ -203,18 +202,11 @@ class Feed:
         self._silence = silence
         self._delays = (first_delay, last_delay)
         self._inbox = inbox
-        self._up = asyncio.Event()
+        self.up = asyncio.Event()
+        """Set while events flow: those of a prompt that is sent now will arrive."""
         self._routes: Routes = {}
         self._touched: set[Subscription] = set()
         """Those with something new; they get it at the end of the chunk."""
-
-    @property
-    def up(self) -> bool:
-        return self._up.is_set()
-
-    async def connected(self) -> None:
-        """Wait until events flow: those of a prompt that is sent after this will arrive."""
-        await self._up.wait()
 
     def follow(self, root: SessionId) -> Subscription:
         """Follow a session tree from now on; close the subscription when done."""
@@ -250,8 +242,8 @@ class Feed:
             except Exception as error:  # the feed outlives whatever a connection does
                 logger.warning("feed.broken", error=type(error).__name__)
                 reason = "broken"
-            if self._up.is_set():
-                self._up.clear()
+            if self.up.is_set():
+                self.up.clear()
                 metrics.UPSTREAM_RETRIES.inc()
                 logger.warning("feed.disconnected", reason=reason, generation=self.generation)
                 self._put(self._followers, Gap(reason, connected=False))
@@ -265,12 +257,12 @@ class Feed:
 
     def _dispatch(self, data: bytes) -> None:
         """Hand an event to those who follow its session, decoded only if there is somebody."""
-        session, kind = session_of(data), type_of(data)
+        kind, session = head_of(data)
         followers = self._routes.get(session)
         if followers is None:
             if kind == b"server.connected":
                 self.generation += 1
-                self._up.set()
+                self.up.set()
                 self._put(self._followers, Gap("connected"))
             elif kind in _DISPOSED:
                 self._put(self._followers, Gap("disposed"))

@@ -60,6 +60,7 @@ from opencode_a2a.opencode.types import (
     ToolPart,
     TurnError,
     UserMessage,
+    UserSummary,
 )
 
 MessageEvent = PartDelta | PartUpdated | PartRemoved | MessageUpdated | MessageRemoved
@@ -113,6 +114,11 @@ class TurnMessages:
         self._prompts = {prompt}
         """The user messages whose answers belong to the turn."""
         self._prompt_texts: set[str] = set()
+        self._patched = False
+        """Some step changed files."""
+        self._steps: set[MessageId] = set()
+        self._summaries = 0
+        """How often OpenCode has said what changed."""
 
     @property
     def newest(self) -> AssistantMessage | None:
@@ -126,6 +132,28 @@ class TurnMessages:
                 model = ModelRef(answer.provider_id or "", answer.model_id or "")
                 return (str(model) if answer.model_id else None), answer.agent
         return None, None
+
+    def hear(self, event: PartUpdated | MessageUpdated) -> None:
+        """Note how far OpenCode is in working out what the turn changed."""
+        match event:
+            case PartUpdated(part=PatchPart()):
+                self._patched = True
+            case MessageUpdated(info=AssistantMessage(summary=False, id=step)):
+                self._steps.add(step)
+            case MessageUpdated(info=UserMessage(summary=UserSummary())):
+                self._summaries += 1
+            case _:
+                pass
+
+    @property
+    def changes_known(self) -> bool:
+        """Whether nothing changed, or the diff can be read.
+
+        OpenCode works it out anew after every step and once more after the turn, without waiting
+        for it: a diff that is read too early lacks the last changes. Each time ends with an update
+        of the prompt's message.
+        """
+        return not self._patched or self._summaries > len(self._steps)
 
     def place(self, info: Message, *, sure: bool) -> bool:
         """Note whose message this is; False if that cannot be said before the store is read.
@@ -271,7 +299,10 @@ class TurnState:
         """Update the state with an event."""
         session = event.session_id
         match event:
-            case PartUpdated() | MessageUpdated() | PartDelta() if session == self.root:
+            case PartUpdated() | MessageUpdated() if session == self.root:
+                self.messages.hear(event)
+                self._hear_message(event)
+            case PartDelta() if session == self.root:
                 self._hear_message(event)
             case SessionChanged(info=SessionInfo(parent_id=parent)) if parent in self.sessions:
                 self.sessions.setdefault(session)

@@ -9,19 +9,11 @@ what is known: texts grow long, and the difference must not be computed from the
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from opencode_a2a.events import (
-    Channel,
-    ChannelReplaced,
-    ReasoningGrew,
-    RunningText,
-    TextGrew,
-    TurnEvent,
-)
+from opencode_a2a.events import GREW, Channel, ChannelReplaced, RunningText, TurnEvent
 from opencode_a2a.ids import MessageId
 from opencode_a2a.opencode.types import ReasoningPart, TextPart
 
 SEPARATOR = "\n\n"
-_GREW = {Channel.TEXT: TextGrew, Channel.REASONING: ReasoningGrew}
 
 
 def ended(part: TextPart | ReasoningPart) -> bool:
@@ -220,7 +212,7 @@ class ChannelText:
             text = SEPARATOR + text if part.separated else text
             emitted.parts.append((part.id, part.emitted))
         part.emitted.append(text)
-        return _GREW[self._channel](part.message_id, part.id, text, opens)
+        return GREW[self._channel](part.message_id, part.id, text, opens)
 
     def _mend(self, out: list[TurnEvent]) -> None:
         """Emit the channel anew if what was emitted is no beginning of what is known now."""

@@ -25,7 +25,9 @@ from opencode_a2a.media import INPUT_MODES, OUTPUT_MODES
 from opencode_a2a.server.contracts import (
     ALL_EXTENSIONS,
     BINDINGS,
-    DISCOVERY,
+    CARD_PATH,
+    CATALOG_PATH,
+    EARLIER_CARD_PATH,
     auth_schemes,
     spoken_versions,
 )
@@ -34,10 +36,13 @@ _Form = Literal["1.0", "0.3", "hybrid"]
 
 
 class Document:
-    """A card ready to be sent."""
+    """A card, or the catalog, ready to be sent."""
 
-    def __init__(self, content: JsonObject, *, private: bool) -> None:
+    def __init__(
+        self, content: JsonObject, *, private: bool, media_type: str = "application/json"
+    ) -> None:
         self.content = content
+        self._media_type = media_type
         self._body = orjson.dumps(content)
         self._gzipped = gzip.compress(self._body, mtime=0)
         self._headers = {
@@ -53,7 +58,7 @@ class Document:
         body = self._body
         if _takes_gzip(request.headers.get("accept-encoding", "")):
             body, headers["content-encoding"] = self._gzipped, "gzip"
-        return Response(body, headers=headers, media_type="application/json")
+        return Response(body, headers=headers, media_type=self._media_type)
 
 
 class Cards:
@@ -64,6 +69,9 @@ class Cards:
         self._modified = format_datetime(moment, usegmt=True)
         self._public = _forms(settings, extended=False)
         self._extended = _forms(settings, extended=True)
+        self._catalog = Document(
+            _catalog(settings), private=False, media_type="application/ai-catalog+json"
+        )
 
     def extended(self, version: Version) -> JsonObject:
         """Return the extended card as the result of a JSON-RPC call."""
@@ -95,8 +103,27 @@ class Cards:
         async def discover03(request: Request) -> Response:
             return self._public["0.3"].respond(request, self._modified, Version.V03)
 
-        places = zip(DISCOVERY, (discover, discover03), strict=True)
-        return [Route(path, endpoint, methods=["GET"]) for path, endpoint in places]
+        async def catalog(request: Request) -> Response:
+            return self._catalog.respond(request, self._modified, Version.V1)
+
+        return [
+            Route(CARD_PATH, discover, methods=["GET"]),
+            Route(EARLIER_CARD_PATH, discover03, methods=["GET"]),
+            Route(CATALOG_PATH, catalog, methods=["GET"]),
+        ]
+
+
+def _catalog(settings: Settings) -> JsonObject:
+    """Return the AI Catalog (specification 1.0 of ai-catalog.io): this one agent.
+
+    Name, description and version are left to the card, as the specification asks.
+    """
+    agent: JsonObject = {
+        "identifier": settings.public_url,
+        "type": "application/a2a-agent-card+json",
+        "url": f"{settings.public_url}{CARD_PATH}",
+    }
+    return {"specVersion": "1.0", "entries": [agent]}
 
 
 def _forms(settings: Settings, *, extended: bool) -> dict[_Form, Document]:

@@ -22,8 +22,11 @@ from opencode_a2a.extensions.registry import PROFILE, Extension, Method, aliases
 
 BINDINGS = tuple(Binding)
 """The preferred one first."""
-DISCOVERY = ("/.well-known/agent-card.json", "/.well-known/agent.json")
-"""Where the public card is, and where it was."""
+CARD_PATH = "/.well-known/agent-card.json"
+EARLIER_CARD_PATH = "/.well-known/agent.json"
+CATALOG_PATH = "/.well-known/ai-catalog.json"
+DISCOVERY = (CARD_PATH, EARLIER_CARD_PATH, CATALOG_PATH)
+"""What everybody may read: the public card, where it was earlier, and the AI Catalog."""
 
 
 def spoken_versions(settings: Settings) -> tuple[Version, ...]:

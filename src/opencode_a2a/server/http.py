@@ -69,12 +69,20 @@ def call_of(request: Request, version: Version) -> OperationCall:
     return OperationCall(caller, version, cursor, int(hops) if sane else 0)
 
 
-def version_of(
+def asked_version(request: Request) -> str:
+    """Return the version that a request asks for in its header, or else in its query."""
+    asked = request.headers.get(VERSION_HEADER, "").strip()
+    return asked or request.query_params.get(VERSION_HEADER, "").strip()
+
+
+def refusal_version(
     request: Request, default: Version, supported: Collection[Version] = EVERY_VERSION
 ) -> Version:
-    """Return the version that a request asks for in its header or its query."""
-    header, query = request.headers.get(VERSION_HEADER), request.query_params.get(VERSION_HEADER)
-    return negotiate(header, query, default, supported)
+    """Return the version to refuse a request in that was not read so far as to know."""
+    try:
+        return negotiate(asked_version(request), default, supported)
+    except VersionNotSupportedError:
+        return default
 
 
 async def read_body(request: Request) -> Json:
@@ -133,11 +141,7 @@ def refused(error: ServiceError, scope: Scope) -> Response:
     """
     path: str = scope["path"]
     if path == RPC_PATH:
-        default: Version = scope.get(DEFAULT_VERSION, Version.V03)
-        try:
-            version = version_of(Request(scope), default)
-        except VersionNotSupportedError:
-            version = default
+        version = refusal_version(Request(scope), scope.get(DEFAULT_VERSION, Version.V03))
         body = rpc_error(error, None, version)
         return rpc_response(body, {VERSION_HEADER: version.value}, error.http)
     old = path.startswith(f"{PREFIXES[Version.V03]}/") or (path, Version.V03) in CARD_PATHS

@@ -18,12 +18,11 @@ from starlette.types import ASGIApp
 from opencode_a2a.a2a import render
 from opencode_a2a.a2a.errors import RpcId, rpc_error, rpc_error_frame
 from opencode_a2a.a2a.operations import METHODS, OPERATIONS, RPC_PATH
-from opencode_a2a.a2a.types import VERSION_HEADER, Version, require
+from opencode_a2a.a2a.types import VERSION_HEADER, Version, negotiate, only_v1
 from opencode_a2a.errors import (
     InvalidParamsError,
     InvalidRequestError,
     MethodNotFoundError,
-    VersionNotSupportedError,
     Violation,
 )
 from opencode_a2a.events import Json, JsonObject
@@ -33,12 +32,13 @@ from opencode_a2a.server.http import (
     Endpoint,
     Terms,
     as_service_error,
+    asked_version,
     call_of,
     event_stream,
     read_body,
+    refusal_version,
     rpc_response,
     success_headers,
-    version_of,
 )
 from opencode_a2a.server.operations import HANDLERS, NOTIFIED, Operations, TaskStream
 from opencode_a2a.server.sse import EVENT_STREAM
@@ -87,6 +87,8 @@ class RpcBinding:
     async def answer(self, request: Request) -> ASGIApp:
         """Answer one request; the outermost edge of the binding, where nothing may escape."""
         envelope, request_id = None, None
+        default, supported = self._terms.default, self._terms.supported
+        version = refusal_version(request, default, supported)
         try:
             sent = await read_body(request)
             match sent:  # the sender of what is no request can then tell what was refused
@@ -95,10 +97,15 @@ class RpcBinding:
                 case _:
                     request_id = None
             envelope = _read(sent)
-            version = version_of(request, self._terms.default, self._terms.supported)
+            asked, what = asked_version(request), f"The method {envelope.method[:128]}"
+            _, belongs = METHODS.get(envelope.method, (None, None))
+            version = belongs or version  # in which a wrong header is refused
+            if belongs and not asked and Version.V1 in supported and only_v1(envelope.params):
+                belongs = Version.V1
+            version = negotiate(asked, default, supported, belongs=belongs, what=what)
             result = await self._run(request, envelope, version)
         except Exception as error:
-            return self._refuse(request, envelope, request_id, error)
+            return self._refuse(envelope, request_id, version, error)
         if envelope.notification:
             return Response(status_code=204, headers={VERSION_HEADER: version.value})
         headers = success_headers(request, version, self._terms)
@@ -141,26 +148,19 @@ class RpcBinding:
                 toggle=off["toggle"] if off else None,
                 disabled=off["reason"] if off else None,
             )
-        operation, needed = METHODS[name]
+        operation, _ = METHODS[name]
         request.scope[OPERATION] = operation.name
-        require(needed, version, f"The method {name}", self._terms.supported)
         form = _ENCODINGS[version]
         run = (NOTIFIED if envelope.notification else HANDLERS)[operation]
         result = await run(self._operations, call, form.read[operation.takes](params))
         return result if isinstance(result, TaskStream) else form.result(result)
 
     def _refuse(
-        self, request: Request, envelope: _Envelope | None, request_id: RpcId, raised: Exception
+        self, envelope: _Envelope | None, request_id: RpcId, version: Version, raised: Exception
     ) -> Response:
         method = envelope.method if envelope else "JSON-RPC"
         error = as_service_error(raised, method)
-        operation, version = METHODS.get(method, (None, self._terms.default))
-        # Whoever sends the wrong header with a core method reads the version of the method.
-        if operation is None:
-            try:
-                version = version_of(request, self._terms.default, self._terms.supported)
-            except VersionNotSupportedError:
-                version = self._terms.default
+        operation, _ = METHODS.get(method, (None, None))
         headers = {VERSION_HEADER: version.value}
         if envelope and envelope.notification:
             return Response(status_code=204, headers=headers)

@@ -1,19 +1,16 @@
-"""The OpenAPI document, and a page that shows it.
+"""The OpenAPI document; a page that shows it is part of the console.
 
-Made from the operations of A2A and the declared methods on first request, and kept. Both are behind
-the credential like everything that is not discovery; the page carries the document and needs
-nothing else from anywhere.
+Made from the operations of A2A and the declared methods on first request, and kept. It is behind
+the credential like everything that is not discovery.
 """
 
-import html
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 
 import orjson
 from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from opencode_a2a import __version__
@@ -38,7 +35,9 @@ from opencode_a2a.extensions.params import OfSession, PublishedSchema, schema_na
 from opencode_a2a.messages import Part
 from opencode_a2a.server.contracts import (
     ALL_EXTENSIONS,
-    DISCOVERY,
+    CARD_PATH,
+    CATALOG_PATH,
+    EARLIER_CARD_PATH,
     auth_schemes,
     core_methods,
     spoken_versions,
@@ -61,7 +60,7 @@ class OpenApi:
             return Response(self._encoded, media_type=_JSON, headers=_CACHE)
 
         async def page(request: Request) -> Response:
-            return Response(self._shown, media_type="text/html", headers=_CACHE)
+            return RedirectResponse("console#/docs")
 
         return [
             Route("/openapi.json", document, methods=["GET"]),
@@ -71,14 +70,6 @@ class OpenApi:
     @cached_property
     def _encoded(self) -> bytes:
         return orjson.dumps(_openapi(self._settings))
-
-    @cached_property
-    def _shown(self) -> str:
-        page = Path(__file__).with_suffix(".html").read_text()
-        # Inside a script element, so that no text of the document can end it.
-        content = self._encoded.decode().replace("<", "\\u003c")
-        title = html.escape(self._settings.a2a.title)
-        return page.replace("TITLE", title).replace("DOCUMENT", content)
 
 
 def _openapi(settings: Settings) -> JsonObject:
@@ -115,8 +106,8 @@ def _openapi(settings: Settings) -> JsonObject:
                     "name": VERSION_HEADER,
                     "in": "header",
                     "required": False,
-                    "description": f"The version of A2A; {settings.a2a.protocol_version} when "
-                    "left out.",
+                    "description": "The version of A2A; when left out, that of the method or path, "
+                    f"and {settings.a2a.protocol_version} for methods of both.",
                     "schema": {"type": "string", "enum": [*versions]},
                 }
             },
@@ -136,6 +127,7 @@ def _content(name: str) -> JsonObject:
 
 
 _VERSION: JsonObject = {"$ref": "#/components/parameters/version"}
+_CATALOG: JsonObject = {"application/ai-catalog+json": {"schema": {"type": "object"}}}
 _EVENTS: JsonObject = {"text/event-stream": {"schema": {"type": "string"}}}
 _ERROR: JsonObject = {
     "description": "The request cannot be taken as it is",
@@ -292,8 +284,13 @@ def _cards(settings: Settings) -> JsonObject:
         if version in spoken_versions(settings)
     }
     public: JsonObject = {
-        path: _reading(f"card_{path}", "The public card", found, security=[]) for path in DISCOVERY
+        path: _reading(f"card_{path}", "The public card", found, security=[])
+        for path in (CARD_PATH, EARLIER_CARD_PATH)
     }
+    listed: JsonObject = {"200": {"description": "The catalog", "content": _CATALOG}}
+    public[CATALOG_PATH] = _reading(
+        "catalog", "The AI Catalog: where the card is", listed, security=[]
+    )
     return extended | public
 
 
@@ -303,7 +300,7 @@ def _pages(settings: Settings) -> JsonObject:
         "/readyz": "Whether database and OpenCode can be used",
         "/health": "What runs here",
         "/openapi.json": "This document",
-        "/docs": "This document as a page",
+        "/docs": "This document as a page of the console",
     }
     if settings.a2a.metrics_enabled:
         pages["/metrics"] = "Figures for Prometheus"

@@ -38,7 +38,7 @@ from opencode_a2a.media import (
     is_json,
     is_textual,
 )
-from opencode_a2a.messages import ANYWHERE, Message, Part, PromptPart, Routing
+from opencode_a2a.messages import ANYWHERE, Message, Part, PromptPart, Routing, TurnRequest
 from opencode_a2a.peers.network import Fetch, Fetched, TooManyFilesError
 from opencode_a2a.server.card import Cards
 from opencode_a2a.tasks.log import LogReader
@@ -106,14 +106,13 @@ class Operations:
         if request.push:
             raise PushNotSupportedError
         message = request.message
-        routing = read_routing(request.metadata, message.metadata)
+        routing = replace(read_routing(request.metadata, message.metadata), hops=call.hops)
         command = SendCommand(
             principal=call.caller.principal,
             message=message,
-            prompt=await read_prompt(message, self._fetch),
+            request=TurnRequest(await read_prompt(message, self._fetch), routing),
             task_id=request.task_id,
             context_id=request.context_id,
-            routing=replace(routing, hops=call.hops),
             output_modes=read_output_modes(request.accepted_output_modes),
         )
         try:

@@ -23,7 +23,7 @@ from opencode_a2a.a2a.operations import (
     ROUTES,
     Operation,
 )
-from opencode_a2a.a2a.types import SendRequest, Version, require
+from opencode_a2a.a2a.types import SendRequest, Version, negotiate, only_v1
 from opencode_a2a.a2a.v03 import Spelling, rest_spelling
 from opencode_a2a.errors import (
     InvalidListingError,
@@ -37,13 +37,13 @@ from opencode_a2a.server.http import (
     Endpoint,
     Terms,
     as_service_error,
+    asked_version,
     call_of,
     event_stream,
     read_body,
     rest_refusal,
     rest_response,
     success_headers,
-    version_of,
 )
 from opencode_a2a.server.operations import HANDLERS, Operations, TaskStream
 
@@ -76,8 +76,8 @@ class RestBinding:
         request.scope[OPERATION] = operation.name
         try:
             what = f"The route {request.method} {request.url.path[:200]}"
-            asked = version_of(request, self._terms.default, self._terms.supported)
-            require(version, asked, what, self._terms.supported)
+            asked, supported = asked_version(request), self._terms.supported
+            negotiate(asked, self._terms.default, supported, belongs=version, what=what)
             if operation is GET_EXTENDED_CARD:  # a document made at the start, with an ETag
                 return self._cards.respond_extended(request, version)
             # A read of ``…:cancel`` looks like the read of a task with such a name.
@@ -89,6 +89,8 @@ class RestBinding:
                     raise InvalidRequestError("The body must be a JSON object")
             else:
                 params = _query(request)
+            if not asked and Version.V1 in supported and only_v1(params):
+                version = Version.V1  # the base URL of some clients ends in /v1
             form = render.V1
             if version is Version.V03:
                 json = rest_spelling(params) is Spelling.JSON

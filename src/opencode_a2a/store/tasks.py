@@ -1,6 +1,6 @@
 """Task rows and the log: functions of a connection, to be given to ``Database``.
 
-Rows hold encoded values; what is inside them is known to ``tasks.codec`` alone.
+Rows hold encoded values; what is inside them is known to ``tasks.state`` alone.
 """
 
 from collections import Counter

@@ -25,6 +25,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from opencode_a2a.config import database_file
 from opencode_a2a.events import (
+    GREW,
     Channel,
     ChannelClosed,
     Failure,
@@ -32,10 +33,8 @@ from opencode_a2a.events import (
     Json,
     JsonObject,
     Outcome,
-    ReasoningGrew,
     SessionBound,
     Started,
-    TextGrew,
     ToolChanged,
 )
 from opencode_a2a.ids import ContextId, MessageId, Principal, SessionId, TaskId
@@ -46,8 +45,14 @@ from opencode_a2a.store.database import Database
 from opencode_a2a.store.earlier import Form, SourceChangedError, columns_of, form_of, reading
 from opencode_a2a.store.engine import cause
 from opencode_a2a.store.schema import copy_tables
-from opencode_a2a.tasks.codec import dump_archive
-from opencode_a2a.tasks.state import Accepted, LogEvent, State, TaskRef, TaskState
+from opencode_a2a.tasks.state import (
+    Accepted,
+    LogEvent,
+    State,
+    TaskRef,
+    TaskState,
+    dump_archive,
+)
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.validation import FREE, FREE_OBJECT
 
@@ -344,10 +349,11 @@ def _events(task: _Task, session_id: SessionId | None) -> Iterator[LogEvent]:
     opened: set[Channel] = set()
     for artifact in task.artifacts:
         thought = artifact.artifact_id.endswith(":reasoning")
-        channel, grew = (Channel.REASONING, ReasoningGrew) if thought else (Channel.TEXT, TextGrew)
+        channel = Channel.REASONING if thought else Channel.TEXT
         for part in artifact.parts:
             if part.text:
-                yield grew(message_id, artifact.artifact_id, part.text, opens=channel not in opened)
+                opens = channel not in opened
+                yield GREW[channel](message_id, artifact.artifact_id, part.text, opens=opens)
                 opened.add(channel)
             elif part.data is not None:
                 with suppress(ValidationError):

@@ -24,11 +24,11 @@ from opencode_a2a.events import (
     Started,
     TextGrew,
 )
+from opencode_a2a.ids import ContextId, Principal, TaskId
 from opencode_a2a.messages import Answered
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
-from opencode_a2a.store.tasks import Move, Segment
-from opencode_a2a.tasks.codec import dump_archive, dump_entries, load_entries
+from opencode_a2a.store.tasks import Move, Segment, TaskRow
 from opencode_a2a.tasks.state import (
     OPEN,
     TERMINAL,
@@ -42,6 +42,10 @@ from opencode_a2a.tasks.state import (
     TaskRef,
     TaskState,
     TerminalError,
+    dump_archive,
+    dump_entries,
+    load_entries,
+    load_state,
 )
 from opencode_a2a.telemetry import now_ms
 
@@ -126,6 +130,7 @@ class TaskLog:
 
     @property
     def over(self) -> bool:
+        """Whether readers have been shown the end."""
         return self.state.status.state.terminal and self._shown == self.state.seq
 
     async def append(self, events: Sequence[LogEvent], also: Write | None = None) -> bool:
@@ -370,6 +375,18 @@ class Replay:
             wanted = [entry for entry in entries if entry.seq > after]
             if wanted or not segments:
                 return wanted
+
+
+def ref_of(row: TaskRow) -> TaskRef:
+    modes = tuple(orjson.loads(row.output_modes)) if row.output_modes is not None else None
+    return TaskRef(
+        TaskId(row.id), ContextId(row.context_id), Principal(row.principal), modes, row.created_at
+    )
+
+
+def load_task(row: TaskRow) -> TaskState:
+    """Build a task from its row; that of an open one has a status and nothing else."""
+    return load_state(ref_of(row), row.status, row.archive)
 
 
 @dataclass(slots=True)

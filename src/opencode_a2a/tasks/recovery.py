@@ -10,10 +10,9 @@ from opencode_a2a.events import Emitted, Failure, FailureType, Finished, Outcome
 from opencode_a2a.messages import Answered
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
-from opencode_a2a.tasks.codec import load_request, ref_of
-from opencode_a2a.tasks.log import LogWriter, Replay, TaskLog
+from opencode_a2a.tasks.log import LogWriter, Replay, TaskLog, ref_of
 from opencode_a2a.tasks.service import TaskService
-from opencode_a2a.tasks.state import OPEN, TERMINAL, Accepted, Recovered, State
+from opencode_a2a.tasks.state import OPEN, TERMINAL, Accepted, Recovered, State, load_request
 from opencode_a2a.telemetry import now_ms
 
 logger = structlog.get_logger(__name__)

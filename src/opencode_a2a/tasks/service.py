@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from uuid import uuid4
+from weakref import WeakValueDictionary
 
 import orjson
 import structlog
@@ -32,17 +33,21 @@ from opencode_a2a.errors import (
     Violation,
 )
 from opencode_a2a.events import Emitted, Failure, FailureType, Finished, Outcome
-from opencode_a2a.ids import ContextId, Principal, TaskId, new_message_id
-from opencode_a2a.messages import ANYWHERE, Answered, Message, PromptPart, Routing
+from opencode_a2a.ids import ContextId, Principal, TaskId
+from opencode_a2a.messages import ANYWHERE, Answered, Message, TurnRequest
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import Key, Segment, TaskRow
-from opencode_a2a.tasks.codec import (
+from opencode_a2a.tasks.log import LogReader, LogWriter, TaskLog, Write, load_task
+from opencode_a2a.tasks.state import (
+    Accepted,
+    Cursor,
+    Query,
+    State,
+    TaskRef,
+    TaskState,
     dump_entries,
-    load_task,
 )
-from opencode_a2a.tasks.log import LogReader, LogWriter, TaskLog, Write
-from opencode_a2a.tasks.state import Accepted, Cursor, Query, State, TaskRef, TaskState
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.answers import (
     Answer,
@@ -51,9 +56,7 @@ from opencode_a2a.turns.answers import (
     understand,
 )
 from opencode_a2a.turns.interrupts import Owner
-from opencode_a2a.turns.prompt import TurnRequest
-from opencode_a2a.turns.sessions import Locks
-from opencode_a2a.turns.turn import Turn, Turns, TurnSpec
+from opencode_a2a.turns.turn import Turn, Turns
 
 logger = structlog.get_logger(__name__)
 
@@ -65,10 +68,9 @@ UNSIGNED = Failure(
 INTERNAL = Failure(
     FailureType.INTERNAL_ERROR, "The service failed while running the turn. Send the message again."
 )
-
-
-_FIRST_ROUTING = frozenset({"session_id", "directory", "workspace_id", "model", "hops"})
-_UNROUTED = asdict(ANYWHERE)
+FIRST_ROUTING = frozenset({"session_id", "directory", "workspace_id", "model", "hops"})
+"""The fields of a routing that 2.0.0 had."""
+ANYWHERE_FIELDS = asdict(ANYWHERE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +79,10 @@ class SendCommand:
 
     principal: Principal
     message: Message
-    prompt: tuple[PromptPart, ...]
+    request: TurnRequest
+    """What the turn is to do, if the message leads to one."""
     task_id: str | None = None
     context_id: str | None = None
-    routing: Routing = ANYWHERE
     output_modes: tuple[str, ...] | None = None
 
     @property
@@ -92,14 +94,17 @@ class SendCommand:
         """
         content: tuple[object, ...] = (self.message, self.task_id)
         if self.task_id is None:
-            # Fields that were added later count when they are set: otherwise no message from before
-            # an upgrade would be known again.
-            routing = {
-                name: value
-                for name, value in asdict(self.routing).items()
-                if name in _FIRST_ROUTING or value != _UNROUTED[name]
-            }
-            content += (self.context_id, orjson.Fragment(orjson.dumps(routing)), self.output_modes)
+            routing = asdict(self.request.routing)
+            # A field that a later version added counts only if it says something: a repeat of a
+            # message that an earlier version took has to be known.
+            for name in routing.keys() - FIRST_ROUTING:
+                if routing[name] == ANYWHERE_FIELDS[name]:
+                    del routing[name]
+            content += (
+                self.context_id,
+                orjson.Fragment(orjson.dumps(routing)),  # in the order of its fields
+                self.output_modes,
+            )
         return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).digest()
 
 
@@ -149,25 +154,23 @@ class OpenTask:
     ) -> None:
         """Run a turn; ``emitted`` is what the log has of it if an earlier process began it."""
         self.routing = request.routing
-        self._turn = self._new_turn(request, emitted, new_context=new_context)
-        self._running = asyncio.create_task(
-            self._follow(self._turn), name=f"turn {self.log.ref.id}"
-        )
+        turn = self._turn = self._new_turn(request, emitted, new_context=new_context)
+        self._running = asyncio.create_task(self._run(turn), name=f"turn {self.log.ref.id}")
 
     def _new_turn(
-        self, request: TurnRequest, emitted: Emitted | None, *, new_context: bool
+        self, request: TurnRequest, emitted: Emitted | None = None, *, new_context: bool = False
     ) -> Turn:
         ref = self.log.ref
-        spec = TurnSpec(
+        return Turn(
+            self._turns,
             Owner(ref.id, ref.context_id, ref.principal),
             request,
             session_id=self.log.state.status.session_id,
             new_context=new_context,
             emitted=emitted,
         )
-        return Turn(spec, self._turns)
 
-    async def _follow(self, turn: Turn) -> None:
+    async def _run(self, turn: Turn) -> None:
         with structlog.contextvars.bound_contextvars(task_id=self.log.ref.id):
             try:
                 await turn.run(self.log)
@@ -208,12 +211,12 @@ class OpenTask:
         if self._turn is not None or self.log.state.status.state is not State.AUTH_REQUIRED:
             raise UnsupportedOperationError(WORKING)
         self.routing = request.routing
-        self._turn = turn = self._new_turn(request, None, new_context=False)
+        turn = self._turn = self._new_turn(request)
         if self._sign_in is not None:
             self._sign_in.cancel()
         await self.log.append([Answered(message)], also)
         if not self.ended:  # it may have been canceled meanwhile
-            self._running = asyncio.create_task(self._follow(turn), name=f"turn {self.log.ref.id}")
+            self._running = asyncio.create_task(self._run(turn), name=f"turn {self.log.ref.id}")
 
     async def repeat(self, message: Message) -> None:
         """Make sure that OpenCode gets the answer in a message that was taken before."""
@@ -257,9 +260,11 @@ class TaskService:
         # One process has all open tasks, and counts them for the limits.
         self._open: dict[TaskId, OpenTask] = {}
         self._counts: Counter[Principal] = Counter()
-        self.answering: Locks[tuple[Principal, str]] = Locks()
+        self.answering: WeakValueDictionary[tuple[Principal, str], asyncio.Lock] = (
+            WeakValueDictionary()
+        )
         """Held while a message on a task, or the reply to an interrupt, is handled: a copy of it
-        waits, and is then known as a copy."""
+        waits, and is then known as a copy. A lock exists for as long as somebody refers to it."""
 
     # Sending
 
@@ -277,19 +282,19 @@ class TaskService:
                 return Submitted(await self._log(earlier), 0)
             states = [await task.log.steady() for task in waiting]
             raise AnswerExpectedError(states, "Several tasks of this context wait for an answer.")
-        if command.routing != ANYWHERE:
+        routing = command.request.routing
+        if routing != ANYWHERE:
             earlier = await self._repeated(command)
             if earlier is not None:
                 return Submitted(await self._log(earlier), 0)
-            await self._turns.sessions.check(command.principal, command.routing)
-        request = TurnRequest(command.prompt, command.routing, new_message_id())
-        task = await self.admit(command, request)
+            await self._turns.sessions.check(command.principal, routing)
+        task = await self.admit(command)
         if isinstance(task, TaskRow):
             return Submitted(await self._log(task), 0)
-        task.start(request, new_context=command.context_id is None)
+        task.start(command.request, new_context=command.context_id is None)
         return Submitted(task.log, task.log.state.seq)
 
-    async def admit(self, command: SendCommand, request: TurnRequest) -> OpenTask | TaskRow:
+    async def admit(self, command: SendCommand) -> OpenTask | TaskRow:
         """Store a new task before anything runs; if the message is a repeat, return its task.
 
         A message with the same id and other content is a new message.
@@ -315,7 +320,7 @@ class TaskService:
             updated_at=ref.created_at,
             status=orjson.dumps(state.status),
             output_modes=None if ref.output_modes is None else orjson.dumps(ref.output_modes),
-            request=orjson.dumps(request),
+            request=orjson.dumps(command.request),
         )
         reached = None
         if self._counts[principal] >= self._limits.max_tasks_per_principal:
@@ -342,7 +347,7 @@ class TaskService:
             """
             if not isinstance(outcome, TaskRow):
                 log = TaskLog(outcome, state, self._writer, self._database)
-                self.adopt(log).start(request, new_context=command.context_id is None)
+                self.adopt(log).start(command.request, new_context=command.context_id is None)
 
         # The place is held during the write, in which others ask for room. It is given back after
         # the task has been counted, before anything else can run.
@@ -373,7 +378,7 @@ class TaskService:
         They are the caller's own and wait in the context that the message names, in the session
         that it names, or are named among its references. Of several, a reference decides.
         """
-        routing, references = command.routing, command.message.reference_task_ids
+        routing, references = command.request.routing, command.message.reference_task_ids
         anywhere = command.context_id is None and routing.session_id is None and not references
         if routing.new_task or anywhere:
             return []
@@ -419,7 +424,8 @@ class TaskService:
             raise InvalidParamsError(
                 f"message.contextId {text}", violations=(Violation("message.contextId", text),)
             )
-        async with self.answering[command.principal, command.message.message_id]:
+        copies = (command.principal, command.message.message_id)
+        async with self.answering.setdefault(copies, asyncio.Lock()):
             earlier = await self._repeated(command, task_id)
             if earlier is not None:
                 # A copy of a message that was here before: return what became of it.
@@ -442,9 +448,8 @@ class TaskService:
                     return await self._answer(command, task)
                 case State.AUTH_REQUIRED:
                     seq = state.seq
-                    request = TurnRequest(command.prompt, command.routing, new_message_id())
-                    remember = _remember(command, task.log, request)
-                    await task.retry(command.message, request, remember)
+                    remember = _remember(command, task.log, command.request)
+                    await task.retry(command.message, command.request, remember)
                     return Submitted(task.log, seq)
                 case _:
                     raise UnsupportedOperationError(WORKING)

@@ -1,4 +1,4 @@
-"""Which OpenCode session a turn runs in, and whose it is.
+"""Which OpenCode session a turn runs in, where, and whose it is.
 
 A context has one session for each place it runs in; it is made on the first turn and kept. A
 caller may name a session: one that belongs to nobody is claimed for the length of the prompt
@@ -8,11 +8,13 @@ the other.
 """
 
 import asyncio
+import os
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from pathlib import Path
+from typing import TypeVar
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
@@ -27,7 +29,6 @@ from opencode_a2a.store import links
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.links import Places
 from opencode_a2a.telemetry import now_ms
-from opencode_a2a.turns.workspace import WorkspaceRoot
 
 SESSION_FIELD = "metadata.shared.session.id"
 DIRECTORY_FIELD = "metadata.opencode.directory"
@@ -46,17 +47,40 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Locks(Generic[K]):
-    """A lock for each key, for as long as somebody holds or waits for it."""
+class WorkspaceRoot:
+    """The directories that callers may name.
 
-    def __init__(self) -> None:
-        self._locks: WeakValueDictionary[K, asyncio.Lock] = WeakValueDictionary()
+    Without a root, everything runs where OpenCode was started, and nothing can be chosen.
+    """
 
-    def __getitem__(self, key: K) -> asyncio.Lock:
-        lock = self._locks.get(key)
-        if lock is None:
-            lock = self._locks[key] = asyncio.Lock()
-        return lock
+    def __init__(self, root: Path | None, *, allow_override: bool) -> None:
+        self.root = None if root is None else os.path.realpath(root)
+        self._allow_override = allow_override
+
+    def directory(self, named: str | None, field: str) -> str | None:
+        """Return the real path of a directory that a request names; the root for none."""
+        if named is None or not named.strip():
+            return self.root
+        if "\0" in named:
+            raise _wrong(field, "must be a path")
+        if self.root is None:
+            raise _wrong(
+                field, "cannot be chosen: the service has no OPENCODE_WORKSPACE_ROOT; leave it out"
+            )
+        path = os.path.realpath(Path(self.root) / named.strip())
+        if path != self.root and not self._allow_override:
+            raise _wrong(field, "may not be chosen here; leave it out")
+        if not self.holds(path):
+            raise _wrong(field, "must be inside the workspace")
+        # Unlike pathlib, os.path takes a name that is too long for one that does not exist. A root
+        # that is not on this machine cannot be checked.
+        if os.path.isdir(self.root) and not os.path.isdir(path):
+            raise _wrong(field, "must be an existing directory")
+        return path
+
+    def holds(self, path: str) -> bool:
+        """Whether a real path is the root or below it."""
+        return self.root is None or Path(path).is_relative_to(self.root)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +104,14 @@ class Sessions:
         self, database: Database, opencode: OpenCode, workspace: WorkspaceRoot, claim_seconds: float
     ) -> None:
         self.places = Places(database)
-        self.turn_locks: Locks[SessionId] = Locks()
-        """Held by the turn that runs in a session."""
+        self.turn_locks: WeakValueDictionary[SessionId, asyncio.Lock] = WeakValueDictionary()
+        """Held by the turn that runs in a session. A lock exists for as long as somebody holds it
+        or waits for it, here and below."""
         self._database = database
         self._opencode = opencode
         self._workspace = workspace
         self._claim_ms = int(claim_seconds * 1000)
-        self._making: Locks[Place] = Locks()
+        self._making: WeakValueDictionary[Place, asyncio.Lock] = WeakValueDictionary()
         self._unanswered: OrderedDict[Place, str] = OrderedDict()
         """The keys of sessions that OpenCode was asked to make, until it has answered."""
         self._known: OrderedDict[SessionId, BoundSession] = OrderedDict()
@@ -234,7 +259,7 @@ class Sessions:
             return await self._claim(principal, SessionId(routing.session_id))
         place = (principal, context_id, name)
         # A second message of a context that has only just been made must find the same session.
-        async with self._making[place]:
+        async with self._making.setdefault(place, asyncio.Lock()):
             session_id = self._links.get(place)
             if session_id is None and not fresh:
                 session_id = await self._database.read(
@@ -338,3 +363,9 @@ def _keep(known: OrderedDict[K, V], key: K, value: V) -> None:
 
 def _missing(field: str, text: str) -> InvalidParamsError:
     return InvalidParamsError(f"{field}: {text}", violations=(Violation(field, text),))
+
+
+def _wrong(field: str, description: str) -> InvalidParamsError:
+    return InvalidParamsError(
+        f"{field} {description}", violations=(Violation(field, description),), field=field
+    )

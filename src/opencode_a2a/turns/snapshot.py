@@ -13,19 +13,14 @@ import structlog
 from opencode_a2a.errors import SessionNotFoundError, UpstreamHttpError
 from opencode_a2a.ids import MessageId, SessionId
 from opencode_a2a.opencode.client import Location, OpenCode
-from opencode_a2a.opencode.events import MessageUpdated, PartUpdated
-from opencode_a2a.opencode.feed import FeedItem
 from opencode_a2a.opencode.state import Snapshot
 from opencode_a2a.opencode.types import (
-    AssistantMessage,
     FileDiff,
     MessageWithParts,
     PatchPart,
     PermissionRequest,
     QuestionRequest,
     ToolPart,
-    UserMessage,
-    UserSummary,
 )
 
 logger = structlog.get_logger(__name__)
@@ -157,37 +152,3 @@ async def tool_call(opencode: OpenCode, session_id: SessionId, call_id: str) -> 
                     return part
         await asyncio.sleep(INPUT_SECONDS)
     return None
-
-
-class Changes:
-    """Whether OpenCode has worked out what a turn changed.
-
-    It works that out anew after every step and once more after the turn, without waiting for it:
-    a diff that is read too early lacks the last changes. Each time ends with an update of the
-    prompt's message.
-    """
-
-    def __init__(self, root: SessionId) -> None:
-        self._root = root
-        self._steps: set[MessageId] = set()
-        self._updates = 0
-        self._any = False
-
-    def hear(self, items: Iterable[FeedItem]) -> None:
-        for item in items:
-            match item:
-                case PartUpdated(part=PatchPart(), session_id=self._root):
-                    self._any = True
-                case MessageUpdated(
-                    info=AssistantMessage(summary=False, id=step), session_id=self._root
-                ):
-                    self._steps.add(step)
-                case MessageUpdated(info=UserMessage(summary=UserSummary()), session_id=self._root):
-                    self._updates += 1
-                case _:
-                    pass
-
-    @property
-    def known(self) -> bool:
-        """Whether nothing changed, or the diff is up to date."""
-        return not self._any or self._updates > len(self._steps)

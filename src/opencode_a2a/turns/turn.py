@@ -7,9 +7,10 @@ loop of steps, and a retry far ahead end it.
 """
 
 import asyncio
-from collections.abc import Generator, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
 from typing import Protocol
 
 import structlog
@@ -34,19 +35,25 @@ from opencode_a2a.events import (
     Started,
     TurnEvent,
 )
-from opencode_a2a.ids import SessionId
-from opencode_a2a.messages import Answered
+from opencode_a2a.ids import ModelRef, SessionId
+from opencode_a2a.messages import Answered, TurnRequest
 from opencode_a2a.opencode.client import OpenCode
 from opencode_a2a.opencode.events import Event, PartDelta
-from opencode_a2a.opencode.feed import Feed, FeedItem, Gap, Subscription, Wake
+from opencode_a2a.opencode.feed import Feed, FeedItem, Gap, Wake
 from opencode_a2a.opencode.reader import Reader
 from opencode_a2a.opencode.state import Snapshot
-from opencode_a2a.opencode.types import MessageWithParts, StatusRetry
+from opencode_a2a.opencode.types import (
+    FileInput,
+    InputPart,
+    MessageWithParts,
+    Prompt,
+    StatusRetry,
+    TextInput,
+)
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.interrupts import Interrupts, Owner, TurnInterrupts, Write
-from opencode_a2a.turns.prompt import Prompts, TurnRequest
-from opencode_a2a.turns.sessions import BoundSession, Sessions
-from opencode_a2a.turns.snapshot import Changes, Snapshots
+from opencode_a2a.turns.sessions import KNOWN_SESSIONS, BoundSession, Sessions
+from opencode_a2a.turns.snapshot import Snapshots
 from opencode_a2a.turns.tools import Tools
 
 logger = structlog.get_logger(__name__)
@@ -90,18 +97,6 @@ FORGED = Failure(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TurnSpec:
-    owner: Owner
-    request: TurnRequest
-    session_id: SessionId | None = None
-    """The session that an earlier turn or process chose."""
-    new_context: bool = False
-    """The context was made for this very turn."""
-    emitted: Emitted | None = None
-    """What an earlier process wrote to the log; then the prompt may have been sent already."""
-
-
 class Turns:
     """What all turns share."""
 
@@ -120,9 +115,10 @@ class Turns:
         self.sessions = sessions
         self.interrupts = interrupts
         self.tools = tools
-        self.prompts = Prompts(opencode, settings.opencode)
         self.snapshots = Snapshots(opencode)
         self.running = 0
+        self._models: OrderedDict[SessionId, ModelRef | None] = OrderedDict()
+        """The own model of each session whose last prompt named another."""
 
     async def reachable(self) -> None:
         """Raise what is wrong as long as OpenCode has never answered this service.
@@ -137,6 +133,25 @@ class Turns:
                 await self.opencode.health()
         except TimeoutError:
             raise UpstreamTimeoutError from None
+
+    async def model(self, session: BoundSession, named: ModelRef | None) -> ModelRef | None:
+        """Return the model to prompt a session with; None leaves it to OpenCode.
+
+        A model that a request names is meant for that request, but OpenCode goes on with it in the
+        same session; the prompt after it therefore names the model from before.
+        """
+        session_id, default = session.session_id, self.settings.opencode.model
+        if named is None:
+            return default or self._models.pop(session_id, None)
+        if default is None and session_id not in self._models:
+            before = (await self.opencode.session(session_id)).model
+            if before is None:
+                config = await self.opencode.config(at=session.location)
+                before = ModelRef.parse(config.model)
+            self._models[session_id] = before
+            if len(self._models) > KNOWN_SESSIONS:
+                self._models.popitem(last=False)
+        return named
 
 
 class Log(Protocol):
@@ -214,76 +229,97 @@ class TurnLimits:
 
 
 class Turn:
-    """One turn: ``run`` takes a session, sends the prompt, and follows it to its end."""
+    """One turn of a task: ``run`` takes a session, and follows the prompt in it to its end."""
 
-    def __init__(self, spec: TurnSpec, turns: Turns) -> None:
-        self._spec = spec
-        self._turns = turns
-        self._canceled = False
+    def __init__(
+        self,
+        turns: Turns,
+        owner: Owner,
+        request: TurnRequest,
+        *,
+        session_id: SessionId | None = None,
+        new_context: bool = False,
+        emitted: Emitted | None = None,
+    ) -> None:
+        """Prepare a turn.
+
+        ``session_id`` is the session that an earlier turn or process chose, ``new_context`` says
+        that the context was made for this very turn, and ``emitted`` is what an earlier process
+        wrote to the log: then the prompt may have been sent already.
+        """
+        self.turns = turns
+        self.owner = owner
+        self.request = request
+        self.emitted = emitted
+        self.canceled = False
+        routing = request.routing
+        if session_id is not None and routing.session_id is None:
+            routing = replace(routing, session_id=session_id)
+        self._routing = routing
+        self._new_context = new_context
         self._preparing: asyncio.Task[None] | None = None
         """The task of the turn, while OpenCode has nothing to do with it yet."""
-        self._subscription: Subscription | None = None
-        self.interrupts = TurnInterrupts(turns.interrupts, spec.owner, self._wake)
+        self._attempt: Attempt | None = None
+        self.interrupts = TurnInterrupts(turns.interrupts, owner, self._wake)
         # They can be named at once, and are answered as soon as OpenCode is connected.
-        for asked in spec.emitted.open.values() if spec.emitted is not None else ():
+        for asked in emitted.open.values() if emitted is not None else ():
             self.interrupts.restore(asked)
 
     def cancel(self) -> None:
         """Ask the turn to stop; it then writes its end to the log."""
-        if self._preparing is not None and not self._canceled:
+        if self._preparing is not None and not self.canceled:
             self._preparing.cancel()
-        self._canceled = True
+        self.canceled = True
         self._wake()
 
     def _wake(self) -> None:
         """Have the turn look around though nothing was heard."""
-        if self._subscription is not None:
-            self._subscription.wake()
+        if self._attempt is not None:
+            self._attempt.wake()
 
-    # Begin
-
-    async def run(self, into: Log) -> None:
+    async def run(self, log: Log) -> None:
         """Run the turn, and write it to the log; the last event is the end."""
-        turns, self._log = self._turns, into
+        turns = self.turns
         turns.running += 1
         try:
             if 0 < turns.settings.opencode.max_concurrent_streams < turns.running:
                 raise UpstreamBackpressureError
-            while (begun := await self._begin()) is not None:
+            while (begun := await self._begin(log)) is not None:
                 session, lock = begun
                 try:
-                    with self._attached(session) as subscription:
-                        await self._follow(session, subscription)
+                    with closing(Attempt(self, session, log)) as self._attempt:
+                        await self._attempt.run()
                         return
                 except SessionGoneError:
                     logger.warning("session was deleted; continuing the context in a new session")
                 finally:
+                    self._attempt = None
                     lock.release()
         finally:
             turns.running -= 1
             self.interrupts.close()
 
-    async def _begin(self) -> tuple[BoundSession, asyncio.Lock] | None:
+    async def _begin(self, log: Log) -> tuple[BoundSession, asyncio.Lock] | None:
         """Take a session and wait for its earlier turns; None if the turn was canceled first.
 
         An OpenCode that is away is waited for.
         """
-        spec, turns, session = self._spec, self._turns, None
-        owner, routing = spec.owner, spec.request.routing
-        if spec.session_id is not None and routing.session_id is None:
-            routing = replace(routing, session_id=spec.session_id)
+        turns, owner, session = self.turns, self.owner, None
         # A task that an earlier process began waits for OpenCode for as long as it takes.
-        limit = turns.settings.opencode.timeout if spec.emitted is None else None
+        limit = turns.settings.opencode.timeout if self.emitted is None else None
         task = self._preparing = asyncio.current_task()
         try:
-            if self._canceled:
+            if self.canceled:
                 raise asyncio.CancelledError
             async with asyncio.timeout(limit):
                 while session is None:
-                    await turns.feed.connected()
+                    await turns.feed.up.wait()
                     try:
                         session = await turns.sessions.take(
-                            owner.principal, owner.context_id, routing, fresh=spec.new_context
+                            owner.principal,
+                            owner.context_id,
+                            self._routing,
+                            fresh=self._new_context,
                         )
                     except UpstreamUnreachableError as error:
                         logger.warning("OpenCode is away, waiting", error=error.message)
@@ -291,10 +327,10 @@ class Turn:
             if turns.tools is not None:
                 await turns.tools.offer(session.location)
             # The lock exists only for as long as somebody refers to it, so it is handed on.
-            lock = turns.sessions.turn_locks[session.session_id]
+            lock = turns.sessions.turn_locks.setdefault(session.session_id, asyncio.Lock())
             if lock.locked():
-                await self._log.append([self._bound(session)], session.link)
-                reporting = asyncio.create_task(self._report_queue(session.session_id))
+                await log.append([self.bound(session)], session.link)
+                reporting = asyncio.create_task(self._report_queue(session.session_id, log))
                 try:
                     await lock.acquire()
                 finally:
@@ -305,16 +341,16 @@ class Turn:
         except TimeoutError:
             raise UpstreamUnreachableError from None
         except asyncio.CancelledError:
-            if not self._canceled or task is None:
+            if not self.canceled or task is None:
                 raise  # the service is shutting down
             task.uncancel()
-            await self._log.append([Finished(Outcome.CANCELED)], session and session.link)
+            await log.append([Finished(Outcome.CANCELED)], session and session.link)
             return None
         finally:
             self._preparing = None
         return session, lock
 
-    async def _report_queue(self, session_id: SessionId) -> None:
+    async def _report_queue(self, session_id: SessionId, log: Log) -> None:
         """Say what the earlier turn of the session is doing, for as long as it is waited for.
 
         While that turn waits for a person, this one waits for the same person: they must be able
@@ -322,9 +358,9 @@ class Turn:
         """
         told: Progressed | None = None
         while True:
-            ahead = self._turns.interrupts.sessions_with_turn.get(session_id)
+            ahead = self.turns.interrupts.sessions_with_turn.get(session_id)
             report = Progressed("queue", "waiting", title="An earlier turn is running")
-            mine = ahead is not None and ahead.owner.principal == self._spec.owner.principal
+            mine = ahead is not None and ahead.owner.principal == self.owner.principal
             if ahead is not None and mine and ahead.waiting:
                 report = Progressed(
                     "queue",
@@ -336,17 +372,17 @@ class Turn:
             changed = ahead and ahead.changed
             if report != told:
                 told = report
-                await self._log.append([report])
+                await log.append([report])
                 continue  # it may have changed meanwhile
             if changed is not None:
                 await changed.wait()
             else:  # another turn is about to begin
                 await asyncio.sleep(AGAIN_SECONDS)
 
-    def _bound(self, session: BoundSession) -> SessionBound:
+    def bound(self, session: BoundSession) -> SessionBound:
         """Say where the turn runs, and with which model and agent if that was asked for."""
-        chosen, defaults = self._spec.request.routing.model, self._turns.settings.opencode
-        model = chosen or defaults.model
+        defaults = self.turns.settings.opencode
+        model = self.request.routing.model or defaults.model
         return SessionBound(
             session.session_id,
             session.directory,
@@ -354,60 +390,55 @@ class Turn:
             agent=defaults.agent,
         )
 
-    @contextmanager
-    def _attached(self, session: BoundSession) -> Generator[Subscription]:
-        """Hold what the turn has while it is in a session; there may be another one after it."""
-        spec, turns, session_id = self._spec, self._turns, session.session_id
+
+class Attempt:
+    """The turn in one session. If OpenCode deletes that before the prompt, there is another."""
+
+    def __init__(self, turn: Turn, session: BoundSession, log: Log) -> None:
+        self._turn = turn
+        self._turns = turn.turns
+        self._interrupts = turn.interrupts
         self._session = session
-        self._reader = Reader(session_id, spec.request.user_message_id, spec.emitted)
-        self._changes = Changes(session_id)
-        self._limits = TurnLimits(turns.settings)
+        self._log = log
+        self._reader = Reader(session.session_id, turn.request.user_message_id, turn.emitted)
+        self._limits = TurnLimits(turn.turns.settings)
         self._prompt: asyncio.Task[MessageWithParts] | None = None
         self._tries = 0
         self._notes: list[TurnEvent] = []
         """What is to be written beside what is heard."""
         self._tick_timer: asyncio.TimerHandle | None = None
         self._start_timer: asyncio.TimerHandle | None = None
-        tools = turns.tools
-        self._caller = tools and tools.callers.enter(spec.request.routing.hops, self._note)
-        turns.interrupts.sessions_with_turn[session_id] = self.interrupts
-        try:
-            with closing(turns.feed.follow(session_id)) as subscription:
-                self._subscription = subscription
-                yield subscription
-        finally:
-            self._subscription = None
-            turns.interrupts.sessions_with_turn.pop(session_id, None)
-            if tools is not None and self._caller is not None:
-                tools.callers.leave(self._caller, canceled=self._canceled)
-            for pending in (self._tick_timer, self._start_timer, self._prompt):
-                if pending is not None:
-                    pending.cancel()
+        tools = self._turns.tools
+        self._caller = tools and tools.callers.enter(turn.request.routing.hops, self._note)
+        self._turns.interrupts.sessions_with_turn[session.session_id] = turn.interrupts
+        self._subscription = self._turns.feed.follow(session.session_id)
+        self.wake = self._subscription.wake
 
-    def _send(self) -> None:
-        """Send the prompt; the call is answered when the turn has ended."""
-        send, request = self._turns.prompts.send, self._spec.request
-        self._tries += 1
-        self._prompt = asyncio.create_task(send(self._session, request, lambda: self._canceled))
-        self._prompt.add_done_callback(lambda _: self._wake())
+    def close(self) -> None:
+        self._subscription.close()
+        self._turns.interrupts.sessions_with_turn.pop(self._session.session_id, None)
+        if self._turns.tools is not None and self._caller is not None:
+            self._turns.tools.callers.leave(self._caller, canceled=self._turn.canceled)
+        for pending in (self._tick_timer, self._start_timer, self._prompt):
+            if pending is not None:
+                pending.cancel()
 
-    # Follow
-
-    async def _follow(self, session: BoundSession, subscription: Subscription) -> None:
+    async def run(self) -> None:
         """Send the prompt, unless an earlier process did; then hear, decide and write."""
-        spec, bound = self._spec, self._bound(session)
-        if spec.emitted is None:
-            self.interrupts.connect(session.location, {})
+        turn, session = self._turn, self._session
+        bound = turn.bound(session)
+        if turn.emitted is None:
+            self._interrupts.connect(session.location, {})
             await self._log.append([bound, Started()], session.link)
-            if not self._canceled:
+            if not turn.canceled:
                 self._send()
         else:
-            answers = await self._turns.interrupts.answers(spec.owner)
-            self.interrupts.connect(session.location, answers)
+            answers = await self._turns.interrupts.answers(turn.owner)
+            self._interrupts.connect(session.location, answers)
             await self._log.append([bound], session.link)
         self._tick()
         while not self._reader.finished:
-            await self._write(self._hear(await subscription.batch(self._grow)))
+            await self._write(self._hear(await self._subscription.batch(self._grow)))
             try:
                 events = await self._decide()
             except SessionNotFoundError:
@@ -417,10 +448,10 @@ class Turn:
                     raise SessionGoneError from None
                 events = self._reader.finish(None, failure=GONE)
             except UpstreamError as error:
-                # The store could not be read; the next tick, or the feed's return, tries again.
+                # OpenCode could not be asked; the next tick, or the feed's return, tries again.
                 logger.warning("could not read OpenCode's state; will retry", error=error.message)
                 events = []
-                if self._canceled:
+                if turn.canceled:
                     events = _noted(self._reader.finish(None, aborted=True), UNCONFIRMED)
                 elif (failure := self._limits.silence) is not None:
                     events = self._reader.finish(None, failure=failure)
@@ -429,24 +460,59 @@ class Turn:
                 loop = asyncio.get_running_loop()
                 self._start_timer = loop.call_later(START_SECONDS, self._show_started)
 
+    def _send(self) -> None:
+        """Send the prompt; the call is answered when the turn has ended."""
+        self._tries += 1
+        self._prompt = asyncio.create_task(self._call())
+        self._prompt.add_done_callback(lambda _: self.wake())
+
+    async def _call(self) -> MessageWithParts:
+        """Prompt the session, unless the turn is canceled first; OpenCode answers at its end."""
+        request, settings = self._turn.request, self._turns.settings.opencode
+        model = await self._turns.model(self._session, request.routing.model)
+        if self._turn.canceled:  # while the model was asked for: OpenCode need not hear of it
+            raise asyncio.CancelledError
+        parts: list[InputPart] = []
+        for part in request.prompt:
+            if part.text is not None:
+                parts.append(TextInput(text=part.text))
+            else:
+                mime = part.media_type or "text/plain"
+                url = f"data:{mime};base64,{part.data}"
+                parts.append(FileInput(mime=mime, url=url, filename=part.filename))
+        prompt = Prompt(
+            parts=parts,
+            message_id=request.user_message_id,
+            model=model,
+            agent=settings.agent,
+            system=settings.system,
+            variant=settings.variant,
+        )
+        session = self._session
+        answer = self._turns.opencode.prompt(session.session_id, prompt, at=session.location)
+        del prompt, parts  # large files need not be kept until the turn has ended
+        return await answer
+
+    # Hear
+
     def _tick(self) -> None:
         # The longer it has been quiet, the less a moment matters: a thousand turns that wait for
         # their models should cost next to nothing.
         pause = max(self._limits.tick, min(self._limits.quiet / 2, LONGEST_TICK_SECONDS))
         self._tick_timer = asyncio.get_running_loop().call_later(pause, self._tick)
-        self._wake()
+        self.wake()
 
     def _show_started(self) -> None:
         """Show the tool calls that have begun and did not ask."""
         self._start_timer = None
         self._notes += self._reader.start()
-        self._wake()
+        self.wake()
 
     def _note(self, progress: Progressed) -> None:
         """Take the progress of a tool of ours that the turn is calling."""
         self._notes.append(progress)
         self._limits.heard = self._limits.now()
-        self._wake()
+        self.wake()
 
     def _grow(self, deltas: list[PartDelta]) -> None:
         """Hear growing text, after which there is nothing to decide."""
@@ -456,7 +522,6 @@ class Turn:
     def _hear(self, items: list[FeedItem]) -> list[TurnEvent]:
         out, self._notes = self._notes, []
         events: list[Event] = []
-        self._changes.hear(items)
         if self._turns.tools is not None and self._caller is not None:
             self._turns.tools.hear(self._caller, items)
         for item in items:
@@ -478,8 +543,8 @@ class Turn:
     async def _write(self, events: list[TurnEvent]) -> None:
         if not events:
             return
-        screened = await self.interrupts.register(events)
-        if self.interrupts.forged is not None:  # noticed with the end of the turn: not a good end
+        screened = await self._interrupts.register(events)
+        if self._interrupts.forged is not None:  # noticed with the end of the turn: not a good end
             screened = [
                 Finished(Outcome.FAILED, event.message_id, failure=FORGED)
                 if isinstance(event, Finished) and event.outcome is Outcome.COMPLETED
@@ -487,27 +552,26 @@ class Turn:
                 for event in screened
             ]
         await self._log.append(screened)
-        self.interrupts.release()
+        self._interrupts.release()
 
     async def _decide(self) -> list[TurnEvent]:
         """Do what is to be done now that something was heard, or time has passed."""
-        spec, turns, reader, session = self._spec, self._turns, self._reader, self._session
+        turns, reader, session = self._turns, self._reader, self._session
         if reader.state.messages.prompt_seen and session.named:
-            await turns.sessions.confirm(
-                session, spec.owner.principal, spec.owner.context_id, spec.request.routing
-            )
+            owner, routing = self._turn.owner, self._turn.request.routing
+            await turns.sessions.confirm(session, owner.principal, owner.context_id, routing)
             self._session = replace(session, named=False)
         # What ends the turn from outside comes first: OpenCode may never say another word.
-        if self._canceled:
+        if self._turn.canceled:
             return await self._abort(None)
-        if self.interrupts.forged is not None:
+        if self._interrupts.forged is not None:
             return await self._abort(FORGED)
-        if not await self.interrupts.answer_due():
+        if not await self._interrupts.answer_due():
             return await self._abort(EXPIRED)
-        if self.interrupts.stale:
-            self.interrupts.stale = False
+        if self._interrupts.stale:
+            self._interrupts.stale = False
             self._doubt()
-        if reader.state.needs_reconcile and turns.feed.up:
+        if reader.state.needs_reconcile and turns.feed.up.is_set():
             events = await self._reconcile()
             if events or self._reader.finished:
                 return events
@@ -527,7 +591,7 @@ class Turn:
             logger.warning("prompt call broke off", error=error.message)
             self._prompt = None
             self._doubt()
-            self._wake()
+            self.wake()
             return []
         if isinstance(error, SessionNotFoundError) or not isinstance(error, ServiceError):
             raise error
@@ -535,7 +599,7 @@ class Turn:
         if self._reader.state.last_error is None and not self._drained():
             return []
         if self._session.named:
-            await self._turns.sessions.release(self._spec.owner.principal, self._session.session_id)
+            await self._turns.sessions.release(self._turn.owner.principal, self._session.session_id)
         if self._reader.state.last_error is not None:
             return await self._finish()
         text = f"{error.message}; check the model, the agent and the files of the message"
@@ -549,9 +613,9 @@ class Turn:
         limits = self._limits
         if limits.ended is None:
             limits.ended = limits.now()
-            asyncio.get_running_loop().call_later(DRAIN_SECONDS, self._wake)
+            asyncio.get_running_loop().call_later(DRAIN_SECONDS, self.wake)
         late = limits.now() - limits.ended >= DRAIN_SECONDS
-        return late or (self._reader.state.complete and self._changes.known)
+        return late or (self._reader.state.complete and self._reader.state.messages.changes_known)
 
     def _doubt(self) -> None:
         """Read OpenCode's stored state again; answers from before now do not count."""
@@ -562,7 +626,7 @@ class Turn:
         """Compare with the store; end the turn if OpenCode is no longer at it."""
         session, limits = self._session, self._limits
         session_id, since = session.session_id, max(limits.heard, limits.doubted)
-        snapshots, message_id = self._turns.snapshots, self._spec.request.user_message_id
+        snapshots, message_id = self._turns.snapshots, self._turn.request.user_message_id
         state = await snapshots.read(session_id, message_id, session.location, since)
         known = any(message.info.id == message_id for message in state.messages)
         if not known and self._prompt is None:
@@ -573,7 +637,7 @@ class Turn:
             return [Started()]
         limits.compared = limits.now()
         limits.unlisted = state.permissions is None or state.questions is None
-        self.interrupts.busy = session_id in state.statuses
+        self._interrupts.busy = session_id in state.statuses
         events = self._reader.reconcile(state)
         if session_id not in state.statuses and self._idle_is_the_end:
             # The list may be older than the messages, from before the turn began. It is asked for
@@ -595,9 +659,9 @@ class Turn:
             return []
         if not self._reader.state.needs_reconcile and limits.comparison_due:
             self._reader.state.needs_reconcile = True
-            self._wake()
+            self.wake()
             return []
-        if self.interrupts.waiting:
+        if self._interrupts.waiting:
             return []
         statuses = await self._turns.snapshots.statuses.of(session.location, limits.heard)
         if session.session_id not in statuses and self._idle_is_the_end:
@@ -638,7 +702,7 @@ class Turn:
                 return Snapshot(messages=[answer])
         return await self._turns.snapshots.read_end(
             self._session.session_id,
-            self._spec.request.user_message_id,
+            self._turn.request.user_message_id,
             self._reader.state.children,
         )
 
@@ -664,7 +728,7 @@ class Turn:
         opencode, session = self._turns.opencode, self._session
         sessions = {session.session_id, *self._reader.state.children}
         await opencode.abort_session(session.session_id)
-        await self.interrupts.reject_all(sessions)
+        await self._interrupts.reject_all(sessions)
         while True:
             busy = sessions & set(await opencode.session_status(at=session.location))
             if self._prompt is not None and not busy:

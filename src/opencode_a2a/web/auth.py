@@ -31,10 +31,9 @@ from opencode_a2a import metrics
 from opencode_a2a.config import UNGUESSABLE, AccessSettings, CredentialEntry, Settings, StateError
 from opencode_a2a.errors import ServiceError, TooManyFailuresError, UnauthenticatedError
 from opencode_a2a.ids import CAPABILITIES, Caller, Principal
+from opencode_a2a.server.contracts import DISCOVERY
 
-OPEN_PATHS = frozenset(
-    {"/.well-known/agent-card.json", "/.well-known/agent.json", "/livez", "/readyz"}
-)
+OPEN_PATHS = frozenset({*DISCOVERY, "/livez", "/readyz"})
 _CHALLENGES = {
     "bearer": ("WWW-Authenticate", 'Bearer realm="opencode-a2a"'),
     "basic": ("WWW-Authenticate", 'Basic realm="opencode-a2a", charset="UTF-8"'),
@@ -143,8 +142,11 @@ class Authentication:
         app: ASGIApp,
         credentials: Iterable[AcceptedCredential],
         throttle: Throttle | None = None,
+        also: Callable[[bytes, Scope], AcceptedCredential | None] | None = None,
     ) -> None:
         self._app = app
+        self._also = also
+        """Finds whose a bearer token is that was given out while the service runs."""
         self._credentials = tuple(credentials)
         self._throttle = Throttle() if throttle is None else throttle
         if not self._credentials:
@@ -174,6 +176,8 @@ class Authentication:
             same = hmac.compare_digest(credential.digest, digest)
             if same & (credential.scheme.encode() == scheme):
                 found = credential
+        if found is None and scheme == b"bearer" and self._also is not None:
+            found = self._also(secret, scope)
         # Failures count for an address and a name, in a form of fixed size.
         key = sha256(b"\0".join((peer_address(scope).encode(), scheme, name))).digest()
         wait = self._throttle.wait(key)

@@ -24,6 +24,7 @@ from structlog.typing import FilteringBoundLogger
 from opencode_a2a import metrics
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import Caller
+from opencode_a2a.server.contracts import DISCOVERY
 from opencode_a2a.server.http import OPERATION
 from opencode_a2a.telemetry import PAYLOADS, begin_trace, current_trace, redact
 from opencode_a2a.web.auth import peer_address
@@ -39,8 +40,7 @@ _KNOWN_PATHS = frozenset(
         "/readyz",
         "/health",
         "/metrics",
-        "/.well-known/agent-card.json",
-        "/.well-known/agent.json",
+        *DISCOVERY,
     }
 )
 _KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

@@ -39,6 +39,7 @@ from opencode_a2a.errors import (
 from opencode_a2a.server.http import refused
 from opencode_a2a.server.sse import WRITE_NOW, Streams
 from opencode_a2a.web.auth import AcceptedCredential, Authentication
+from opencode_a2a.web.browser import Pages, SignIns
 from opencode_a2a.web.limits import BodyGuard, Boundary, RateLimit
 from opencode_a2a.web.observe import AccessLog, PayloadLog
 
@@ -52,7 +53,12 @@ _GZIP_LEVEL = 5
 _REFUSES_GZIP = re.compile(r"\bgzip\s*;\s*q=0(\.0*)?\s*(,|$)", re.IGNORECASE)
 
 
-def edge(app: ASGIApp, settings: Settings, credentials: Iterable[AcceptedCredential]) -> ASGIApp:
+def edge(
+    app: ASGIApp,
+    settings: Settings,
+    credentials: Iterable[AcceptedCredential],
+    sign_ins: SignIns | None = None,
+) -> ASGIApp:
     """Return the application behind all its guards, the outermost last."""
     if settings.log.payloads:
         app = PayloadLog(app, settings.log.body_limit)
@@ -61,7 +67,10 @@ def edge(app: ASGIApp, settings: Settings, credentials: Iterable[AcceptedCredent
         app = Compression(app, settings.a2a.http_gzip_minimum_size, _GZIP_LEVEL)
     if settings.limits.rate_limit_enabled:
         app = RateLimit(app, settings.limits)
-    app = Authentication(app, credentials)
+    if sign_ins is None:
+        app = Authentication(app, credentials)
+    else:
+        app = Pages(Authentication(app, credentials, also=sign_ins.find))
     app = Boundary(app, settings)
     return AccessLog(Refusals(app, Version(settings.a2a.protocol_version)))
 

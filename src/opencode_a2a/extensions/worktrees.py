@@ -1,7 +1,4 @@
-"""The part of the file system that turns may run in, and the git worktrees in it.
-
-A caller may name the workspace root and the directories below it. Symbolic links are followed
-before the comparison, so that none leads out, and nothing here tells a caller where the root is.
+"""Git worktrees: whether a directory is one, and what would be lost with it.
 
 OpenCode removes any directory of a project that it ever visited, an ordinary clone with unsaved
 work included, and reports success. So a directory is handed to it only after a look at the disk.
@@ -13,52 +10,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from opencode_a2a.errors import InvalidParamsError, Violation
-
 GIT_SECONDS = 30.0
 _GIT_ENVIRONMENT = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
-
-
-class WorkspaceRoot:
-    """The directories that callers may name.
-
-    Without a root, everything runs where OpenCode was started, and nothing can be chosen.
-    """
-
-    def __init__(self, root: Path | None, *, allow_override: bool) -> None:
-        self.root = None if root is None else os.path.realpath(root)
-        self._allow_override = allow_override
-
-    def directory(self, named: str | None, field: str) -> str | None:
-        """Return the real path of a directory that a request names; the root for none."""
-        if named is None or not named.strip():
-            return self.root
-        if "\0" in named:
-            raise _refusal(field, "must be a path")
-        if self.root is None:
-            raise _refusal(
-                field, "cannot be chosen: the service has no OPENCODE_WORKSPACE_ROOT; leave it out"
-            )
-        path = os.path.realpath(Path(self.root) / named.strip())
-        if path != self.root and not self._allow_override:
-            raise _refusal(field, "may not be chosen here; leave it out")
-        if not self.holds(path):
-            raise _refusal(field, "must be inside the workspace")
-        # Unlike pathlib, os.path takes a name that is too long for one that does not exist. A root
-        # that is not on this machine cannot be checked.
-        if os.path.isdir(self.root) and not os.path.isdir(path):
-            raise _refusal(field, "must be an existing directory")
-        return path
-
-    def holds(self, path: str) -> bool:
-        """Whether a real path is the root or below it."""
-        return self.root is None or Path(path).is_relative_to(self.root)
-
-
-def _refusal(field: str, description: str) -> InvalidParamsError:
-    return InvalidParamsError(
-        f"{field} {description}", violations=(Violation(field, description),), field=field
-    )
 
 
 def is_worktree(directory: str, project: str) -> bool | None:

@@ -1,0 +1,180 @@
+"""What a browser is served: the console, how people sign in to it, and the headers of its pages.
+
+``Pages`` stands before authentication, because a browser cannot send a credential when it opens a
+page; the pages hold nothing secret. The console uses the public API like any other client. Sign-in
+is the one thing that exists for it alone: ``SignIns`` exchanges a code of one use for a credential
+of the same caller.
+"""
+
+import gzip
+import hmac
+import math
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+import orjson
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from opencode_a2a.errors import LimitExceededError, UnauthenticatedError
+from opencode_a2a.ids import SCOPE_KEY, Caller
+from opencode_a2a.telemetry import AUDIT
+from opencode_a2a.web.auth import AcceptedCredential
+
+CONSOLE = "/console"
+CODES = f"{CONSOLE}/codes"
+SESSION = f"{CONSOLE}/session"
+CODE_SECONDS = 60
+SESSION_SECONDS = 12 * 3600
+MOST_CODES = 1_000
+_FOLDER = Path(__file__).parent / "console"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
+_HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+_REDIRECTS = {"/": "console", "/docs": "console#/docs", f"{CONSOLE}/": "../console"}
+"""Where a browser is led; relative, since a proxy may put the service below a path."""
+
+
+@cache
+def files() -> dict[str, tuple[bytes, bytes, str, str]]:
+    """Return the console by path: each file plain and compressed, its type and its tag."""
+    found: dict[str, tuple[bytes, bytes, str, str]] = {}
+    for file in sorted(_FOLDER.iterdir()):
+        if file.suffix in _TYPES:
+            path = CONSOLE if file.name == "index.html" else f"{CONSOLE}/{file.name}"
+            content = file.read_bytes()
+            tag = f'"{sha256(content).hexdigest()[:16]}"'
+            packed = gzip.compress(content, mtime=0)
+            found[path] = (content, packed, _TYPES[file.suffix], tag)
+    return found
+
+
+class Pages:
+    """Answer what a browser opens, and hand on everything else."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = self._page(scope) if scope["method"] in ("GET", "HEAD") else None
+        await (response or self._app)(scope, receive, send)
+
+    def _page(self, scope: Scope) -> Response | None:
+        path, headers = scope["path"], Headers(scope=scope)
+        # Whoever is no browser gets what these paths have always answered.
+        if path in _REDIRECTS and "text/html" in headers.get("accept", ""):
+            return RedirectResponse(_REDIRECTS[path], headers=_HEADERS)
+        if path not in files():
+            return None
+        content, packed, kind, tag = files()[path]
+        more = {**_HEADERS, "content-type": kind, "etag": tag, "cache-control": "no-cache"}
+        if headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=more)
+        if "gzip" in headers.get("accept-encoding", ""):
+            return Response(
+                packed, headers=more | {"content-encoding": "gzip", "vary": "Accept-Encoding"}
+            )
+        return Response(content, headers=more)
+
+
+class SignIns:
+    """Codes of one use, and the credentials of the console that they are exchanged for.
+
+    Such a credential is signed with the digest of the one that asked for it. So nothing is stored,
+    it survives a restart, and it ends when that credential is no longer accepted.
+    """
+
+    def __init__(self, credentials: Iterable[AcceptedCredential]) -> None:
+        self._credentials = tuple(credentials)
+        self._codes: dict[bytes, tuple[float, AcceptedCredential]] = {}
+        """By the digest of the code when it ends, and whose it is; oldest first."""
+        self._ended: dict[bytes, float] = {}
+        """By digest when the sessions end that were signed out."""
+
+    def routes(self) -> list[BaseRoute]:
+        return [
+            Route(CODES, self._new_code, methods=["POST"]),
+            Route(SESSION, self._begin, methods=["POST"]),
+            Route(SESSION, self._end, methods=["DELETE"]),
+        ]
+
+    def find(self, secret: bytes, scope: Scope) -> AcceptedCredential | None:
+        """Return whose secret this is: a code where one can be exchanged, else a session."""
+        digest = sha256(secret).digest()
+        if scope["path"] == SESSION and scope["method"] == "POST":
+            until, credential = self._codes.get(digest, (0.0, None))
+            return credential if time.monotonic() < until else None
+        claims, _, signature = secret.rpartition(b".")
+        if not claims.startswith(b"console.") or digest in self._ended:
+            return None
+        for credential in self._credentials:
+            if hmac.compare_digest(_signature(credential, claims), signature):
+                # A restart must not end it, hence the time of day.
+                ends = int(claims.split(b".")[1], 16)
+                alive = replace(credential, scheme="bearer", guessable=False)
+                return alive if time.time() < ends else None
+        return None
+
+    async def _new_code(self, request: Request) -> Response:
+        caller: Caller = request.scope[SCOPE_KEY]
+        now = time.monotonic()
+        self._codes = {key: one for key, one in self._codes.items() if now < one[0]}
+        if len(self._codes) >= MOST_CODES:
+            raise LimitExceededError(limit=MOST_CODES)
+        code = secrets.token_urlsafe(32)
+        credential = next(one for one in self._credentials if one.caller == caller)
+        self._codes[sha256(code.encode()).digest()] = (now + CODE_SECONDS, credential)
+        return _json({"code": code, "expires_in": CODE_SECONDS})
+
+    async def _begin(self, request: Request) -> Response:
+        sent = request.headers["authorization"].partition(" ")[2].strip()
+        _, credential = self._codes.pop(sha256(sent.encode()).digest(), (0.0, None))
+        if credential is None:
+            raise UnauthenticatedError("Only a code of the command `console` is taken here, once")
+        ends = math.ceil(time.time()) + SESSION_SECONDS
+        claims = f"console.{ends:x}.{secrets.token_hex(16)}".encode()
+        token = (claims + b"." + _signature(credential, claims)).decode()
+        AUDIT.info("console session begun", principal=credential.caller.principal)
+        return _json({"token": token, "expires_in": SESSION_SECONDS})
+
+    async def _end(self, request: Request) -> Response:
+        sent = request.headers["authorization"].partition(" ")[2].strip()
+        now = time.monotonic()
+        self._ended = {key: until for key, until in self._ended.items() if now < until}
+        if sent.startswith("console."):
+            self._ended[sha256(sent.encode()).digest()] = now + SESSION_SECONDS
+            caller: Caller = request.scope[SCOPE_KEY]
+            AUDIT.info("console session ended", principal=caller.principal)
+        return Response(status_code=204)
+
+
+def _signature(credential: AcceptedCredential, claims: bytes) -> bytes:
+    return hmac.new(credential.digest, claims, sha256).hexdigest().encode()
+
+
+def _json(body: dict[str, str | int]) -> Response:
+    headers = {"cache-control": "no-store"}
+    return Response(orjson.dumps(body), headers=headers, media_type="application/json")

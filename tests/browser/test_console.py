@@ -1,0 +1,452 @@
+"""The console in a real browser, before a real OpenCode with the scripted model."""
+
+import asyncio
+import re
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.async_api import Page, expect
+
+from opencode_a2a.opencode.managed import free_port
+from tests.browser.conftest import AXE, PHONE, Look
+from tests.support.backstage import Backstage, script
+from tests.support.service import TOKEN, Running, message, serving, settings_for
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.live,
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+expect.set_options(timeout=20_000)
+DONE = {"say": "done"}
+PAYLOADS = (
+    "<script>window.pwned=1</script>",
+    "<img src=x onerror=window.pwned=2>",
+    "<svg onload=window.pwned=3>",
+    "[a](javascript:window.pwned=4)",
+    "[b](data:text/html,<script>window.pwned=5</script>)",
+    "![c](https://evil.example/leak.png)",
+    "<iframe srcdoc='<script>parent.pwned=7</script>'></iframe>",
+    "</code></pre><script>window.pwned=8</script>",
+    "<a href=javascript:window.pwned=9>click</a>",
+    '"><style>*{display:none}</style><form action=https://evil.example>',
+)
+
+
+async def start(page: Page, text: str) -> None:
+    """Start a task as a person does."""
+    await page.get_by_role("link", name="New task").click()
+    await page.get_by_label("What should the agent do?").fill(text)
+    await page.get_by_role("button", name="Start").click()
+
+
+def task_of(page: Page) -> str:
+    return page.url.partition("#/task/")[2]
+
+
+async def unfold(page: Page) -> None:
+    unfolding = "(all) => all.forEach((one) => (one.open = true))"
+    await page.locator("main details").evaluate_all(unfolding)
+    await page.locator("main details").evaluate_all(unfolding)  # those inside of them, drawn now
+
+
+async def ended(page: Page, state: str = "completed") -> None:
+    await expect(page.locator(".bar .state")).to_have_text(state)
+
+
+def writing(name: str, content: str = "# Notes\n") -> Any:
+    return {"tool": "write", "input": {"filePath": name, "content": content}}
+
+
+# --- sign-in ----------------------------------------------------------------------------------
+
+
+async def test_a_token_signs_in_and_a_wrong_one_does_not(look: Look, service: Running) -> None:
+    page = await look(service.url, signed_in=False, expected=("401",))
+    assert page.url == f"{service.url}/console"
+
+    await page.get_by_label("Token").fill("not-the-token")
+    await page.get_by_role("button", name="Sign in").click()
+    await expect(page.get_by_role("alert")).to_have_text("This token is not valid.")
+
+    await page.get_by_label("Token").fill(TOKEN)
+    await page.get_by_role("button", name="Sign in").click()
+    await expect(page.get_by_role("link", name="New task")).to_be_visible()
+    await page.reload()
+    await page.get_by_role("button", name="Sign out").click()
+    await expect(page.get_by_label("Token")).to_be_visible()
+    assert await page.evaluate("sessionStorage.length") == 0
+
+
+async def test_a_code_signs_in_once_and_leaves_the_address(look: Look, service: Running) -> None:
+    code = (await service.http.post("/console/codes")).json()["code"]
+
+    page = await look(f"{service.url}/console#code={code}", signed_in=False)
+    await expect(page.get_by_role("link", name="New task")).to_be_visible()
+    assert page.url == f"{service.url}/console"
+    kept = await page.evaluate("Object.values(sessionStorage).join()")
+    assert kept.startswith("Bearer console.")
+    assert TOKEN not in kept
+
+    again = await look(f"{service.url}/console#code={code}", signed_in=False, expected=("401",))
+    await expect(again.get_by_role("alert")).to_contain_text("was used or is too old")
+
+    # Signing out ends the credential, not only the memory of it.
+    await page.get_by_role("button", name="Sign out").click()
+    await expect(page.get_by_label("Token")).to_be_visible()
+    refused = await service.http.get("/health", headers={"Authorization": kept})
+    assert refused.status_code == 401
+
+
+# --- tasks ------------------------------------------------------------------------------------
+
+
+async def test_a_permission_is_approved_with_a_click(
+    look: Look, service: Running, stage: Backstage
+) -> None:
+    page = await look(f"{service.url}/console")
+    await start(page, f"write it {script({'think': 'hm'}, writing('a.md'), {'say': '**bold**'})}")
+
+    card = page.get_by_role("region", name="May OpenCode change a file?")
+    await expect(card.get_by_text("+# Notes")).to_be_visible()
+    await expect(page.get_by_role("heading", name="Waits for you (1)")).to_be_visible()
+    assert await page.title() == "(1) OpenCode A2A"
+    allow = card.get_by_role("button", name="Allow once")
+    assert await card.evaluate("(card) => card.contains(document.activeElement)") is False
+    assert not (stage.workspace / "a.md").exists()
+    await allow.click()
+
+    await ended(page)
+    assert (stage.workspace / "a.md").read_text() == "# Notes\n"
+    await expect(page.get_by_text(re.compile("Allowed once by bearer:"))).to_be_visible()
+    await expect(page.get_by_role("heading", name="Changes")).to_be_visible()
+    await expect(page.locator(".prose strong")).to_have_text("bold")
+    # Reasoning is there, folded.
+    await expect(page.locator(".thinking .prose")).to_be_hidden()
+    await expect(page.locator(".bar .facts")).to_contain_text(" in · ")
+    assert await page.title() == "OpenCode A2A"
+
+
+async def test_a_denial_tells_the_agent_why(look: Look, service: Running) -> None:
+    page = await look(f"{service.url}/console")
+    bash = {"tool": "bash", "input": {"command": "echo ran", "description": "Say it"}}
+    await start(page, f"run it {script(bash, {'say': 'heard: {{result}}'})}")
+
+    await page.get_by_role("button", name="Deny…").click()
+    await page.get_by_label("Why not, for the agent (optional)").fill("use printf")
+    await page.get_by_role("button", name="Deny", exact=True).click()
+
+    await ended(page)
+    await expect(page.locator(".log > .prose").last).to_contain_text("use printf")
+    await expect(page.get_by_text(re.compile("Denied by bearer:"))).to_be_visible()
+
+
+async def test_questions_are_answered_together(look: Look, service: Running) -> None:
+    page = await look(f"{service.url}/console")
+    options = [{"label": "Red", "description": "warm"}, {"label": "Blue", "description": "cold"}]
+    asked: list[Any] = [
+        {"question": "Which colour?", "header": "Colour", "options": options},
+        {"question": "Which ones?", "header": "Ones", "options": options, "multiple": True},
+        {"question": "And why?", "header": "Why", "options": []},
+    ]
+    ask: Any = {"tool": "question", "input": {"questions": asked}}
+    await start(page, f"ask {script(ask, {'say': 'heard: {{result}}'})}")
+
+    card = page.get_by_role("region", name="OpenCode asks 3 questions")
+    await card.get_by_role("radio", name="Blue").check()
+    await card.get_by_role("checkbox", name="Red").check()
+    await card.get_by_role("checkbox", name="Blue").check()
+    await card.get_by_label("Your own answer").last.fill("because")
+    await card.get_by_role("button", name="Answer").click()
+
+    await ended(page)
+    said = page.locator(".log > .prose").last
+    for word in ("Blue", "Red, Blue", "because"):
+        await expect(said).to_contain_text(word)
+
+
+async def test_a_task_is_canceled_and_the_conversation_continues(
+    look: Look, service: Running
+) -> None:
+    page = await look(f"{service.url}/console")
+    await start(page, f"hang {script({'say': 'begun'}, {'hang': True})}")
+    await expect(page.get_by_text("begun", exact=True)).to_be_visible()
+    first = task_of(page)
+
+    await page.get_by_role("button", name="Cancel").click()
+    await ended(page, "canceled")
+    await page.get_by_label("Continue this conversation").fill(script({"say": "second answer"}))
+    await page.keyboard.press("Enter")
+
+    await expect(page.locator(".log > .prose")).to_have_text("second answer")
+    await ended(page)
+    assert task_of(page) != first
+    await page.get_by_role("navigation", name="This conversation").get_by_role("link").first.click()
+    await ended(page, "canceled")
+
+
+async def test_the_plan_is_a_checklist(look: Look, service: Running) -> None:
+    page = await look(f"{service.url}/console")
+    todos = [
+        {"content": "Look", "status": "completed", "priority": "low"},
+        {"content": "Leap", "status": "in_progress", "priority": "low"},
+    ]
+    await start(page, f"plan {script({'tool': 'todowrite', 'input': {'todos': todos}}, DONE)}")
+
+    await ended(page)
+    await expect(page.locator(".plan li")).to_have_count(2)
+    await expect(page.locator(".plan .completed")).to_contain_text("Look")
+
+
+async def test_what_waits_and_sessions_have_pages_of_their_own(
+    look: Look, service: Running
+) -> None:
+    page = await look(f"{service.url}/console")
+    await start(page, f"paged {script(writing('paged.md'), DONE)}")
+    await expect(page.locator(".ask")).to_be_visible()
+    task = task_of(page)
+
+    await page.get_by_role("link", name="Waiting").click()
+    await page.get_by_role("button", name="Allow once").click()
+    await expect(page.get_by_text("Nothing waits for you.")).to_be_visible()
+    await page.goto(f"{service.url}/console#/task/{task}")
+    await ended(page)
+    await page.get_by_role("link", name="Session", exact=True).click()
+    await expect(page.get_by_role("heading", name="Messages")).to_be_visible()
+    await expect(page.get_by_role("heading", name="Changes")).to_be_visible()
+    await page.get_by_label("Title").fill("A better name")
+    await page.get_by_role("button", name="Rename").click()
+    await expect(page.get_by_role("heading", name="A better name")).to_be_visible()
+    await page.get_by_role("button", name="Delete…").click()
+    await page.get_by_role("button", name="Delete", exact=True).click()
+    await expect(page.get_by_role("heading", name="Sessions")).to_be_visible()
+    await expect(page.get_by_role("link", name="A better name")).to_have_count(0)
+
+
+# --- what a model may write -------------------------------------------------------------------
+
+
+async def test_nothing_that_is_told_becomes_markup(
+    look: Look, service: Running, stage: Backstage
+) -> None:
+    page = await look(f"{service.url}/console", expected=("TrustedHTML",))
+    opened: list[str] = []
+    page.on("dialog", lambda dialog: opened.append(dialog.message))
+    everything = "\n\n".join(PAYLOADS)
+    framed = f"{everything}\n\n```html\n{everything}\n```\n\n| a |\n|---|\n| {PAYLOADS[0]} |"
+    evil = "<img src=x onerror=pwned=1>.md"
+    question = {
+        "question": PAYLOADS[1],
+        "header": PAYLOADS[0],
+        "options": [{"label": one[:60], "description": one} for one in PAYLOADS[:3]],
+    }
+    await start(
+        page,
+        PAYLOADS[1]
+        + script(
+            {"think": everything},
+            {"say": everything},
+            writing(evil, everything),
+            {"tool": "question", "input": {"questions": [question]}},
+            {"say": framed},
+        ),
+    )
+    await expect(page.locator(".ask .path")).to_have_text(evil)
+    await page.get_by_role("button", name="Allow once").click()
+    await page.get_by_role("radio").first.check()
+    await page.get_by_role("button", name="Answer").click()
+    await ended(page)
+    await unfold(page)
+
+    shown = await page.locator("main").inner_text()
+    for payload in PAYLOADS:
+        core = payload.removeprefix("!").split("](")[0].lstrip("[")
+        assert core in shown, payload
+    assert (
+        await page.locator("h2").last.inner_text() == await page.locator("h2").last.text_content()
+    )
+    assert await page.evaluate("window.pwned") is None
+    assert opened == []
+    for forbidden in (
+        "script:not([src])",
+        "main img",
+        "iframe",
+        "main style",
+        "main svg",
+        "[onerror]",
+    ):
+        assert await page.locator(forbidden).count() == 0, forbidden
+    links = await page.locator("main a").evaluate_all("(all) => all.map((a) => a.protocol)")
+    assert set(links) <= {"http:", "https:", "mailto:"}
+    with pytest.raises(Exception, match="TrustedHTML"):
+        await page.evaluate("document.body.innerHTML = '<b>x</b>'")
+    (stage.workspace / evil).unlink()
+
+
+# --- connections ------------------------------------------------------------------------------
+
+
+async def test_a_reload_in_the_middle_shows_everything_once(
+    look: Look, service: Running, stage: Backstage
+) -> None:
+    page = await look(f"{service.url}/console")
+    await start(
+        page, f"slow {script({'say': 'first half, '}, {'gate': 'reload'}, {'say': 'second half'})}"
+    )
+    await expect(page.locator(".log > .prose")).to_have_text("first half,")
+
+    await page.reload()
+    await expect(page.locator(".log > .prose")).to_have_text("first half,")
+    await stage.open("reload")
+
+    await ended(page)
+    await expect(page.locator(".log > .prose")).to_have_text("first half, second half")
+
+
+async def test_a_lost_service_is_reported_and_the_stream_resumes(
+    look: Look, stage: Backstage, tmp_path: Path
+) -> None:
+    port = free_port("127.0.0.1")
+    settings = settings_for(stage, tmp_path)
+    async with AsyncExitStack() as before:
+        service = await before.enter_async_context(serving(settings, port=port))
+        page = await look(
+            f"{service.url}/console", expected=("ERR_CONNECTION", "503", "ERR_INCOMPLETE")
+        )
+        await start(page, f"lost {script({'say': 'one '}, {'gate': 'lost'}, {'say': 'two'})}")
+        await expect(page.locator(".log > .prose")).to_have_text("one")
+
+    await expect(page.get_by_text("The connection is lost. Trying again…")).to_be_visible()
+    async with serving(settings, port=port):
+        await stage.open("lost")
+        await ended(page)
+        await expect(page.locator(".log > .prose")).to_have_text("one two")
+        await expect(page.get_by_text("The connection is lost. Trying again…")).to_be_hidden()
+
+
+# --- for everybody ----------------------------------------------------------------------------
+
+
+async def test_everything_can_be_done_with_keys(
+    look: Look, service: Running, stage: Backstage
+) -> None:
+    page = await look(f"{service.url}/console")
+    await expect(page.locator(".welcome")).to_be_visible()
+
+    await page.keyboard.press("n")
+    await expect(page.get_by_label("What should the agent do?")).to_be_focused()
+    await page.keyboard.insert_text(f"keys {script(writing('keys.md'), DONE)}")
+    await page.keyboard.press("Control+Enter")
+    await expect(page.locator(".ask")).to_be_visible()
+    await page.keyboard.press("a")  # nothing is focused: nothing is approved
+    await page.keyboard.press("w")
+    await expect(page.locator(".ask")).to_be_focused()
+    await expect(page.locator(".ask [inert]")).to_have_count(0)
+    assert not (stage.workspace / "keys.md").exists()
+    await page.keyboard.press("a")
+    await ended(page)
+    assert (stage.workspace / "keys.md").exists()
+
+    await page.keyboard.press("?")
+    await expect(page.get_by_role("dialog")).to_be_visible()
+    await page.keyboard.press("Escape")
+    await page.keyboard.press("/")
+    await page.keyboard.insert_text("keys")
+    await expect(page.locator("a.row")).to_have_count(1)
+    await page.keyboard.press("Escape")
+    await page.keyboard.press("Escape")
+    await expect(page.locator(".welcome")).to_be_visible()
+    await page.keyboard.press("j")
+    await ended(page)
+
+
+@pytest.mark.parametrize("width", [390, 320])
+async def test_a_phone_shows_the_list_or_one_task(look: Look, service: Running, width: int) -> None:
+    page = await look(f"{service.url}/console", size=(width, PHONE[1]))
+    long = "a_word_that_does_not_break_" * 8
+    await start(page, f"phone {script(writing(f'{width}.md', long), {'say': long})}")
+    await page.get_by_role("button", name="Allow once").click()
+    await ended(page)
+
+    wider = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert await page.evaluate(wider) == 0
+    await expect(page.get_by_role("complementary", name="Tasks")).to_be_hidden()
+    await page.get_by_role("link", name="Back to the list").click()
+    await expect(page.get_by_role("complementary", name="Tasks")).to_be_visible()
+    assert await page.evaluate(wider) == 0
+    small = await page.locator("button:visible, a.button:visible, a.row:visible").evaluate_all(
+        "(all) => all.filter((one) => one.getBoundingClientRect().height < 28).length"
+    )
+    assert small == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_axe_finds_nothing(look: Look, service: Running, scheme: str) -> None:
+    page = await look(f"{service.url}/console", signed_in=False, color_scheme=scheme)
+    await page.evaluate(AXE.read_text())
+    await check(page, "sign-in")
+    await page.get_by_label("Token").fill(TOKEN)
+    await page.get_by_role("button", name="Sign in").click()
+    await check(page, "list")
+    table = "# Title\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n```py\ncode\n```\n\n> quote [x](https://x.example)"
+    question = {
+        "question": "Which?",
+        "header": "W",
+        "options": [{"label": "A", "description": "a"}],
+    }
+    ask = {"tool": "question", "input": {"questions": [question]}}
+    actions = ({"think": "hm"}, writing(f"{scheme}.md"), {"say": table}, ask, DONE)
+    await start(page, f"axe {script(*actions)}")
+    await expect(page.get_by_role("button", name="Allow once")).to_be_enabled()
+    await page.get_by_role("button", name="Deny…").click()
+    await check(page, "permission")
+    await page.get_by_role("button", name="Allow once").click()
+    await expect(page.get_by_role("button", name="Answer")).to_be_visible()
+    await check(page, "question")
+    await page.get_by_role("radio").first.check()
+    await page.get_by_role("button", name="Answer").click()
+    await ended(page)
+    await unfold(page)
+    await check(page, "ended")
+    await page.get_by_role("link", name="Session", exact=True).click()
+    await expect(page.get_by_role("heading", name="Messages")).to_be_visible()
+    await check(page, "session")
+    for link, heading in (
+        ("New task", "New task"),
+        ("Waiting", "What waits for you"),
+        ("Sessions", "Sessions"),
+        ("About", "About"),
+        ("Methods", "Methods"),
+    ):
+        await page.get_by_role("link", name=link, exact=True).click()
+        await expect(page.get_by_role("heading", name=heading).first).to_be_visible()
+        await check(page, link)
+
+
+async def check(page: Page, where: str) -> None:
+    await asyncio.sleep(0.35)  # a card takes no clicks for a moment, and axe takes it for disabled
+    found = await page.evaluate(
+        "axe.run({resultTypes: ['violations']}).then(({violations}) => violations.map("
+        "(v) => `${v.id}: ${v.nodes.slice(0, 3).map((n) => n.html.slice(0, 200)).join(' | ')}`))"
+    )
+    assert found == [], where
+
+
+# --- what is told besides ---------------------------------------------------------------------
+
+
+async def test_a_task_of_another_client_appears_in_the_list(look: Look, service: Running) -> None:
+    page = await look(f"{service.url}/console")
+    await expect(page.locator(".welcome")).to_be_visible()
+
+    params = message(f"from elsewhere {script(DONE)}")
+    sent = await service.http.post("/message:send", json=params, headers={"A2A-Version": "1.0"})
+
+    assert sent.status_code == 200
+    row = page.locator("a.row", has_text="from elsewhere")
+    await expect(row).to_contain_text("completed")
+    await row.click()
+    await ended(page)
