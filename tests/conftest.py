@@ -22,7 +22,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marked = metafunc.definition.get_closest_marker
-    if marked("both_databases") and not marked("sqlite_only"):
+    if marked("postgresql_only"):
+        metafunc.parametrize("database", ["postgresql"], indirect=True, scope="module")
+    elif marked("both_databases") and not marked("sqlite_only"):
         metafunc.parametrize("database", stores.ENGINES, indirect=True, scope="module")
 
 

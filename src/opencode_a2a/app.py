@@ -236,7 +236,7 @@ class Service:
         tasks = self._tasks = TaskService(database, writer, turns, settings.limits)
         await stack.enter_async_context(self._beside(feed.run(), "feed"))
         await stack.enter_async_context(self._beside(writer.run(), "writer"))
-        stack.push_async_callback(self._close, tasks)
+        stack.push_async_callback(self._close, tasks, database)
         self.streams.on_drain.append(tasks.leave)
         taken_up = await recover(database, writer, tasks)
         if taken_up:
@@ -263,10 +263,11 @@ class Service:
         router = Router([*protocol, *about, *sign_ins.routes()], redirect_slashes=False)
         self._app = edge(router, settings, credentials, sign_ins)
 
-    async def _close(self, tasks: TaskService) -> None:
+    async def _close(self, tasks: TaskService, database: Database) -> None:
         """Store what is not stored yet; a database that is away is waited for, but not for ever."""
+        grace = 0 if database.lost else self.settings.a2a.shutdown_grace_seconds
         try:
-            async with asyncio.timeout(self.settings.a2a.shutdown_grace_seconds):
+            async with asyncio.timeout(grace):
                 await tasks.close()
         except TimeoutError:
             logger.error("some events could not be stored before the end")

@@ -28,9 +28,16 @@ class Relay:
         self._target = target
         self._back = back
         self._passing: set[asyncio.Task[None]] = set()
+        self._open: set[asyncio.StreamWriter] = set()
         self.cut: Cut | None = None
         self.cuts = 0
+        self.on_cut: Callable[[], None] | None = None
+        """Is called once the database has answered a COMMIT whose answer is cut off."""
         self.port = 0
+
+    def url(self, url: str) -> str:
+        """Return the URL of a database on the server, by way of here."""
+        return url.replace(f":{self._target}/", f":{self.port}/")
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
@@ -39,16 +46,21 @@ class Relay:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
-        for task in self._passing:
-            task.cancel()
-        await asyncio.gather(*self._passing, return_exceptions=True)
+        for writer in self._open:
+            writer.transport.abort()
+        await asyncio.gather(*self._passing)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._passing.add(task)
         task.add_done_callback(self._passing.discard)
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        try:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._open |= (ends := {writer, far_writer})
         muted, answered = asyncio.Event(), asyncio.Event()
 
         async def there() -> None:
@@ -73,6 +85,8 @@ class Relay:
         async def back() -> None:
             while data := await far_reader.read(65536):
                 if muted.is_set():
+                    if self.on_cut is not None:
+                        self.on_cut()
                     answered.set()
                     return
                 writer.write(self._back(data))
@@ -85,5 +99,8 @@ class Relay:
             for one in passing:
                 one.cancel()
             await asyncio.gather(*passing, return_exceptions=True)
-            writer.transport.abort()
-            far_writer.transport.abort()
+            self._open -= ends
+            for end in ends:
+                end.transport.abort()
+                with suppress(OSError):
+                    await end.wait_closed()

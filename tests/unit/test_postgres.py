@@ -2,22 +2,35 @@
 
 import asyncio
 import os
+import random
 import subprocess
 import sys
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from signal import Signals
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 from psycopg import sql
+from sqlalchemy.engine import Connection
 
+from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.opencode.managed import free_port
+from opencode_a2a.store import schema
+from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database, examine
-from opencode_a2a.store.engine import DatabaseError
+from opencode_a2a.store.engine import DatabaseError, Replica
+from opencode_a2a.store.tasks import TaskRow
 from tests.support import stores
 from tests.support.postgres import PASSWORD, ROLE, PostgresServer
-from tests.support.program import run
-from tests.support.relay import Relay
+from tests.support.program import Program, run
+from tests.support.relay import Cut, Relay
+
+QUIET = {"OPENCODE_BASE_URL": "http://127.0.0.1:1"}
+"""No OpenCode is there, and none is needed."""
 
 
 @pytest.fixture
@@ -130,7 +143,7 @@ async def test_a_version_below_14_is_refused(server: PostgresServer, url: str) -
 
     async with Relay(server.port, back=older) as relay:
         with pytest.raises(DatabaseError) as caught:
-            async with Database(url.replace(f":{server.port}/", f":{relay.port}/")):
+            async with Database(relay.url(url)):
                 pass
 
     assert str(caught.value).endswith("it is PostgreSQL 13; upgrade it to 14 or later")
@@ -180,3 +193,212 @@ async def test_doctor_tells_version_and_timeouts_and_changes_nothing(url: str) -
     )
     with psycopg.connect(url) as other:
         assert other.execute("SELECT to_regclass('schema_version')").fetchone() == (None,)
+
+
+# A connection that breaks
+
+
+def row(number: int) -> TaskRow:
+    return TaskRow(f"task {number}", "alice", "context", "submitted", 1, 1, b"{}")
+
+
+def add(number: int) -> Callable[[Connection], int]:
+    return lambda connection: rows.add_task(connection, row(number))
+
+
+async def stored(database: Database) -> dict[str, int]:
+    """Return the numbers of the tasks by their ids, after checking that the tallies are right."""
+
+    def read(connection: Connection) -> list[TaskRow]:
+        found, total = rows.page(connection, "alice", after=None, most=1000, brief=True)
+        assert len(found) == total
+        return found
+
+    found = await database.read(read)
+    numbers = {row.id: row.no for row in found}
+    assert len(numbers) == len(found)
+    return numbers
+
+
+@pytest.mark.parametrize("cut", Cut)
+async def test_a_commit_whose_connection_is_cut_counts_once(
+    server: PostgresServer, url: str, cut: Cut
+) -> None:
+    async with Relay(server.port) as relay, Database(relay.url(url)) as database:
+        numbers = dict[str, int]()
+        for first in range(0, 12, 4):
+            relay.cut = cut
+            together = range(first, first + 4)
+            found = await asyncio.gather(*(database.write(add(number)) for number in together))
+            numbers |= {f"task {n}": no for n, no in zip(together, found, strict=True)}
+
+        assert relay.cuts == 3
+        assert await stored(database) == numbers
+
+
+async def test_cuts_at_random_moments_neither_lose_nor_repeat(
+    server: PostgresServer, url: str
+) -> None:
+    chance = random.Random(11)  # noqa: S311 - no secret
+    async with Relay(server.port) as relay, Database(relay.url(url)) as database:
+        numbers = dict[str, int]()
+
+        async def write(number: int) -> None:
+            await asyncio.sleep(chance.uniform(0, 2))
+            if chance.random() < 0.3:
+                relay.cut = chance.choice([Cut.BEFORE, Cut.AFTER])
+            # What fails for good, after too many cuts, was not written.
+            with suppress(StoreUnavailableError):
+                numbers[f"task {number}"] = await database.write(add(number))
+
+        await asyncio.gather(*(write(number) for number in range(60)))
+
+        assert relay.cuts > 3
+        assert await stored(database) == numbers
+
+
+async def test_a_commit_in_doubt_is_told_late_when_the_database_is_back(
+    server: PostgresServer, url: str
+) -> None:
+    loop = asyncio.get_running_loop()
+    told: asyncio.Future[int] = loop.create_future()
+    async with Relay(server.port) as relay, Database(relay.url(url)) as database:
+        await database.write(add(1))
+        relay.cut, began = Cut.AFTER, loop.time()
+        relay.on_cut = server.kill
+        with pytest.raises(StoreUnavailableError):
+            await database.write(add(2), late=told.set_result)
+        assert loop.time() - began < 5
+        with pytest.raises(StoreUnavailableError):
+            await database.write(add(3))
+
+        await asyncio.to_thread(server.start)
+        async with asyncio.timeout(10):
+            number = await told
+
+        assert await stored(database) == {"task 1": 1, "task 2": number}
+
+
+async def test_a_restart_of_the_idle_database_is_not_noticed(
+    server: PostgresServer, url: str
+) -> None:
+    async with Database(url) as database:
+        await asyncio.gather(*(database.read(rows.any_task) for _ in range(20)))
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.start)
+
+        assert await database.write(add(1)) == 1
+        assert await stored(database) == {"task 1": 1}
+
+
+async def test_a_process_that_is_frozen_inside_a_transaction_is_ended(url: str) -> None:
+    tries = list[int]()
+
+    def freeze(connection: Connection) -> int:
+        tries.append(add(1)(connection))
+        time.sleep(0.8 if len(tries) == 1 else 0)
+        return rows.add_task(connection, row(2))
+
+    frozen = url.replace(
+        "search_path", "idle_in_transaction_session_timeout%3D300%20-c%20search_path"
+    )
+    async with Database(frozen) as database:
+        await database.write(freeze)
+
+        assert len(tries) == 2
+        assert set(await stored(database)) == {"task 1", "task 2"}
+
+
+# Who may use it
+
+
+async def test_whoever_was_declared_gone_changes_nothing(url: str) -> None:
+    async with Database(url, Replica("one", 0.6)) as first:
+        assert await first.write(add(1)) == 1
+        async with Database(url, Replica("one", 0.6)) as second:
+            with pytest.raises(StoreUnavailableError):
+                await first.write(add(2))
+            with pytest.raises(DatabaseError, match="another process has taken it over") as caught:
+                await first.run()
+
+            assert "A2A_REPLICA_NAME" in str(caught.value)
+            await second.check()
+            assert await stored(second) == {"task 1": 1}
+
+
+async def test_a_database_in_use_is_refused_under_another_name(url: str) -> None:
+    async with Database(url, Replica("one", 1.0)) as first:
+        alive = asyncio.create_task(first.run())
+        with pytest.raises(DatabaseError, match="is in use by another process, one; stop it, or"):
+            async with Database(url, Replica("two", 1.0)):
+                pass
+        alive.cancel()
+        await first.check()
+
+
+async def test_a_silent_process_is_replaced_after_its_lease(url: str) -> None:
+    one, two = Database(url, Replica("one", 0.6)), Database(url, Replica("two", 0.6))
+    async with one as silent, two as other:
+        await other.check()
+        with pytest.raises(StoreUnavailableError):
+            await silent.check()
+
+
+async def test_lost_commits_are_noticed(url: str) -> None:
+    async with Database(url) as database:
+        for number in range(3):
+            await database.write(add(number))
+        with psycopg.connect(url) as other:
+            other.execute("UPDATE replicas SET commits = commits - 1")
+
+        with pytest.raises(StoreUnavailableError):
+            await database.write(add(3))
+        with pytest.raises(DatabaseError, match="it has lost commits of this process"):
+            await database.run()
+
+
+async def test_of_five_first_starts_at_once_one_serves_and_four_say_why_not(
+    url: str, tmp_path: Path
+) -> None:
+    programs = [
+        Program({**variables(url), "HOME": str(tmp_path), "A2A_PORT": str(port), **QUIET})
+        for port in (free_port("127.0.0.1") for _ in range(5))
+    ]
+    async with AsyncExitStack() as stack:
+        for program in programs:
+            stack.push_async_exit(program.__aexit__)
+        await asyncio.gather(*(program.spawn() for program in programs))
+        ends = {asyncio.create_task(program.ended()): program for program in programs}
+        async with asyncio.timeout(60):
+            while len(left := [task for task in ends if not task.done()]) > 1:
+                await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+        [serving] = left
+
+        refused = [program for task, program in ends.items() if task is not serving]
+        lines = [[line for line in p.lines if line.startswith("opencode-a2a:")] for p in refused]
+        assert [task.result() for task in ends if task is not serving] == [2] * 4
+        assert all(len(found) == 1 and "is in use by another" in found[0] for found in lines)
+        await ends[serving].printed(lambda line: line.startswith("card "))
+        ends[serving].signal(Signals.SIGTERM)
+        assert await serving == 0
+
+
+async def test_a_step_of_the_schema_is_taken_on_both_databases_and_the_program_before_goes_on(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = (
+        """CREATE TABLE added (no INTEGER PRIMARY KEY AUTOINCREMENT, name VARCHAR NOT NULL,
+            data BLOB, at BIGINT)""",
+        "CREATE TABLE keyed (name VARCHAR NOT NULL, PRIMARY KEY (name)) WITHOUT ROWID",
+    )
+    for place in (url, f"sqlite:///{tmp_path}/tasks.db"):
+        async with Database(place) as database:
+            await database.write(add(1))
+        with monkeypatch.context() as newer:
+            newer.setattr(schema, "STEPS", (*schema.STEPS, step))
+            async with Database(place) as database:
+                new = sa.text("INSERT INTO added (name, data) VALUES ('x', :data)")
+                await database.write(lambda c: c.execute(new, {"data": b"\0"}).close())  # noqa: B023
+        async with Database(place) as database:
+            await database.check()
+            assert await stored(database) == {"task 1": 1}

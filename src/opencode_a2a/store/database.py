@@ -77,6 +77,11 @@ class Database:
                 if self._engine.lost is not None:
                     raise self._engine.lost from None
 
+    @property
+    def lost(self) -> bool:
+        """Whether another process has the database now."""
+        return self._engine.lost is not None
+
     async def write(
         self,
         fn: Callable[[Connection], T],
@@ -111,6 +116,8 @@ class Database:
             try:
                 return await self.write(fn)
             except StoreUnavailableError:
+                if self.lost:
+                    await asyncio.Future()  # until this task is cancelled: the service is ending
                 wait = RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)]
                 logger.warning("not stored, trying again", wait=wait)
                 attempt += 1
