@@ -2,7 +2,7 @@
 # node_modules. Needed on the machine: Python 3.11 or later, Node with npm, make.
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo-peers test test-fast kills fuzz check docs record qualify bench bench-quick
+.PHONY: help serve demo-peers test test-fast kills clients fuzz check docs record qualify bench bench-quick
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 
@@ -20,6 +20,8 @@ PACKAGES := .venv/.installed
 PROGRAMS := node_modules/.installed
 TEST_PROGRAMS := node_modules/.installed-for-tests
 SDK03 := .tools/a2a-sdk-0.3/.installed
+CLIENTS := $(patsubst tests/clients/requirements/%.txt,.tools/clients/%/.installed,\
+	$(wildcard tests/clients/requirements/*.txt))
 BIN := $(CURDIR)/.venv/bin
 
 # What make and this file set for their own programs is not for the agent's commands: a `make` that
@@ -38,6 +40,7 @@ help:
 	@echo 'make test       all tests, with a real OpenCode and a real browser'
 	@echo 'make test-fast  the tests that need neither'
 	@echo 'make kills      kill the service at random moments; KILLS=200 for more, SEED=1 for others'
+	@echo 'make clients    what people see in other clients; ARGS="litellm" runs some of them'
 	@echo 'make check      format, lint, types, direction of imports, generated pages'
 	@echo 'make docs       write the generated pages'
 	@echo 'make bench      measure this and other servers, and write docs/performance.md (25 minutes)'
@@ -63,6 +66,10 @@ kills: $(PACKAGES) $(PROGRAMS)
 	$(WITH_PROGRAMS) OPENCODE_A2A_TEST_KILLS=$(KILLS) OPENCODE_A2A_TEST_SEED=$(SEED) \
 		$(BIN)/pytest -p no:xdist -v -k service_is_killed tests/live/test_answers.py \
 		tests/live/test_kills.py $(ARGS)
+
+clients: $(PACKAGES) $(PROGRAMS) $(SDK03) $(CLIENTS)
+	$(WITH_PROGRAMS) $(BIN)/python -m tests.clients $(ARGS)
+	$(BIN)/python tools/docs.py
 
 check: $(PACKAGES)
 	$(BIN)/ruff format --check
@@ -117,6 +124,12 @@ $(TEST_PROGRAMS): package.json package-lock.json
 $(SDK03): tests/support/sdk03/requirements.txt | $(UV)
 	$(UV) venv --quiet --clear $(@D)
 	$(UV) pip install --quiet --python $(@D) --requirement $<
+	@touch $@
+
+# Frameworks with a client. What they need themselves is as it was on the day that they were tried.
+.tools/clients/%/.installed: tests/clients/requirements/%.txt $(PACKAGES) | $(UV)
+	$(UV) venv --quiet --clear --python $(BIN)/python $(@D)
+	$(UV) pip install --quiet --python $(@D) --exclude-newer 2026-11-14 --requirement $<
 	@touch $@
 
 $(CURDIR)/.tools/bin/uv:

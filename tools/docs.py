@@ -30,7 +30,10 @@ from opencode_a2a.server.contracts import (
     protocol_summary,
 )
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+CLIENTS = ROOT / "tests" / "clients" / "table.md"
+"""What ``make clients`` saw."""
 
 SETTINGS_HEAD = f"""\
 # Settings
@@ -101,8 +104,20 @@ separate deployments for separate tenants.
 """
 
 
+CLIENTS_HEAD = """\
+
+## Clients
+
+What a person sees in other people's clients, each as it is installed, in front of a real OpenCode:
+the answer of a turn with reasoning, a tool and a changed file; the question when a command needs
+permission; the answer after the reply "yes", sent as the client sends it; and why a turn failed.
+*Right* means exactly that and nothing else. `make clients` runs them all and writes this table.
+"""
+
+
 def compatibility_page() -> str:
-    return COMPATIBILITY_HEAD + "\n".join(_compatibility(Settings())) + "\n"
+    lines = [*_compatibility(Settings()), CLIENTS_HEAD, CLIENTS.read_text()]
+    return COMPATIBILITY_HEAD + "\n".join(lines)
 
 
 def _compatibility(settings: Settings) -> Iterator[str]:

@@ -23,7 +23,6 @@ async def test_a_send_waits_for_the_end_and_brings_all_artifacts(
 
     assert (task.state, task.text) == ("completed", "Running. \n\nFinished.")
     assert [tool["status"] for tool in task.tools] == ["completed"]
-    assert "message" not in task.raw["status"]
 
 
 @pytest.mark.requirement("3.1.1-blocking")

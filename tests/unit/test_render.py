@@ -1,5 +1,6 @@
 """Tasks and entries on the wire, read back by the SDK's own types of each line."""
 
+import base64
 from typing import cast
 
 import orjson
@@ -303,13 +304,14 @@ def test_a_finished_task_tells_it_all() -> None:
 
     artifacts = cast(list[JsonObject], task["artifacts"])
     assert [(a["artifactId"], a["name"]) for a in artifacts] == [
-        ("t1:stream:reasoning", "reasoning"),
-        ("t1:stream:text", "text"),
         ("t1:stream:tool:prt_2", "bash"),
+        ("t1:stream:reasoning", "reasoning"),
         ("t1:diff", "diff"),
+        ("t1:stream:text", "text"),
     ]
-    assert artifacts[1]["parts"] == [{"text": "I will.\nDone."}]
-    assert artifacts[2]["parts"] == [
+    assert artifacts[3]["parts"] == [{"text": "I will.\nDone."}]
+    assert artifacts[1]["parts"] == [{"text": "hm", "metadata": {"adk_thought": True}}]
+    assert artifacts[0]["parts"] == [
         {
             "data": {
                 "call_id": "call_1",
@@ -322,9 +324,9 @@ def test_a_finished_task_tells_it_all() -> None:
             "mediaType": "application/json",
         }
     ]
-    assert artifacts[3]["parts"] == [
+    assert artifacts[2]["parts"] == [
         {
-            "text": "--- a.py\n+++ a.py\n",
+            "raw": base64.b64encode(b"--- a.py\n+++ a.py\n").decode(),
             "mediaType": "text/x-diff",
             "filename": "changes.diff",
         },
@@ -336,7 +338,17 @@ def test_a_finished_task_tells_it_all() -> None:
             "mediaType": "application/json",
         },
     ]
-    assert task["status"] == {"state": "TASK_STATE_COMPLETED", "timestamp": TIME}
+    assert task["status"] == {
+        "state": "TASK_STATE_COMPLETED",
+        "timestamp": TIME,
+        "message": {
+            "messageId": "t1:answer",
+            "contextId": "c1",
+            "taskId": "t1",
+            "role": "ROLE_AGENT",
+            "parts": [{"text": "I will.\nDone."}],
+        },
+    }
     assert task["metadata"] == {
         "shared": {
             "session": {"id": "ses_1", "title": "Fix"},
@@ -509,16 +521,17 @@ def test_a_caller_that_takes_only_text_gets_data_as_sorted_json_and_no_files() -
     task = render.task(state)
 
     artifacts = cast(list[JsonObject], task["artifacts"])
-    assert artifacts[2]["parts"] == [
+    assert artifacts[0]["parts"] == [
         {
             "text": '{"call_id":"call_1","input":{"command":"rm"},"output":"done",'
             '"status":"completed","title":"Remove x","tool":"bash"}'
         }
     ]
-    assert at(artifacts[2], "metadata", "shared", "stream", "block_type") == "tool_call"
-    assert [list(cast(JsonObject, part)) for part in cast(list[Json], artifacts[3]["parts"])] == [
+    assert at(artifacts[0], "metadata", "shared", "stream", "block_type") == "tool_call"
+    assert [list(cast(JsonObject, part)) for part in cast(list[Json], artifacts[1]["parts"])] == [
         ["text"]
     ]
+    assert [a["name"] for a in artifacts] == ["bash", "diff", "text"]
     assert at(task, "metadata", "opencode", "output_negotiation") == {
         "accepted_output_modes": ["text/plain"]
     }
@@ -538,12 +551,17 @@ def test_negotiated_modes_are_told_with_every_event_and_data_stay_data_when_acce
     assert [at(part, "mediaType") for part in cast(list[Json], data)] == ["application/json"]
 
 
-def test_the_diff_is_a_file_in_0_3_json_and_text_in_its_proto_form() -> None:
+def test_the_diff_is_a_file_in_0_3_as_well() -> None:
     old = cast(JsonObject, last(DIFF, form=render.V03)["artifact"])
     assert at(old, "parts", 0, "file", "mimeType") == "text/x-diff"
 
     proto = artifact(last(DIFF, form=render.V03_PROTO))
-    assert at(proto, "parts", 0) == {"text": DIFF.patch}
+    encoded = base64.b64encode(DIFF.patch.encode()).decode()
+    assert at(proto, "parts", 0, "file") == {
+        "fileWithUri": f"data:text/x-diff;base64,{encoded}",
+        "mimeType": "text/x-diff",
+        "name": "changes.diff",
+    }
 
 
 def test_a_cursor_counts_the_recoveries_before_it() -> None:

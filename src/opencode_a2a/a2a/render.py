@@ -9,6 +9,7 @@ and how what was rendered is written. The growing text of an answer takes a shor
 frame around the encoded text, since that is what most of a stream consists of.
 """
 
+import base64
 import secrets
 from bisect import bisect_right
 from collections.abc import Callable
@@ -47,17 +48,31 @@ from opencode_a2a.tasks.state import (
     Entry,
     Query,
     Recovered,
+    State,
     Status,
     TaskRef,
     TaskState,
 )
 from opencode_a2a.turns.answers import groups
 
+_PLACES = {Channel.REASONING.value: 1, "diff": 2, Channel.TEXT.value: 3}
+"""Where an artifact stands in a task; tool calls come before all of these."""
+
 
 def task(
-    state: TaskState, history_length: int | None = None, *, artifacts: bool = True
+    state: TaskState,
+    history_length: int | None = None,
+    *,
+    artifacts: bool = True,
+    streamed: bool = False,
 ) -> JsonObject:
-    """Return a Task as it is now."""
+    """Return a Task as it is now; ``streamed`` when updates follow it.
+
+    Clients look for what the agent says in different places: in the status message, in the first
+    or the last artifact, in all of them (docs/compatibility.md). So the answer is the last
+    artifact, and the message of a completed task; and what the agent asks, or why it failed, is
+    the last artifact too. A stream is without these repetitions: its readers show every text.
+    """
     ref, status = state.ref, state.status
     shared = known(
         session=status.session_id and known(id=status.session_id, title=status.title),
@@ -74,11 +89,18 @@ def task(
     rendered: JsonObject = {
         "id": ref.id,
         "contextId": ref.context_id,
-        "status": _status(status, ref),
+        "status": (told := _status(status, ref)),
         "metadata": known(shared=shared or None, opencode=about | _outcome(status, ref)),
     }
     if artifacts:
-        made: list[Json] = [a for name in state.artifacts if (a := _artifact(state, name))]
+        names = sorted(state.artifacts, key=lambda name: _PLACES.get(name, 0))
+        made: list[Json] = [a for name in names if (a := _artifact(state, name))]
+        text = state.channels.get(Channel.TEXT)
+        if status.state is State.COMPLETED and text is not None:
+            said = Message(f"{ref.id}:answer", "agent", [Part("text", text=text.text)])
+            told["message"] = message(said, ref)
+        elif not streamed and (status.pending or status.failure) and (says := _says(status)):
+            made.append(_notice(ref, says[1]))
         if made:
             rendered["artifacts"] = made
     if history_length != 0:
@@ -89,7 +111,7 @@ def task(
 
 def snapshot(state: TaskState, history_length: int | None = None) -> tuple[bytes, JsonObject]:
     """Return a task as an event of a stream, and the cursor of a reader that has it."""
-    return cursor(state.seq, state), {"task": task(state, history_length)}
+    return cursor(state.seq, state), {"task": task(state, history_length, streamed=True)}
 
 
 def message(sent: Message, ref: TaskRef) -> JsonObject | None:
@@ -124,16 +146,18 @@ def update(entry: Entry, ref: TaskRef) -> JsonObject | None:
     event, seq = entry.event, entry.seq
     match event:
         case TextGrew() | ReasoningGrew():
+            if not _wanted(ref, event.channel):
+                return None
             return growth(ref, event.channel, event.message_id, event.text, seq, opens=event.opens)
         case ChannelReplaced():
             text = "".join(text for _, text in event.parts)
             hints = _hints(ref, "final_snapshot", event.message_id, event.channel, seq)
-            artifact = _channel(ref, event.channel, text, hints)
-            return _artifact_update(ref, artifact, append=False, last=False)
+            artifact = _wanted(ref, event.channel) and _channel(ref, event.channel, text, hints)
+            return _artifact_update(ref, artifact or None, append=False, last=False)
         case ChannelClosed():
             hints = _hints(ref, "stream", event.message_id, event.channel, seq)
-            artifact = _channel(ref, event.channel, "", hints)
-            return _artifact_update(ref, artifact, append=True, last=True)
+            artifact = _wanted(ref, event.channel) and _channel(ref, event.channel, "", hints)
+            return _artifact_update(ref, artifact or None, append=True, last=True)
         case ToolChanged():
             done = event.status in ("completed", "error")
             return _artifact_update(ref, _tool(event, ref, seq), append=False, last=done)
@@ -316,21 +340,24 @@ def _status(status: Status, ref: TaskRef) -> JsonObject:
         "state": f"TASK_STATE_{status.state.name}",
         "timestamp": timestamp(status.at),
     }
-    # What the agent says about its state: what it asks, or why it did not complete.
+    if (says := _says(status)) is not None:
+        name, text = says
+        said = Message(f"{ref.id}:{name}", "agent", [Part("text", text=text)])
+        rendered["message"] = message(said, ref)
+    return rendered
+
+
+def _says(status: Status) -> tuple[str, str] | None:
+    """Return what the agent says about its state: what it asks or waits for, or why it failed."""
     if status.pending:
         requests = "+".join(asked.request_id for asked in status.pending)
-        name, text = f"prompt:{requests}", interrupt_text(status.pending)
-    elif status.failure is not None:
-        name, text = f"{status.state.value}:{status.at}", status.failure.message
-    elif status.queued is not None:
-        queued = status.queued
-        name = f"queue:{queued.status}:{queued.part_id}"
+        return f"prompt:{requests}", interrupt_text(status.pending)
+    if status.failure is not None:
+        return f"{status.state.value}:{status.at}", status.failure.message
+    if (queued := status.queued) is not None:
         text = f"{'. '.join(filter(None, (queued.title, queued.reason)))}."
-    else:
-        return rendered
-    said = Message(f"{ref.id}:{name}", "agent", [Part("text", text=text)])
-    rendered["message"] = message(said, ref)
-    return rendered
+        return f"queue:{queued.status}:{queued.part_id}", text
+    return None
 
 
 def _usage(counted: UsageCounted) -> JsonObject:
@@ -377,15 +404,24 @@ def _artifact(state: TaskState, name: str) -> JsonObject | None:
     if name == "diff":
         return state.diff and _diff(state.diff, ref)
     channel = Channel(name)
+    if not _wanted(ref, channel):
+        return None
     text = state.channels[channel]
     return _channel(ref, channel, text.text, _hints(ref, "stream", text.message_id, channel))
 
 
+def _wanted(ref: TaskRef, channel: Channel) -> bool:
+    """Whether the caller is shown a channel: who takes plain text alone wants the answer."""
+    return channel is Channel.TEXT or ref.output_modes != ("text/plain",)
+
+
 def _channel(ref: TaskRef, channel: Channel, text: str, hints: JsonObject) -> JsonObject:
+    # A2A has no word for reasoning. This is Google's, whose kit then shows it as a thought.
+    metadata: JsonObject | None = {"adk_thought": True} if channel is Channel.REASONING else None
     return {
         "artifactId": f"{ref.id}:stream:{channel.value}",
         "name": channel.value,
-        "parts": _parts([Part("text", text=text)], ref.output_modes),
+        "parts": _parts([Part("text", text=text, metadata=metadata)], ref.output_modes),
         "metadata": {"shared": {"stream": hints}},
     }
 
@@ -424,10 +460,12 @@ def _diff(event: DiffChanged, ref: TaskRef, seq: int | None = None) -> JsonObjec
         for change in event.files
     ]
     summary: JsonObject = {"files": files, "truncated": event.truncated}
-    content = [
-        Part("text", text=event.patch, media_type="text/x-diff", filename="changes.diff"),
-        Part("data", data=summary, media_type="application/json"),
-    ]
+    content = [Part("data", data=summary, media_type="application/json")]
+    if event.patch:
+        # A file and not text: clients that join all text would show it in the answer.
+        raw = base64.b64encode(event.patch.encode()).decode()
+        patch = Part("raw", raw=raw, media_type="text/x-diff", filename="changes.diff")
+        content.insert(0, patch)
     if not (parts := _parts(content, ref.output_modes)):
         return None
     return {
@@ -436,6 +474,16 @@ def _diff(event: DiffChanged, ref: TaskRef, seq: int | None = None) -> JsonObjec
         "parts": parts,
         "description": "Files that this turn changed",
         "metadata": {"shared": {"stream": _hints(ref, "final_snapshot", None, None, seq)}},
+    }
+
+
+def _notice(ref: TaskRef, text: str) -> JsonObject:
+    return {
+        "artifactId": f"{ref.id}:notice",
+        "name": "notice",
+        "description": "What the status message says, for clients that read artifacts alone",
+        "parts": _parts([Part("text", text=text)], ref.output_modes),
+        "metadata": {"shared": {"stream": _hints(ref, "status", None, None)}},
     }
 
 
@@ -497,7 +545,7 @@ class Encoding:
         """Return an entry as an event of a stream; None when it says nothing to a reader."""
         event = entry.event
         if isinstance(event, _GROWTH):
-            head, middle, tail, end = _frame(
+            frame = _frame(
                 self,
                 ref.id,
                 ref.context_id,
@@ -506,6 +554,9 @@ class Encoding:
                 event.message_id,
                 event.opens,
             )
+            if frame is None:
+                return None
+            head, middle, tail, end = frame
             number = b"%d" % entry.seq
             return b"".join((head, orjson.dumps(event.text), middle, number, tail, number, end))
         rendered = update(entry, ref)
@@ -525,9 +576,14 @@ def _frame(
     channel: Channel,
     message_id: str,
     opens: bool,
-) -> tuple[bytes, bytes, bytes, bytes]:
-    """Return what stands around the text and the two places of the sequence number."""
+) -> tuple[bytes, bytes, bytes, bytes] | None:
+    """Return what stands around the text and the two places of the sequence number.
+
+    None when the caller is not shown the text.
+    """
     ref = TaskRef(task_id, context_id, Principal(""), modes)
+    if not _wanted(ref, channel):
+        return None
     rendered = growth(ref, channel, message_id, _TEXT, _SEQ, opens=opens)
     whole = orjson.dumps(encoding.result(rendered))
     head, rest = whole.split(b'"%s"' % _TEXT.encode())

@@ -339,12 +339,13 @@ def part(sent: JsonObject, spelling: Spelling) -> JsonObject:
             changed = {"kind": "data", "data": {"data": value} if proto else value}
         case {"raw": raw}:
             # Clients disagree whether bytes are base64 once or twice in ProtoJSON, and some fail
-            # on the other way; a caller knows the bytes that it sent.
-            content: JsonObject = {"fileWithBytes": ""} if proto else {"bytes": raw}
+            # on the other way; nobody misunderstands a URL.
+            url = f"data:{named.get('mimeType', 'application/octet-stream')};base64,{raw}"
+            content: JsonObject = {"fileWithUri": url} if proto else {"bytes": raw}
             changed = {"kind": "file", "file": {**content, **named}}
         case _:
-            url: JsonObject = {"fileWithUri" if proto else "uri": sent["url"]}
-            changed = {"kind": "file", "file": {**url, **named}}
+            content = {"fileWithUri" if proto else "uri": sent["url"]}
+            changed = {"kind": "file", "file": {**content, **named}}
     if proto:
         del changed["kind"]
     return changed | ({"metadata": sent["metadata"]} if "metadata" in sent else {})
@@ -366,8 +367,10 @@ def downgrade_send(params: JsonObject, spelling: Spelling) -> JsonObject:
         written = part(one, spelling)
         if spelling is Spelling.PROTO and (raw := text_in(one, "raw")) is not None:
             # Base64 around base64: that is how the SDK writes and reads it.
-            twice: JsonObject = {"fileWithBytes": base64.b64encode(raw.encode()).decode()}
-            written["file"] = as_object(written.get("file")) | twice
+            file = {**as_object(written.get("file"))}
+            file["fileWithBytes"] = base64.b64encode(raw.encode()).decode()
+            del file["fileWithUri"]
+            written["file"] = file
         parts.append(written)
     changed["content" if spelling is Spelling.PROTO else "parts"] = parts
     blocking = given.get("returnImmediately") is not True

@@ -169,6 +169,7 @@ def task(url: str, task_id: str, follow: bool, as_json: bool) -> None:
     from opencode_a2a.cli.talk import exit_status, talk_to
     from opencode_a2a.peers.answer import PeerTask, state_word
     from opencode_a2a.printable import indented, one_line
+    from opencode_a2a.tasks.state import State
 
     answer, screen = PeerTask(), Screen()
     with talk_to(url) as talk:
@@ -191,7 +192,7 @@ def task(url: str, task_id: str, follow: bool, as_json: bool) -> None:
     for event in answer.take(found):
         screen.show(event)
     screen.close()
-    if found.status.text:
+    if found.status.text and found.status.state is not State.COMPLETED:  # else it is the answer
         click.echo(indented(found.status.text), err=True)
 
 

@@ -126,8 +126,9 @@ class Reader:
         self._emit(out)
         for tool in list(self._held.values()):
             self._show(tool, out)
-        texts = ((channel, self._emitted.channels.get(channel)) for channel in Channel)
-        out += [ChannelClosed(c, text.message_id) for c, text in texts if text and not text.closed]
+        texts = {c: t for c, t in self._emitted.channels.items() if not t.closed}
+        if (reasoning := texts.get(Channel.REASONING)) is not None:
+            out.append(ChannelClosed(Channel.REASONING, reasoning.message_id))
         answers = state.messages.answers
         if answers:
             own = sum(map(usage, answers.values()), Usage())
@@ -140,6 +141,9 @@ class Reader:
             ]
             patch = "\n".join(d.patch for d in stored.diffs if d.patch)
             out.append(DiffChanged(files, patch[:MAX_PATCH], truncated=len(patch) > MAX_PATCH))
+        # The answer is closed last: who takes the last artifact for the answer is right then.
+        if (answer := texts.get(Channel.TEXT)) is not None:
+            out.append(ChannelClosed(Channel.TEXT, answer.message_id))
         outcome, reason = judge(
             state.messages.newest,
             state.last_error,

@@ -460,7 +460,10 @@ class PeerTask:
                     yield from self._take_status(sent.status, sent.metadata)
 
     def _take_artifact(self, artifact: Artifact, *, append: bool) -> Iterator[PeerEvent]:
-        channel = text_in(_shared(artifact.metadata, "stream"), "block_type") or "text"
+        hints = _shared(artifact.metadata, "stream")
+        if text_in(hints, "source") == "status":
+            return  # it repeats what the status says, for clients that do not read it
+        channel = text_in(hints, "block_type") or "text"
         if channel == "tool_call":
             for part in artifact.parts:
                 payload = as_object(part.data)

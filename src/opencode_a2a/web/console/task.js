@@ -145,14 +145,16 @@ export function taskView(id, { signal, announce, changed, go, failed }) {
     input.placeholder = busy ? "Answer the request above first" : state === "auth required" ? "Try again after signing in to the provider" : "Continue this conversation";
     if (!ended(state)) return fill(tail);
     const session = shared.session?.id;
-    fill(tail, task.status.message && h("p", { class: state === "failed" ? "bad box" : "note" }, textOf(task.status.message)),
+    // The message of a completed task is its answer, which is there already.
+    const said = state !== "completed" && task.status.message;
+    fill(tail, said && h("p", { class: state === "failed" ? "bad box" : "note" }, textOf(said)),
       h("p", { class: "ids" }, opencode.directory && h("span", {}, opencode.directory), copyButton(id, "Copy task id"),
         session && [h("a", { href: `#/session/${session}` }, "Session"), copyButton(session, "Copy session id")]));
   }
 
   function artifact({ artifact: made, append }) {
     const hints = made.metadata?.shared?.stream ?? {};
-    const [part, extra] = made.parts ?? [];
+    const [part] = made.parts ?? [];
     if (hints.block_type === "tool_call") {
       let tool = tools.get(made.artifactId);
       open = undefined;
@@ -183,7 +185,8 @@ export function taskView(id, { signal, announce, changed, go, failed }) {
       open.text.grow(part.text);
     } else if (made.name === "diff") {
       open = undefined;
-      put(h("section", { class: "changes" }, h("h3", {}, "Changes"), patchView(part?.text ?? ""), extra?.data?.truncated && h("p", { class: "note" }, "The diff was cut.")));
+      const patch = made.parts.find(({ raw }) => raw), files = made.parts.find(({ data }) => data);
+      put(h("section", { class: "changes" }, h("h3", {}, "Changes"), patch && patchView(decoded(patch.raw)), files?.data.truncated && h("p", { class: "note" }, "The diff was cut.")));
     }
   }
 
@@ -259,6 +262,8 @@ export function taskView(id, { signal, announce, changed, go, failed }) {
   })();
   return root;
 }
+
+const decoded = (base64) => new TextDecoder().decode(Uint8Array.from(atob(base64), (one) => one.charCodeAt(0)));
 
 // The other tasks of the same conversation.
 async function conversation(contextId, id) {

@@ -1,0 +1,197 @@
+"""Run other people's clients against the service, in front of a real OpenCode.
+
+usage: python -m tests.clients [PART OF A CLIENT'S ID...]
+
+``make clients`` installs them first. Writes what a person sees in each (see ``matrix``), and fails
+when that is neither what it should be nor a fault of the client that is known.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import orjson
+import structlog
+
+from tests.clients.matrix import (
+    CLIENTS,
+    HERE,
+    SEEN,
+    TABLE,
+    TIME,
+    Client,
+    Expected,
+    Seen,
+    judge,
+    load,
+    table,
+)
+from tests.conftest import make_repository
+from tests.support.answers import Task, Update, Wire, fold
+from tests.support.backstage import Backstage, script
+from tests.support.caller import Caller
+from tests.support.foreign import javascript_client, python03_client
+from tests.support.service import TOKEN, Running, serving, settings_for
+
+ROOT = HERE.parent.parent
+SECONDS = 60
+Say = Callable[[str, bool], Awaitable[str]]
+"""Says a text, in a new conversation or in the one before, and returns what is shown."""
+
+_KINDS = {"task": "task", "status-update": "statusUpdate", "artifact-update": "artifactUpdate"}
+
+
+def scripts(workspace: Path, name: str) -> dict[str, tuple[str, bool]]:
+    """Return what is said in each scene, and whether a new conversation begins with it."""
+    file = {"filePath": str(workspace / f"{name}.txt"), "content": "hi\n"}
+    command = {"command": "echo ran", "description": "Say it"}
+    return {
+        "answer": (
+            script({"think": "Let me think."}, {"tool": "write", "input": file}, {"say": "Done."}),
+            True,
+        ),
+        "question": (
+            script(
+                {"think": "A command."},
+                {"say": "I will run it."},
+                {"tool": "bash", "input": command},
+                {"say": "It ran."},
+            ),
+            True,
+        ),
+        "reply": ("yes", False),
+        "failure": (script({"error": 400, "message": "The model does not want to."}), True),
+    }
+
+
+async def expected(caller: Caller, workspace: Path) -> Expected:
+    """Return what the service says itself."""
+    says = scripts(workspace, "expected")
+    answer = await caller.send(says["answer"][0])
+    asked = await caller.send(says["question"][0])
+    reply = await caller.send(says["reply"][0], task=asked.id)
+    failed = await caller.send(says["failure"][0])
+    assert answer.diff is not None
+    assert answer.reasoning
+    # A stream shows only what is new since the question.
+    replies = (reply.text, reply.text.removeprefix("I will run it.").strip())
+    return Expected(answer.text, TIME.sub("TIME", asked.said), replies, failed.said)
+
+
+@asynccontextmanager
+async def talking(client: Client, service: Running, state: Path) -> AsyncGenerator[Say]:
+    """Run a client."""
+    if client.driver is None:
+        async with _by_sdk(client, service) as by_sdk:
+            yield by_sdk
+        return
+    own = ROOT / ".tools" / "clients" / client.environment / "bin" / "python"
+    python = sys.executable if client.environment == "a2a-sdk" else str(own)
+    process = await asyncio.create_subprocess_exec(
+        python,
+        str(HERE / "drivers" / client.driver),
+        service.url,
+        TOKEN,
+        *client.arguments,
+        cwd=state,
+        env=os.environ | {"HOME": str(state), "OTEL_SDK_DISABLED": "true", "PYTHONWARNINGS": ""},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=(state / "stderr").open("w"),
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    given, told = process.stdin, process.stdout
+
+    async def read() -> dict[str, str]:
+        async with asyncio.timeout(2 * SECONDS):
+            line = await told.readline()
+        if not line:
+            raise RuntimeError(f"{client.id} ended:\n{(state / 'stderr').read_text()[-2000:]}")
+        return orjson.loads(line)
+
+    async def say(text: str, fresh: bool) -> str:
+        given.write(orjson.dumps({"text": text, "fresh": fresh}) + b"\n")
+        answer = await read()
+        return answer["shown"] if "shown" in answer else answer["error"]
+
+    try:
+        await read()
+        yield say
+    finally:
+        process.kill()
+        await process.wait()
+
+
+@asynccontextmanager
+async def _by_sdk(client: Client, service: Running) -> AsyncGenerator[Say]:
+    """Talk through an SDK; shown is what the agent says to the state, else the last artifact."""
+    wire = Wire.RPC if client.environment == "js-sdk-1.0" else Wire.RPC03
+    run = python03_client if client.environment == "a2a-sdk-0.3" else javascript_client
+    async with run(service, wire) as sdk:
+        task: Task | None = None
+
+        async def say(text: str, fresh: bool) -> str:
+            nonlocal task
+            on = {"taskId": task.id} if task and not fresh else {}
+            if client.arguments == ("streaming",):
+                events = [event async for event in sdk.stream("stream", text=text, **on)]
+                kinds = [e if "kind" not in e else {_KINDS[e["kind"]]: e} for e in events]
+                task = fold([Update("", event) for event in kinds])
+            else:
+                task = Task(await sdk.call("send", text=text, **on))
+            return task.said or "".join(p.get("text", "") for p in task.artifacts[-1]["parts"])
+
+        yield say
+
+
+async def main(wanted: list[str]) -> int:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+    clients = [c for c in CLIENTS if not wanted or any(part in c.id for part in wanted)]
+    seen: Seen = load()[0] if wanted and SEEN.exists() else {}
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        workspace, state, opencode = place / "workspace", place / "state", place / "opencode"
+        for directory in (workspace, state, opencode):
+            directory.mkdir()
+        make_repository(workspace)
+        command = str(ROOT / "node_modules" / ".bin" / "opencode")
+        with (
+            Backstage(command, opencode, workspace, {"permission": {"bash": "ask"}}) as stage,
+            socket.create_server(("127.0.0.1", 0)) as listener,
+        ):
+            port = listener.getsockname()[1]
+            listener.close()
+            settings = settings_for(stage, state, A2A_PUBLIC_URL=f"http://127.0.0.1:{port}")
+            async with serving(settings, port=port) as service:
+                should = await expected(Caller(service), workspace)
+                for number, client in enumerate(clients):
+                    seen[client.id] = {}
+                    says = scripts(workspace, f"file-{number}")
+                    async with talking(client, service, state) as say:
+                        for scene, (text, fresh) in says.items():
+                            shown = await say(text, fresh)
+                            # Paths and times differ from run to run.
+                            shown = TIME.sub("TIME", shown.replace(str(workspace), "/workspace"))
+                            seen[client.id][scene] = shown
+                            right = "right" if should.met(scene, shown) else repr(shown)
+                            print(f"{client.id}: {scene}: {right}", flush=True)
+    stored = {
+        "expected": asdict(should),
+        "seen": {c.id: seen[c.id] for c in CLIENTS if c.id in seen},
+    }
+    SEEN.write_bytes(orjson.dumps(stored, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    TABLE.write_text("\n".join(table(seen, should)) + "\n")
+    wrong = list(judge(seen, should))
+    print("\n".join(wrong), file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main(sys.argv[1:])))
