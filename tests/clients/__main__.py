@@ -131,7 +131,11 @@ async def talking(client: Client, service: Running, state: Path) -> AsyncGenerat
 
 @asynccontextmanager
 async def _by_sdk(client: Client, service: Running) -> AsyncGenerator[Say]:
-    """Talk through an SDK; shown is what the agent says to the state, else the last artifact."""
+    """Talk through an SDK.
+
+    Shown is what the agent says to the state; else the last artifact, in a stream the one that was
+    told of last.
+    """
     wire = Wire.RPC if client.environment == "js-sdk-1.0" else Wire.RPC03
     run = python03_client if client.environment == "a2a-sdk-0.3" else javascript_client
     async with run(service, wire) as sdk:
@@ -140,13 +144,19 @@ async def _by_sdk(client: Client, service: Running) -> AsyncGenerator[Say]:
         async def say(text: str, fresh: bool) -> str:
             nonlocal task
             on = {"taskId": task.id} if task and not fresh else {}
+            last = None
             if client.arguments == ("streaming",):
                 events = [event async for event in sdk.stream("stream", text=text, **on)]
                 kinds = [e if "kind" not in e else {_KINDS[e["kind"]]: e} for e in events]
-                task = fold([Update("", event) for event in kinds])
+                updates = [Update("", event) for event in kinds]
+                task = fold(updates)
+                told = [u.artifact["artifact"]["artifactId"] for u in updates if u.artifact]
+                last = next((a for a in task.artifacts if told[-1:] == [a["artifactId"]]), None)
             else:
                 task = Task(await sdk.call("send", text=text, **on))
-            return task.said or "".join(p.get("text", "") for p in task.artifacts[-1]["parts"])
+            if task.said:
+                return task.said
+            return "".join(p.get("text", "") for p in (last or task.artifacts[-1])["parts"])
 
         yield say
 

@@ -56,6 +56,26 @@ _ELSEWHERE = {
 }
 """The clients of ``make test``, which are pinned with it."""
 
+_NO_IDS = (
+    "{} sends neither task nor context with a message: it begins a new conversation each time, and "
+    "the question waits for an answer that never comes."
+)
+_LITELLM = "LiteLLM shows every text of a stream as the answer, the reasoning too."
+_BEEAI = (
+    "BeeAI takes the artifact that was opened last in a stream for the answer, and reads no status "
+    "of a task that has artifacts. `streaming=False` helps."
+)
+_CREWAI = "CrewAI joins the texts of all artifacts, the reasoning too."
+_CREWAI_POLLING = (
+    "CrewAI joins the status message and the texts of all artifacts: all is there twice."
+)
+_MICROSOFT = (
+    "Agent Framework shows data as text: the answer is preceded by the reasoning and by tool calls "
+    "as JSON. The last of `response.messages` is the answer alone."
+)
+_CREW = "crewai, `accepted_output_modes` with `text/plain`, which the agent answers in"
+_MS = "agent-framework-a2a"
+
 CLIENTS: tuple[Client, ...] = (
     Client("a2a-sdk", "a2a-sdk", "python_sdk.py", ("blocking",)),
     Client("a2a-sdk", "a2a-sdk", "python_sdk.py", ("streaming",)),
@@ -69,15 +89,48 @@ CLIENTS: tuple[Client, ...] = (
     Client("google-adk, legacy converter", "google-adk", "google_adk.py", ("legacy", "streaming")),
     Client("google-adk, new converter", "google-adk", "google_adk.py", ("new", "blocking")),
     Client("google-adk, new converter", "google-adk", "google_adk.py", ("new", "streaming")),
-    Client("litellm, `a2a/…`", "litellm", "litellm_bridge.py", ("blocking",)),
-    Client("litellm, `a2a/…`", "litellm", "litellm_bridge.py", ("streaming",)),
-    Client("strands-agents", "strands-agents", "strands_agents.py"),
+    Client(
+        "litellm, `a2a/…`",
+        "litellm",
+        "litellm_bridge.py",
+        ("blocking",),
+        {"reply": _NO_IDS.format("LiteLLM")},
+    ),
+    Client(
+        "litellm, `a2a/…`",
+        "litellm",
+        "litellm_bridge.py",
+        ("streaming",),
+        {"answer": _LITELLM, "reply": _NO_IDS.format("LiteLLM")},
+    ),
+    Client(
+        "strands-agents",
+        "strands-agents",
+        "strands_agents.py",
+        faults={
+            "answer": "Strands joins the texts of all artifacts, the reasoning too, and puts each "
+            "piece of a stream on a line of its own.",
+            "reply": _NO_IDS.format("Strands"),
+        },
+    ),
     Client("beeai-framework", "beeai-framework", "beeai.py", ("blocking",)),
-    Client("beeai-framework", "beeai-framework", "beeai.py", ("streaming",)),
-    Client("crewai", "crewai", "crew.py", ("polling",)),
-    Client("crewai", "crewai", "crew.py", ("streaming",)),
-    Client("agent-framework-a2a", "agent-framework-a2a", "microsoft.py", ("blocking",)),
-    Client("agent-framework-a2a", "agent-framework-a2a", "microsoft.py", ("streaming",)),
+    Client(
+        "beeai-framework",
+        "beeai-framework",
+        "beeai.py",
+        ("streaming",),
+        {"answer": _BEEAI, "question": _BEEAI, "reply": _BEEAI},
+    ),
+    Client(
+        _CREW,
+        "crewai",
+        "crew.py",
+        ("polling",),
+        {"answer": _CREWAI_POLLING, "reply": _CREWAI_POLLING},
+    ),
+    Client(_CREW, "crewai", "crew.py", ("streaming",), {"answer": _CREWAI}),
+    Client(_MS, _MS, "microsoft.py", ("blocking",), {"answer": _MICROSOFT, "reply": _MICROSOFT}),
+    Client(_MS, _MS, "microsoft.py", ("streaming",), {"answer": _MICROSOFT, "reply": _MICROSOFT}),
 )
 
 

@@ -1,7 +1,7 @@
 """The Python SDK of A2A 1.0.
 
-Shown is what the samples of the SDK show: what the agent says to the state of the task, else its
-last artifact.
+Shown is what the agent says to the state of the task; else its last artifact, in a stream the one
+that was told of last.
 
 usage: python python_sdk.py URL TOKEN {blocking,streaming}
 """
@@ -35,19 +35,22 @@ async def begin() -> Say:
             context_id=task.context_id,
             task_id=task.id if waits else "",
         )
+        last = -1
         async for event in client.send_message(SendMessageRequest(message=message)):
             match event.WhichOneof("payload"):
                 case "task":
                     task.CopyFrom(event.task)
                 case "artifact_update":
                     append_artifact_to_task(task, event.artifact_update)
+                    ids = [artifact.artifact_id for artifact in task.artifacts]
+                    last = ids.index(event.artifact_update.artifact.artifact_id)
                 case "status_update":
                     task.status.CopyFrom(event.status_update.status)
                 case _:
                     pass
         if task.status.HasField("message"):
             return "".join(part.text for part in task.status.message.parts)
-        return "".join(part.text for part in task.artifacts[-1].parts)
+        return "".join(part.text for part in task.artifacts[last].parts)
 
     return say
 
