@@ -2,8 +2,8 @@
 
 Prints every function of the package that is entered meanwhile, in order of the first call, in
 three lists: the way down to the prompt, the response that opens beside it, and the events of
-OpenCode that arrive during it. A function stands in the first list that it belongs to.
-`docs/architecture.md` has the walk as a reader would take it.
+OpenCode that arrive meanwhile, with the loop that waits for them. A function stands
+in the first list that it belongs to. `docs/architecture.md` has the walk as a reader would take it.
 
     python -m tools.walk            the list
     python -m tools.walk --count    the figures alone
@@ -23,14 +23,19 @@ from tests.support.service import message, serving, settings_for
 
 _ARRIVED = FakeOpenCode._prompt.__code__  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] # where the walk ends
 SOURCE = Path(__file__).parent.parent / "src" / "opencode_a2a"
-DOWN, RESPONSE, EVENTS = "down to the prompt", "the response, beside it", "OpenCode's events"
+DOWN, RESPONSE = "down to the prompt", "the response, beside it"
+EVENTS = "events of OpenCode, and the loop that waits for them"
 BRANCHES = {
     "snapshot": RESPONSE,
     "event_stream": RESPONSE,
     "EventStream.__call__": RESPONSE,
+    "_disconnect": RESPONSE,
     "LogReader.offer": RESPONSE,
     "Feed.run.<locals>.take": EVENTS,
-    "Turn._hear": EVENTS,
+    "Subscription.batch": EVENTS,
+    "Attempt._hear": EVENTS,
+    "Attempt._tick": EVENTS,
+    "Attempt._decide": EVENTS,
 }
 """The functions with which a branch begins; what they call belongs to it."""
 
@@ -91,6 +96,8 @@ async def walk() -> Walk:
 
 def main() -> None:
     seen = asyncio.run(walk())
+    if unknown := BRANCHES.keys() - {code.co_qualname for code in seen.functions}:
+        sys.exit(f"no branch of the walk begins here any more: {', '.join(sorted(unknown))}")
     for branch in (DOWN, RESPONSE, EVENTS):
         codes = [code for code, where in seen.functions.items() if where == branch]
         if "--count" not in sys.argv:
