@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import structlog
@@ -23,6 +24,7 @@ from opencode_a2a.a2a.types import Version
 from opencode_a2a.announcement import announced
 from opencode_a2a.config import Settings, StateError, import_hint
 from opencode_a2a.errors import (
+    ServiceError,
     SessionNotFoundError,
     UpstreamError,
 )
@@ -30,7 +32,8 @@ from opencode_a2a.events import JsonObject
 from opencode_a2a.extensions import EXTENSIONS
 from opencode_a2a.extensions.call import Deps
 from opencode_a2a.extensions.dispatch import Dispatcher
-from opencode_a2a.opencode.client import OpenCode
+from opencode_a2a.ids import Caller
+from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.process import OpenCodeStartError
 from opencode_a2a.opencode.types import McpServer
@@ -81,6 +84,8 @@ logger = structlog.get_logger(__name__)
 
 FEED_SILENCE_SECONDS = 35.0
 """Heartbeats come every 10 s, before 1.4 every 30 s."""
+MODEL_SECONDS = 60.0
+"""How long the name of OpenCode's model is kept."""
 TASKS_NAMED = 10
 """How many of the open tasks are named at the end, of each kind."""
 
@@ -104,6 +109,9 @@ class Service:
         self._tasks: TaskService | None = None
         self._errands: Errands | None = None
         self._app: ASGIApp | None = None
+        self._named_model: str | None = None
+        self._model_until = 0.0
+        """When OpenCode is asked again which model it uses."""
         self._lifespan = Starlette(lifespan=lambda _: self.running())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -327,8 +335,11 @@ class Service:
             *RestBinding(operations, cards, terms).routes(),
         ]
 
-    def _health(self) -> JsonObject:
-        settings = self.settings
+    async def _health(self, caller: Caller) -> JsonObject:
+        settings, now = self.settings, datetime.now(UTC)
+        midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+        since = int(midnight.timestamp() * 1000)
+        cost = await self._tasks.cost(caller.principal, since) if self._tasks else 0.0
         return {
             "status": "ok",
             "service": "opencode-a2a",
@@ -337,11 +348,31 @@ class Service:
                 "managed": settings.opencode.managed_server,
                 "version": self.upstream.version if self.upstream else None,
             },
+            "workspace": str(settings.workspace) if settings.workspace else None,
+            "model": await self._model(),
+            "cost_today": round(cost, 6),
             "demo": settings.a2a.demo,
             "protocol_versions": list(settings.a2a.supported_protocol_versions),
             "task_store": settings.tasks.task_store_backend,
             "streams": len(self.streams),
         }
+
+    async def _model(self) -> str | None:
+        """Return the model that answers unless a message names another; None if not known."""
+        if self.settings.opencode.model is not None:
+            return str(self.settings.opencode.model)
+        now = time.monotonic()
+        if self._opencode is not None and now >= self._model_until:
+            at = Location(str(self.settings.workspace) if self.settings.workspace else None)
+            with suppress(TimeoutError, ServiceError):
+                async with asyncio.timeout(HEALTH_SECONDS):
+                    self._named_model = (await self._opencode.config(at=at)).model
+                    if self._named_model is None:
+                        connected = await self._opencode.connected_providers(at=at)
+                        names = (f"{p}/{m}" for p, m in connected.default.items())
+                        self._named_model = next(names, None)
+            self._model_until = now + MODEL_SECONDS
+        return self._named_model
 
 
 def create_app(settings: Settings) -> Service:

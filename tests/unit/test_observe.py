@@ -12,7 +12,8 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 from structlog.testing import capture_logs
 
-from opencode_a2a.ids import Caller, Principal
+from opencode_a2a.events import JsonObject
+from opencode_a2a.ids import SCOPE_KEY, Caller, Principal
 from opencode_a2a.web.observe import AccessLog, PayloadLog, Readiness, pages
 from opencode_a2a.web.server import Refusals
 from tests.support.running import answer
@@ -36,7 +37,16 @@ def client(app: ASGIApp) -> httpx2.AsyncClient:
 
 
 def site(readiness: Readiness, *, figures: bool = True) -> ASGIApp:
-    return Refusals(Router(pages(readiness, lambda: {"service": "s"}, figures=figures)))
+    async def health(caller: Caller) -> JsonObject:
+        return {"service": "s", "for": caller.principal}
+
+    router = Router(pages(readiness, health, figures=figures))
+
+    async def known(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[SCOPE_KEY] = Caller(Principal("ann"))
+        await router(scope, receive, send)
+
+    return Refusals(known)
 
 
 async def test_the_service_is_ready_when_all_it_needs_is_well() -> None:
@@ -92,7 +102,7 @@ async def test_health_and_metrics_are_pages_to_be_read() -> None:
         other = await http.get("/secret-path-42")
         figures = await http.get("/metrics")
 
-    assert health.json() == {"status": "ok", "service": "s"}
+    assert health.json() == {"status": "ok", "service": "s", "for": "ann"}
     assert (posted.status_code, posted.headers["allow"]) == (405, "GET, HEAD")
     assert other.status_code == 404
     assert figures.headers["content-type"].startswith("text/plain; version=0.0.4")

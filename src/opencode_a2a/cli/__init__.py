@@ -12,6 +12,7 @@ from opencode_a2a import __version__
 
 COMMANDS = {
     "serve": ("serve", "Run the service, with or without starting OpenCode."),
+    "console": ("console", "Open the web console in the browser, signed in."),
     "call": ("call", "Send a message to an agent and print the answer."),
     "chat": ("call", "Talk to an agent."),
     "tasks": ("call", "List the tasks at an agent."),

@@ -169,6 +169,13 @@ def load_open(connection: Connection, states: Sequence[str]) -> list[TaskRow]:
     return [TaskRow(*row) for row in connection.execute(query)]
 
 
+def statuses(connection: Connection, principal: str, since: int, most: int) -> list[bytes]:
+    """Return the newest statuses of a principal's tasks."""
+    own = (tasks.c.principal == principal) & (tasks.c.updated_at >= since)
+    newest = sa.select(tasks.c.status).where(own).order_by(tasks.c.updated_at.desc()).limit(most)
+    return list(connection.scalars(newest))
+
+
 def load_segments(
     connection: Connection, task_no: int, first_seq: int, limit: int = 200
 ) -> list[Segment]:

@@ -32,7 +32,7 @@ from opencode_a2a.errors import (
     UnsupportedOperationError,
     Violation,
 )
-from opencode_a2a.events import Emitted, Failure, FailureType, Finished, Outcome
+from opencode_a2a.events import Emitted, Failure, FailureType, Finished, Outcome, Usage
 from opencode_a2a.ids import ContextId, Principal, TaskId
 from opencode_a2a.messages import ANYWHERE, Answered, Message, TurnRequest
 from opencode_a2a.store import tasks as rows
@@ -47,6 +47,7 @@ from opencode_a2a.tasks.state import (
     TaskRef,
     TaskState,
     dump_entries,
+    load_status,
 )
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.answers import (
@@ -65,6 +66,8 @@ UNSIGNED = Failure(
     FailureType.SIGN_IN_EXPIRED,
     "Nobody signed in to the model provider in time. Send the message again.",
 )
+COSTS_READ = 5_000
+"""Tasks whose cost is added up at most."""
 INTERNAL = Failure(
     FailureType.INTERNAL_ERROR, "The service failed while running the turn. Send the message again."
 )
@@ -520,6 +523,14 @@ class TaskService:
             place = orjson.dumps([last.updated_at, last.no])
             token = base64.urlsafe_b64encode(place).decode().rstrip("=")
         return Page(tasks, token, query.size, total)
+
+    async def cost(self, principal: Principal, since: int) -> float:
+        """Return what the tasks cost whose status is from a time or later."""
+        found = await self._database.read(
+            lambda connection: rows.statuses(connection, principal, since, COSTS_READ)
+        )
+        counted = (load_status(status).usage for status in found)
+        return sum((u.own + (u.children or Usage())).cost for u in counted if u is not None)
 
     async def follow(
         self,

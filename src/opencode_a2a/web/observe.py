@@ -23,7 +23,7 @@ from structlog.typing import FilteringBoundLogger
 
 from opencode_a2a import metrics
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.ids import Caller
+from opencode_a2a.ids import SCOPE_KEY, Caller
 from opencode_a2a.server.contracts import DISCOVERY
 from opencode_a2a.server.http import OPERATION
 from opencode_a2a.telemetry import PAYLOADS, begin_trace, current_trace, redact
@@ -224,9 +224,12 @@ class Readiness:
 
 
 def pages(
-    readiness: Readiness, health: Callable[[], JsonObject], *, figures: bool = True
+    readiness: Readiness,
+    health: Callable[[Caller], Awaitable[JsonObject]],
+    *,
+    figures: bool = True,
 ) -> list[BaseRoute]:
-    """Return the routes of the pages about the service; ``health`` tells its runtime profile."""
+    """Return the routes of the pages about the service; ``health`` tells a caller what runs."""
 
     def page(body: JsonObject, status: int = 200) -> Response:
         return Response(orjson.dumps(body), status, _NEVER_CACHED, "application/json")
@@ -241,8 +244,8 @@ def pages(
             return page({"status": "ok", "checks": checks})
         return page({"status": "unavailable", "checks": checks}, 503)
 
-    async def healthy(_: Request) -> Response:
-        return page({"status": "ok", **health()})
+    async def healthy(request: Request) -> Response:
+        return page({"status": "ok", **await health(request.scope[SCOPE_KEY])})
 
     async def exposition(_: Request) -> Response:
         return Response(
