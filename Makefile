@@ -2,7 +2,7 @@
 # node_modules. Needed on the machine: Python 3.11 or later, Node with npm, make.
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo-peers test test-fast kills clients fuzz check docs record qualify bench bench-quick
+.PHONY: help serve demo-peers test test-fast kills clients fuzz check docs screenshots record qualify bench bench-quick
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 
@@ -43,6 +43,7 @@ help:
 	@echo 'make clients    what people see in other clients; ARGS="litellm" runs some of them'
 	@echo 'make check      format, lint, types, direction of imports, generated pages'
 	@echo 'make docs       write the generated pages'
+	@echo 'make screenshots  take the pictures of the console anew'
 	@echo 'make bench      measure this and other servers, and write docs/performance.md (25 minutes)'
 	@echo 'make bench-quick  the same in two minutes, failing on a missed target'
 	@echo 'make fuzz       100,000 mutated requests against the service; ARGS="--seed 1 --count 5000"'
@@ -80,6 +81,9 @@ check: $(PACKAGES)
 
 docs: $(PACKAGES)
 	$(BIN)/python tools/docs.py
+
+screenshots: $(PACKAGES) $(TEST_PROGRAMS)
+	$(WITH_PROGRAMS) $(BIN)/python -m tools.screenshots
 
 bench: $(PACKAGES)
 	UV="$(UV)" $(BIN)/python -m bench $(ARGS)

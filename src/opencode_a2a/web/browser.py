@@ -35,8 +35,8 @@ SESSION = f"{CONSOLE}/session"
 CODE_SECONDS = 60
 SESSION_SECONDS = 12 * 3600
 MOST_CODES = 1_000
-BUDGET_BYTES = 70_000
-"""What all files of the console may take together."""
+BUDGET_BYTES = 40_000
+"""What all files of the console may take together, as a browser loads them."""
 _FOLDER = Path(__file__).parent / "console"
 _TYPES = {
     ".html": "text/html; charset=utf-8",

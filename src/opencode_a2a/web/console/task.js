@@ -156,12 +156,12 @@ export function taskView(id, { signal, announce, changed, go, failed }) {
     const hints = made.metadata?.shared?.stream ?? {};
     const [part] = made.parts ?? [];
     if (hints.block_type === "tool_call") {
-      let tool = tools.get(made.artifactId);
       open = undefined;
-      if (!tool) put((tools.set(made.artifactId, (tool = new Tool())), tool.node));
       const data = part.data ?? {};
+      if (data.tool === "todowrite" && data.input?.todos) return showPlan(data.input.todos);
+      let tool = tools.get(made.artifactId);
+      if (!tool) put((tools.set(made.artifactId, (tool = new Tool())), tool.node));
       tool.set(data);
-      if (data.tool === "todowrite" && data.input?.todos) showPlan(data.input.todos);
     } else if (hints.block_type === "text" || hints.block_type === "reasoning") {
       const kind = hints.block_type;
       if (hints.source === "final_snapshot") {
