@@ -251,7 +251,7 @@ class Service:
             logger.warning("tasks taken up after a restart", count=taken_up)
         retention = settings.tasks.task_retention_days * 86_400.0
         await stack.enter_async_context(self._beside(sweep(database, retention), "sweep"))
-        errands = self._errands = Errands(feed, interrupts)
+        errands = self._errands = Errands(feed, interrupts, sessions.rights)
         stack.push_async_callback(errands.close)
         await errands.recover()
         if behind.managed is None:

@@ -338,7 +338,7 @@ class AuthorizationForbiddenError(ServiceError):
     """The caller is authenticated but not allowed to do this."""
 
     code, http, status, reason = -31007, 403, "PERMISSION_DENIED", "AUTHORIZATION_FORBIDDEN"
-    message = "The credential lacks a capability"
+    message = "The credential does not allow this"
     data_fields = ("method", "capability", "credential_id")
     outcome = "authorization_forbidden"
 

@@ -14,6 +14,8 @@ from typing import Annotated, NewType
 from pydantic import AliasChoices, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from opencode_a2a.rights import FULL, Capability, Rights
+
 SessionId = NewType("SessionId", str)
 """An OpenCode session: ``ses_…``."""
 MessageId = NewType("MessageId", str)
@@ -27,8 +29,6 @@ Principal = NewType("Principal", str)
 
 SCOPE_KEY = "caller"
 """In the scope of a request: its ``Caller``, put there by ``web.auth``."""
-CAPABILITIES = frozenset({"session_shell", "workspace_mutation"})
-"""What a credential can be allowed beyond the ordinary."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,8 +36,10 @@ class Caller:
     """An authenticated caller, and what its credential may do."""
 
     principal: Principal
-    capabilities: frozenset[str] = frozenset()
+    capabilities: frozenset[Capability] = frozenset()
     credential_id: str | None = None
+    rights: Rights = FULL
+    """What the agent may do for the caller, whatever a request says."""
 
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(populate_by_name=True))

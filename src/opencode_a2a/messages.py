@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import MessageId, ModelRef, new_message_id
+from opencode_a2a.rights import FULL, Rights
 
 Kind = Literal["text", "raw", "url", "data"]
 SUBJECT = 120
@@ -84,6 +85,8 @@ class Routing:
     directory: str | None = None
     workspace_id: str | None = None
     model: ModelRef | None = None
+    rights: Rights = FULL
+    """What the caller limits the turn to; the credential may allow less."""
     new_task: bool = False
     """The message starts a task even if it could be an answer to one."""
     hops: int = 0
@@ -102,3 +105,5 @@ class TurnRequest:
     routing: Routing = ANYWHERE
     user_message_id: MessageId = field(default_factory=new_message_id)
     """The id of the prompt in OpenCode: whether it is there tells whether the prompt was sent."""
+    rights: Rights = FULL
+    """What the turn may do: what credential and caller both allow."""

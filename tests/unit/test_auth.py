@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from opencode_a2a.config import CredentialEntry, StateError
 from opencode_a2a.errors import ServiceError, UnauthenticatedError
 from opencode_a2a.ids import Caller, Principal
+from opencode_a2a.rights import FULL
 from opencode_a2a.web.auth import (
     AcceptedCredential,
     Authentication,
@@ -26,13 +27,14 @@ from tests.support.running import answer, raw, running
 
 TOKEN = "a-token-that-nobody-can-guess"  # noqa: S105 # made up here
 ANN = AcceptedCredential.of_entry(
-    CredentialEntry(scheme="basic", username="ann", password=SecretStr("pässword:1"))
+    CredentialEntry(scheme="basic", username="ann", password=SecretStr("pässword:1")), FULL
 )
-SERVICE = AcceptedCredential.of_token(TOKEN)
+SERVICE = AcceptedCredential.of_token(TOKEN, FULL)
 ROBOT = AcceptedCredential.of_entry(
     CredentialEntry(
         scheme="bearer", principal="robot", token=SecretStr("robot-token"), credential_id="r1"
-    )
+    ),
+    FULL,
 )
 
 
@@ -71,7 +73,7 @@ async def test_a_good_credential_names_its_caller(value: str, caller: Caller) ->
 
 
 def test_the_single_token_is_a_principal_of_its_own_that_does_not_show_it() -> None:
-    assert AcceptedCredential.of_token("abc").caller.principal == "bearer:ba7816bf8f01"
+    assert AcceptedCredential.of_token("abc", FULL).caller.principal == "bearer:ba7816bf8f01"
 
 
 @pytest.mark.requirement("I9")

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from opencode_a2a.config import AccessSettings, LimitSettings, ServiceSettings, Settings
 from opencode_a2a.ids import Caller, Principal
+from opencode_a2a.rights import FULL
 from opencode_a2a.telemetry import begin_trace, current_trace, trace_headers
 from opencode_a2a.web import server
 from opencode_a2a.web.auth import AcceptedCredential
@@ -378,7 +379,7 @@ def test_a_trace_is_taken_up_or_begun() -> None:
 def service(app: ASGIApp = echo, *, most: int = 100) -> ASGIApp:
     limits = LimitSettings(max_request_body_bytes=1000, rate_limit_max_requests=most)
     settings = LOCAL.model_copy(update={"limits": limits})
-    return edge(app, settings, [AcceptedCredential.of_token(TOKEN)])
+    return edge(app, settings, [AcceptedCredential.of_token(TOKEN, FULL)])
 
 
 @pytest.mark.requirement("CONTRACT-8.2-32")

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import TYPE_CHECKING
 
 import click
 
@@ -26,6 +27,9 @@ from opencode_a2a.config import (
     load,
 )
 from opencode_a2a.printable import one_line
+
+if TYPE_CHECKING:
+    import httpx2
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,7 @@ def examine(config: Path | None) -> Iterator[Finding]:
     opencode = settings.opencode
     managed = opencode.managed_server
     yield check_command(opencode.command) if managed else check_reachable(settings)
+    yield from check_rules(settings)
     yield check_search(settings)
     yield from check_state(settings)
     yield check_database(settings)
@@ -112,18 +117,25 @@ def judge_version(version: str, where: str) -> Finding:
     return Finding("opencode", found, untested(version), advice=True)
 
 
+def _client(settings: Settings) -> "httpx2.Client":
+    import httpx2
+
+    opencode = settings.opencode
+    password = opencode.auth_password
+    auth = (opencode.auth_username, password.get_secret_value()) if password else None
+    # The address is the operator's; a proxy from the environment would see the password.
+    return httpx2.Client(base_url=opencode.base_url, auth=auth, timeout=5, trust_env=False)
+
+
 def check_reachable(settings: Settings) -> Finding:
     import httpx2  # takes a third of a second to import
 
     from opencode_a2a.opencode.types import Health
 
     opencode = settings.opencode
-    password = opencode.auth_password
-    auth = (opencode.auth_username, password.get_secret_value()) if password else None
     try:
-        # The address is the operator's; a proxy from the environment would see the password.
-        with httpx2.Client(auth=auth, timeout=5, trust_env=False) as client:
-            answer = client.get(f"{opencode.base_url}/global/health")
+        with _client(settings) as client:
+            answer = client.get("/global/health")
             health = Health.model_validate_json(answer.raise_for_status().content)
     except httpx2.HTTPStatusError as error:
         remedy = "check OPENCODE_AUTH_USERNAME and OPENCODE_AUTH_PASSWORD"
@@ -133,6 +145,33 @@ def check_reachable(settings: Settings) -> Finding:
         remedy = "run `opencode serve`, set OPENCODE_BASE_URL, or set OPENCODE_MANAGED_SERVER=true"
         return Finding("opencode", f"no OpenCode at {opencode.base_url}", remedy)
     return judge_version(health.version, opencode.base_url)
+
+
+def check_rules(settings: Settings) -> Iterator[Finding]:
+    """Name the rules that settle nothing, as far as that was not known from the settings alone."""
+    import httpx2
+
+    from opencode_a2a.rights import never_asked, outside, unmatched
+
+    rules = [rule.permission for rule in settings.interrupts.permission_rules]
+    found = [name for name, meant in unmatched(rules) if meant is None]
+    if not found:
+        return
+    remedy = "check A2A_PERMISSION_RULES"
+    if settings.opencode.managed_server:
+        for name in found:
+            unknown = f"{name} is not a permission of OpenCode's own"
+            yield Finding("rules", unknown, f"{remedy}, unless a tool is called so", advice=True)
+        return
+    try:
+        with _client(settings) as client:
+            at = {"directory": str(settings.workspace)} if settings.workspace else {}
+            tools = client.get("/experimental/tool/ids", params=at).raise_for_status().json()
+            servers = client.get("/mcp", params=at).raise_for_status().json()
+    except (httpx2.HTTPError, ValueError):
+        return  # said before, by the check of OpenCode itself
+    for name, meant in unmatched(found, outside(tools, servers)):
+        yield Finding("rules", never_asked(name, meant), remedy, advice=True)
 
 
 def check_search(settings: Settings) -> Finding:

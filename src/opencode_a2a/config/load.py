@@ -33,6 +33,7 @@ from opencode_a2a.config.settings import (
     sendable,
     within,
 )
+from opencode_a2a.rights import never_asked, unmatched
 
 _RETIRED = {
     "OPENCODE_DIRECTORY": "is no longer read; set OPENCODE_WORKSPACE_ROOT",
@@ -233,7 +234,13 @@ def load(
     loading.check(settings, path)
     if loading.problems:
         raise SettingsError(tuple(loading.problems))
-    warnings = (*loading.warnings, *loading.advice(settings, path))
+    rules = [rule.permission for rule in settings.interrupts.permission_rules]
+    ineffective = [
+        f"A2A_PERMISSION_RULES: {never_asked(name, meant)}"
+        for name, meant in unmatched(rules)
+        if meant is not None  # else it may be the name of a tool from outside: OpenCode is asked
+    ]
+    warnings = (*loading.warnings, *ineffective, *loading.advice(settings, path))
     return settings.model_copy(update={"warnings": warnings})
 
 

@@ -45,6 +45,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from opencode_a2a.ids import ModelRef
+from opencode_a2a.rights import CAPABILITIES, PROFILES, Action, Capability, Profile, Rights
 
 T = TypeVar("T")
 
@@ -253,7 +254,6 @@ Bindings = Annotated[
 ]
 Ask: TypeAlias = Literal["bash", "edit", "webfetch"]
 Asks = Annotated[tuple[Ask, ...], BeforeValidator(_asks)]
-Capability: TypeAlias = Literal["session_shell", "workspace_mutation"]
 
 STRICT = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -270,6 +270,7 @@ class CredentialEntry(BaseModel):
     username: Annotated[Text, AfterValidator(_basic_user)] | None = None
     password: Secret | None = None
     capabilities: frozenset[Capability] | None = None
+    profile: Profile = "auto"
     enabled: bool = True
 
     @model_validator(mode="after")
@@ -292,7 +293,7 @@ class CredentialEntry(BaseModel):
         """What the caller may do beyond reading and prompting."""
         if self.capabilities is not None:
             return self.capabilities
-        return frozenset(get_args(Capability)) if self.scheme == "basic" else frozenset()
+        return CAPABILITIES if self.scheme == "basic" else frozenset()
 
 
 class AnswerRule(BaseModel):
@@ -302,7 +303,7 @@ class AnswerRule(BaseModel):
 
     permission: Text
     pattern: Text = "*"
-    action: Literal["allow", "ask", "deny"]
+    action: Action
 
 
 class PeerEntry(BaseModel):
@@ -442,7 +443,14 @@ class AccessSettings(Group, prefix="A2A_"):
         None,
         "Several credentials: a list of `{scheme, principal, token}` (bearer) or "
         "`{scheme, username, password}` (basic), each with optional `credential_id`, "
-        "`capabilities` (`session_shell`, `workspace_mutation`) and `enabled`.",
+        "`capabilities` (`session_shell`, `workspace_mutation`), `profile` and `enabled`.",
+    )
+    profile: Profile = setting(
+        "auto",
+        "What the agent may do for any caller: `auto` (what OpenCode's configuration allows), "
+        "`ask` (changes only after a person's yes), `unattended` (nobody is waited for: what "
+        "would be asked is refused), `read-only` (no changes). Credentials and messages can "
+        "narrow it.",
     )
     allow_short_tokens: bool = setting(
         False, "Accept a bearer token below 20 characters on an address that others can reach."
@@ -453,6 +461,11 @@ class AccessSettings(Group, prefix="A2A_"):
     allowed_hosts: Texts = setting(
         (), "Host names under which the service may be called; empty = all."
     )
+
+    @property
+    def rights(self) -> Rights:
+        """What the agent may do for a caller whose credential says nothing else."""
+        return PROFILES[self.profile]
 
     @property
     def configured(self) -> bool:

@@ -1,7 +1,7 @@
 """What this service offers beyond A2A: one file per extension, each method declared once."""
 
 from opencode_a2a.extensions.interrupts import INTERRUPTS, RECOVERY
-from opencode_a2a.extensions.metadata import MODEL_SELECTION, SESSION_BINDING, STREAM_HINTS
+from opencode_a2a.extensions.metadata import MODEL_SELECTION, RIGHTS, SESSION_BINDING, STREAM_HINTS
 from opencode_a2a.extensions.providers import PROVIDERS
 from opencode_a2a.extensions.registry import Extension
 from opencode_a2a.extensions.sessions import SESSIONS
@@ -11,6 +11,7 @@ EXTENSIONS: tuple[Extension, ...] = (
     SESSION_BINDING,
     MODEL_SELECTION,
     STREAM_HINTS,
+    RIGHTS,
     SESSIONS,
     PROVIDERS,
     INTERRUPTS,

@@ -4,7 +4,8 @@ A handler gets a ``Call`` and typed params. Who owns a session and which directo
 is decided here, for reads and writes alike. Methods and wire formats are not known here.
 """
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +18,7 @@ from opencode_a2a.ids import Caller, Principal, SessionId
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.types import ProviderCatalogue, Session
 from opencode_a2a.peers.network import Fetch
+from opencode_a2a.rights import FULL, PROFILES, Rights
 from opencode_a2a.store.links import Places
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.turns.errands import Errands
@@ -56,6 +58,11 @@ class Call:
     def principal(self) -> Principal:
         return self.caller.principal
 
+    @cached_property
+    def rights(self) -> Rights:
+        """What the call may do: what the credential allows, unless the call asks for less."""
+        return self.caller.rights & PROFILES[self.params.place.profile or "auto"]
+
     @property
     def opencode(self) -> OpenCode:
         return self.deps.opencode
@@ -73,6 +80,26 @@ class Call:
         named = self.params.place.workspace
         if named is not None and not await self.places.visible(self.principal, [named.id]):
             raise invalid(WORKSPACE_FIELD, "is not the id of a workspace")
+
+    async def limit(
+        self, session: Session, agent: str | None, tools: Mapping[str, bool] | None = None
+    ) -> str | None:
+        """Have a session keep to the rights of the call before it is given work.
+
+        Return the agent to do it. What comes while the session works has to leave it at that.
+        """
+        sessions, rights = self.deps.sessions, self.rights
+        joins = sessions.rights.at_work(session.id)
+        if await sessions.wider(session.id, rights) or (joins and tools):
+            raise SessionBusyError(
+                "Something with wider rights runs in the session; wait for it to end, or stop it "
+                "with opencode.sessions.abort",
+                session_id=session.id,
+            )
+        sessions.rights.note(session)
+        if joins or (rights == FULL and not tools and not sessions.rights.limited(session.id)):
+            return agent
+        return await sessions.rights.narrow(session.id, rights, agent, self.at, tools)
 
     @property
     def places(self) -> Places:
@@ -101,7 +128,7 @@ class Call:
         Unless it is brief, the session becomes the caller's at once: OpenCode may ask something.
         """
         async with self.changing(session_id) as session:
-            lock = self.deps.sessions.turn_locks[session.id]
+            lock = self.deps.sessions.turn_locks.setdefault(session.id, asyncio.Lock())
             if lock.locked():
                 raise SessionBusyError(
                     "A turn is running in the session; wait for it to end, or stop it with "

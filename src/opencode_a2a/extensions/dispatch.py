@@ -58,6 +58,12 @@ class Dispatcher:
                 )
             params = read(method.params, sent, version)
             call = Call(caller, version, self._deps, params)
+            if method.writes and call.rights.changes == "deny":
+                raise AuthorizationForbiddenError(
+                    "This method can change files, and the call is limited to reading",
+                    method=method.name,
+                    credential_id=caller.credential_id,
+                )
             await call.enter()
             result = write(await method.handler(call, params))
             outcome = "success"

@@ -159,7 +159,7 @@ async def reject_question(call: Call, params: InterruptParams) -> InterruptDone:
 async def _answer(call: Call, params: InterruptParams, reply: Reply) -> InterruptDone:
     """Answer what a task or a method asked, or what a session of the caller's asks besides."""
     interrupts, request_id = call.deps.interrupts, params.request_id
-    answer = Answer(reply, call.principal)
+    answer = Answer(reply, call.principal, rights=call.rights)
     # A copy waits for what becomes of the first, and is then known as a copy.
     copies = (call.principal, request_id)
     async with call.deps.tasks.answering.setdefault(copies, asyncio.Lock()):

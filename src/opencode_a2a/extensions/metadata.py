@@ -7,6 +7,7 @@ that of answers, and a test compares what is declared here with what is written 
 from opencode_a2a.config import Settings
 from opencode_a2a.events import Json
 from opencode_a2a.extensions.registry import Extension, aliases
+from opencode_a2a.rights import PROFILES
 
 _SENDING = {
     "0.3": ("message/send", "message/stream"),
@@ -64,6 +65,31 @@ MODEL_SELECTION = Extension(
     },
     surface="core-runtime-metadata",
     notes=("Both fields are needed; half a pair is an error.",),
+)
+RIGHTS = Extension(
+    key="rights",
+    title="OpenCode profiles",
+    anchor="opencode-profiles-v1",
+    summary="Narrow what the agent may do for one message.",
+    public=lambda settings: {
+        "metadata_field": "metadata.opencode.profile",
+        "behavior": "narrow_only",
+        "supported_metadata": ["opencode.profile"],
+        "provider_private_metadata": ["opencode.profile"],
+        "profiles": [*PROFILES],
+        "applies_to_methods": [
+            name
+            for version in settings.a2a.supported_protocol_versions
+            for name in _SENDING[version]
+        ],
+    },
+    extended=lambda settings: {"deployment_profile": settings.auth.profile},
+    surface="core-runtime-metadata",
+    notes=(
+        "Deployment, credential and message each name a profile; what all three allow is done.",
+        "A profile holds for one message; the next one of the context may name another.",
+        "The methods that give a session work take the same metadata.",
+    ),
 )
 STREAM_HINTS = Extension(
     key="streaming",

@@ -32,6 +32,7 @@ from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import MessageId
 from opencode_a2a.opencode.client import well_formed
 from opencode_a2a.opencode.types import Wire, wire_name
+from opencode_a2a.rights import Profile
 from opencode_a2a.validation import FREE_OBJECT, listed, violations, wrong
 
 P = TypeVar("P", bound="Payload")
@@ -206,10 +207,11 @@ class WorkspaceRef(Payload):
 class PlaceMetadata(Payload):
     directory: Path | None = None
     workspace: WorkspaceRef | None = None
+    profile: Profile | None = None
 
 
 class Metadata(Payload):
-    """Where a call is meant to run; other shared metadata are allowed and mean nothing here."""
+    """Where a call is meant to run, and with which rights; other shared metadata mean nothing."""
 
     opencode: PlaceMetadata | None = None
     shared: Annotated[dict[str, Json], FREE_OBJECT] | None = None

@@ -29,6 +29,7 @@ from opencode_a2a.errors import (
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions.call import Call
 from opencode_a2a.extensions.params import Payload, Routed, schema_name
+from opencode_a2a.rights import Capability
 
 PAGE = "https://github.com/Intelligent-Internet/opencode-a2a/blob/main/docs/extension-specifications.md"
 PROFILE = "opencode-a2a-single-tenant-coding-v1"
@@ -79,9 +80,10 @@ class Rules(TypedDict, total=False):
     """What is particular about a method, as in ``Method``."""
 
     condition: Condition
-    capability: str
+    capability: Capability
     stability: Stability
     audit: str
+    writes: bool
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -98,18 +100,20 @@ class Method:
     handler: Handler
     example: JsonObject
     condition: Condition | None = None
-    capability: str | None = None
+    capability: Capability | None = None
     """What the caller's credential has to grant."""
     stability: Stability = "stable"
     """What OpenCode promises about what is behind it."""
     audit: str | None = None
     """The audit record that every call leaves."""
+    writes: bool = False
+    """Whether it changes files, or runs what can, without a permission in between."""
 
     @property
     def all_errors(self) -> Errors:
         """The declared errors and those that follow from the rest of the declaration."""
         implied: list[type[ServiceError]] = [MissingFieldError, InvalidFieldError]
-        implied += [AuthorizationForbiddenError] if self.capability else []
+        implied += [AuthorizationForbiddenError] if self.capability or self.writes else []
         implied += [MethodNotFoundError] if self.condition else []
         return tuple(dict.fromkeys((*self.errors, *implied)))
 
@@ -215,6 +219,8 @@ class Extension:
             summary, _, details = (getdoc(handler) or "").replace("``", "`").partition("\n\n")
             # A method that names a session can always end in there being none.
             missing = (SessionNotFoundError,) if "session_id" in params.model_fields else ()
+            if access is Access.OPERATE:
+                rules["writes"] = True
             self.methods[name] = Method(
                 name=name,
                 access=access,

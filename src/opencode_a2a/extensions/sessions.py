@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import AliasPath, ConfigDict, Field, model_validator
 
 from opencode_a2a.errors import (
+    AuthorizationForbiddenError,
     PaginationModeError,
     SessionBusyError,
     SessionNotFoundError,
@@ -20,6 +21,7 @@ from opencode_a2a.extensions.messages import (
     PromptModel,
     PromptRequest,
     ShellRequest,
+    unsafe_arguments,
 )
 from opencode_a2a.extensions.params import (
     DEFAULT_LIMIT,
@@ -122,6 +124,7 @@ _MUTATIONS = Rules(
         "A2A_ENABLE_SESSION_MUTATIONS", lambda s: s.a2a.enable_session_mutations, default=True
     )
 )
+_FILE_CHANGES: Rules = {**_MUTATIONS, "writes": True}
 _SHELL = Rules(
     condition=Condition(
         "A2A_ENABLE_SESSION_SHELL",
@@ -327,20 +330,30 @@ class PromptDone(SessionDone):
 @SESSIONS.method(
     "opencode.sessions.prompt_async",
     Access.CONTROL,
+    AuthorizationForbiddenError,
+    SessionBusyError,
     example={"request": {"parts": [{"type": "text", "text": "hello"}]}},
 )
 async def prompt_async(call: Call, params: PromptParams) -> PromptDone:
     """Send a prompt without waiting for the answer.
 
     To follow the answer, send an A2A message instead. A busy session takes the prompt into the
-    running turn. A message with an id of the caller's is stored under `message_id`.
+    running turn, unless that has wider rights. A message with an id of the caller's is stored
+    under `message_id`. `tools` takes tools away, but does not allow what needs a permission.
     """
     at, session_id = call.at, SessionId(params.session_id)
+    if call.rights.changes != "allow" and any(p.type == "subtask" for p in params.request.parts):
+        raise AuthorizationForbiddenError(
+            "A sub-agent cannot be kept from changing files; send the prompt without a subtask",
+            credential_id=call.caller.credential_id,
+        )
     prompt = await params.request.prompt(session_id, call.deps.defaults, call.deps.fetch)
     async with call.changing(session_id) as session:
         message_id = await _message_id(call, session, prompt.message_id)
-        prompt = prompt.model_copy(update={"message_id": message_id})
-        async with call.deps.errands.following(call.principal, session.id, session.directory):
+        agent = await call.limit(session, prompt.agent, prompt.tools)
+        given = {"message_id": message_id, "agent": agent, "tools": None}
+        prompt = prompt.model_copy(update=given)
+        async with call.deps.errands.following(call.principal, session, call.rights):
             await call.opencode.prompt_async(session.id, prompt, at=at)
     return PromptDone(session_id=session.id, message_id=message_id)
 
@@ -365,19 +378,36 @@ class CommandParams(OfSession):
 @SESSIONS.method(
     "opencode.sessions.command",
     Access.CONTROL,
+    AuthorizationForbiddenError,
     SessionBusyError,
     example={"request": {"command": "review", "arguments": ""}},
 )
 async def command(call: Call, params: CommandParams) -> Item[A2AMessage]:
-    """Run one of OpenCode's commands in a session and return the answer."""
+    """Run one of OpenCode's commands in a session and return the answer.
+
+    A command may hold shell commands that OpenCode runs without permission, and files that it
+    reads. Those are the author's to choose: arguments cannot add any.
+    """
     at, session_id = call.at, SessionId(params.session_id)
+    if call.rights.changes != "allow":
+        raise AuthorizationForbiddenError(
+            "A command can run shell commands without permission, and the call has to ask for, or "
+            "refrain from, changes; send a message instead",
+            method="opencode.sessions.command",
+            credential_id=call.caller.credential_id,
+        )
     wanted = await params.request.call(session_id, call.deps.defaults, call.deps.fetch)
-    if all(one.name != wanted.command for one in await call.opencode.commands(at=at)):
+    known = {one.name: one for one in await call.opencode.command_sources(at=at)}
+    source = known.get(wanted.command)
+    if source is None:
         raise invalid("request.command", "is not a command; opencode.commands.list lists them")
+    if problem := unsafe_arguments(source.template, wanted.arguments):
+        raise invalid("request.arguments", problem)
     async with call.working(session_id) as session:
         message_id = await _message_id(call, session, wanted.message_id)
-        wanted = wanted.model_copy(update={"message_id": message_id})
-        async with call.deps.errands.following(call.principal, session.id, session.directory):
+        agent = await call.limit(session, source.agent or wanted.agent)
+        wanted = wanted.model_copy(update={"message_id": message_id, "agent": agent})
+        async with call.deps.errands.following(call.principal, session, call.rights):
             answer = await call.opencode.run_command(session.id, wanted, at=at)
     return Item(item=A2AMessage.of(answer, call.version))
 
@@ -579,7 +609,7 @@ class RevertParams(OfSession):
     SessionBusyError,
     UpstreamNotFoundError,
     example={"request": {"messageID": _MESSAGE}},
-    **_MUTATIONS,
+    **_FILE_CHANGES,
 )
 async def revert(call: Call, params: RevertParams) -> OneSession:
     """Revert a message, everything after it, and the file changes they made."""
@@ -591,7 +621,7 @@ async def revert(call: Call, params: RevertParams) -> OneSession:
     return OneSession.of(item=reverted)
 
 
-@SESSIONS.method("opencode.sessions.unrevert", Access.MUTATE, SessionBusyError, **_MUTATIONS)
+@SESSIONS.method("opencode.sessions.unrevert", Access.MUTATE, SessionBusyError, **_FILE_CHANGES)
 async def unrevert(call: Call, params: OfSession) -> OneSession:
     """Undo a revert, provided no prompt has been sent since."""
     async with call.working(params.session_id, briefly=True) as session:

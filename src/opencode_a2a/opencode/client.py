@@ -38,6 +38,7 @@ from opencode_a2a.opencode.types import (
     Agent,
     Command,
     CommandCall,
+    CommandSource,
     Config,
     ConnectedProviders,
     FileBody,
@@ -330,6 +331,7 @@ class OpenCode:
 
     agents = _read(list[Agent], "/agent")
     commands = _read(list[Command], "/command")
+    command_sources = _read(list[CommandSource], "/command")
     config = _read(Config, "/config")
     """Return the configuration without its secrets; an invalid one is an HTTP error."""
     connected_providers = _read(ConnectedProviders, "/config/providers")
@@ -403,6 +405,8 @@ class OpenCode:
 
     # The server itself
 
+    tool_ids = _read(list[str], "/experimental/tool/ids")
+    """Return the tools by name, without those of MCP servers."""
     mcp_status = _read(dict[str, McpStatus], "/mcp")
 
     async def add_mcp(

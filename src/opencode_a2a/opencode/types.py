@@ -25,6 +25,7 @@ from pydantic_core import PydanticOmit, core_schema
 
 from opencode_a2a.events import Json, JsonObject, Question
 from opencode_a2a.ids import MessageId, ModelRef, RequestId, SessionId
+from opencode_a2a.rights import Action
 
 
 def wire_name(name: str) -> str:
@@ -95,7 +96,19 @@ class PermissionRule(Wire):
 
     permission: str
     pattern: str
-    action: Literal["allow", "ask", "deny"]
+    action: Action
+
+    def covers(self, permission: str) -> bool:
+        """Whether the rule is about a permission: OpenCode knows `*`, `?` and an open end ` *`."""
+        return fnmatchcase(permission, self.permission.removesuffix(" *").replace("[", "[[]"))
+
+
+def _rules(value: object) -> object:
+    """Leave out what old versions of OpenCode have instead of a list."""
+    return cast("object", value) if isinstance(value, list) else ()
+
+
+PermissionRules = Annotated[list[Annotated[PermissionRule, Lenient]], BeforeValidator(_rules)]
 
 
 # Sessions
@@ -131,6 +144,7 @@ class Session(Wire):
     metadata: AnyObject | None = None
     share: Share | None = None
     revert: Revert | None = None
+    permission: PermissionRules = []
 
 
 class StatusIdle(Wire):
@@ -444,11 +458,6 @@ class ProviderCatalogue(Wire):
     connected: list[str]
 
 
-def _rules(value: object) -> object:
-    """Leave out what old versions of OpenCode have instead of a list."""
-    return cast("object", value) if isinstance(value, list) else ()
-
-
 class Agent(Wire):
     name: str
     mode: Literal["primary", "subagent", "all"]
@@ -457,15 +466,13 @@ class Agent(Wire):
     hidden: Annotated[bool, BeforeValidator(bool)] = False
     """Null for an agent that the user's configuration touches."""
     model: ModelRef | None = None
-    permission: Annotated[list[Annotated[PermissionRule, Lenient]], BeforeValidator(_rules)] = []
+    permission: PermissionRules = []
 
     def actions(self, permission: str) -> set[str]:
         """Return what may become of a permission: `allow`, `ask`, `deny`; empty if not known."""
         actions: set[str] = set()
         for rule in self.permission:
-            # OpenCode knows `*`, `?` and an open end ` *`, but no sets of characters.
-            pattern = rule.permission.removesuffix(" *").replace("[", "[[]")
-            if fnmatchcase(permission, pattern):
+            if rule.covers(permission):
                 actions = {rule.action} if rule.pattern == "*" else actions | {rule.action}
         return actions
 
@@ -485,6 +492,19 @@ class Command(Wire):
     source: str | None = None
     subtask: bool = False
     hints: list[str] = []
+
+
+def _known_text(value: object) -> object:
+    return value if isinstance(value, str) else None
+
+
+class CommandSource(Wire):
+    """A command with what it is made of."""
+
+    name: str
+    agent: str | None = None
+    template: Annotated[str | None, BeforeValidator(_known_text)] = None
+    """None if it is made when it is called for, by an MCP server."""
 
 
 class Paths(Wire):
@@ -686,10 +706,11 @@ class ArchiveTime(Wire):
 
 
 class SessionChanges(Wire):
-    """``metadata`` replaces what was there."""
+    """``metadata`` replaces what was there; ``permission`` comes after what was there."""
 
     title: str | None = None
     metadata: AnyObject | None = None
+    permission: list[PermissionRule] | None = None
     time: ArchiveTime | None = None
 
 

@@ -31,6 +31,7 @@ from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.managed import ManagedOpenCode, passed_environment, too_old, untested
 from opencode_a2a.opencode.process import OpenCodeStartError
 from opencode_a2a.opencode.types import Agent
+from opencode_a2a.rights import never_asked, outside, unmatched
 from opencode_a2a.telemetry import mask_url
 
 logger = structlog.get_logger(__name__)
@@ -156,6 +157,7 @@ async def facts(opencode: OpenCode, settings: Settings) -> list[str]:
     except (TimeoutError, ServiceError) as error:
         logger.warning("OpenCode could not be asked for its model", error=type(error).__name__)
         return []
+    lines = await _ineffective(opencode, settings, at)
     agent = agents.get(own.agent or config.default_agent or "build")
     model = config.model or ""
     if own.provider_id and own.model_id:
@@ -164,7 +166,7 @@ async def facts(opencode: OpenCode, settings: Settings) -> list[str]:
         model = f"{agent.model.provider_id}/{agent.model.model_id}"
     candidates = [model] if model else [f"{p}/{m}" for p, m in connected.default.items()]
     shown = [f"{name} (hosted by OpenCode)" if _hosted(name) else name for name in candidates]
-    lines = [f"model    {' or '.join(shown) if shown else 'none: no provider is set up'}"]
+    lines.append(f"model    {' or '.join(shown) if shown else 'none: no provider is set up'}")
     unasked = _unasked(agent, settings) if agent else []
     asked = [word for name, word in ASKED.items() if agent and "ask" in agent.actions(name)]
     if asked := [word for word in asked if word not in unasked]:
@@ -185,6 +187,24 @@ async def facts(opencode: OpenCode, settings: Settings) -> list[str]:
             f"unasked  {_listed(words)} by the {names}; OpenCode's configuration allows it"
         )
     return lines
+
+
+async def _ineffective(opencode: OpenCode, settings: Settings, at: Location) -> list[str]:
+    """Return the rules for permissions that OpenCode has no tool for; some were named before."""
+    rules = [rule.permission for rule in settings.interrupts.permission_rules]
+    found = [name for name, meant in unmatched(rules) if meant is None]
+    if not found:
+        return []
+    try:
+        async with asyncio.timeout(FACTS_SECONDS):
+            tools = outside(await opencode.tool_ids(at=at), await opencode.mcp_status(at=at))
+    except (TimeoutError, ServiceError) as error:
+        logger.warning("OpenCode could not be asked for its tools", error=type(error).__name__)
+        return []
+    return [
+        f"warning: A2A_PERMISSION_RULES: {never_asked(name, meant)}"
+        for name, meant in unmatched(found, tools)
+    ]
 
 
 def _unasked(agent: Agent, settings: Settings) -> list[str]:

@@ -40,6 +40,7 @@ from opencode_a2a.media import (
 )
 from opencode_a2a.messages import ANYWHERE, Message, Part, PromptPart, Routing, TurnRequest
 from opencode_a2a.peers.network import Fetch, Fetched, TooManyFilesError
+from opencode_a2a.rights import FULL, PROFILES, Rights
 from opencode_a2a.server.card import Cards
 from opencode_a2a.tasks.log import LogReader
 from opencode_a2a.tasks.service import AnswerExpectedError, SendCommand, Submitted, TaskService
@@ -110,7 +111,11 @@ class Operations:
         command = SendCommand(
             principal=call.caller.principal,
             message=message,
-            request=TurnRequest(await read_prompt(message, self._fetch), routing),
+            request=TurnRequest(
+                await read_prompt(message, self._fetch),
+                routing,
+                rights=call.caller.rights & routing.rights,
+            ),
             task_id=request.task_id,
             context_id=request.context_id,
             output_modes=read_output_modes(request.accepted_output_modes),
@@ -290,6 +295,7 @@ def read_routing(params: JsonObject | None, message: JsonObject | None) -> Routi
         directory=sources.text("opencode", "directory"),
         workspace_id=sources.text("opencode", "workspace", "id"),
         model=sources.model(),
+        rights=sources.rights(),
         new_task=sources.flag("opencode", "new_task"),
     )
     if sources.wrong:
@@ -318,6 +324,20 @@ class _Sources:
             if found is not None:
                 self._report(place, "must be true or false")
         return False
+
+    def rights(self) -> Rights:
+        """Return what both places leave: a request can only narrow what it may do."""
+        rights = FULL
+        for name, value in self._places:
+            profile = self._text_at(name, value, "opencode", "profile")
+            if profile is None:
+                continue
+            if profile in PROFILES:
+                rights &= PROFILES[profile]
+            else:
+                known = ", ".join(PROFILES)
+                self._report(f"{name}.opencode.profile", f"must be one of {known}")
+        return rights
 
     def model(self) -> ModelRef | None:
         for name, value in self._places:

@@ -166,7 +166,13 @@ class OpenTask:
         ref = self.log.ref
         return Turn(
             self._turns,
-            Owner(ref.id, ref.context_id, ref.principal),
+            # The deployment may allow less than when the task began.
+            Owner(
+                ref.id,
+                ref.context_id,
+                ref.principal,
+                request.rights & self._turns.settings.auth.rights,
+            ),
             request,
             session_id=self.log.state.status.session_id,
             new_context=new_context,
@@ -473,7 +479,7 @@ class TaskService:
                 str(error), violations=(Violation("message.parts", str(error)),)
             ) from None
         seq, remember = state.seq, _remember(command, task.log)
-        answer = Answer(meaning.reply, command.principal, command.message)
+        answer = Answer(meaning.reply, command.principal, command.message, command.request.rights)
         requests = [asked.request_id for asked in meaning.asked]
         try:
             await self._turns.interrupts.answer(requests, answer, remember)

@@ -39,6 +39,7 @@ from opencode_a2a.events import (
 )
 from opencode_a2a.ids import ContextId, ModelRef, Principal, SessionId, TaskId
 from opencode_a2a.messages import Answered, Message, PromptPart, Routing, TurnRequest
+from opencode_a2a.rights import Rights
 
 
 class State(StrEnum):
@@ -416,9 +417,10 @@ def load_request(data: bytes) -> TurnRequest:
     """Read a request as ``orjson`` wrote it; 2.0.0 wrote a session as well, which is not needed."""
     fields: _Fields = orjson.loads(data)
     routing: _Fields = fields["routing"]
-    model = routing.pop("model")
+    model, asked = routing.pop("model"), routing.pop("rights", {})
     return TurnRequest(
         tuple(PromptPart(**part) for part in fields["prompt"]),
-        Routing(model=ModelRef(**model) if model else None, **routing),
+        Routing(model=ModelRef(**model) if model else None, rights=Rights(**asked), **routing),
         fields["user_message_id"],
+        Rights(**fields.get("rights", {})),
     )

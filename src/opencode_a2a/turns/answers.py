@@ -6,13 +6,14 @@ a data part with the same in a form for programs.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import orjson
 
 from opencode_a2a.events import Interrupted, JsonObject, Question, Resolution
 from opencode_a2a.messages import Message
+from opencode_a2a.rights import FULL, Rights
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class Answer:
     by: str
     message: Message | None = None
     """The message that it came in."""
+    rights: Rights = field(default=FULL, compare=False)
+    """What whoever answers may have done; not stored, since it is checked before that."""
 
     @property
     def resolution(self) -> Resolution:

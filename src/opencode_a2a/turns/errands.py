@@ -7,7 +7,7 @@ same owner, rules, deadline and audit record as what a task asks.
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 
 import structlog
 
@@ -23,9 +23,11 @@ from opencode_a2a.opencode.events import (
 )
 from opencode_a2a.opencode.feed import Feed, FeedItem, Gap
 from opencode_a2a.opencode.translate import interrupted
-from opencode_a2a.opencode.types import StatusIdle
+from opencode_a2a.opencode.types import Session, StatusIdle
+from opencode_a2a.rights import Rights
 from opencode_a2a.turns import snapshot
 from opencode_a2a.turns.interrupts import Interrupts, Owner, TurnInterrupts
+from opencode_a2a.turns.rights import SessionRights
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 
 logger = structlog.get_logger(__name__)
@@ -146,18 +148,20 @@ class Errand:
 class Errands:
     """All sessions that work without a task."""
 
-    def __init__(self, feed: Feed, interrupts: Interrupts) -> None:
+    def __init__(self, feed: Feed, interrupts: Interrupts, rights: SessionRights) -> None:
         self._feed = feed
         self._interrupts = interrupts
+        self._rights = rights
         self._running: dict[SessionId, tuple[Errand, asyncio.Task[None]]] = {}
 
     @asynccontextmanager
     async def following(
-        self, principal: Principal, session_id: SessionId, directory: str
+        self, principal: Principal, session: Session, rights: Rights
     ) -> AsyncGenerator[None]:
         """Follow a session from before it is given work until it is done with it."""
+        session_id = session.id
         known = session_id in self._running
-        self._follow(principal, session_id, directory).expect()
+        self._follow(principal, session_id, session.directory, rights).expect()
         try:
             yield
         except BaseException:
@@ -177,7 +181,7 @@ class Errands:
         """Take up what was asked, and not settled, when the service stopped."""
         for owner, asked, answer in await self._interrupts.left():
             root = SessionId(owner.context_id.removeprefix(DERIVED_CONTEXT))
-            errand = self._follow(owner.principal, root, asked.directory)
+            errand = self._follow(owner.principal, root, asked.directory, owner.rights)
             errand.subscription.adopt(asked.session_id)
             errand.interrupts.restore(asked, answer)
             errand.subscription.wake()
@@ -189,17 +193,22 @@ class Errands:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _follow(self, principal: Principal, session_id: SessionId, directory: str | None) -> Errand:
+    def _follow(
+        self, principal: Principal, session_id: SessionId, directory: str | None, rights: Rights
+    ) -> Errand:
         if session_id in self._running:
             return self._running[session_id][0]
-        owner = Owner(None, ContextId(f"{DERIVED_CONTEXT}{session_id}"), principal)
+        owner = Owner(None, ContextId(f"{DERIVED_CONTEXT}{session_id}"), principal, rights)
         location = Location(directory=directory)
         errand = Errand(self._interrupts, self._feed, owner, session_id, location)
+        held = ExitStack()
+        held.enter_context(self._rights.working(session_id, rights))
         task = asyncio.create_task(errand.run(), name=f"errand {session_id}")
         self._running[session_id] = errand, task
 
         def ended(done: asyncio.Task[None]) -> None:
             self._running.pop(session_id, None)
+            held.close()
             if not done.cancelled() and (error := done.exception()) is not None:
                 logger.error("errand failed", session_id=session_id, exc_info=error)
 

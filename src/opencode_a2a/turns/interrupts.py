@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Literal
 
 import orjson
 import structlog
@@ -20,6 +19,7 @@ from sqlalchemy.engine import Connection
 from opencode_a2a import metrics
 from opencode_a2a.config import InterruptSettings, Settings
 from opencode_a2a.errors import (
+    AuthorizationForbiddenError,
     InterruptExpiredError,
     InterruptNotFoundError,
     InterruptTypeMismatchError,
@@ -35,6 +35,7 @@ from opencode_a2a.ids import ContextId, Principal, RequestId, SessionId, TaskId
 from opencode_a2a.messages import Answered, Message
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.translate import interrupted
+from opencode_a2a.rights import FULL, QUESTION, Action, Rights
 from opencode_a2a.store import interrupts as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.interrupts import InterruptRow
@@ -50,7 +51,6 @@ from opencode_a2a.turns.answers import (
 
 logger = structlog.get_logger(__name__)
 
-Action = Literal["allow", "ask", "deny"]
 Write = Callable[[Connection], None]
 
 CONFIRM_SECONDS = 10.0
@@ -61,6 +61,9 @@ RULE, CLOCK, ELSEWHERE = "rule", "deadline", "elsewhere"
 """Recorded as the one who settled an interrupt when that was not a principal."""
 EXPIRED_MESSAGE = "Nobody answered in time. Go on without it, or say what you could not do."
 DENIED_MESSAGE = "A rule of this service forbids it. Go on without it."
+UNATTENDED_MESSAGE = (
+    "Nobody is there to answer. Decide by yourself if you can, or say what you could not do."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,8 @@ class Owner:
     """None when the work was begun by method."""
     context_id: ContextId
     principal: Principal
+    rights: Rights = FULL
+    """What the work may do at the most, whatever rules and people say."""
 
 
 @dataclass(eq=False, slots=True)
@@ -181,7 +186,7 @@ class Interrupts:
 
     async def answer_unfollowed(self, owner: Owner, asked: Interrupted, answer: Answer) -> None:
         """Answer what a session asks for which there is neither a task nor an errand."""
-        self.check(asked, answer.reply)
+        self.check(asked, answer)
         try:
             await self.reply(asked, answer.reply, Location(directory=asked.directory))
         except UpstreamNotFoundError:
@@ -189,14 +194,21 @@ class Interrupts:
         settled = Resumed(asked.request_id, asked.type, answer.resolution, answer.by)
         await self.settle(owner, asked, settled)
 
-    def check(self, asked: Interrupted, reply: Reply) -> None:
+    def check(self, asked: Interrupted, answer: Answer) -> None:
         """Raise when a person may not answer an interrupt like this."""
+        reply = answer.reply
         kind = "permission" if isinstance(reply, PermissionReply) else "question"
         if kind != asked.type:
             raise InterruptTypeMismatchError(
                 request_id=asked.request_id,
                 expected_interrupt_type=kind,
                 actual_interrupt_type=asked.type,
+            )
+        permission = asked.permission or QUESTION
+        granted = kind == "permission" and answer.resolution != "rejected"
+        if granted and answer.rights.narrow(permission, "ask") == "deny":
+            raise AuthorizationForbiddenError(
+                "This credential may not allow it; it can only be used to answer no"
             )
         match reply:
             case PermissionReply(reply="always") if not self.settings.allow_always:
@@ -385,7 +397,8 @@ class TurnInterrupts:
         self.open[asked.request_id] = self._interrupts.open[asked.request_id] = interrupt
         if answer is not None:
             self._due.append(interrupt)
-        self._arm(interrupt, ((asked.expires_at or 0) - now_ms()) / 1000)
+        left = ((asked.expires_at or 0) - now_ms()) / 1000
+        self._arm(interrupt, left if self.owner.rights.waits else 0)
 
     def connect(self, location: Location, answers: Mapping[RequestId, Answer]) -> None:
         """Begin to answer; ``answers`` are those that an earlier process stored."""
@@ -460,9 +473,14 @@ class TurnInterrupts:
         interrupt = Interrupt(asked, self.owner, self)
         # Before anything is awaited: an errand in the same session must not ask it as well.
         self._interrupts.open[asked.request_id] = interrupt
-        action = rule_action(self._interrupts.settings, asked)
-        if action != "ask":
-            denied = PermissionReply("reject", DENIED_MESSAGE)
+        rights, action = self.owner.rights, rule_action(self._interrupts.settings, asked)
+        action = rights.narrow(asked.permission or QUESTION, action)
+        if asked.type == "question" and action != "ask":
+            refusal = QuestionReply([[UNATTENDED_MESSAGE] for _ in asked.questions])
+            interrupt.by_rule = Answer(refusal, RULE)
+        elif action != "ask":
+            message = DENIED_MESSAGE if rights.waits else UNATTENDED_MESSAGE
+            denied = PermissionReply("reject", message)
             reply = PermissionReply("once") if action == "allow" else denied
             interrupt.by_rule = Answer(reply, RULE)
         if asked.call_id is not None and asked.tool_input is None:
@@ -484,11 +502,14 @@ class TurnInterrupts:
             self._arm(interrupt, self._interrupts.settings.interrupt_request_ttl_seconds)
             return asked
         self._expire(interrupt)
+        subject = f"{asked.permission}: {', '.join(asked.patterns)}"
+        if asked.type == "question":
+            subject = " ".join(question.question for question in asked.questions)
         return Progressed(
-            "permission",
+            asked.type,
             "allowed" if action == "allow" else "denied",
             part_id=asked.request_id,
-            title=f"{asked.permission}: {', '.join(asked.patterns)}",
+            title=subject,
             reason="answered by a rule of this service",
         )
 
@@ -596,7 +617,7 @@ class TurnInterrupts:
         for interrupt in interrupts:
             if not interrupt.waiting or interrupt.sending or interrupt.delivered:
                 raise InterruptNotFoundError(request_id=interrupt.asked.request_id)
-            self._interrupts.check(interrupt.asked, answer.reply)
+            self._interrupts.check(interrupt.asked, answer)
         for interrupt in interrupts:
             interrupt.sending = True  # from here on nobody else can answer
         try:

@@ -25,10 +25,12 @@ from opencode_a2a.ids import ContextId, Principal, SessionId
 from opencode_a2a.messages import Routing
 from opencode_a2a.opencode.client import Location, OpenCode, well_formed
 from opencode_a2a.opencode.types import Session, SessionDraft
+from opencode_a2a.rights import FULL, Rights
 from opencode_a2a.store import links
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.links import Places
 from opencode_a2a.telemetry import now_ms
+from opencode_a2a.turns.rights import SessionRights, Work
 
 SESSION_FIELD = "metadata.shared.session.id"
 DIRECTORY_FIELD = "metadata.opencode.directory"
@@ -104,6 +106,7 @@ class Sessions:
         self, database: Database, opencode: OpenCode, workspace: WorkspaceRoot, claim_seconds: float
     ) -> None:
         self.places = Places(database)
+        self.rights = SessionRights(opencode)
         self.turn_locks: WeakValueDictionary[SessionId, asyncio.Lock] = WeakValueDictionary()
         """Held by the turn that runs in a session. A lock exists for as long as somebody holds it
         or waits for it, here and below."""
@@ -227,6 +230,12 @@ class Sessions:
             raise
         await self._hold(principal, session_id, None)
 
+    async def wider(self, session_id: SessionId, rights: Rights) -> Work | None:
+        """Return what works in a session, or in one above it, with more than these rights."""
+        if rights == FULL:
+            return None
+        return self.rights.wider(await self._lineage(session_id), rights)
+
     # Which session a turn runs in
 
     async def check(self, principal: Principal, routing: Routing) -> None:
@@ -348,6 +357,7 @@ class Sessions:
         if not self._inside(session):
             raise SessionNotFoundError  # for the caller it does not exist
         _keep(self._parents, session.id, session.parent_id)
+        self.rights.note(session)
         bound = BoundSession(session.id, session.directory)
         _keep(self._known, session.id, bound)
         return bound

@@ -9,7 +9,7 @@ loop of steps, and a retry far ahead end it.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from typing import Protocol
 
@@ -50,6 +50,7 @@ from opencode_a2a.opencode.types import (
     StatusRetry,
     TextInput,
 )
+from opencode_a2a.rights import FULL
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.interrupts import Interrupts, Owner, TurnInterrupts, Write
 from opencode_a2a.turns.sessions import KNOWN_SESSIONS, BoundSession, Sessions
@@ -411,12 +412,17 @@ class Attempt:
         tools = self._turns.tools
         self._caller = tools and tools.callers.enter(turn.request.routing.hops, self._note)
         self._turns.interrupts.sessions_with_turn[session.session_id] = turn.interrupts
+        self._held = ExitStack()
+        self._work = self._held.enter_context(
+            self._turns.sessions.rights.working(session.session_id, turn.owner.rights)
+        )
         self._subscription = self._turns.feed.follow(session.session_id)
         self.wake = self._subscription.wake
 
     def close(self) -> None:
         self._subscription.close()
         self._turns.interrupts.sessions_with_turn.pop(self._session.session_id, None)
+        self._held.close()
         if self._turns.tools is not None and self._caller is not None:
             self._turns.tools.callers.leave(self._caller, canceled=self._turn.canceled)
         for pending in (self._tick_timer, self._start_timer, self._prompt):
@@ -469,6 +475,7 @@ class Attempt:
     async def _call(self) -> MessageWithParts:
         """Prompt the session, unless the turn is canceled first; OpenCode answers at its end."""
         request, settings = self._turn.request, self._turns.settings.opencode
+        agent, tools = await self._limit(settings.agent)
         model = await self._turns.model(self._session, request.routing.model)
         if self._turn.canceled:  # while the model was asked for: OpenCode need not hear of it
             raise asyncio.CancelledError
@@ -484,14 +491,39 @@ class Attempt:
             parts=parts,
             message_id=request.user_message_id,
             model=model,
-            agent=settings.agent,
+            agent=agent,
             system=settings.system,
             variant=settings.variant,
+            tools=tools,
         )
         session = self._session
         answer = self._turns.opencode.prompt(session.session_id, prompt, at=session.location)
         del prompt, parts  # large files need not be kept until the turn has ended
         return await answer
+
+    async def _limit(self, agent: str | None) -> tuple[str | None, dict[str, bool] | None]:
+        """Have the session keep to the rights of the turn; return agent and tools for the prompt.
+
+        What was begun by method with wider rights is waited for: the prompt would join it.
+        """
+        sessions, session, rights = self._turns.sessions, self._session, self._turn.owner.rights
+        while (wider := await sessions.wider(session.session_id, rights)) is not None:
+            title = "Work with wider rights is running in the session"
+            self._note(Progressed("queue", "waiting", title=title))
+            while not wider.done.is_set() and not self._turn.canceled:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(AGAIN_SECONDS):
+                        await wider.done.wait()
+            if self._turn.canceled:
+                raise asyncio.CancelledError
+        if sessions.rights.at_work(session.session_id, self._work):
+            return agent, None
+        if rights != FULL:
+            named = await sessions.rights.narrow(
+                session.session_id, rights, agent, session.location
+            )
+            return named, None
+        return agent, await sessions.rights.widen(session.session_id, agent, session.location)
 
     # Hear
 

@@ -30,7 +30,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from opencode_a2a import metrics
 from opencode_a2a.config import UNGUESSABLE, AccessSettings, CredentialEntry, Settings, StateError
 from opencode_a2a.errors import ServiceError, TooManyFailuresError, UnauthenticatedError
-from opencode_a2a.ids import CAPABILITIES, Caller, Principal
+from opencode_a2a.ids import Caller, Principal
+from opencode_a2a.rights import CAPABILITIES, PROFILES, Rights
 from opencode_a2a.server.contracts import DISCOVERY
 
 OPEN_PATHS = frozenset({*DISCOVERY, "/livez", "/readyz"})
@@ -54,37 +55,39 @@ class AcceptedCredential:
     guessable: bool
 
     @classmethod
-    def of_token(cls, token: str) -> Self:
+    def of_token(cls, token: str, rights: Rights) -> Self:
         """Return the only credential of a service.
 
         It is its own principal and may do everything that is switched on.
         """
         principal = Principal(f"bearer:{sha256(token.encode()).hexdigest()[:12]}")
-        caller = Caller(principal, CAPABILITIES)
+        caller = Caller(principal, CAPABILITIES, rights=rights)
         return cls("bearer", sha256(token.encode()).digest(), caller, len(token) < UNGUESSABLE)
 
     @classmethod
-    def of_entry(cls, entry: CredentialEntry) -> Self:
+    def of_entry(cls, entry: CredentialEntry, rights: Rights) -> Self:
         """Return one of several credentials; it may do only what its entry grants."""
         given = entry.token if entry.scheme == "bearer" else entry.password
         secret = given.get_secret_value() if given else ""
         guessable = len(secret) < UNGUESSABLE
         if entry.scheme == "basic":
             secret = f"{entry.username}:{secret}"
-        caller = Caller(Principal(entry.owner), entry.granted, entry.credential_id)
+        own = rights & PROFILES[entry.profile]
+        caller = Caller(Principal(entry.owner), entry.granted, entry.credential_id, own)
         return cls(entry.scheme, sha256(secret.encode()).digest(), caller, guessable)
 
 
 def accepted_credentials(auth: AccessSettings, token_file: Path) -> list[AcceptedCredential]:
     """Return the credentials that were configured, or else the generated one."""
     found = [
-        AcceptedCredential.of_entry(entry)
+        AcceptedCredential.of_entry(entry, auth.rights)
         for entry in auth.static_auth_credentials or ()
         if entry.enabled
     ]
     if auth.bearer_token:
-        found.insert(0, AcceptedCredential.of_token(auth.bearer_token.get_secret_value()))
-    return found or [AcceptedCredential.of_token(generate_token(token_file))]
+        token = auth.bearer_token.get_secret_value()
+        found.insert(0, AcceptedCredential.of_token(token, auth.rights))
+    return found or [AcceptedCredential.of_token(generate_token(token_file), auth.rights)]
 
 
 class Throttle:

@@ -1,0 +1,167 @@
+"""What a session may do while it works for somebody: rights, as OpenCode's rules of the session.
+
+``turn`` and the methods that give a session work call ``SessionRights`` first. OpenCode's rules of
+a session come after those of its agent, the last that fits decides, and further ones can only be
+added at the end. So what is added here repeats what the agent may do, narrowed, behind a mark.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from opencode_a2a.errors import UpstreamPayloadError
+from opencode_a2a.ids import SessionId
+from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.types import PermissionRule, Session, SessionChanges
+from opencode_a2a.rights import FULL, QUESTION, READING, SUBAGENT, Action, Rights
+
+MARK = PermissionRule(permission="opencode-a2a", pattern="*", action="deny")
+"""Stands before the rules of this service; there is no such permission."""
+DEFAULT_AGENT = "build"
+KNOWN_SESSIONS = 10_000
+
+
+def narrowed(rights: Rights, base: Sequence[PermissionRule]) -> list[PermissionRule]:
+    """Return rules which, after those of an agent, leave it what the rights allow of them."""
+    rules: list[PermissionRule] = []
+    if rights.changes == "deny" or not any(r.permission == r.pattern == "*" for r in base):
+        # What no rule names is asked for.
+        rules.append(_rule("*", "*", rights.narrow("*", "ask")))
+    if rights.changes != "deny":
+        rules += [
+            _rule(r.permission, r.pattern, rights.narrow(r.permission, r.action)) for r in base
+        ]
+    names: Iterable[str] = ()
+    if rights.changes != "allow":
+        names = (*sorted(READING), SUBAGENT)
+    elif not rights.waits:
+        names = (QUESTION,)
+    for name in names:  # a rule for `*` was narrowed as one for changes
+        rules += projected(rights, base, name)
+    return rules
+
+
+def projected(rights: Rights, base: Sequence[PermissionRule], name: str) -> list[PermissionRule]:
+    """Return the rules for one permission that follow from rights and the rules of an agent."""
+    own = [_rule(name, r.pattern, rights.narrow(name, r.action)) for r in base if r.covers(name)]
+    return [_rule(name, "*", rights.narrow(name, "ask")), *own]
+
+
+def _rule(permission: str, pattern: str, action: Action) -> PermissionRule:
+    return PermissionRule(permission=permission, pattern=pattern, action=action)
+
+
+def foreign(session: Session) -> list[PermissionRule]:
+    """Return the rules of a session that are not of this service."""
+    rules = session.permission
+    return rules[: rules.index(MARK)] if MARK in rules else rules
+
+
+@dataclass(slots=True)
+class Work:
+    """What runs in a session, and with which rights."""
+
+    rights: Rights
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class SessionRights:
+    """The rights of the sessions that work, and the rules that were added for them."""
+
+    def __init__(self, opencode: OpenCode) -> None:
+        self._opencode = opencode
+        self._work: dict[SessionId, list[Work]] = {}
+        self._marked: OrderedDict[SessionId, None] = OrderedDict()
+        """Sessions that have rules of this service."""
+
+    def note(self, session: Session) -> None:
+        """Remember whether a session has rules of this service, of an earlier process perhaps."""
+        if MARK in session.permission:
+            self._marked[session.id] = None
+            if len(self._marked) > KNOWN_SESSIONS:
+                # It stays as narrow as it is until its next narrowed prompt.
+                self._marked.popitem(last=False)
+
+    @contextmanager
+    def working(self, session_id: SessionId, rights: Rights) -> Generator[Work]:
+        """Note what a session works for; what comes meanwhile joins it, or has to wait."""
+        work = Work(rights)
+        self._work.setdefault(session_id, []).append(work)
+        try:
+            yield work
+        finally:
+            work.done.set()
+            self._work[session_id].remove(work)
+            if not self._work[session_id]:
+                del self._work[session_id]
+
+    def at_work(self, session_id: SessionId, besides: Work | None = None) -> bool:
+        """Whether a session works for somebody, apart from one work that is known."""
+        return any(work is not besides for work in self._work.get(session_id, ()))
+
+    def wider(self, lineage: Iterable[SessionId], rights: Rights) -> Work | None:
+        """Return what works in a session, or above it, with more than these rights.
+
+        OpenCode reads the rules of a session once, when it begins to work. A prompt that comes
+        later joins that work, under its rules.
+        """
+        works = (work for session_id in lineage for work in self._work.get(session_id, ()))
+        return next((work for work in works if not work.rights <= rights), None)
+
+    def limited(self, session_id: SessionId) -> bool:
+        """Whether a session has rules of this service."""
+        return session_id in self._marked
+
+    async def narrow(
+        self,
+        session_id: SessionId,
+        rights: Rights,
+        agent: str | None,
+        at: Location,
+        tools: Mapping[str, bool] | None = None,
+    ) -> str:
+        """Have a session keep to rights from its next prompt on; return the agent they are for.
+
+        ``tools`` takes tools away, or gives back what the rights allow of them.
+        """
+        session = await self._opencode.session(session_id)
+        agents = {one.name: one for one in await self._opencode.agents(at=at)}
+        if agent is None:
+            agent = (await self._opencode.config(at=at)).default_agent or DEFAULT_AGENT
+        base = [*(agents[agent].permission if agent in agents else ()), *foreign(session)]
+        rules = [MARK, *narrowed(rights, base)]
+        for name, offered in (tools or {}).items():
+            if not offered:
+                rules.append(_rule(name, "*", "deny"))
+            else:
+                rules += narrowed(rights, base) if name == "*" else projected(rights, base, name)
+        if session.permission[-len(rules) :] != rules:
+            changes = SessionChanges(permission=rules)
+            session = await self._opencode.update_session(session_id, changes, at=at)
+            if session.permission[-len(rules) :] != rules:
+                raise UpstreamPayloadError(
+                    "This version of OpenCode cannot limit what a session may do; only the profile "
+                    "auto can be used with it"
+                )
+        self.note(session)
+        return agent
+
+    async def widen(
+        self, session_id: SessionId, agent: str | None, at: Location
+    ) -> dict[str, bool] | None:
+        """Take back what narrowed a session; return what its next prompt has to say as ``tools``.
+
+        With ``tools`` OpenCode replaces all rules of a session. Rules that cannot be said so are
+        repeated instead, but then sub-agents still get what was denied before.
+        """
+        if not self.limited(session_id):
+            return None
+        session = await self._opencode.session(session_id)
+        kept = foreign(session)
+        if any(rule.pattern != "*" or rule.action != "deny" for rule in kept):
+            await self.narrow(session_id, FULL, agent, at)
+            return None
+        del self._marked[session_id]
+        return {rule.permission: False for rule in (*kept, MARK)}
