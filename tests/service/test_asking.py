@@ -199,3 +199,11 @@ async def test_no_to_all_refuses_each_of_them(
     ended = await caller.send("no to all", task=begun.id)
 
     assert (ended.state, ended.history) == ("rejected", ["run both", "no to all"])
+
+
+@pytest.mark.requirement("I9")
+async def test_an_id_that_no_database_can_hold_is_refused(service: Running) -> None:
+    params = {"request_id": "per_\0", "reply": "once"}
+    answer = await Caller(service).answer("a2a.interrupt.permission.reply", params)
+
+    assert answer["error"]["data"][0]["reason"] == "INVALID_FIELD"

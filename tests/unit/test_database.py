@@ -1,6 +1,7 @@
 """The database file, its lock, its schema and its failures."""
 
 import asyncio
+import random
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -9,9 +10,13 @@ import pytest
 import sqlalchemy as sa
 
 from opencode_a2a.errors import StoreUnavailableError
+from opencode_a2a.ids import ContextId, Principal, SessionId
+from opencode_a2a.store import links
+from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import DatabaseError
 from opencode_a2a.store.schema import STEPS, version
+from opencode_a2a.store.tasks import TaskRow
 from tests.support import stores
 
 
@@ -123,6 +128,40 @@ async def test_a_write_that_fails_leaves_the_others_of_its_transaction_alone(
 
         assert results[0] == results[2] == "done"
         assert isinstance(results[1], LookupError)
+
+
+@pytest.mark.both_databases
+async def test_keys_may_be_as_long_as_a_caller_can_make_them(tmp_path: Path) -> None:
+    chance = random.Random(1)  # noqa: S311 - no secret
+
+    def text(length: int) -> str:
+        return "".join(chr(chance.randrange(0x20000, 0x2A000)) for _ in range(length))
+
+    alice, context, session = Principal("alice"), ContextId(text(256)), SessionId("ses_1")
+    message, directory = text(256), text(4096)
+    row = TaskRow("t", alice, context, "submitted", 1, 1, b"{}")
+
+    def write(connection: sa.Connection) -> None:
+        no = rows.add_task(connection, row)
+        rows.add_message(connection, alice, message, no, b"d" * 32)
+        links.link(connection, alice, context, directory, session, 1)
+
+    def read(connection: sa.Connection) -> tuple[SessionId | None, SessionId | None]:
+        assert rows.find_message(connection, alice, message, b"d" * 32)
+        found = links.linked(connection, alice, context, directory)
+        return found, links.linked(connection, alice, context, directory[:-1])
+
+    async with Database(stores.url(tmp_path)) as database:
+        await database.write(write)
+        places = links.Places(database)
+        await places.own(alice, directory, "wrk_1")
+
+        assert await database.read(read) == (session, None)
+        others = await places.visible(Principal("bob"), [directory, "wrk_1", directory[:-1]])
+        assert others == [directory[:-1]]
+        assert await places.visible(alice, [directory]) == [directory]
+        await places.forget(directory)
+        assert await places.visible(Principal("bob"), [directory]) == [directory]
 
 
 @pytest.mark.both_databases

@@ -402,3 +402,33 @@ async def test_a_step_of_the_schema_is_taken_on_both_databases_and_the_program_b
         async with Database(place) as database:
             await database.check()
             assert await stored(database) == {"task 1": 1}
+
+
+async def test_the_first_schema_is_taken_to_what_a_new_database_gets(
+    url: str, tmp_path: Path
+) -> None:
+    first = Path(__file__).parent.parent / "support" / "schema-5-postgresql.sql"
+    with psycopg.connect(url) as connection:
+        connection.execute(first.read_bytes())
+    with stores.using("postgresql"):
+        new = stores.url(tmp_path / "new")
+
+    for place in (url, new):
+        async with Database(place) as database:
+            await database.write(add(1))
+
+    assert shape(url) == shape(new)
+
+
+def shape(url: str) -> list[object]:
+    """Return the columns and indexes of the tables in a schema."""
+    columns = (
+        "SELECT table_name, column_name, data_type, is_nullable, collation_name"
+        " FROM information_schema.columns WHERE table_schema = current_schema() ORDER BY 1, 2"
+    )
+    indexes = (
+        "SELECT tablename, replace(indexdef, current_schema(), '') FROM pg_indexes"
+        " WHERE schemaname = current_schema() ORDER BY 1, 2"
+    )
+    with psycopg.connect(url) as connection:
+        return [*connection.execute(columns), *connection.execute(indexes)]

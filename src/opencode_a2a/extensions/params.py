@@ -163,7 +163,9 @@ def _plain(value: str) -> str:
 Text = Annotated[
     str, Field(min_length=1, max_length=MAX_TEXT), AfterValidator(_plain), AfterValidator(_filled)
 ]
-Id = Annotated[str, Field(min_length=1, max_length=MAX_ID), AfterValidator(_filled)]
+Id = Annotated[
+    str, Field(min_length=1, max_length=MAX_ID), AfterValidator(_plain), AfterValidator(_filled)
+]
 Path = Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(_plain)]
 LongText = Annotated[str, AfterValidator(_plain)]
 Number = Annotated[
@@ -190,6 +192,7 @@ def shaped(prefix: str, what: str) -> AfterValidator:
 MessageRef = Annotated[
     MessageId,
     Field(min_length=1, max_length=MAX_ID),
+    AfterValidator(_plain),
     AfterValidator(_filled),
     shaped("msg", "message"),
 ]

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection
 from opencode_a2a.ids import ContextId, Principal, SessionId
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import Prepared
-from opencode_a2a.store.schema import links, owners, places
+from opencode_a2a.store.schema import index_key, links, owners, places
 
 _LINKED = Prepared(
     "SELECT session_id FROM links"
@@ -36,7 +36,8 @@ _OWNER = Prepared("SELECT principal, claimed_until FROM owners WHERE session_id 
 def linked(
     connection: Connection, principal: Principal, context_id: ContextId, place: str
 ) -> SessionId | None:
-    values = {"principal": principal, "context_id": context_id, "place": place}
+    key = index_key(connection, place)
+    values = {"principal": principal, "context_id": context_id, "place": key}
     found = _LINKED.run(connection, values).fetchone()
     return SessionId(found[0]) if found else None
 
@@ -50,7 +51,8 @@ def link(
     now: int,
 ) -> None:
     """Let a context use a session, which then belongs to the principal."""
-    where = {"principal": principal, "context_id": context_id, "place": place}
+    key = index_key(connection, place)
+    where = {"principal": principal, "context_id": context_id, "place": key}
     _LINK.run(connection, {**where, "session_id": session_id, "now": now})
     own(connection, principal, session_id)
 
@@ -128,9 +130,10 @@ class Places:
 
     async def own(self, principal: Principal, *names: str) -> None:
         def write(connection: Connection) -> None:
-            connection.execute(places.delete().where(places.c.name.in_(names)))
-            for name in names:
-                connection.execute(places.insert().values(name=name, principal=principal))
+            keys = [index_key(connection, name) for name in names]
+            connection.execute(places.delete().where(places.c.name.in_(keys)))
+            for key in keys:
+                connection.execute(places.insert().values(name=key, principal=principal))
 
         await self._database.write(write)
 
@@ -140,17 +143,19 @@ class Places:
         if not asked:
             return []
 
-        def read(connection: Connection) -> set[str]:
+        def read(connection: Connection) -> list[str]:
+            keys = {name: index_key(connection, name) for name in asked}
             others = sa.select(places.c.name).where(
-                places.c.name.in_(asked), places.c.principal != principal
+                places.c.name.in_(keys.values()), places.c.principal != principal
             )
-            return {row.name for row in connection.execute(others)}
+            hidden = {row.name for row in connection.execute(others)}
+            return [name for name in asked if keys[name] not in hidden]
 
-        hidden = await self._database.read(read)
-        return [name for name in asked if name not in hidden]
+        return await self._database.read(read)
 
     async def forget(self, *names: str) -> None:
         def write(connection: Connection) -> None:
-            connection.execute(places.delete().where(places.c.name.in_(names)))
+            keys = [index_key(connection, name) for name in names]
+            connection.execute(places.delete().where(places.c.name.in_(keys)))
 
         await self._database.write(write)
