@@ -1,6 +1,7 @@
 """The direction of imports: a layer knows only those to its right."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -106,3 +107,31 @@ def test_the_types_of_failures_are_declared(path: Path) -> None:
                 pytest.fail(f"declare {value} in FailureType")
             case _:
                 pass
+
+
+UPSTREAM_PATH = re.compile(
+    r"/(session|global|permission|question|config|provider|command|find|experimental|vcs|api)/"
+)
+UPSTREAM_EVENT = re.compile(r"(session|message\.part|todo|server|pty|vcs)\.[a-z]+(\.[a-z]+)*")
+UPSTREAM_PERMISSIONS = {"bash", "webfetch", "todowrite", "external_directory", "doom_loop"}
+PERMISSION_WORDS = {f"opencode_a2a.{name}" for name in ("a2a.texts", "config.settings", "rights")}
+"""What a person is asked, in words; what ``--ask`` can name; which permissions there are."""
+
+
+@pytest.mark.parametrize("path", MODULES, ids=identify)
+def test_only_the_driver_knows_names_of_one_version_of_opencode(path: Path) -> None:
+    """OpenCode 2 has other paths, events and permissions: a second driver is one package."""
+    if layer_of(name_of(path)) == "opencode":
+        return
+    tree = ast.parse(path.read_text())
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    texts = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose
+    ]
+
+    assert not [text for text in texts if UPSTREAM_PATH.match(text)]
+    assert not [text for text in texts if UPSTREAM_EVENT.fullmatch(text)]
+    if name_of(path) not in PERMISSION_WORDS:
+        assert not UPSTREAM_PERMISSIONS.intersection(texts)

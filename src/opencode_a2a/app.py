@@ -35,7 +35,7 @@ from opencode_a2a.extensions.dispatch import Dispatcher
 from opencode_a2a.ids import Caller
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.feed import Feed
-from opencode_a2a.opencode.process import OpenCodeStartError
+from opencode_a2a.opencode.process import OpenCodeStartError, UnsupportedOpenCodeError
 from opencode_a2a.opencode.types import McpServer
 from opencode_a2a.opencode.upstream import (
     HEALTH_SECONDS,
@@ -392,7 +392,7 @@ def serve(settings: Settings) -> int:
         listeners = bind(settings.a2a.host, settings.a2a.port)
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             return runner.run(_serve(settings, listeners))
-    except StateError as error:
+    except (StateError, UnsupportedOpenCodeError) as error:
         print(f"opencode-a2a: {error}", file=sys.stderr)
         return 2
     except EarlierDatabaseError as error:

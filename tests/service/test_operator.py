@@ -6,7 +6,11 @@ The program runs as a process of its own, in front of an OpenCode that replays r
 import asyncio
 import base64
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import orjson
@@ -82,6 +86,51 @@ async def test_a_state_directory_that_cannot_be_written_is_one_line(
         f"opencode-a2a: cannot write to the state directory {directory}: Not a directory; "
         "set A2A_STATE_DIR to one that can be written\n",
     )
+
+
+@contextmanager
+def opencode2(version: str, *, page: bool) -> Generator[str]:
+    """Run a server that answers as OpenCode 2 does: its API is below ``/api``.
+
+    Where 1.x tells its health, there is the web page, or nothing.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body, kind, status = b"<!doctype html>", "text/html", 200 if page else 404
+            if self.path == "/api/health":
+                body = orjson.dumps({"healthy": True, "version": version, "pid": 1})
+                kind, status = "application/json", 200
+            self.send_response(status)
+            self.send_header("content-type", kind)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:  # type: ignore[override] # nothing is logged
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("page", [True, False])
+@pytest.mark.parametrize("version", ["2.0.12", "0.0.0-beta-19296"])
+async def test_an_opencode_2_is_recognised_and_refused_in_one_sentence(
+    tmp_path: Path, version: str, page: bool
+) -> None:
+    with opencode2(version, page=page) as url:
+        given = {"OPENCODE_BASE_URL": url, "A2A_STATE_DIR": str(tmp_path), **in_memory()}
+        status, printed = await run("serve", **given)
+        examined, found = await run("doctor", **given)
+
+    why = f"OpenCode {version} has the API of OpenCode 2, which this service does not speak; "
+    last = printed.strip().splitlines()[-1]
+    assert (status, examined) == (2, 1)
+    assert last.startswith(f"opencode-a2a: OpenCode at {url} cannot be used: {why}`npm install ")
+    assert f"failed  opencode: {version} ({url}); {why}" in found
 
 
 async def test_a_token_that_others_can_read_is_one_line(tmp_path: Path) -> None:

@@ -23,13 +23,14 @@ from opencode_a2a.opencode.managed import (
     find_command,
     free_port,
     passed_environment,
-    too_old,
     untested,
+    unusable,
 )
 from opencode_a2a.opencode.process import (
     Claim,
     OpenCodeStartError,
     Record,
+    UnsupportedOpenCodeError,
     birth,
     listening_url,
     marked_processes,
@@ -53,8 +54,8 @@ def test_the_url_is_read_from_the_line_about_it(line: str, url: str | None) -> N
 
 
 @pytest.mark.parametrize("version", ["0.18.1", "1.0.0", "v1.0.185"])
-def test_a_version_that_is_too_old_is_refused_by_name(version: str) -> None:
-    refused = too_old(version)
+def test_a_version_that_is_unusable_is_refused_by_name(version: str) -> None:
+    refused = unusable(version)
 
     assert refused is not None
     assert refused.startswith(f"OpenCode {version} is too old: version 1.1 or later is needed; ")
@@ -68,13 +69,20 @@ def test_a_version_that_is_too_old_is_refused_by_name(version: str) -> None:
         (QUALIFIED, True),
         ("1.18.34", False),
         ("1.100.0", False),
-        ("2.0.0", False),
         ("local", False),
     ],
 )
 def test_a_version_newer_than_the_last_qualified_is_doubted(version: str, known: bool) -> None:
-    assert too_old(version) is None
+    assert unusable(version) is None
     assert (untested(version) is None) is known
+
+
+@pytest.mark.parametrize("version", ["2.0.0", "2.0.12", "v3.1.0"])
+def test_a_version_with_another_api_is_refused_by_name(version: str) -> None:
+    refused = unusable(version)
+
+    assert refused is not None
+    assert refused.startswith(f"OpenCode {version} has the API of OpenCode 2, which this service ")
 
 
 def test_a_missing_command_is_an_error_with_its_remedy() -> None:
@@ -471,6 +479,29 @@ print(f"opencode server listening on http://127.0.0.1:{{port}}", flush=True)
 server.serve_forever()
 """
 """As 1.0 does: it has no health check, and says its version nowhere else."""
+
+
+@pytest.mark.parametrize("line", ["opencode server listening on http://127.0.0.1:{port}", ""])
+async def test_an_opencode_2_is_refused_in_one_sentence_when_it_is_started(
+    tmp_path: Path, line: str
+) -> None:
+    """Whether or not it says where it listens."""
+    program = tmp_path / "opencode"
+    old = OLD_OPENCODE.format(python=sys.executable).replace("1.0.185", "2.0.12")
+    said = "opencode server listening on http://127.0.0.1:{port}"
+    assert said in old
+    program.write_text(old.replace(said, line))
+    program.chmod(0o755)
+    settings = OpenCodeSettings(command=str(program), startup_timeout=30 if line else 2)
+
+    with pytest.raises(UnsupportedOpenCodeError) as refused:
+        async with ManagedOpenCode(settings, os.environ):
+            pass
+
+    assert str(refused.value) == (
+        "OpenCode 2.0.12 has the API of OpenCode 2, which this service does not speak; "
+        f"`npm install -g opencode-ai@{QUALIFIED}`"
+    )
 
 
 async def test_an_old_opencode_is_refused_by_name_when_it_is_started(tmp_path: Path) -> None:

@@ -108,11 +108,11 @@ def check_command(command: str) -> Finding:
 
 
 def judge_version(version: str, where: str) -> Finding:
-    from opencode_a2a.opencode.managed import too_old, untested  # heavy, as below
+    from opencode_a2a.opencode.managed import untested, unusable  # heavy, as below
 
     version = one_line(version)
     found = f"{version} ({where})"
-    if remedy := too_old(version):
+    if remedy := unusable(version):
         return Finding("opencode", found, remedy)
     return Finding("opencode", found, untested(version), advice=True)
 
@@ -130,12 +130,21 @@ def _client(settings: Settings) -> "httpx2.Client":
 def check_reachable(settings: Settings) -> Finding:
     import httpx2  # takes a third of a second to import
 
+    from opencode_a2a.opencode.client import HEALTH, HEALTH_OF_2
+    from opencode_a2a.opencode.managed import another_api
     from opencode_a2a.opencode.types import Health
 
     opencode = settings.opencode
     try:
         with _client(settings) as client:
-            answer = client.get("/global/health")
+            answer = client.get(HEALTH)
+            if "json" not in answer.headers.get("content-type", ""):
+                # OpenCode 2 has its web page there, or nothing.
+                other = client.get(HEALTH_OF_2)
+                if other.is_success and "json" in other.headers.get("content-type", ""):
+                    version = Health.model_validate_json(other.content).version
+                    found = f"{one_line(version)} ({opencode.base_url})"
+                    return Finding("opencode", found, another_api(one_line(version)))
             health = Health.model_validate_json(answer.raise_for_status().content)
     except httpx2.HTTPStatusError as error:
         remedy = "check OPENCODE_AUTH_USERNAME and OPENCODE_AUTH_PASSWORD"
@@ -151,6 +160,7 @@ def check_rules(settings: Settings) -> Iterator[Finding]:
     """Name the rules that settle nothing, as far as that was not known from the settings alone."""
     import httpx2
 
+    from opencode_a2a.opencode.client import MCP_SERVERS, TOOL_IDS
     from opencode_a2a.rights import never_asked, outside, unmatched
 
     rules = [rule.permission for rule in settings.interrupts.permission_rules]
@@ -166,8 +176,8 @@ def check_rules(settings: Settings) -> Iterator[Finding]:
     try:
         with _client(settings) as client:
             at = {"directory": str(settings.workspace)} if settings.workspace else {}
-            tools = client.get("/experimental/tool/ids", params=at).raise_for_status().json()
-            servers = client.get("/mcp", params=at).raise_for_status().json()
+            tools = client.get(TOOL_IDS, params=at).raise_for_status().json()
+            servers = client.get(MCP_SERVERS, params=at).raise_for_status().json()
     except (httpx2.HTTPError, ValueError):
         return  # said before, by the check of OpenCode itself
     for name, meant in unmatched(found, outside(tools, servers)):

@@ -69,6 +69,13 @@ from opencode_a2a.opencode.types import (
 )
 from opencode_a2a.telemetry import trace_headers
 
+# Paths that ``doctor`` asks for too, without an event loop.
+TOOL_IDS: Final = "/experimental/tool/ids"
+MCP_SERVERS: Final = "/mcp"
+HEALTH: Final = "/global/health"
+HEALTH_OF_2: Final = "/api/health"
+"""Where OpenCode 2 tells its health, with the same fields."""
+
 T = TypeVar("T")
 Query = Mapping[str, str | int | bool | None]
 
@@ -405,9 +412,9 @@ class OpenCode:
 
     # The server itself
 
-    tool_ids = _read(list[str], "/experimental/tool/ids")
+    tool_ids = _read(list[str], TOOL_IDS)
     """Return the tools by name, without those of MCP servers."""
-    mcp_status = _read(dict[str, McpStatus], "/mcp")
+    mcp_status = _read(dict[str, McpStatus], MCP_SERVERS)
 
     async def add_mcp(
         self, name: str, server: McpServer, *, at: Location = HERE
@@ -415,13 +422,24 @@ class OpenCode:
         """Offer an MCP server's tools in this location, from the next prompt until a restart."""
         config = server.model_dump(mode="json", by_alias=True, exclude_none=True)
         body: JsonObject = {"name": name, "config": config}
-        return await self.call(dict[str, McpStatus], "POST", "/mcp", at, body=body)
+        return await self.call(dict[str, McpStatus], "POST", MCP_SERVERS, at, body=body)
 
     async def paths(self) -> Paths:
         return await self.call(Paths, "GET", "/path")
 
     async def health(self) -> Health:
-        return await self.call(Health, "GET", "/global/health", urgent=True)
+        return await self.call(Health, "GET", HEALTH, urgent=True)
+
+    async def health_of_2(self) -> Health | None:
+        """Return what OpenCode 2 says of itself; None if this is no OpenCode 2.
+
+        Only for a server that does not answer ``health``: there OpenCode 2 has its web page, or
+        nothing. 1.x answers here too.
+        """
+        try:
+            return await self.call(Health, "GET", HEALTH_OF_2, urgent=True)
+        except UpstreamError:
+            return None
 
     async def dispose(self) -> None:
         """Abort every turn and end every tool process of the whole server."""

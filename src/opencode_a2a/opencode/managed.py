@@ -19,7 +19,8 @@ import socket
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from subprocess import PIPE
+from subprocess import DEVNULL
+from tempfile import TemporaryFile
 from typing import Final, Self
 from urllib.parse import urlsplit
 
@@ -43,6 +44,7 @@ from opencode_a2a.opencode.process import (
     OpenCodeProcess,
     OpenCodeStartError,
     Record,
+    UnsupportedOpenCodeError,
     birth,
     kill_abandoned,
     kill_leftovers,
@@ -57,6 +59,7 @@ STEADY_SECONDS: Final = 60.0
 """An OpenCode that lived this long is started again after the shortest delay."""
 PORT_ATTEMPTS: Final = 3
 HEALTHY_SECONDS: Final = 10.0
+VERSION_SECONDS: Final = 5.0
 
 OLDEST: Final = (1, 1)
 """1.0 has neither a health check nor permissions that can be answered."""
@@ -68,12 +71,20 @@ INSTALL: Final = f"`npm install -g opencode-ai@{QUALIFIED}`"
 # Versions
 
 
-def too_old(version: str) -> str | None:
+def unusable(version: str) -> str | None:
     """Return why a version cannot be used, with the remedy; None if it can."""
     number = _number(version)
-    if number is None or number[:2] >= OLDEST:
+    if number is None:
         return None
-    return f"OpenCode {version} is too old: version 1.1 or later is needed; {INSTALL}"
+    if number[:2] < OLDEST:
+        return f"OpenCode {version} is too old: version 1.1 or later is needed; {INSTALL}"
+    return another_api(version) if number[0] > OLDEST[0] else None
+
+
+def another_api(version: str) -> str:
+    """Return that a version has the API of OpenCode 2, whatever number it gives itself."""
+    why = "has the API of OpenCode 2, which this service does not speak"
+    return f"OpenCode {version} {why}; {INSTALL}"
 
 
 def untested(version: str) -> str | None:
@@ -84,6 +95,24 @@ def untested(version: str) -> str | None:
     return (
         f"OpenCode {version} was not tested with this service; {QUALIFIED} is the newest that was"
     )
+
+
+async def _version_of(executable: str, variables: Mapping[str, str]) -> str:
+    """Return the version that a program says it has; nothing if it does not say."""
+    # Not through a pipe: what the program leaves behind could hold that open.
+    with TemporaryFile() as said:
+        asked = await asyncio.create_subprocess_exec(
+            executable, "--version", stdin=DEVNULL, stdout=said, stderr=DEVNULL, env=variables
+        )
+        try:
+            async with asyncio.timeout(VERSION_SECONDS):
+                await asked.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                asked.kill()
+            await asked.wait()
+        said.seek(0)
+        return said.read(1000).decode(errors="replace").strip()
 
 
 def _number(version: str) -> tuple[int, ...] | None:
@@ -361,13 +390,10 @@ class ManagedOpenCode:
         except TimeoutError:
             seconds = f"{settings.startup_timeout:g} s"
             reason = f"OpenCode was not ready after {seconds}; raise OPENCODE_STARTUP_TIMEOUT"
+            unknown = True
         except UpstreamError as error:
-            # Versions before 1.1 have no health check: only the program can say its version.
-            asked = await asyncio.create_subprocess_exec(executable, "--version", stdout=PIPE)
-            version, _ = await asked.communicate()
-            reason = too_old(version.decode(errors="replace").strip()) or (
-                f"OpenCode does not work: {error.message}: {error.detail}"
-            )
+            reason = f"OpenCode does not work: {error.message}: {error.detail}"
+            unknown = True
         else:
             if usable:
                 pid = process.pid
@@ -376,8 +402,13 @@ class ManagedOpenCode:
                     record.model_copy(update=known).write(self._record)
                 logger.info("OpenCode %s at %s, pid %d", self.version, self.url, pid)
                 return
-            reason = "OpenCode ended at once"
+            reason, unknown = "OpenCode ended at once", False
+        # Versions before 1.1 have no health check, and 2 has another one, or does not say where it
+        # listens: only the program can tell its version.
+        why = unusable(await _version_of(executable, variables)) if unknown else None
         await self._stop()
+        if why is not None:
+            raise UnsupportedOpenCodeError(why)
         raise OpenCodeStartError(reason, command, process.tail)
 
     async def _wait_until_usable(self, process: OpenCodeProcess) -> bool:
@@ -393,8 +424,8 @@ class ManagedOpenCode:
                 except UpstreamUnreachableError:
                     await asyncio.sleep(0.05)  # the line comes a moment before the first answer
                     continue
-                if reason := too_old(self.version):
-                    raise OpenCodeStartError(reason)
+                if reason := unusable(self.version):
+                    raise UnsupportedOpenCodeError(reason)
                 # A broken configuration lets OpenCode listen and refuse everything else.
                 await opencode.config(at=self._at)
                 await self._check_password(process)

@@ -50,6 +50,10 @@ class OpenCodeStartError(Exception):
         super().__init__("\n".join(lines))
 
 
+class UnsupportedOpenCodeError(OpenCodeStartError):
+    """OpenCode works, but not in a version that this service can use."""
+
+
 def birth(pid: int) -> str | None:
     """Return what tells a process from all others that had its pid; None if it does not run."""
     if sys.platform != "linux":

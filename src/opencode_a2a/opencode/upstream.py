@@ -28,8 +28,14 @@ from opencode_a2a.config import (
 from opencode_a2a.errors import ServiceError, UpstreamError, UpstreamUnreachableError
 from opencode_a2a.events import JsonObject
 from opencode_a2a.opencode.client import Location, OpenCode
-from opencode_a2a.opencode.managed import ManagedOpenCode, passed_environment, too_old, untested
-from opencode_a2a.opencode.process import OpenCodeStartError
+from opencode_a2a.opencode.managed import (
+    ManagedOpenCode,
+    another_api,
+    passed_environment,
+    untested,
+    unusable,
+)
+from opencode_a2a.opencode.process import UnsupportedOpenCodeError
 from opencode_a2a.opencode.types import Agent
 from opencode_a2a.rights import never_asked, outside, unmatched
 from opencode_a2a.telemetry import mask_url
@@ -243,9 +249,13 @@ async def trouble(opencode: OpenCode, settings: Settings) -> str | None:
                 f"{where} refuses the password: set OPENCODE_AUTH_PASSWORD to the "
                 "OPENCODE_SERVER_PASSWORD that it was started with."
             )
+        if found := await opencode.health_of_2():
+            raise UnsupportedOpenCodeError(
+                f"{where} cannot be used: {another_api(found.version)}"
+            ) from None
         return f"{where} does not work: {error.message}. Version 1.1 or later is needed."
-    if reason := too_old(version):
-        raise OpenCodeStartError(f"{where} cannot be used: {reason}")
+    if reason := unusable(version):
+        raise UnsupportedOpenCodeError(f"{where} cannot be used: {reason}")
     if doubt := untested(version):
         logger.warning(doubt)
     return None
