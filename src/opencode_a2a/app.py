@@ -339,7 +339,8 @@ class Service:
         settings, now = self.settings, datetime.now(UTC)
         midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
         since = int(midnight.timestamp() * 1000)
-        cost = await self._tasks.cost(caller.principal, since) if self._tasks else 0.0
+        whose = None if caller.supervises else caller.principal
+        cost = await self._tasks.cost(whose, since) if self._tasks else 0.0
         return {
             "status": "ok",
             "service": "opencode-a2a",

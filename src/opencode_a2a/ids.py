@@ -40,6 +40,8 @@ class Caller:
     credential_id: str | None = None
     rights: Rights = FULL
     """What the agent may do for the caller, whatever a request says."""
+    supervises: bool = False
+    """Whether the caller may read, answer and cancel the tasks of all principals."""
 
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(populate_by_name=True))

@@ -269,7 +269,7 @@ class CredentialEntry(BaseModel):
     token: Token | None = None
     username: Annotated[Text, AfterValidator(_basic_user)] | None = None
     password: Secret | None = None
-    capabilities: frozenset[Capability] | None = None
+    capabilities: frozenset[Capability | Literal["supervise"]] | None = None
     profile: Profile = "auto"
     enabled: bool = True
 
@@ -292,8 +292,13 @@ class CredentialEntry(BaseModel):
     def granted(self) -> frozenset[Capability]:
         """What the caller may do beyond reading and prompting."""
         if self.capabilities is not None:
-            return self.capabilities
+            return frozenset(one for one in self.capabilities if one != "supervise")
         return CAPABILITIES if self.scheme == "basic" else frozenset()
+
+    @property
+    def supervises(self) -> bool:
+        """Whether the tasks of all callers are open to this one; never without being named."""
+        return self.capabilities is not None and "supervise" in self.capabilities
 
 
 class AnswerRule(BaseModel):
@@ -443,7 +448,8 @@ class AccessSettings(Group, prefix="A2A_"):
         None,
         "Several credentials: a list of `{scheme, principal, token}` (bearer) or "
         "`{scheme, username, password}` (basic), each with optional `credential_id`, "
-        "`capabilities` (`session_shell`, `workspace_mutation`), `profile` and `enabled`.",
+        "`capabilities` (`session_shell`, `workspace_mutation`, `supervise`), `profile` and "
+        "`enabled`.",
     )
     profile: Profile = setting(
         "auto",

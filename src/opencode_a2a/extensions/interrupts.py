@@ -163,7 +163,8 @@ async def _answer(call: Call, params: InterruptParams, reply: Reply) -> Interrup
     # A copy waits for what becomes of the first, and is then known as a copy.
     copies = (call.principal, request_id)
     async with call.deps.tasks.answering.setdefault(copies, asyncio.Lock()):
-        if not await interrupts.answer_once(request_id, answer):
+        supervised = call.caller.supervises
+        if not await interrupts.answer_once(request_id, answer, supervised=supervised):
             known = well_formed("per", request_id) or well_formed("que", request_id)
             strays = await _strays(call) if known else []
             asked = next((one for one in strays if one.request_id == request_id), None)
@@ -242,7 +243,8 @@ async def list_questions(call: Call, params: Routed) -> Items[InterruptItem]:
 
 async def _list(call: Call, kind: Kind) -> Items[InterruptItem]:
     strays = await _strays(call)  # first: one that is taken up meanwhile is among the others
-    waiting = await call.deps.interrupts.pending(call.principal, kind)
+    whose = None if call.caller.supervises else call.principal
+    waiting = await call.deps.interrupts.pending(whose, kind)
     known = {one.asked.request_id for one in waiting}
     found = [(one.asked, one.owner) for one in waiting]
     found += [

@@ -9,6 +9,7 @@ handle is refused while nothing has happened yet. Which files it can handle is k
 """
 
 import base64
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,7 +29,7 @@ from opencode_a2a.errors import (
     Violation,
 )
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.ids import Caller, ModelRef
+from opencode_a2a.ids import Caller, ModelRef, Principal
 from opencode_a2a.media import (
     INPUT_MODES,
     OUTPUT_MODES,
@@ -44,8 +45,11 @@ from opencode_a2a.rights import FULL, PROFILES, Rights
 from opencode_a2a.server.card import Cards
 from opencode_a2a.tasks.log import LogReader
 from opencode_a2a.tasks.service import AnswerExpectedError, SendCommand, Submitted, TaskService
-from opencode_a2a.tasks.state import Cursor, Query
+from opencode_a2a.tasks.state import Cursor, Query, TaskState
+from opencode_a2a.telemetry import AUDIT
 from opencode_a2a.validation import listed
+
+LISTS_AUDITED_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,8 @@ class Operations:
         self._tasks = tasks
         self._cards = cards
         self._fetch = fetch
+        self._listed: dict[Principal, float] = {}
+        """When the next list of each supervisor is recorded."""
 
     async def send(self, call: OperationCall, request: SendRequest) -> JsonObject:
         """Send a message; unless the caller wants otherwise, wait until the task stops."""
@@ -126,13 +132,30 @@ class Operations:
             raise _unanswered(error) from None
 
     async def get(self, call: OperationCall, params: TaskParams) -> JsonObject:
-        state = await self._tasks.task(call.caller.principal, params.task_id)
-        return render.task(state, params.history_length)
+        whose = await self._whose(call, params.task_id, "GetTask")
+        state = await self._tasks.task(whose, params.task_id)
+        return _owned(render.task(state, params.history_length), state, call)
+
+    async def _whose(self, call: OperationCall, task_id: str, operation: str) -> Principal:
+        """Return for whom the caller acts: themselves, unless they supervise another's task."""
+        own = call.caller.principal
+        if not call.caller.supervises:
+            return own
+        owner = await self._tasks.owner(task_id)
+        if owner is None or owner == own:
+            return own
+        AUDIT.info("task supervised", by=own, principal=owner, operation=operation, task_id=task_id)
+        return owner
 
     async def list_tasks(self, call: OperationCall, query: Query) -> JsonObject:
-        page = await self._tasks.page(call.caller.principal, query)
+        principal, caller = call.caller.principal, call.caller
+        if caller.supervises and time.monotonic() >= self._listed.get(principal, 0.0):
+            # A console lists every two seconds: one record stands for a minute of that.
+            self._listed[principal] = time.monotonic() + LISTS_AUDITED_SECONDS
+            AUDIT.info("tasks supervised", by=principal, operation="ListTasks")
+        page = await self._tasks.page(None if caller.supervises else principal, query)
         tasks: list[Json] = [
-            render.task(state, query.history_length, artifacts=query.artifacts)
+            _owned(render.task(state, query.history_length, artifacts=query.artifacts), state, call)
             for state in page.tasks
         ]
         return {
@@ -143,7 +166,9 @@ class Operations:
         }
 
     async def cancel(self, call: OperationCall, params: TaskParams) -> JsonObject:
-        return render.task(await self._tasks.cancel(call.caller.principal, params.task_id))
+        whose = await self._whose(call, params.task_id, "CancelTask")
+        state = await self._tasks.cancel(whose, params.task_id)
+        return _owned(render.task(state), state, call)
 
     async def subscribe(self, call: OperationCall, params: TaskParams) -> TaskStream:
         """Follow a task that exists, from now or from where a reader was."""
@@ -155,9 +180,8 @@ class Operations:
                 "Last-Event-ID (or after) is not the id of an event", violations=(wrong,)
             ) from None
         modern = call.version is Version.V1
-        reader = await self._tasks.follow(
-            call.caller.principal, params.task_id, cursor, until_asked=not modern
-        )
+        whose = await self._whose(call, params.task_id, "SubscribeToTask")
+        reader = await self._tasks.follow(whose, params.task_id, cursor, until_asked=not modern)
         if modern and cursor is None and reader.state.status.state.terminal:
             raise UnsupportedOperationError(
                 "The task has ended, there is nothing to subscribe to; get the task instead"
@@ -187,6 +211,18 @@ def _unanswered(error: AnswerExpectedError) -> UnsupportedOperationError:
         task_id=state.ref.id,
         question=question,
     )
+
+
+def _owned(rendered: JsonObject, state: TaskState, call: OperationCall) -> JsonObject:
+    """Add whose a task is, for a supervisor who reads another's."""
+    principal = state.ref.principal
+    if principal != call.caller.principal:
+        match rendered["metadata"]:
+            case {"opencode": dict(about)}:
+                about["principal"] = principal
+            case _:
+                pass
+    return rendered
 
 
 Run = Callable[[Operations, OperationCall, Any], Awaitable[JsonObject | TaskStream]]

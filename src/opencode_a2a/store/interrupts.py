@@ -93,9 +93,11 @@ def left(connection: Connection) -> Sequence[InterruptRow]:
     return _select(connection, interrupts.c.task_id == "", interrupts.c.resolution.is_(None))
 
 
-def pending(connection: Connection, principal: Principal, kind: str) -> Sequence[InterruptRow]:
-    """Return what a principal is asked, the most urgent first."""
-    mine = interrupts.c.principal == principal
+def pending(
+    connection: Connection, principal: Principal | None, kind: str
+) -> Sequence[InterruptRow]:
+    """Return what a principal is asked, or everybody, the most urgent first."""
+    mine = sa.true() if principal is None else interrupts.c.principal == principal
     return _select(connection, mine, interrupts.c.resolution.is_(None), interrupts.c.type == kind)
 
 

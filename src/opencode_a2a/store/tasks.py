@@ -169,11 +169,16 @@ def load_open(connection: Connection, states: Sequence[str]) -> list[TaskRow]:
     return [TaskRow(*row) for row in connection.execute(query)]
 
 
-def statuses(connection: Connection, principal: str, since: int, most: int) -> list[bytes]:
-    """Return the newest statuses of a principal's tasks."""
-    own = (tasks.c.principal == principal) & (tasks.c.updated_at >= since)
-    newest = sa.select(tasks.c.status).where(own).order_by(tasks.c.updated_at.desc()).limit(most)
-    return list(connection.scalars(newest))
+def owner(connection: Connection, task_id: str) -> str | None:
+    """Return whose task this is."""
+    return connection.scalar(sa.select(tasks.c.principal).where(tasks.c.id == task_id))
+
+
+def statuses(connection: Connection, principal: str | None, since: int, most: int) -> list[bytes]:
+    """Return the newest statuses of a principal's tasks, or of everybody's."""
+    own = sa.true() if principal is None else tasks.c.principal == principal
+    recent = sa.select(tasks.c.status).where(own, tasks.c.updated_at >= since)
+    return list(connection.scalars(recent.order_by(tasks.c.updated_at.desc()).limit(most)))
 
 
 def load_segments(
@@ -186,7 +191,7 @@ def load_segments(
 
 def page(
     connection: Connection,
-    principal: str,
+    principal: str | None,
     *,
     context_id: str | None = None,
     state: str | None = None,
@@ -195,7 +200,10 @@ def page(
     most: int,
     brief: bool,
 ) -> tuple[list[TaskRow], int]:
-    """Return up to ``most`` tasks after a place in the list, and how many there are in all."""
+    """Return up to ``most`` tasks after a place in the list, and how many there are in all.
+
+    Without a principal it is the list of everybody's.
+    """
     given = {"principal": principal, "context_id": context_id, "state": state, "since": since}
     values = {name: value for name, value in given.items() if value is not None}
     select, count = _listing(tuple(values), after is not None, brief)
@@ -216,7 +224,7 @@ _CONDITIONS = {
 @cache
 def _listing(given: tuple[str, ...], continued: bool, brief: bool) -> tuple[Prepared, Prepared]:
     """Return what selects a page of the tasks with these conditions, and what counts them all."""
-    which = " AND ".join(_CONDITIONS[name] for name in given)
+    which = " AND ".join(_CONDITIONS[name] for name in given) or "1 = 1"
     place = "AND (updated_at, no) < (:updated_at, :no)" if continued else ""
     newest = f"WHERE {which} {place} ORDER BY updated_at DESC, no DESC LIMIT :most"
     # Without a context and a time the tallies know the number, at no cost.

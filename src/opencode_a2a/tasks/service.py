@@ -499,7 +499,16 @@ class TaskService:
             return state
         return load_task(await self._row(principal, task_id))
 
-    async def page(self, principal: Principal, query: Query) -> Page:
+    async def owner(self, task_id: str) -> Principal | None:
+        """Return whose task this is; for those who may know of all tasks."""
+        task = self._open.get(TaskId(task_id))
+        if task is not None:
+            return task.log.ref.principal
+        found = await self._database.read(lambda connection: rows.owner(connection, task_id))
+        return None if found is None else Principal(found)
+
+    async def page(self, principal: Principal | None, query: Query) -> Page:
+        """Return a page of the tasks of a principal, or of everybody's."""
         whole = query.artifacts or query.history_length > 0
         after = _read_token(query.token) if query.token else None
 
@@ -530,8 +539,8 @@ class TaskService:
             token = base64.urlsafe_b64encode(place).decode().rstrip("=")
         return Page(tasks, token, query.size, total)
 
-    async def cost(self, principal: Principal, since: int) -> float:
-        """Return what the tasks cost whose status is from a time or later."""
+    async def cost(self, principal: Principal | None, since: int) -> float:
+        """Return what the tasks of a principal, or all, cost whose status is not older."""
         found = await self._database.read(
             lambda connection: rows.statuses(connection, principal, since, COSTS_READ)
         )

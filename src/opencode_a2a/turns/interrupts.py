@@ -151,7 +151,12 @@ class Interrupts:
     # Answers of people
 
     async def answer(
-        self, request_ids: Sequence[str], answer: Answer, also: Write | None = None
+        self,
+        request_ids: Sequence[str],
+        answer: Answer,
+        also: Write | None = None,
+        *,
+        supervised: bool = False,
     ) -> None:
         """Answer interrupts of one turn for a person; return once OpenCode has taken the answer.
 
@@ -160,28 +165,32 @@ class Interrupts:
         found: list[Interrupt] = []
         for request_id in request_ids:
             interrupt = self.open.get(RequestId(request_id))
-            if interrupt is None or interrupt.owner.principal != answer.by:
+            mine = supervised or (interrupt and interrupt.owner.principal == answer.by)
+            if interrupt is None or not mine:
                 raise InterruptNotFoundError(request_id=request_id[:128])
             found.append(interrupt)
         await found[0].turn.answer(found, answer, also)
 
-    async def answer_once(self, request_id: str, answer: Answer) -> bool:
+    async def answer_once(
+        self, request_id: str, answer: Answer, *, supervised: bool = False
+    ) -> bool:
         """Do the same for an answer that may be a repeat; False if no such interrupt was asked.
 
+        ``supervised`` lets somebody answer who may answer for everybody.
         An interrupt that is not settled has not expired, whatever the time of day: its turn holds
         the deadline, by a clock that does not jump.
         """
         row = await self.find(request_id)
         if row is None:
             return False
-        if row.principal != answer.by:
+        if row.principal != answer.by and not supervised:
             raise InterruptNotFoundError(request_id=request_id[:128])
         if row.settled_by == answer.by and row.answer == answer.dump():
             return True
         remembered = self.settings.interrupt_request_tombstone_ttl_seconds * 1000
         if row.resolution == "expired" and now_ms() < (row.settled_at or 0) + remembered:
             raise InterruptExpiredError(request_id=request_id)
-        await self.answer([request_id], answer)
+        await self.answer([request_id], answer, supervised=supervised)
         return True
 
     async def answer_unfollowed(self, owner: Owner, asked: Interrupted, answer: Answer) -> None:
@@ -337,8 +346,8 @@ class Interrupts:
             for row in await self._database.read(rows.left)
         ]
 
-    async def pending(self, principal: Principal, kind: str) -> list[Interrupt]:
-        """Return what a principal is asked at the moment, the most urgent first."""
+    async def pending(self, principal: Principal | None, kind: str) -> list[Interrupt]:
+        """Return what a principal is asked now, or everybody, the most urgent first."""
         found = await self._database.read(
             lambda connection: rows.pending(connection, principal, kind)
         )

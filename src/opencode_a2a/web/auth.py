@@ -72,8 +72,13 @@ class AcceptedCredential:
         guessable = len(secret) < UNGUESSABLE
         if entry.scheme == "basic":
             secret = f"{entry.username}:{secret}"
-        own = rights & PROFILES[entry.profile]
-        caller = Caller(Principal(entry.owner), entry.granted, entry.credential_id, own)
+        caller = Caller(
+            Principal(entry.owner),
+            entry.granted,
+            entry.credential_id,
+            rights & PROFILES[entry.profile],
+            entry.supervises,
+        )
         return cls(entry.scheme, sha256(secret.encode()).digest(), caller, guessable)
 
 

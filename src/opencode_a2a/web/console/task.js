@@ -140,9 +140,9 @@ export function taskView(id, { signal, announce, changed, go, failed }) {
     fill(facts, badge(state), since && (ended(state) ? h("span", {}, duration(since, task.status.timestamp)) : when(since, "took")),
       usage && h("span", {}, `${count(usage.input_tokens)} in · ${count(usage.output_tokens)} out · ${money(cost)}`),
       opencode.model && h("span", { class: "wide" }, opencode.model), opencode.principal && h("span", {}, opencode.principal), !ended(state) && stop);
-    const busy = state === "input required";
+    const busy = state === "input required" || opencode.principal;
     input.disabled = submit.disabled = busy;
-    input.placeholder = busy ? "Answer the request above first" : state === "auth required" ? "Try again after signing in to the provider" : "Continue this conversation";
+    input.placeholder = opencode.principal ? `A task of ${opencode.principal}` : busy ? "Answer the request above first" : state === "auth required" ? "Try again after signing in to the provider" : "Continue this conversation";
     if (!ended(state)) return fill(tail);
     const session = shared.session?.id;
     // The message of a completed task is its answer, which is there already.
