@@ -334,6 +334,14 @@ class InterruptNotFoundError(ServiceError):
     data_fields = ("request_id",)
 
 
+class GrantNotFoundError(ServiceError):
+    """The grant is unknown, over or another caller's; the three look alike."""
+
+    code, http, status, reason = -31020, 404, "NOT_FOUND", "GRANT_NOT_FOUND"
+    message = "No such grant"
+    data_fields = ("grant_id",)
+
+
 class AuthorizationForbiddenError(ServiceError):
     """The caller is authenticated but not allowed to do this."""
 

@@ -207,3 +207,40 @@ async def test_an_id_that_no_database_can_hold_is_refused(service: Running) -> N
     answer = await Caller(service).answer("a2a.interrupt.permission.reply", params)
 
     assert answer["error"]["data"][0]["reason"] == "INVALID_FIELD"
+
+
+@pytest.mark.requirement("I23")
+async def test_a_permission_for_the_conversation_is_not_asked_for_again_until_it_is_revoked(
+    caller: Caller, service: Running, opencode: FakeOpenCode
+) -> None:
+    opencode.play("permission-once")
+    methods = Caller(service)
+    first = await caller.send("run it")
+
+    done = await caller.send("yes for this conversation", task=first.id)
+    second = await caller.send("run it again", context=first.context_id)
+    elsewhere = await caller.send("run it")
+    held = (await methods.method("a2a.interrupt.grants.list"))["items"]
+    (grant,) = [one for one in held if one["context_id"] == first.context_id]
+    await methods.method("a2a.interrupt.grants.revoke", {"grant_id": grant["grant_id"]})
+    third = await caller.send("run it once more", context=first.context_id)
+
+    assert '"yes for this conversation"' in first.said
+    assert (done.state, second.state) == ("completed", "completed")
+    assert (elsewhere.state, third.state) == ("input_required", "input_required")
+    assert (grant["scope"], grant["permission"], grant["patterns"]) == ("context", "bash", ["ls *"])
+
+
+@pytest.mark.requirement("I23")
+async def test_a_permission_for_the_task_as_data_is_for_that_task(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    opencode.play("permission-once")
+    first = await caller.send("run it")
+    scoped = caller.data({"reply": "once", "scope": "task", "number": 1})
+
+    done = await caller.ask("send", caller.message(scoped, taskId=first.id))
+    second = await caller.send("run it again", context=first.context_id)
+
+    assert done.task["id"] == first.id
+    assert second.state == "input_required"

@@ -18,6 +18,7 @@ from opencode_a2a.turns.answers import (
     QuestionRejection,
     QuestionReply,
     Reply,
+    Scope,
     accepted,
     understand,
 )
@@ -84,6 +85,7 @@ def test_other_words_are_no_permission_and_the_person_is_told_which_are(words: s
 
 
 APPROVALS = {"once", "yes", "y", "ok", "okay", "allow", "approve", "approved", "always"}
+ADDED = {"to", "all", "1", "for", "this", "the", "task", "conversation", "context", "session"}
 PIECES = st.sampled_from(
     ["yes", "once", "no", "to", "all", "1", "2", "#1", ",", ":", "but", "file"]
 )
@@ -97,7 +99,7 @@ def test_no_text_allows_anything_but_the_words_for_it(words: str) -> None:
         return
     assert isinstance(reply, PermissionReply)
     if reply.reply != "reject":
-        assert set(re.findall(r"\w+", words.lower())) <= APPROVALS | {"to", "all", "1"}
+        assert set(re.findall(r"\w+", words.lower())) <= APPROVALS | ADDED
 
 
 @pytest.mark.parametrize(
@@ -239,6 +241,45 @@ def test_with_several_pending_the_answer_names_the_one_it_means() -> None:
 )
 def test_requests_are_named_by_their_numbers(words: str, numbers: list[int]) -> None:
     assert named(words, BASH, EDIT) == numbers
+
+
+@pytest.mark.parametrize(
+    ("words", "scope", "numbers"),
+    [
+        ("yes for this task", "task", [1]),
+        ("Yes, for the task.", "task", [1]),
+        ("1 yes for this conversation", "context", [1]),
+        ("yes 1 for this context", "context", [1]),
+        ("always for this session", "context", [1]),
+        ("allow for this task to all", "task", [1]),
+        ("yes to all for this task", "task", [1]),
+    ],
+)
+def test_a_permission_is_given_for_a_task_or_a_conversation(
+    words: str, scope: Scope, numbers: list[int]
+) -> None:
+    found = understand(text(words), [BASH], ALL_TOLD)
+
+    assert found.reply == PermissionReply("once", None, scope)
+    assert [asked.number for asked in found.asked] == numbers
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["yes for this", "yes for this tasks", "yes for every task", "yes for this task only x"],
+)
+def test_a_scope_that_is_not_one_is_not_guessed(words: str) -> None:
+    with pytest.raises(NotUnderstoodError):
+        meaning(text(words), BASH)
+
+
+def test_a_scope_as_data_goes_with_once() -> None:
+    assert meaning(data({"reply": "once", "scope": "task"}), BASH) == PermissionReply(
+        "once", None, "task"
+    )
+    for wrong in ({"reply": "reject", "scope": "task"}, {"reply": "once", "scope": "world"}):
+        with pytest.raises(NotUnderstoodError):
+            meaning(data({**wrong}), BASH)
 
 
 def test_a_refusal_by_number_has_its_reason() -> None:

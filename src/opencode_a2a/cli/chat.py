@@ -21,7 +21,15 @@ from opencode_a2a.messages import Part
 from opencode_a2a.peers.answer import WAITING, PeerTask, state_word
 from opencode_a2a.printable import command, indented, one_line
 
-_REPLIES = {"o": "once", "y": "once", "a": "always", "r": "reject", "n": "reject"}
+_REPLIES = {
+    "o": "once",
+    "y": "once",
+    "a": "always",
+    "r": "reject",
+    "n": "reject",
+    "t": "yes for this task",
+    "c": "yes for this conversation",
+}
 _HISTORY_LINES = 1000
 _REFLEX_SECONDS = 0.3
 """Time after a question in which nobody can have read it."""
@@ -125,7 +133,10 @@ class Conversation:
             elif text == "/new":
                 self.context_id = None
             elif text and asked and asked.type == "permission":
-                reply = _REPLIES.get(text.lower(), text)
+                short = re.fullmatch(r"(#?\d+ +)?([a-z])", text, re.IGNORECASE)
+                reply = text
+                if short and short[2].lower() in _REPLIES:
+                    reply = (short[1] or "") + _REPLIES[short[2].lower()]
                 if self._waiting and self._waiting.several:
                     return [Part("text", text=reply)]  # the person names what is meant
                 # Name the permission that was read: another may be asked by the time of the answer.

@@ -11,8 +11,10 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from opencode_a2a.a2a import render
+from opencode_a2a.a2a.types import timestamp
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
+    GrantNotFoundError,
     InterruptExpiredError,
     InterruptNotFoundError,
     InterruptTypeMismatchError,
@@ -27,18 +29,21 @@ from opencode_a2a.ids import ContextId
 from opencode_a2a.opencode.client import well_formed
 from opencode_a2a.opencode.translate import interrupted
 from opencode_a2a.opencode.types import PermissionRequest, QuestionRequest
+from opencode_a2a.tasks.state import TERMINAL
 from opencode_a2a.turns.answers import (
     Answer,
     PermissionReply,
     QuestionRejection,
     QuestionReply,
     Reply,
+    Scope,
 )
-from opencode_a2a.turns.interrupts import Owner
+from opencode_a2a.turns.grants import Owner
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 from opencode_a2a.validation import FREE_OBJECT
 
 Kind = Literal["permission", "question"]
+MOST_GRANTS = 1000
 
 
 def permission_replies(settings: Settings) -> list[Json]:
@@ -63,11 +68,14 @@ INTERRUPTS = Extension(
             "order": "one array for each question, in their order",
         },
         "permission_reply_values": permission_replies(settings),
+        "permission_scopes": ["task", "context"],
     },
     skill="opencode.interrupt.callback",
     tags=("permissions", "questions"),
     notes=(
         "A message on the task answers as well: a word, an option, or a data part.",
+        'With a scope, "once" also allows what comes later in the task or context and fits the '
+        "patterns that details.always names. Such a grant is listed, and can be revoked.",
         '"always" is refused unless the deployment allows it: it holds for every session.',
         "A request of another caller looks like one that does not exist.",
     ),
@@ -121,6 +129,27 @@ def _word(value: object) -> object:
 class PermissionParams(InterruptParams):
     reply: Annotated[Literal["once", "always", "reject"], BeforeValidator(_word)]
     message: Text | None = None
+    scope: Scope | None = None
+
+
+class GrantParams(Routed):
+    grant_id: Id
+
+
+class GrantItem(Payload):
+    grant_id: str
+    scope: Scope
+    context_id: str
+    task_id: str | None = None
+    permission: str
+    patterns: list[str]
+    directory: str
+    request_id: str
+    given_at: str
+
+
+class GrantDone(Done):
+    grant_id: str
 
 
 class QuestionParams(InterruptParams):
@@ -133,8 +162,13 @@ class QuestionParams(InterruptParams):
     example={"request_id": "per_f00", "reply": "once"},
 )
 async def reply_permission(call: Call, params: PermissionParams) -> InterruptDone:
-    """Allow or refuse what a task asks for; a refusal with a message lets the model go on."""
-    return await _answer(call, params, PermissionReply(params.reply, params.message))
+    """Allow or refuse what a task asks for; a refusal with a message lets the model go on.
+
+    With the `scope` `task` or `context`, `once` also allows what is asked later there and fits
+    the request's `always` patterns, in the same directory.
+    """
+    reply = PermissionReply(params.reply, params.message, params.scope)
+    return await _answer(call, params, reply)
 
 
 @INTERRUPTS.method(
@@ -154,6 +188,42 @@ async def reply_question(call: Call, params: QuestionParams) -> InterruptDone:
 async def reject_question(call: Call, params: InterruptParams) -> InterruptDone:
     """Dismiss the questions of a task; its turn ends there."""
     return await _answer(call, params, QuestionRejection())
+
+
+@INTERRUPTS.method("a2a.interrupt.grants.list", Access.READ)
+async def list_grants(call: Call, params: Routed) -> Items[GrantItem]:
+    """List what the caller has allowed for a task or a context and what still holds.
+
+    The newest come first, at most a thousand. A grant ends with its task, or when it is revoked.
+    """
+    grants = await call.deps.interrupts.grants(call.principal, [*TERMINAL], MOST_GRANTS)
+    items = [
+        GrantItem(
+            grant_id=grant.id,
+            scope="context" if grant.task_id is None else "task",
+            context_id=grant.context_id,
+            task_id=grant.task_id,
+            permission=grant.permission,
+            patterns=[*grant.patterns],
+            directory=grant.directory,
+            request_id=grant.request_id,
+            given_at=timestamp(grant.given_at),
+        )
+        for grant in grants
+    ]
+    return Items(items=items)
+
+
+@INTERRUPTS.method(
+    "a2a.interrupt.grants.revoke",
+    Access.CONTROL,
+    GrantNotFoundError,
+    example={"grant_id": "7f3c0e6a-0d7e-4f57-9d0c-1f5a3f0f7b11"},
+)
+async def revoke_grant(call: Call, params: GrantParams) -> GrantDone:
+    """End a grant: what it allowed is asked for again from now on."""
+    await call.deps.interrupts.revoke(call.principal, params.grant_id)
+    return GrantDone(grant_id=params.grant_id)
 
 
 async def _answer(call: Call, params: InterruptParams, reply: Reply) -> InterruptDone:

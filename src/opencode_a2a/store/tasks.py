@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.store.engine import Prepared
-from opencode_a2a.store.schema import entries, interrupts, messages, tasks
+from opencode_a2a.store.schema import entries, grants, interrupts, messages, tasks
 
 
 class TaskRow(NamedTuple):
@@ -248,13 +248,14 @@ def forget_logs(connection: Connection, states: Sequence[str], before: int, limi
 def forget_tasks(connection: Connection, states: Sequence[str], before: int, limit: int) -> int:
     """Delete tasks that ended before a time, with everything that belongs to them."""
     rows = connection.execute(
-        sa.select(tasks.c.no, tasks.c.id, tasks.c.principal, tasks.c.state)
+        sa.select(tasks.c.no, tasks.c.id, tasks.c.principal, tasks.c.state, tasks.c.context_id)
         .where(tasks.c.updated_at < before, tasks.c.state.in_(states))
         .limit(limit)
     ).all()
     for row in rows:
         _COUNT.run(connection, {"principal": row.principal, "state": row.state, "change": -1})
     connection.execute(interrupts.delete().where(interrupts.c.task_id.in_([r.id for r in rows])))
+    connection.execute(grants.delete().where(grants.c.task_id.in_([r.id for r in rows])))
     connection.execute(  # those that never had a task
         interrupts.delete().where(interrupts.c.task_id == "", interrupts.c.settled_at < before)
     )
@@ -262,4 +263,8 @@ def forget_tasks(connection: Connection, states: Sequence[str], before: int, lim
     for table in (entries, messages):
         connection.execute(table.delete().where(table.c.task_no.in_(numbers)))
     connection.execute(tasks.delete().where(tasks.c.no.in_(numbers)))
+    # What was allowed for a conversation ends with its last task.
+    mine = (tasks.c.principal == grants.c.principal, tasks.c.context_id == grants.c.context_id)
+    gone = grants.c.context_id.in_({row.context_id for row in rows})
+    connection.execute(grants.delete().where(gone, ~sa.exists().where(*mine)))
     return len(rows)

@@ -56,7 +56,7 @@ from opencode_a2a.turns.answers import (
     OutdatedAnswerError,
     understand,
 )
-from opencode_a2a.turns.interrupts import Owner
+from opencode_a2a.turns.grants import Owner
 from opencode_a2a.turns.turn import Turn, Turns
 
 logger = structlog.get_logger(__name__)

@@ -15,12 +15,16 @@ from opencode_a2a.events import Interrupted, JsonObject, Question, Resolution
 from opencode_a2a.messages import Message
 from opencode_a2a.rights import FULL, Rights
 
+Scope = Literal["task", "context"]
+
 
 @dataclass(frozen=True, slots=True)
 class PermissionReply:
     reply: Literal["once", "always", "reject"]
     message: str | None = None
     """Given to the model when the answer is no; it then goes on instead of stopping."""
+    scope: Scope | None = None
+    """Where "once" also allows what comes later and fits the patterns of the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +101,18 @@ _SAID = re.compile(
     rf"(?:(?P<before>{_NUMBERS})\s*[:.)]?\s+|(?P<all_before>all)\s*[:,]?\s+)?"
     r"(?P<word>[a-z]+)"
     rf"(?:\s*,?\s+(?:to\s+)?(?:(?P<all_after>all)|(?P<after>{_NUMBERS}))"
-    r"(?=\s*(?:$|[:,.;!-])))?"
+    r"(?=\s*(?:$|[:,.;!-]|for\s)))?"
+    r"(?:\s*,?\s+for\s+(?:this|the)\s+(?P<scope>task|conversation|context|session))?"
+    r"(?:\s+(?:to\s+)?(?P<all_last>all))?"
     r"(?P<rest>(?:[\s:,.;!-].*)?)",
     re.DOTALL | re.IGNORECASE,
 )
-"""An answer to permissions: ``yes``, ``1 yes``, ``no 2: why``, ``yes 1 and 3``, ``yes to all``."""
+"""An answer to permissions: ``yes``, ``1 yes``, ``no 2: why``, ``yes 1 and 3``, ``yes to all``,
+``yes for this task``."""
+_SCOPES: dict[str, Scope] = {
+    "task": "task",
+    **dict.fromkeys(("conversation", "context", "session"), "context"),
+}
 _NUMBERED = re.compile(r"#?(?P<number>\d{1,9})(?P<sign>\s*[:.)])?\s+(?P<rest>.*)", re.DOTALL)
 """An answer to a question among several requests: ``2: Red``."""
 
@@ -131,7 +142,7 @@ def understand(message: Message, pending: Sequence[Interrupted], told: int) -> M
         # To a question that is open to any words, "12 no" may be an answer in itself.
         if numbers and min(numbers) <= max(told, *(asked.number or 0 for asked in pending)):
             named = _with_numbers(numbers, pending)
-        elif said["all_before"] or said["all_after"]:
+        elif said["all_before"] or said["all_after"] or said["all_last"]:
             named = _every_permission(pending, told)
         else:
             named = _shown(pending, told)
@@ -253,13 +264,25 @@ def _permission(said: re.Match[str], asked: Interrupted) -> PermissionReply:
     if reason and reply != "reject":
         # "yes, but only the first file" is no permission for all of it.
         raise NotUnderstoodError(f"A permission has no conditions. {accepted(asked)}")
-    return PermissionReply(reply, reason or None)
+    scope = _SCOPES[said["scope"].lower()] if said["scope"] else None
+    if scope and reply == "always":
+        reply = "once"  # "always for this task" is not for other tasks
+    return PermissionReply(reply, reason or None, scope if reply == "once" else None)
 
 
 def accepted(asked: Interrupted) -> str:
     """Say what would be understood."""
     if asked.type == "permission":
         always = ' "always" to allow it from now on,' if asked.allows_always else ""
+        if asked.always:
+            covered = ", ".join(asked.always)
+            fitting = (
+                f"what fits {covered}" if covered != "*" else f"every use of {asked.permission}"
+            )
+            always = (
+                ' "yes for this task" or "yes for this conversation" to allow '
+                f"{fitting[:500]} without being asked again,{always}"
+            )
         return (
             f'Answer "once" (or "yes") to allow it this time,{always} '
             'or "reject" (or "no"), with a reason after a colon if you like.'
@@ -325,9 +348,11 @@ def _data_reply(data: JsonObject, asked: Interrupted) -> Reply:
             reply = _WORDS.get(word.strip().lower())
             if reply is None:
                 raise NotUnderstoodError('"reply" must be "once", "always" or "reject".')
-            reason = data.get("message")
+            reason, scope = data.get("message"), data.get("scope")
             reason = reason.strip() if isinstance(reason, str) else None
-            return PermissionReply(reply, reason or None)
+            if scope is not None and (reply != "once" or scope not in ("task", "context")):
+                raise NotUnderstoodError('"scope" must be "task" or "context", with "once".')
+            return PermissionReply(reply, reason or None, scope)
         case {"reply": str(word)} if word.strip().lower() in _REJECTIONS:
             return QuestionRejection()
         case {"answers": list(answers)} if asked.type == "question":

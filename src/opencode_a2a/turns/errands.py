@@ -26,7 +26,8 @@ from opencode_a2a.opencode.translate import interrupted
 from opencode_a2a.opencode.types import Session, StatusIdle
 from opencode_a2a.rights import Rights
 from opencode_a2a.turns import snapshot
-from opencode_a2a.turns.interrupts import Interrupts, Owner, TurnInterrupts
+from opencode_a2a.turns.grants import Owner
+from opencode_a2a.turns.interrupts import Interrupts, TurnInterrupts
 from opencode_a2a.turns.rights import SessionRights
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 

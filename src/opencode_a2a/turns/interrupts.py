@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from uuid import uuid4
 
 import orjson
 import structlog
@@ -20,6 +21,7 @@ from opencode_a2a import metrics
 from opencode_a2a.config import InterruptSettings, Settings
 from opencode_a2a.errors import (
     AuthorizationForbiddenError,
+    GrantNotFoundError,
     InterruptExpiredError,
     InterruptNotFoundError,
     InterruptTypeMismatchError,
@@ -35,9 +37,11 @@ from opencode_a2a.ids import ContextId, Principal, RequestId, SessionId, TaskId
 from opencode_a2a.messages import Answered, Message
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.translate import interrupted
-from opencode_a2a.rights import FULL, QUESTION, Action, Rights
+from opencode_a2a.rights import QUESTION, Action
+from opencode_a2a.store import grants as grant_rows
 from opencode_a2a.store import interrupts as rows
 from opencode_a2a.store.database import Database
+from opencode_a2a.store.grants import GrantRow
 from opencode_a2a.store.interrupts import InterruptRow
 from opencode_a2a.telemetry import AUDIT, now_ms
 from opencode_a2a.turns import snapshot
@@ -47,7 +51,9 @@ from opencode_a2a.turns.answers import (
     QuestionRejection,
     QuestionReply,
     Reply,
+    Scope,
 )
+from opencode_a2a.turns.grants import Grant, Owner
 
 logger = structlog.get_logger(__name__)
 
@@ -66,18 +72,6 @@ UNATTENDED_MESSAGE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """Whom an interrupt is put to."""
-
-    task_id: TaskId | None
-    """None when the work was begun by method."""
-    context_id: ContextId
-    principal: Principal
-    rights: Rights = FULL
-    """What the work may do at the most, whatever rules and people say."""
-
-
 @dataclass(eq=False, slots=True)
 class Interrupt:
     """A permission or question that OpenCode waits for."""
@@ -86,7 +80,9 @@ class Interrupt:
     owner: Owner
     turn: "TurnInterrupts"
     by_rule: Answer | None = None
-    """The answer of a rule; no person is asked then."""
+    """The answer of a rule or a grant; no person is asked then."""
+    by_grant: Answer | None = None
+    """The answer of a grant that was given while a person was being asked."""
     answer: Answer | None = None
     """The latest answer that OpenCode may have taken."""
     sending: bool = False
@@ -195,7 +191,7 @@ class Interrupts:
 
     async def answer_unfollowed(self, owner: Owner, asked: Interrupted, answer: Answer) -> None:
         """Answer what a session asks for which there is neither a task nor an errand."""
-        self.check(asked, answer)
+        self.check(None, asked, answer)
         try:
             await self.reply(asked, answer.reply, Location(directory=asked.directory))
         except UpstreamNotFoundError:
@@ -203,7 +199,7 @@ class Interrupts:
         settled = Resumed(asked.request_id, asked.type, answer.resolution, answer.by)
         await self.settle(owner, asked, settled)
 
-    def check(self, asked: Interrupted, answer: Answer) -> None:
+    def check(self, owner: Owner | None, asked: Interrupted, answer: Answer) -> None:
         """Raise when a person may not answer an interrupt like this."""
         reply = answer.reply
         kind = "permission" if isinstance(reply, PermissionReply) else "question"
@@ -223,6 +219,17 @@ class Interrupts:
             case PermissionReply(reply="always") if not self.settings.allow_always:
                 text = '"always" is switched off here, since it holds for everybody; answer "once"'
                 raise InvalidParamsError(text, violations=(Violation("reply", text),))
+            case PermissionReply(scope=str(scope)):
+                problem = None
+                if not asked.always:
+                    problem = "OpenCode does not say what else this would allow"
+                elif owner is None or (scope == "task" and owner.task_id is None):
+                    problem = "the work was not begun by a task"
+                elif reply.reply != "once":
+                    problem = f'it goes with "once", not with "{reply.reply}"'
+                if problem is not None:
+                    text = f'The permission cannot be given for a {scope}: {problem}; answer "once"'
+                    raise InvalidParamsError(text, violations=(Violation("scope", text),))
             case QuestionReply(answers=answers) if len(answers) > len(asked.questions):
                 text = f"There are only {len(asked.questions)} questions."
                 raise InvalidParamsError(text, violations=(Violation("answers", text),))
@@ -297,14 +304,33 @@ class Interrupts:
 
         await (self._database.insist(write) if insist else self._database.write(write))
 
-    async def settle(self, owner: Owner, asked: Interrupted, settled: Resumed) -> None:
-        """Write down how an interrupt ended, in the table and in the audit log."""
+    async def settle(
+        self, owner: Owner, asked: Interrupted, settled: Resumed, scope: Scope | None = None
+    ) -> Grant | None:
+        """Write down how an interrupt ended, in the table and in the audit log.
+
+        With a scope the person has allowed more than this request: return the grant.
+        """
         now = now_ms()
+        given = scope and GrantRow(
+            id=str(uuid4()),
+            principal=owner.principal,
+            context_id=owner.context_id,
+            task_id=(owner.task_id or "") if scope == "task" else "",
+            directory=asked.directory or "",
+            permission=asked.permission or "",
+            patterns=orjson.dumps(asked.always),
+            request_id=asked.request_id,
+            given_at=now,
+        )
 
-        def write(connection: Connection) -> None:
+        def write(connection: Connection) -> Grant | None:
             rows.settle(connection, settled.request_id, settled.resolution, now, settled.by)
+            return _grant(grant_rows.add(connection, given)) if given else None
 
-        await self._database.insist(write)
+        grant = await self._database.insist(write)
+        if grant is not None and given is not None and grant.id == given.id:
+            _audit_grant("grant given", grant)
         metrics.INTERRUPT_RESOLVED.labels(settled.resolution).inc()
         AUDIT.info(
             "interrupt settled",
@@ -319,6 +345,31 @@ class Interrupts:
             by=settled.by,
             settled_at=now,
         )
+        return grant
+
+    async def covering(self, owner: Owner, asked: Interrupted) -> Grant | None:
+        """Return the grant by which a person has allowed this already."""
+        found = await self._database.read(
+            lambda connection: grant_rows.of_context(connection, owner.principal, owner.context_id)
+        )
+        grants = map(_grant, found)
+        return next((grant for grant in grants if grant.covers(owner, asked)), None)
+
+    async def grants(self, principal: Principal, ended: Sequence[str], most: int) -> list[Grant]:
+        """Return what a principal has allowed and what still holds, newest first."""
+        found = await self._database.read(
+            lambda connection: grant_rows.listed(connection, principal, ended, most)
+        )
+        return [*map(_grant, found)]
+
+    async def revoke(self, principal: Principal, grant_id: str) -> None:
+        """End a grant: what it would have allowed is asked from now on."""
+        now = now_ms()
+        if not await self._database.write(
+            lambda connection: grant_rows.revoke(connection, principal, grant_id, now)
+        ):
+            raise GrantNotFoundError(grant_id=grant_id[:128])
+        AUDIT.info("grant revoked", grant_id=grant_id, principal=principal)
 
     async def answers(self, owner: Owner) -> dict[RequestId, Answer]:
         """Return the answers to a task's interrupts that count, or may count yet.
@@ -357,6 +408,33 @@ class Interrupts:
     async def find(self, request_id: str) -> InterruptRow | None:
         """Return what is stored about an interrupt, settled ones included."""
         return await self._database.read(lambda connection: rows.find(connection, request_id))
+
+
+def _grant(row: GrantRow) -> Grant:
+    return Grant(
+        row.id,
+        Principal(row.principal),
+        ContextId(row.context_id),
+        TaskId(row.task_id) if row.task_id else None,
+        row.directory,
+        row.permission,
+        tuple(orjson.loads(row.patterns)),
+        RequestId(row.request_id),
+        row.given_at,
+    )
+
+
+def _audit_grant(event: str, grant: Grant) -> None:
+    AUDIT.info(
+        event,
+        grant_id=grant.id,
+        principal=grant.principal,
+        context_id=grant.context_id,
+        task_id=grant.task_id,
+        permission=grant.permission,
+        patterns=[*grant.patterns],
+        request_id=grant.request_id,
+    )
 
 
 class TurnInterrupts:
@@ -459,7 +537,15 @@ class TurnInterrupts:
                         interrupt.timer.cancel()
                     settled = self._attribute(interrupt, event, ending=ending, ran=ran)
                     self._settled.append(interrupt)
-                    await self._interrupts.settle(self.owner, interrupt.asked, settled)
+                    counted = interrupt.counted
+                    scope = None
+                    if counted is not None and isinstance(counted.reply, PermissionReply):
+                        scope = counted.reply.scope
+                    grant = await self._interrupts.settle(
+                        self.owner, interrupt.asked, settled, scope
+                    )
+                    if grant is not None:
+                        self._use(grant)
                     if interrupt.by_rule is None:
                         answer = interrupt.counted
                         if answer is not None and answer.message is not None:
@@ -477,8 +563,17 @@ class TurnInterrupts:
             interrupt.settled.set()
         self._settled.clear()
 
+    def _use(self, grant: Grant) -> None:
+        """Answer what is being asked at the moment and was just allowed with something else."""
+        for interrupt in self.open.values():
+            if interrupt.waiting and grant.covers(self.owner, interrupt.asked):
+                interrupt.by_grant = Answer(PermissionReply("once"), grant.by)
+                self._expire(interrupt)
+
     async def _ask(self, asked: Interrupted) -> TurnEvent:
         """Put an interrupt to a person, or to a rule; return what the log says of it."""
+        # A grant is for one directory, so that it has to be known.
+        asked = replace(asked, directory=asked.directory or self._location.directory)
         interrupt = Interrupt(asked, self.owner, self)
         # Before anything is awaited: an errand in the same session must not ask it as well.
         self._interrupts.open[asked.request_id] = interrupt
@@ -492,6 +587,9 @@ class TurnInterrupts:
             denied = PermissionReply("reject", message)
             reply = PermissionReply("once") if action == "allow" else denied
             interrupt.by_rule = Answer(reply, RULE)
+        grant = await self._interrupts.covering(self.owner, asked) if action == "ask" else None
+        if grant is not None:
+            interrupt.by_rule = Answer(PermissionReply("once"), grant.by)
         if asked.call_id is not None and asked.tool_input is None:
             # OpenCode stores what the tool was called with a moment after it asks.
             try:
@@ -516,10 +614,12 @@ class TurnInterrupts:
             subject = " ".join(question.question for question in asked.questions)
         return Progressed(
             asked.type,
-            "allowed" if action == "allow" else "denied",
+            "denied" if action == "deny" else "allowed",
             part_id=asked.request_id,
             title=subject,
-            reason="answered by a rule of this service",
+            reason=f"allowed before, by {grant.by}"
+            if grant is not None
+            else "answered by a rule of this service",
         )
 
     def _arm(self, interrupt: Interrupt, seconds: float) -> None:
@@ -595,7 +695,7 @@ class TurnInterrupts:
             asked = interrupt.asked
             if asked.request_id not in self.open or interrupt.sending or interrupt.delivered:
                 continue
-            answer = interrupt.answer or interrupt.by_rule
+            answer = interrupt.answer or interrupt.by_rule or interrupt.by_grant
             if answer is None:
                 reply = expiry(self._interrupts.settings, asked)
                 if reply is None:
@@ -626,7 +726,7 @@ class TurnInterrupts:
         for interrupt in interrupts:
             if not interrupt.waiting or interrupt.sending or interrupt.delivered:
                 raise InterruptNotFoundError(request_id=interrupt.asked.request_id)
-            self._interrupts.check(interrupt.asked, answer)
+            self._interrupts.check(self.owner, interrupt.asked, answer)
         for interrupt in interrupts:
             interrupt.sending = True  # from here on nobody else can answer
         try:

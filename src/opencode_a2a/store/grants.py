@@ -1,0 +1,70 @@
+"""Grants: what a person has allowed for a task or a context, until it is revoked."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from opencode_a2a.store.schema import grants, tasks
+
+
+@dataclass(frozen=True, slots=True)
+class GrantRow:
+    id: str
+    principal: str
+    context_id: str
+    task_id: str
+    """Empty when it is for the whole context."""
+    directory: str
+    permission: str
+    patterns: bytes
+    request_id: str
+    given_at: int
+    revoked_at: int | None = None
+
+
+def add(connection: Connection, row: GrantRow) -> GrantRow:
+    """Store a grant and return it; one that says the same already is returned instead."""
+    same = ("principal", "context_id", "task_id", "directory", "permission", "patterns")
+    query = sa.select(grants).where(grants.c.revoked_at.is_(None))
+    values = {column.name: value for column, value in zip(grants.c, _values(row), strict=True)}
+    found = connection.execute(query.where(*(grants.c[name] == values[name] for name in same)))
+    earlier = found.mappings().first()
+    if earlier is not None:
+        return GrantRow(**earlier)
+    connection.execute(grants.insert().values(values))
+    return row
+
+
+def _values(row: GrantRow) -> tuple[str | bytes | int | None, ...]:
+    return (
+        *(row.id, row.principal, row.context_id, row.task_id, row.directory, row.permission),
+        *(row.patterns, row.request_id, row.given_at, row.revoked_at),
+    )
+
+
+def of_context(connection: Connection, principal: str, context_id: str) -> Sequence[GrantRow]:
+    """Return what a principal has allowed in a context, for all of it or for one of its tasks."""
+    mine = (grants.c.principal == principal, grants.c.context_id == context_id)
+    query = sa.select(grants).where(*mine, grants.c.revoked_at.is_(None))
+    return [GrantRow(**row) for row in connection.execute(query).mappings()]
+
+
+def listed(
+    connection: Connection, principal: str, ended: Sequence[str], most: int
+) -> Sequence[GrantRow]:
+    """Return the grants of a principal that hold, newest first: not those of ended tasks."""
+    over = sa.exists().where(tasks.c.id == grants.c.task_id, tasks.c.state.in_(ended))
+    query = sa.select(grants).where(
+        grants.c.principal == principal, grants.c.revoked_at.is_(None), ~over
+    )
+    ordered = query.order_by(grants.c.given_at.desc(), grants.c.id).limit(most)
+    return [GrantRow(**row) for row in connection.execute(ordered).mappings()]
+
+
+def revoke(connection: Connection, principal: str, grant_id: str, at: int) -> bool:
+    """End a grant; False if the principal has none of this id that holds."""
+    which = (grants.c.id == grant_id, grants.c.principal == principal)
+    update = grants.update().where(*which, grants.c.revoked_at.is_(None))
+    return connection.execute(update.values(revoked_at=at)).rowcount > 0
