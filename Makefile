@@ -68,7 +68,7 @@ kills: $(PACKAGES) $(PROGRAMS)
 		$(BIN)/pytest -p no:xdist -v -k service_is_killed tests/live/test_answers.py \
 		tests/live/test_kills.py $(ARGS)
 
-clients: $(PACKAGES) $(PROGRAMS) $(SDK03) $(CLIENTS)
+clients: $(PACKAGES) $(TEST_PROGRAMS) $(SDK03) $(CLIENTS)
 	$(WITH_PROGRAMS) $(BIN)/python -m tests.clients $(ARGS)
 	$(BIN)/python tools/docs.py
 
@@ -131,7 +131,7 @@ $(SDK03): tests/support/sdk03/requirements.txt | $(UV)
 	@touch $@
 
 # Frameworks with a client. What they need themselves is as it was on the day that they were tried.
-.tools/clients/%/.installed: tests/clients/requirements/%.txt $(PACKAGES) | $(UV)
+.tools/clients/%/.installed: tests/clients/requirements/%.txt | $(PACKAGES) $(UV)
 	$(UV) venv --quiet --clear --python $(BIN)/python $(@D)
 	$(UV) pip install --quiet --python $(@D) --exclude-newer 2026-11-14 --requirement $<
 	@touch $@

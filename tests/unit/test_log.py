@@ -3,26 +3,38 @@
 import asyncio
 import random
 import uuid
+from bisect import bisect_right
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from opencode_a2a.config import LimitSettings
 from opencode_a2a.errors import LimitExceededError
-from opencode_a2a.events import Finished, Outcome, Progressed, Started, TextGrew
+from opencode_a2a.events import (
+    Finished,
+    Outcome,
+    Progressed,
+    ReasoningGrew,
+    Started,
+    TextGrew,
+    TurnEvent,
+    Usage,
+    UsageCounted,
+)
 from opencode_a2a.ids import MessageId, Principal
 from opencode_a2a.messages import Answered, Message, Part, PromptPart, TurnRequest
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks import log as live
-from opencode_a2a.tasks.log import LogReader, LogWriter, Replay, TaskLog
+from opencode_a2a.tasks.log import LogReader, LogWriter, Replay, TaskLog, stored_task
 from opencode_a2a.tasks.service import OpenTask, SendCommand, TaskService
-from opencode_a2a.tasks.state import Cursor, Entry, State
+from opencode_a2a.tasks.state import Cursor, Entry, Recovered, State
 from opencode_a2a.turns.turn import Turns
 from tests.support import stores
 
@@ -279,3 +291,108 @@ async def test_too_many_open_tasks_are_refused_but_a_repeat_is_not() -> None:
 
         await first.cancel()
         assert isinstance(await desk.admit(order("m2")), OpenTask)
+
+
+# --- what A2A 1.1 will number -----------------------------------------------------------------
+
+
+class MortalWriter(LogWriter):
+    """A writer that a crash can end."""
+
+    async def die(self) -> None:
+        """Lose what waits to be stored; what is on its way is stored."""
+        self._waiting.clear()
+        await self.commit()
+
+
+@given(
+    lives=st.lists(
+        st.lists(
+            st.tuples(st.sampled_from(["text", "reasoning", "step", "usage"]), st.booleans()),
+            max_size=12,
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    plain=st.booleans(),
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@example(lives=[[("text", True), ("text", False)], [("text", False), ("text", True)]], plain=False)
+def test_the_generations_that_a_patient_reader_is_told_neither_repeat_nor_skip(
+    lives: list[list[tuple[str, bool]]], plain: bool
+) -> None:
+    """Each life of the service ends in a crash; what it had not stored is lost."""
+    asyncio.run(die_and_go_on(lives, plain=plain))
+
+
+async def die_and_go_on(lives: list[list[tuple[str, bool]]], *, plain: bool) -> None:
+    modes = ("text/plain",) if plain else None
+    told: list[Entry] = []
+    async with office() as desk, asyncio.timeout(20):
+        first = log = await desk.task()
+        ref = replace(first.ref, output_modes=modes)
+        for life in lives:
+            # As ``recover`` does it.
+            replay = Replay(desk.database, first.no, ref)
+            while await replay.next(replay.state.seq):
+                pass
+            writer = MortalWriter(desk.database)
+            log = TaskLog(first.no, replay.state, writer, desk.database)
+            last = told[-1].seq if told else 1
+            cursor = Cursor(last, bisect_right(log.state.epochs, last))
+            await log.append([Recovered("restart")])
+            reader = LogReader(log, cursor, patient=True)
+            assert not reader.resync
+            reading = asyncio.create_task(read_on(reader, told))
+            for number, (kind, stored) in enumerate(life):
+                await log.append([happening(kind, number)])
+                if stored:
+                    await writer.commit()
+            await writer.die()
+            reading.cancel()
+            await asyncio.wait([reading])
+        log = TaskLog(first.no, await stored_task(log), LogWriter(desk.database), desk.database)
+        await log.append([Finished(Outcome.COMPLETED)])
+        last = told[-1].seq
+        reader = LogReader(log, Cursor(last, bisect_right(log.state.epochs, last)), patient=True)
+        await read_on(reader, told)
+
+    numbers = [entry.generation for entry in told if ref.tells(entry.event)]
+    assert numbers == list(range(2, len(numbers) + 2))
+    assert log.state.generation == numbers[-1]
+
+
+async def read_on(reader: LogReader, told: list[Entry]) -> None:
+    while entries := await reader.next():
+        told += entries
+
+
+def happening(kind: str, number: int) -> TurnEvent:
+    match kind:
+        case "text":
+            return grew(f"{number} ")
+        case "reasoning":
+            return ReasoningGrew(MessageId("msg_1"), "prt_0", "hm")
+        case "usage":
+            return UsageCounted(Usage(number))
+        case _:
+            return Progressed("step", str(number))
+
+
+async def test_an_impatient_reader_is_told_what_a_crash_takes_back() -> None:
+    async with office() as desk, asyncio.timeout(10):
+        first = await desk.task()
+        writer = MortalWriter(desk.database)
+        log = TaskLog(first.no, await stored_task(first), writer, desk.database)
+        eager, patient = LogReader(log), LogReader(log, patient=True)
+        waits = asyncio.create_task(patient.next())
+
+        await log.append([grew("told ", opens=True)])
+        seen = await eager.next()
+        assert not waits.done()
+        await writer.die()
+
+        assert [entry.generation for entry in seen] == [2]
+        assert (await stored_task(log)).generation == 1
+        waits.cancel()
+        await asyncio.wait([waits])

@@ -41,6 +41,7 @@ from opencode_a2a.events import (
 )
 from opencode_a2a.ids import ContextId, MessageId, Principal, RequestId, SessionId, TaskId
 from opencode_a2a.messages import Answered, Message, Part
+from opencode_a2a.opencode.reader import Reader
 from opencode_a2a.tasks.state import (
     Accepted,
     Entry,
@@ -49,6 +50,7 @@ from opencode_a2a.tasks.state import (
     TaskRef,
     TaskState,
 )
+from tests.support.opencode_state import recording, recordings
 
 FORMS = (render.V1, render.V03, render.V03_PROTO)
 AT = 1_794_733_200_123
@@ -569,3 +571,35 @@ def test_a_cursor_counts_the_recoveries_before_it() -> None:
 
     assert [render.cursor(seq, state) for seq in range(1, 5)] == [b"1", b"2", b"3.1", b"4.1"]
     assert render.cursor(7, TaskState(REF)) == b"7"
+
+
+@pytest.mark.parametrize("modes", [None, ("text/plain",), ("application/json", "text/plain")])
+@pytest.mark.parametrize("name", [one.name for one in recordings()])
+def test_every_event_that_is_told_has_the_next_generation(
+    name: str, modes: tuple[str, ...] | None
+) -> None:
+    turn = recording(name)
+    reader = Reader(turn.root, turn.prompt)
+    events = [told for event in turn.events for told in reader.feed([event])]
+    state = TaskState(TaskRef(REF.id, REF.context_id, REF.principal, modes))
+
+    entries = [
+        state.apply(event, AT)
+        for event in (
+            Accepted(USER),
+            SessionBound(SessionId("ses_1")),
+            Started(),
+            *events,
+            Recovered("restart"),
+            Answered(Message("m2", "user", [Part("text", "once")])),
+            *reader.finish(turn.states[-1]),
+        )
+    ]
+
+    before = 1
+    for entry in entries:
+        told = [form.entry(entry, state.ref) is not None for form in FORMS]
+        assert told == [entry.generation == before + 1] * len(FORMS)
+        assert entry.generation - before in (0, 1)
+        before = entry.generation
+    assert state.generation == before

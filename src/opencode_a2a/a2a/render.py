@@ -41,9 +41,8 @@ from opencode_a2a.events import (
 )
 from opencode_a2a.ids import ContextId, Principal, TaskId
 from opencode_a2a.media import accepts
-from opencode_a2a.messages import Answered, Message, Part
+from opencode_a2a.messages import Message, Part
 from opencode_a2a.tasks.state import (
-    Accepted,
     Cursor,
     Entry,
     Query,
@@ -144,27 +143,25 @@ def part(of: Part) -> JsonObject:
 def update(entry: Entry, ref: TaskRef) -> JsonObject | None:
     """Return an entry as an event of a stream; None when it says nothing to a reader."""
     event, seq = entry.event, entry.seq
+    if not ref.tells(event):
+        return None
     match event:
         case TextGrew() | ReasoningGrew():
-            if not _wanted(ref, event.channel):
-                return None
             return growth(ref, event.channel, event.message_id, event.text, seq, opens=event.opens)
         case ChannelReplaced():
             text = "".join(text for _, text in event.parts)
             hints = _hints(ref, "final_snapshot", event.message_id, event.channel, seq)
-            artifact = _wanted(ref, event.channel) and _channel(ref, event.channel, text, hints)
-            return _artifact_update(ref, artifact or None, append=False, last=False)
+            artifact = _channel(ref, event.channel, text, hints)
+            return _artifact_update(ref, artifact, append=False, last=False)
         case ChannelClosed():
             hints = _hints(ref, "stream", event.message_id, event.channel, seq)
-            artifact = _wanted(ref, event.channel) and _channel(ref, event.channel, "", hints)
-            return _artifact_update(ref, artifact or None, append=True, last=True)
+            artifact = _channel(ref, event.channel, "", hints)
+            return _artifact_update(ref, artifact, append=True, last=True)
         case ToolChanged():
             done = event.status in ("completed", "error")
             return _artifact_update(ref, _tool(event, ref, seq), append=False, last=done)
         case DiffChanged():
             return _artifact_update(ref, _diff(event, ref, seq), append=False, last=True)
-        case Accepted() | Answered() | UsageCounted():
-            return None
         case _:
             return entry.status and _status_update(entry, entry.status, ref)
 
@@ -404,15 +401,10 @@ def _artifact(state: TaskState, name: str) -> JsonObject | None:
     if name == "diff":
         return state.diff and _diff(state.diff, ref)
     channel = Channel(name)
-    if not _wanted(ref, channel):
+    if not ref.shows(channel):
         return None
     text = state.channels[channel]
     return _channel(ref, channel, text.text, _hints(ref, "stream", text.message_id, channel))
-
-
-def _wanted(ref: TaskRef, channel: Channel) -> bool:
-    """Whether the caller is shown a channel: who takes plain text alone wants the answer."""
-    return channel is Channel.TEXT or ref.output_modes != ("text/plain",)
 
 
 def _channel(ref: TaskRef, channel: Channel, text: str, hints: JsonObject) -> JsonObject:
@@ -582,7 +574,7 @@ def _frame(
     None when the caller is not shown the text.
     """
     ref = TaskRef(task_id, context_id, Principal(""), modes)
-    if not _wanted(ref, channel):
+    if not ref.shows(channel):
         return None
     rendered = growth(ref, channel, message_id, _TEXT, _SEQ, opens=opens)
     whole = orjson.dumps(encoding.result(rendered))

@@ -101,6 +101,8 @@ class TaskLog:
         self._left = False
         self.readers: set[LogReader] = set()
         """Those that have seen all there is."""
+        self.patient: set[LogReader] = set()
+        """The same of those that are shown nothing before it is stored."""
         # What was asked before a restart was shown then, as far as anybody knows.
         self._told = self._told_before = max(
             (one.number or 0 for one in state.status.pending), default=0
@@ -179,9 +181,13 @@ class TaskLog:
 
     def stored(self, seq: int) -> None:
         """Take the writer's word that the log is stored up to here."""
-        self._stored = seq
+        before, self._stored = self._stored, seq
         # Entries after the last firm one are text, which may be shown before it is stored.
         self._show(self.state.seq if self._firm <= seq else seq)
+        if self.patient:
+            entries = self._tail[before - self._base + 1 : seq - self._base + 1]
+            for reader in self.patient:
+                reader.offer(entries)
         spare = min(len(self._tail) - TAIL, seq - self._base + 1)
         if spare > 0:
             del self._tail[:spare]
@@ -246,12 +252,15 @@ class TaskLog:
         state = self.state.status.state
         return state.terminal or (state.interrupted and self._stop > since)
 
-    def after(self, seq: int) -> list[Entry] | None:
-        """Return shown entries after a number; None when the tail no longer reaches back so far."""
-        start = seq + 1 - self._base
+    def after(self, seq: int, *, stored: bool = False) -> list[Entry] | None:
+        """Return shown entries after a number; None when the tail no longer reaches back so far.
+
+        ``stored`` leaves out those that may yet be lost.
+        """
+        start, last = seq + 1 - self._base, self._stored if stored else self._shown
         if start < 0:
             return None
-        return self._tail[start : min(start + BATCH, self._shown - self._base + 1)]
+        return self._tail[start : min(start + BATCH, last - self._base + 1)]
 
 
 def resumable(state: TaskState, cursor: Cursor) -> bool:
@@ -270,10 +279,16 @@ class LogReader:
 
     Render the task before the next await: what is appended later follows as entries. With
     ``until_asked`` the reader ends when the task waits for a person, else only with the task.
+    A ``patient`` one is shown nothing before it is stored, so that no crash takes it back.
     """
 
     def __init__(
-        self, log: TaskLog, cursor: Cursor | None = None, *, until_asked: bool = False
+        self,
+        log: TaskLog,
+        cursor: Cursor | None = None,
+        *,
+        until_asked: bool = False,
+        patient: bool = False,
     ) -> None:
         self.log = log
         self.state = log.state
@@ -283,6 +298,7 @@ class LogReader:
             log.told(log.state.status)
         self._after = log.state.seq if cursor is None or self.resync else cursor.seq
         self._until_asked = until_asked
+        self._patient = patient
         self._ended = False
         self._push: Push | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -296,7 +312,7 @@ class LogReader:
         are returned.
         """
         while not self._ended:
-            entries = self.log.after(self._after)
+            entries = self.log.after(self._after, stored=self._patient)
             if entries is None:
                 if self._replay is None:
                     self._replay = Replay(self.log.database, self.log.no, self.log.ref)
@@ -309,11 +325,12 @@ class LogReader:
             if self.log.over:
                 break
             self._push, self._waiter = push, asyncio.get_running_loop().create_future()
-            self.log.readers.add(self)
+            waiting = self.log.patient if self._patient else self.log.readers
+            waiting.add(self)
             try:
                 await self._waiter
             finally:
-                self.log.readers.discard(self)
+                waiting.discard(self)
                 self._waiter = None
         return []
 
@@ -348,6 +365,14 @@ class LogReader:
                 self._ended = True
                 return entries[:count]
         return entries
+
+
+async def stored_task(log: TaskLog) -> TaskState:
+    """Return a task as it is stored, without what may yet be lost; a patient reader goes on."""
+    replay = Replay(log.database, log.no, log.ref)
+    while await replay.next(replay.state.seq):
+        pass
+    return replay.state
 
 
 class Replay:

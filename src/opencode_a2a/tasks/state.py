@@ -96,6 +96,23 @@ class TaskRef:
     """Media types the caller accepts; None when anything will do."""
     created_at: int = 0
 
+    def tells(self, event: LogEvent) -> bool:
+        """Whether an event is told to readers.
+
+        Messages are not, nor usage, which comes with the end; and who accepts plain text alone
+        wants the answer without the reasoning.
+        """
+        match event:
+            case Accepted() | Answered() | UsageCounted():
+                return False
+            case TextGrew() | ReasoningGrew() | ChannelReplaced() | ChannelClosed():
+                return self.shows(event.channel)
+            case _:
+                return True
+
+    def shows(self, channel: Channel) -> bool:
+        return channel is Channel.TEXT or self.output_modes != ("text/plain",)
+
 
 @dataclass(frozen=True, slots=True)
 class Status:
@@ -130,6 +147,8 @@ class Entry:
     at: int
     event: LogEvent
     status: Status | None = None
+    generation: int = 0
+    """How many events readers have been told of with this one, the task itself included."""
 
     @property
     def stops(self) -> bool:
@@ -194,6 +213,8 @@ class TaskState:
         """Interrupts that are over, by request id."""
         self.epochs: list[int] = []
         """The sequence number of every recovery, in order."""
+        self.generation = 1
+        """What A2A 1.1 numbers: 1 for the task, and 1 more for each event that readers are told."""
 
     @property
     def epoch(self) -> int:
@@ -205,11 +226,13 @@ class TaskState:
         if self.status.state in TERMINAL:
             raise TerminalError(self.ref.id)
         self.seq += 1
+        if type(event) is TextGrew or self.ref.tells(event):  # the first is most of what there is
+            self.generation += 1
         if isinstance(event, TextGrew | ReasoningGrew):
             opened = fold_text(self.channels, event)
             if opened is not None:
                 self.artifacts.setdefault(opened)
-            return Entry(self.seq, at, event)
+            return Entry(self.seq, at, event, None, self.generation)
         before = self.status
         match event:
             case ChannelReplaced() | ChannelClosed():
@@ -224,17 +247,20 @@ class TaskState:
             case Progressed():
                 if event.type == "queue":
                     self.status = replace(self.status, queued=event)
-                return Entry(self.seq, at, event, self.status)  # though the state is the same
+                # A status without a change of state.
+                return Entry(self.seq, at, event, self.status, self.generation)
             case Accepted():
                 self.history.append(event.message)
                 self.status = replace(before, subject=event.message.subject)
-                return Entry(self.seq, at, event)  # the status says nothing new to a reader
+                # The status says nothing new to a reader.
+                return Entry(self.seq, at, event, None, self.generation)
             case Answered():
                 if event.message not in self.history[1:]:  # it may have settled several interrupts
                     self.history.append(event.message)
             case _:
                 self._change(event, at)
-        return Entry(self.seq, at, event, self.status if self.status is not before else None)
+        changed = self.status if self.status is not before else None
+        return Entry(self.seq, at, event, changed, self.generation)
 
     def _change(self, event: LogEvent, at: int) -> None:
         """Apply an event that changes the status."""
@@ -376,6 +402,7 @@ def dump_archive(state: TaskState) -> bytes:
         {
             "seq": state.seq,
             "epochs": state.epochs,
+            "generation": state.generation,
             "history": state.history,
             "lanes": {
                 channel.value: [
@@ -402,6 +429,8 @@ def load_state(ref: TaskRef, status: bytes, archive: bytes | None) -> TaskState:
     fields: _Fields = orjson.loads(archive)
     state.seq = fields["seq"]
     state.epochs = fields["epochs"]
+    # Archives that were written before have none; it is never above this.
+    state.generation = fields.get("generation", state.seq)
     state.history = [Message.load(message) for message in fields["history"]]
     for name, (message_id, closed, parts) in fields["lanes"].items():
         pieces = [(part_id, [text]) for part_id, text in parts]
