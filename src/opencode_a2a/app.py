@@ -48,7 +48,7 @@ from opencode_a2a.opencode.upstream import (
 from opencode_a2a.peers.network import Fetcher
 from opencode_a2a.peers.tool import SERVER, PeerTool
 from opencode_a2a.printable import program
-from opencode_a2a.server.card import Cards
+from opencode_a2a.server.card import AgentSkill, Cards
 from opencode_a2a.server.contracts import EXTENSION_NAMES, spoken_versions
 from opencode_a2a.server.http import Terms
 from opencode_a2a.server.jsonrpc import RpcBinding
@@ -318,7 +318,13 @@ class Service:
             fetch=fetch,
         )
         methods = Dispatcher(EXTENSIONS, deps, settings)
-        cards = Cards(settings, now_ms())
+
+        async def agents() -> list[AgentSkill]:
+            at = Location(str(settings.workspace) if settings.workspace else None)
+            found = await turns.opencode.agents(at=at)
+            return [AgentSkill(one.name, one.description) for one in found if one.selectable]
+
+        cards = Cards(settings, now_ms(), agents)
 
         operations = Operations(tasks, cards, fetch)
         terms = Terms(

@@ -85,6 +85,8 @@ class Routing:
     directory: str | None = None
     workspace_id: str | None = None
     model: ModelRef | None = None
+    agent: str | None = None
+    """Which of OpenCode's agents works on it."""
     rights: Rights = FULL
     """What the caller limits the turn to; the credential may allow less."""
     new_task: bool = False

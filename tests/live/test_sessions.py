@@ -278,3 +278,19 @@ async def test_a_session_deleted_under_a_turn_fails_it(
 
     assert ended.state == "failed"
     assert "again" in ended.said
+
+
+async def test_the_plan_agent_changes_no_file(caller: Caller, backstage: Backstage) -> None:
+    """The agent that a message chooses works on it: what build may write, plan may not."""
+    paths = {name: backstage.workspace / f"{name}.txt" for name in ("plan", "build")}
+
+    tasks = {
+        name: await caller.send(
+            script({"tool": "write", "input": {"filePath": str(path), "content": name}}, SAY),
+            metadata={"opencode": {"agent": name}},
+        )
+        for name, path in paths.items()
+    }
+
+    assert {name: path.exists() for name, path in paths.items()} == {"plan": False, "build": True}
+    assert [task.raw["metadata"]["opencode"]["agent"] for task in tasks.values()] == [*tasks]

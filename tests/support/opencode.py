@@ -40,7 +40,6 @@ _CONSTANT: dict[str, Json] = {
     "/global/health": {"healthy": True, "version": "1.18.33"},
     "/config": {"model": "fake/fake-1"},
     "/config/providers": {"providers": [], "default": {}},
-    "/agent": [],
 }
 _count = itertools.count(1)
 
@@ -166,6 +165,8 @@ class FakeOpenCode:
         self.url = ""
         self.prompts: list[JsonObject] = []
         """Every prompt that was sent, in order."""
+        self.agents: list[Json] = []
+        """The agents that there are."""
         self.creating = asyncio.Event()
         """Clear it to let sessions wait before they are made."""
         self.creating.set()
@@ -253,6 +254,7 @@ class FakeOpenCode:
     def _routes(self) -> Iterator[Route]:
         for path, content in _CONSTANT.items():
             yield Route(path, _constant(content))
+        yield Route("/agent", self._agents)
         yield Route("/global/event", self._events)
         yield Route("/session", self._create, methods=["POST"])
         yield Route("/session/status", self._statuses)
@@ -266,6 +268,9 @@ class FakeOpenCode:
         yield Route("/question", self._pending_questions)
         yield Route("/permission/{id}/reply", self._reply, methods=["POST"])
         yield Route("/question/{id}/{verb:str}", self._reply, methods=["POST"])
+
+    async def _agents(self, _: Request) -> Response:
+        return Response(orjson.dumps(self.agents), media_type="application/json")
 
     async def _events(self, _: Request) -> Response:
         return StreamingResponse(self._told(), media_type="text/event-stream")

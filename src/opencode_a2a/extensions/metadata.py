@@ -21,6 +21,8 @@ def _place(settings: Settings) -> list[Json]:
     return [*directory, "opencode.workspace.id"]
 
 
+_PRIVATE = ("opencode.agent", "opencode.new_task")
+
 SESSION_BINDING = Extension(
     key="session_binding",
     title="Shared session binding",
@@ -30,8 +32,8 @@ SESSION_BINDING = Extension(
     public=lambda settings: {
         "metadata_field": "metadata.shared.session.id",
         "behavior": "prefer_metadata_binding_else_create_session",
-        "supported_metadata": ["shared.session.id", *_place(settings), "opencode.new_task"],
-        "provider_private_metadata": [*_place(settings), "opencode.new_task"],
+        "supported_metadata": ["shared.session.id", *_place(settings), *_PRIVATE],
+        "provider_private_metadata": [*_place(settings), *_PRIVATE],
     },
     extended=lambda _: {
         "session_metadata_field": "metadata.shared.session",
@@ -40,6 +42,7 @@ SESSION_BINDING = Extension(
     surface="core-runtime-metadata",
     notes=(
         "Without a session id the context continues its session, or gets a new one.",
+        "opencode.agent names one of OpenCode's agents, or its skill in the extended card.",
         "A session that belongs to another caller looks like one that does not exist.",
         "A message without a task answers the task that waits in its context, or is refused with "
         "what that asks; opencode.new_task set to true starts a task instead.",

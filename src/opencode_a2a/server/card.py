@@ -5,8 +5,13 @@ by both versions; with ``A2A-Version: 1.0`` it has the pure 1.0 form, at the old
 0.3 form. It claims only what the service does.
 """
 
+import asyncio
 import gzip
 import hashlib
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import format_datetime, parsedate_to_datetime
 from typing import Literal
@@ -19,6 +24,7 @@ from starlette.routing import BaseRoute, Route
 from opencode_a2a import __version__
 from opencode_a2a.a2a.types import VERSION_HEADER, Version
 from opencode_a2a.config import Settings
+from opencode_a2a.errors import ServiceError
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions import SKILLS
 from opencode_a2a.media import INPUT_MODES, OUTPUT_MODES
@@ -31,8 +37,14 @@ from opencode_a2a.server.contracts import (
     auth_schemes,
     spoken_versions,
 )
+from opencode_a2a.telemetry import now_ms
 
 _Form = Literal["1.0", "0.3", "hybrid"]
+AGENT_SKILL = "opencode.agent."
+"""How the id of a skill begins that is one of OpenCode's agents."""
+AGENTS_SECONDS = 10.0
+"""How long the agents are taken to be as they were."""
+AGENTS_PATIENCE_SECONDS = 2.0
 
 
 class Document:
@@ -61,17 +73,58 @@ class Document:
         return Response(body, headers=headers, media_type=self._media_type)
 
 
-class Cards:
-    """All forms of the public and the extended card of a deployment."""
+@dataclass(frozen=True, slots=True)
+class AgentSkill:
+    """One of OpenCode's agents, as the card offers it."""
 
-    def __init__(self, settings: Settings, modified_at: int) -> None:
-        moment = datetime.fromtimestamp(modified_at // 1000, UTC)
-        self._modified = format_datetime(moment, usegmt=True)
+    name: str
+    description: str | None
+
+
+async def _no_agents() -> list[AgentSkill]:
+    return []
+
+
+class Cards:
+    """All forms of the public and the extended card of a deployment.
+
+    The extended card lists OpenCode's agents. They are asked for when somebody reads that card, at
+    most every few seconds; while OpenCode is away the card keeps those it had last.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        modified_at: int,
+        agents: Callable[[], Awaitable[list[AgentSkill]]] = _no_agents,
+    ) -> None:
+        self._settings = settings
+        self._modified = self._extended_modified = _http_date(modified_at)
         self._public = _forms(settings, extended=False)
         self._extended = _forms(settings, extended=True)
+        self._ask_agents = agents
+        self._agents: list[AgentSkill] = []
+        self._asked_at = -math.inf
+        self._asking = asyncio.Lock()
         self._catalog = Document(
             _catalog(settings), private=False, media_type="application/ai-catalog+json"
         )
+
+    async def refresh(self) -> None:
+        """Let the extended card follow a change of OpenCode's agents."""
+        async with self._asking:
+            if time.monotonic() < self._asked_at + AGENTS_SECONDS:
+                return
+            try:
+                async with asyncio.timeout(AGENTS_PATIENCE_SECONDS):
+                    agents = await self._ask_agents()
+            except (TimeoutError, ServiceError):
+                agents = self._agents
+            self._asked_at = time.monotonic()
+            if agents != self._agents:
+                self._agents = agents
+                self._extended = _forms(self._settings, extended=True, agents=agents)
+                self._extended_modified = _http_date(now_ms())
 
     def extended(self, version: Version) -> JsonObject:
         """Return the extended card as the result of a JSON-RPC call."""
@@ -90,7 +143,7 @@ class Cards:
     def respond_extended(self, request: Request, version: Version) -> Response:
         # REST clients of 0.3 read the card as ProtoJSON: the hybrid form is right for both.
         form = "1.0" if version is Version.V1 else "hybrid"
-        return self._extended[form].respond(request, self._modified, version)
+        return self._extended[form].respond(request, self._extended_modified, version)
 
     def routes(self) -> list[BaseRoute]:
         """Return the open routes of discovery."""
@@ -126,7 +179,13 @@ def _catalog(settings: Settings) -> JsonObject:
     return {"specVersion": "1.0", "entries": [agent]}
 
 
-def _forms(settings: Settings, *, extended: bool) -> dict[_Form, Document]:
+def _http_date(at: int) -> str:
+    return format_datetime(datetime.fromtimestamp(at // 1000, UTC), usegmt=True)
+
+
+def _forms(
+    settings: Settings, *, extended: bool, agents: Sequence[AgentSkill] = ()
+) -> dict[_Form, Document]:
     """Return a card as each version writes it, and in a form that both can read."""
     url, versions = settings.public_url, spoken_versions(settings)
     schemes: dict[str, JsonObject] = {
@@ -157,7 +216,7 @@ def _forms(settings: Settings, *, extended: bool) -> dict[_Form, Document]:
         "security": [{name: []} for name in schemes],
         "supportsAuthenticatedExtendedCard": True,
     }
-    both = _common(settings, extended=extended)
+    both = _common(settings, extended=extended, agents=agents)
     capabilities = _capabilities(settings, extended=extended)
     modern: JsonObject = {"capabilities": capabilities | {"extendedAgentCard": True}}
     forms: dict[_Form, JsonObject] = {
@@ -170,7 +229,7 @@ def _forms(settings: Settings, *, extended: bool) -> dict[_Form, Document]:
     return {name: Document(form, private=extended) for name, form in forms.items()}
 
 
-def _common(settings: Settings, *, extended: bool) -> JsonObject:
+def _common(settings: Settings, *, extended: bool, agents: Sequence[AgentSkill]) -> JsonObject:
     """Return what both versions write alike."""
     a2a = settings.a2a
     sentences = [a2a.description]
@@ -209,6 +268,17 @@ def _common(settings: Settings, *, extended: bool) -> JsonObject:
                 "examples": [f"{method.name}: {method.summary}" for method in methods],
             }
             skills.append(skill)
+    for agent in agents:
+        about = agent.description or f"The agent {agent.name} of OpenCode."
+        offered: JsonObject = {
+            "id": f"{AGENT_SKILL}{agent.name}",
+            "name": agent.name,
+            "description": f"{about} Chosen for a message by metadata.opencode.agent.",
+            "tags": ["coding", "agent", "opencode"],
+            "inputModes": [*INPUT_MODES],
+            "outputModes": [*OUTPUT_MODES],
+        }
+        skills.append(offered)
     card: JsonObject = {
         "name": f"{a2a.title} (demo model)" if a2a.demo else a2a.title,
         "description": " ".join(sentences),

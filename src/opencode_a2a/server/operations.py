@@ -42,7 +42,7 @@ from opencode_a2a.media import (
 from opencode_a2a.messages import ANYWHERE, Message, Part, PromptPart, Routing, TurnRequest
 from opencode_a2a.peers.network import Fetch, Fetched, TooManyFilesError
 from opencode_a2a.rights import FULL, PROFILES, Rights
-from opencode_a2a.server.card import Cards
+from opencode_a2a.server.card import AGENT_SKILL, Cards
 from opencode_a2a.tasks.log import LogReader
 from opencode_a2a.tasks.service import AnswerExpectedError, SendCommand, Submitted, TaskService
 from opencode_a2a.tasks.state import Cursor, Query, TaskState
@@ -192,6 +192,7 @@ class Operations:
         raise PushNotSupportedError
 
     async def extended_card(self, call: OperationCall, params: NoParams) -> JsonObject:
+        await self._cards.refresh()
         return self._cards.extended(call.version)
 
 
@@ -331,6 +332,7 @@ def read_routing(params: JsonObject | None, message: JsonObject | None) -> Routi
         directory=sources.text("opencode", "directory"),
         workspace_id=sources.text("opencode", "workspace", "id"),
         model=sources.model(),
+        agent=(sources.text("opencode", "agent") or "").removeprefix(AGENT_SKILL) or None,
         rights=sources.rights(),
         new_task=sources.flag("opencode", "new_task"),
     )

@@ -79,6 +79,7 @@ class RestBinding:
             asked, supported = asked_version(request), self._terms.supported
             negotiate(asked, self._terms.default, supported, belongs=version, what=what)
             if operation is GET_EXTENDED_CARD:  # a document made at the start, with an ETag
+                await self._cards.refresh()
                 return self._cards.respond_extended(request, version)
             # A read of ``…:cancel`` looks like the read of a task with such a name.
             if request.method != "POST" and request.path_params.get("id", "").endswith(":cancel"):

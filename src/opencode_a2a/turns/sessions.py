@@ -35,6 +35,7 @@ from opencode_a2a.turns.rights import SessionRights, Work
 SESSION_FIELD = "metadata.shared.session.id"
 DIRECTORY_FIELD = "metadata.opencode.directory"
 WORKSPACE_FIELD = "metadata.opencode.workspace.id"
+AGENT_FIELD = "metadata.opencode.agent"
 DERIVED_CONTEXT = "ctx:opencode-session:"
 """Contexts of sessions that were listed, not begun, through this service."""
 KNOWN_SESSIONS = 10_000
@@ -239,11 +240,16 @@ class Sessions:
     # Which session a turn runs in
 
     async def check(self, principal: Principal, routing: Routing) -> None:
-        """Refuse a session or place that the caller may not use, before a task exists."""
-        self._place(routing)
+        """Refuse what the caller may not use or what is not there, before a task exists."""
+        location, _ = self._place(routing)
         workspace = routing.workspace_id
         if workspace is not None and not await self.places.visible(principal, [workspace]):
             raise _missing(WORKSPACE_FIELD, "no such workspace")
+        if routing.agent is not None:
+            agents = await self._opencode.agents(at=location)
+            names = [agent.name for agent in agents if agent.selectable]
+            if routing.agent not in names:
+                raise _missing(AGENT_FIELD, f"is not one of the agents: {', '.join(names)}")
         if routing.session_id is None:
             return
         session_id = SessionId(routing.session_id)

@@ -389,7 +389,7 @@ class Turn:
             session.session_id,
             session.directory,
             model=str(model) if model else None,
-            agent=defaults.agent,
+            agent=self.request.routing.agent or defaults.agent,
         )
 
 
@@ -476,7 +476,7 @@ class Attempt:
     async def _call(self) -> MessageWithParts:
         """Prompt the session, unless the turn is canceled first; OpenCode answers at its end."""
         request, settings = self._turn.request, self._turns.settings.opencode
-        agent, tools = await self._limit(settings.agent)
+        agent, tools = await self._limit(request.routing.agent or settings.agent)
         model = await self._turns.model(self._session, request.routing.model)
         if self._turn.canceled:  # while the model was asked for: OpenCode need not hear of it
             raise asyncio.CancelledError
