@@ -149,7 +149,11 @@ class Service:
         parts = [f"opencode-a2a {__version__}", f"A2A {versions}", behind]
         if settings.a2a.demo:
             parts.append("demo model")
-        lines = ["  ·  ".join(parts), f"card     {url}/.well-known/agent-card.json"]
+        lines = [
+            "  ·  ".join(parts),
+            f"card     {url}/.well-known/agent-card.json",
+            f"console  {url}/console  ({program()} console signs you in)",
+        ]
         if not settings.auth.configured:
             lines.append(f"token    in {self.token_file} (mode 0600)")
         if self.trouble is None:

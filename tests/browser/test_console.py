@@ -1,13 +1,14 @@
 """The console in a real browser, before a real OpenCode with the scripted model."""
 
 import asyncio
+import json
 import re
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import Page, Route, expect
 
 from opencode_a2a.opencode.managed import free_port
 from tests.browser.conftest import AXE, PHONE, Look
@@ -450,3 +451,49 @@ async def test_a_task_of_another_client_appears_in_the_list(look: Look, service:
     await expect(row).to_contain_text("completed")
     await row.click()
     await ended(page)
+
+
+async def test_a_long_answer_and_a_long_list_are_shown_whole(
+    look: Look, service: Running, stage: Backstage
+) -> None:
+    params = message(f"long {script({'say': 'x'})}")
+    sent = await service.http.post("/message:send", json=params, headers={"A2A-Version": "1.0"})
+    task = sent.json()["task"]
+    page = await look(f"{service.url}/console", expected=("404",))
+    others = [
+        {
+            **task,
+            "id": f"{task['id'][:-4]}{number:04}",
+            "metadata": {"opencode": {"title": f"t{number}"}},
+        }
+        for number in range(1000)
+    ]
+    text = [f"line {number}\n\n" for number in range(20_000)]
+    stream = {"block_type": "text", "source": "stream"}
+    events = [
+        {
+            "artifactUpdate": {
+                "append": True,
+                "artifact": {"parts": [{"text": one}], "metadata": {"shared": {"stream": stream}}},
+            }
+        }
+        for one in text
+    ]
+    events.append({"statusUpdate": {"status": task["status"], "metadata": {}}})
+    frames = [f"id: {n}\ndata: {json.dumps(event)}\n\n" for n, event in enumerate(events, 1)]
+
+    async def listed(route: Route) -> None:
+        await route.fulfill(json={"tasks": others, "nextPageToken": ""})
+
+    async def told(route: Route) -> None:
+        await route.fulfill(body="".join(frames), content_type="text/event-stream")
+
+    await page.route("**/tasks?pageSize=50*", listed)
+    await page.route("**/tasks/*:subscribe", told)
+    await page.goto(f"{service.url}/console#/task/{task['id']}")
+    await page.reload()
+
+    await expect(page.locator(".log > .prose > p")).to_have_count(20_000)
+    await expect(page.locator("a.row")).to_have_count(1001)  # with the task that is open
+    await page.get_by_label("Filter the tasks").fill("t999")
+    await expect(page.locator("a.row")).to_have_count(1)

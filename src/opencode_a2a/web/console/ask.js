@@ -9,10 +9,7 @@ const WANTS = {
   external_directory: "use files outside of its directory", webfetch: "fetch a web page",
   task: "start a sub-agent", doom_loop: "repeat the same call once more",
 };
-const LABELS = {
-  once: "Allow once", task: "Allow for this task", context: "Allow for this conversation",
-  conversation: "Allow for this conversation", session: "Allow for this session", always: "Always allow",
-};
+const LABELS = { once: "Allow once", task: "Allow for this task", context: "Allow for this conversation", always: "Always allow" };
 const SETTLED = { once: "Allowed once", always: "Always allowed", rejected: "Denied", replied: "Answered", expired: "Nobody answered", void: "No longer needed" };
 const INERT_MS = 300;
 let number = 0;
@@ -65,10 +62,11 @@ function preview({ permission, patterns, metadata = {}, tool }) {
   return long((shown || JSON.stringify(tool?.input ?? permission, null, 2)).split("\n"));
 }
 
-function permissionForm({ replies = ["once", "reject"], always }, reply) {
+function permissionForm({ replies = ["once", "reject"], scopes = [], always }, reply) {
   const yes = replies.filter((one) => one !== "reject").map((one) =>
     button(LABELS[one] ?? `Allow: ${one}`, () => reply("permission.reply", { reply: one }), one === "once" ? "primary" : "",
       { "data-key": one === "once" ? "a" : null, title: one === "always" ? `Always: ${(always ?? []).join(", ")}` : null }));
+  yes.splice(1, 0, ...scopes.map((scope) => button(LABELS[scope] ?? scope, () => reply("permission.reply", { reply: "once", scope }))));
   const reason = h("input", { "aria-label": "Why not, for the agent (optional)", placeholder: "Why not? The agent reads this (optional)" });
   const form = h("form", { class: "reason", hidden: true, onsubmit: (event) => {
     event.preventDefault();
@@ -107,8 +105,7 @@ function questionForm(questions, reply) {
 
 // How it was settled, in place of the card.
 export function settled(card, { resolution, by, reason }, time) {
-  const words = LABELS[resolution]?.replace("Allow ", "Allowed ") ?? SETTLED[resolution] ?? resolution;
-  const text = `${SETTLED[resolution] ?? words}${by ? ` by ${by}` : ""}${time ? `, ${clock(time)}` : ""}${reason ? `: ${reason}` : ""}`;
+  const text = `${SETTLED[resolution] ?? resolution}${by ? ` by ${by}` : ""}${time ? `, ${clock(time)}` : ""}${reason ? `: ${reason}` : ""}`;
   const line = h("p", { class: `note settled ${resolution === "rejected" ? "bad" : ""}` }, text);
   if (!card) return line;
   // What was allowed stays readable.
