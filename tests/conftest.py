@@ -24,8 +24,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marked = metafunc.definition.get_closest_marker
     if marked("postgresql_only"):
         metafunc.parametrize("database", ["postgresql"], indirect=True, scope="module")
-    elif marked("both_databases") and not marked("sqlite_only"):
-        metafunc.parametrize("database", stores.ENGINES, indirect=True, scope="module")
+    elif (both := marked("both_databases")) and not marked("sqlite_only"):
+        engines = [*stores.ENGINES, *both.args]
+        metafunc.parametrize("database", engines, indirect=True, scope="module")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -29,7 +29,7 @@ from tests.support.program import Program
 from tests.support.proxy import Proxy
 from tests.support.service import TOKEN, variables_for
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.both_databases]
 
 every_wire = pytest.mark.parametrize("wire", list(Wire), ids=lambda wire: wire.value)
 BROKEN = (httpx2.TransportError, ConnectionError)

@@ -28,7 +28,7 @@ from tests.support.caller import Caller
 from tests.support.program import Program
 from tests.support.service import variables_for
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.both_databases]
 
 T = TypeVar("T")
 KILLS = int(os.environ.get("OPENCODE_A2A_TEST_KILLS", "4"))

@@ -58,12 +58,15 @@ async def test_streams_go_on_when_the_killed_database_is_back(
             return loop.time() - began, answer
 
         streams = [asyncio.create_task(follow(caller, caller.wire.value)) for caller in callers]
+        background = await callers[0].begin("in the background")
         async with asyncio.timeout(10):
             await hold.reached.wait()
         await asyncio.to_thread(server.kill)
         try:
             meanwhile = await asyncio.gather(*(send(number) for number in range(8)))
             ready = await service.http.get("/readyz")
+            async with asyncio.timeout(5):
+                canceled = await callers[0].ask("cancel", {"id": background.id})
             opencode.release()  # the turns end while there is no database
             early = await asyncio.wait(streams, timeout=0.5)
         finally:
@@ -78,6 +81,7 @@ async def test_streams_go_on_when_the_killed_database_is_back(
 
     assert all(seconds < 5 for seconds, _ in meanwhile)
     assert all(b"TASK_STORE_UNAVAILABLE" in answer.content for _, answer in meanwhile)
+    assert b"TASK_STORE_UNAVAILABLE" in canceled.content
     assert (ready.status_code, orjson.loads(ready.content)["checks"]["database"]) == (503, "failed")
     assert not early[0]
     for updates, task in zip(told, again, strict=True):
@@ -90,8 +94,8 @@ async def test_streams_go_on_when_the_killed_database_is_back(
         assert numbers(updates) == sorted(set(numbers(updates)))
         assert stored(tmp_path, task.id) == [*range(1, 1 + numbers(updates)[-1])]
     assert after.state == "completed"
-    assert len(opencode.prompts) == len(callers) + 1
-    assert listed.result["totalSize"] == len(listed.result["tasks"]) == len(callers) + 1
+    assert len(opencode.prompts) == len(callers) + 2
+    assert listed.result["totalSize"] == len(listed.result["tasks"]) == len(callers) + 2
 
 
 @pytest.mark.requirement("I6")

@@ -17,10 +17,11 @@ import psycopg
 from tests.support.postgres import PostgresServer
 
 ENGINES = ("sqlite", "postgresql")
+OLDER = "postgresql-16"
 DEFAULT = os.environ.get("OPENCODE_A2A_TEST_DATABASE", "sqlite")
 
 _engine = DEFAULT
-_server: PostgresServer | None = None
+_servers: dict[int, PostgresServer] = {}
 
 
 @contextmanager
@@ -34,7 +35,7 @@ def using(engine: str) -> Generator[None]:
 
 
 def postgresql() -> bool:
-    return _engine == "postgresql"
+    return _engine != "sqlite"
 
 
 def url(state: Path) -> str:
@@ -42,7 +43,7 @@ def url(state: Path) -> str:
     if not postgresql():
         return f"sqlite:///{state / 'tasks.db'}"
     name = hashlib.sha256(str(state).encode()).hexdigest()[:16]
-    return server().url(f"test_{name}")
+    return server(16 if _engine == OLDER else 18).url(f"test_{name}")
 
 
 @contextmanager
@@ -60,15 +61,15 @@ def locked(state: Path) -> Generator[None]:
             other.execute("ROLLBACK")
 
 
-def server() -> PostgresServer:
+def server(version: int = 18) -> PostgresServer:
     """Return the server of this process; it is started when it is first needed."""
-    global _server
-    if _server is None:
-        _server = PostgresServer()
-        _server.__enter__()
-    return _server
+    found = _servers.get(version)
+    if found is None:
+        found = _servers[version] = PostgresServer(version)
+        found.__enter__()
+    return found
 
 
 def close() -> None:
-    if _server is not None:
-        _server.__exit__()
+    for server in _servers.values():
+        server.__exit__()

@@ -70,7 +70,7 @@ async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
             pass
 
 
-@pytest.mark.both_databases
+@pytest.mark.both_databases(stores.OLDER)
 async def test_a_newer_schema_is_refused_unless_it_says_that_this_program_may_use_it(
     tmp_path: Path,
 ) -> None:
@@ -87,7 +87,7 @@ async def test_a_newer_schema_is_refused_unless_it_says_that_this_program_may_us
             pass
 
 
-@pytest.mark.both_databases
+@pytest.mark.both_databases(stores.OLDER)
 async def test_what_was_written_is_there_after_a_restart(tmp_path: Path) -> None:
     for _ in range(2):
         async with Database(stores.url(tmp_path)) as database:
@@ -110,7 +110,7 @@ async def test_an_upgrade_that_fails_leaves_the_database_as_it_was(tmp_path: Pat
         assert list(connection.iterdump()) == before
 
 
-@pytest.mark.both_databases
+@pytest.mark.both_databases(stores.OLDER)
 async def test_a_write_that_fails_leaves_the_others_of_its_transaction_alone(
     tmp_path: Path,
 ) -> None:
@@ -130,7 +130,7 @@ async def test_a_write_that_fails_leaves_the_others_of_its_transaction_alone(
         assert isinstance(results[1], LookupError)
 
 
-@pytest.mark.both_databases
+@pytest.mark.both_databases(stores.OLDER)
 async def test_keys_may_be_as_long_as_a_caller_can_make_them(tmp_path: Path) -> None:
     chance = random.Random(1)  # noqa: S311 - no secret
 
@@ -164,7 +164,7 @@ async def test_keys_may_be_as_long_as_a_caller_can_make_them(tmp_path: Path) -> 
         assert await places.visible(Principal("bob"), [directory]) == [directory]
 
 
-@pytest.mark.both_databases
+@pytest.mark.both_databases(stores.OLDER)
 async def test_a_failure_of_the_driver_is_told_without_its_text(tmp_path: Path) -> None:
     def broken(connection: sa.Connection) -> None:
         connection.execute(sa.text("SELECT * FROM missing_table"))

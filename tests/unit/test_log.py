@@ -38,7 +38,7 @@ from opencode_a2a.tasks.state import Cursor, Entry, Recovered, State
 from opencode_a2a.turns.turn import Turns
 from tests.support import stores
 
-pytestmark = pytest.mark.both_databases
+pytestmark = pytest.mark.both_databases(stores.OLDER)
 
 
 def order(message_id: str, text: str = "hello", principal: str = "alice") -> SendCommand:

@@ -35,7 +35,7 @@ from opencode_a2a.opencode.process import (
     listening_url,
     marked_processes,
 )
-from opencode_a2a.opencode.upstream import managed_record
+from opencode_a2a.opencode.upstream import managed_record, withheld
 
 
 @pytest.mark.parametrize(
@@ -427,6 +427,25 @@ async def test_a_record_that_cannot_be_written_is_an_error_with_its_remedy(
             pass
 
     assert "\n" not in str(caught.value)
+
+
+def test_the_password_of_postgresql_is_not_for_the_agent() -> None:
+    def names(url: str) -> set[str]:
+        return withheld(Settings(tasks=TaskSettings(task_store_database_url=url)))
+
+    assert "PGPASSWORD" in names("postgresql://u@h/d")
+    assert "PGPASSWORD" not in names("sqlite:///tasks.db")
+    assert "A2A_TASK_STORE_DATABASE_URL" in names("postgresql://u@h/d")
+
+
+def test_a_changed_password_is_the_same_database() -> None:
+    def record(url: str) -> Path | None:
+        return managed_record(Settings(tasks=TaskSettings(task_store_database_url=url)))
+
+    first = record("postgresql://u:one@h/d")
+    assert first is not None
+    assert first == record("postgresql://u:two@h/d")
+    assert first != record("postgresql://u:one@h/e")
 
 
 def test_one_database_is_one_record_however_it_is_written(

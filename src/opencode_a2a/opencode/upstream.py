@@ -70,9 +70,7 @@ async def upstream(settings: Settings) -> AsyncGenerator[Upstream]:
         yield Upstream(own.base_url, own.auth_username, password)
         return
     record = managed_record(settings)
-    # None of our settings, and none of our secrets.
-    credentials = (peer.credential for peer in settings.a2a.peers if peer.credential)
-    environment = passed_environment(os.environ, {*VARIABLES, *credentials}, own.env_passthrough)
+    environment = passed_environment(os.environ, withheld(settings), own.env_passthrough)
     async with AsyncExitStack() as stack:
         config: JsonObject = {}
         if settings.a2a.demo:
@@ -101,6 +99,13 @@ async def upstream(settings: Settings) -> AsyncGenerator[Upstream]:
             )
         )
         yield Upstream(managed.url, managed.username, managed.password, managed, managed.version)
+
+
+def withheld(settings: Settings) -> set[str]:
+    """Return the variables that OpenCode does not get: our settings, and our secrets."""
+    names = {*VARIABLES, *(peer.credential for peer in settings.a2a.peers if peer.credential)}
+    # The driver reads the password from there if the URL has none.
+    return names | {"PGPASSWORD"} if is_postgresql(settings.database_url) else names
 
 
 def managed_record(settings: Settings) -> Path | None:

@@ -72,7 +72,7 @@ class Database:
         while beat is not None:
             await asyncio.sleep(beat)
             try:
-                await self.write(_beat, "holding")
+                await self.ready("holding")
             except StoreUnavailableError:
                 if self._engine.lost is not None:
                     raise self._engine.lost from None
@@ -132,6 +132,10 @@ class Database:
                 return await self._loop.run_in_executor(self._readers, self._engine.read, fn)
         except (TimeoutError, *self._engine.failures) as error:
             raise _unavailable(operation, error) from None
+
+    async def ready(self, operation: str = "persisting") -> None:
+        """Raise StoreUnavailableError unless a transaction can be committed now."""
+        await self.write(_nothing, operation)
 
     async def check(self) -> None:
         """Raise StoreUnavailableError unless the database takes a write now."""
@@ -198,8 +202,8 @@ def _postgres(url: str, replica: Replica | None = None) -> "Postgres":
     return Postgres(url, replica)
 
 
-def _beat(_: Connection) -> None:
-    """The transaction itself is the beat."""
+def _nothing(_: Connection) -> None:
+    """The transaction itself is what matters."""
 
 
 def _deliver(results: list[Result]) -> None:

@@ -574,6 +574,8 @@ class TaskService:
         if task is None:
             state = load_task(await self._row(principal, task_id))
         else:
+            # What cannot be stored is refused while the turn still runs, not waited for.
+            await self._database.ready()
             await task.cancel()
             state = await task.log.steady()
         if state.status.state is not State.CANCELED:
