@@ -227,7 +227,10 @@ async def test_below_a_path_prefix_every_address_leads_back(serve: Serve) -> Non
     assert {one["url"] for one in card["supportedInterfaces"]} == {card["url"]} == {base}
     assert [entry["url"] for entry in catalog["entries"]] == [base + CARD]
     assert [server["url"] for server in document["servers"]] == [base]
-    assert (await service.http.get(f"{PREFIX}/docs")).status_code == 200
+    page = await service.http.get(f"{PREFIX}/docs")  # on to the console, relative to where it is
+    leads = page.url.join(page.headers["location"])
+    assert (page.status_code, leads.path) == (307, f"{PREFIX}/console")
+    assert (await service.http.get(str(leads))).status_code == 200
 
 
 @pytest.mark.parametrize("prefix", [PREFIX, ""])
