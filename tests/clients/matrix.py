@@ -40,21 +40,26 @@ class Client:
     @property
     def version(self) -> str:
         """The version that is pinned, of the package that the environment is for."""
-        if self.environment in _ELSEWHERE:
-            return _ELSEWHERE[self.environment]
-        pins = (HERE / "requirements" / f"{self.environment}.txt").read_text()
-        found = re.search(rf"^{self.environment}(?:\[\w+\])?==(.+)$", pins, re.MULTILINE)
+        file, pin = _PINS.get(
+            self.environment,
+            (
+                HERE / "requirements" / f"{self.environment}.txt",
+                rf"{self.environment}(?:\[\w+\])?==",
+            ),
+        )
+        found = re.search(rf"{pin}([\w.]+)", file.read_text())
         assert found is not None, self.environment
         return found[1]
 
 
-_ELSEWHERE = {
-    "a2a-sdk": "1.3.0",
-    "a2a-sdk-0.3": "0.3.26",
-    "js-sdk-1.0": "1.3.0",
-    "js-sdk-0.3": "0.3.14",
+_ROOT = HERE.parent.parent
+_PINS = {
+    "a2a-sdk": (_ROOT / "uv.lock", r'name = "a2a-sdk"\nversion = "'),
+    "a2a-sdk-0.3": (_ROOT / "tests" / "support" / "sdk03" / "requirements.txt", "a2a-sdk=="),
+    "js-sdk-1.0": (_ROOT / "package.json", '"a2a-sdk-1.0": "npm:@a2a-js/sdk@'),
+    "js-sdk-0.3": (_ROOT / "package.json", '"a2a-sdk-0.3": "npm:@a2a-js/sdk@'),
 }
-"""The clients of ``make test``, which are pinned with it."""
+"""Where the clients of ``make test`` are pinned, and what stands before the version."""
 
 _NO_IDS = (
     "{} sends neither task nor context with a message: it begins a new conversation each time, and "
