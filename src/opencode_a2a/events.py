@@ -244,6 +244,13 @@ class DiffChanged:
     truncated: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ResultGiven:
+    """The answer by schema, which fits the schema that was asked for."""
+
+    data: Json
+
+
 class Outcome(StrEnum):
     """How a turn ended."""
 
@@ -386,6 +393,7 @@ TurnEvent = (
     | Resumed
     | UsageCounted
     | DiffChanged
+    | ResultGiven
     | Finished
 )
 

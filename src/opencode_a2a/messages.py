@@ -89,6 +89,8 @@ class Routing:
     """Which of OpenCode's agents works on it."""
     rights: Rights = FULL
     """What the caller limits the turn to; the credential may allow less."""
+    output_schema: JsonObject | None = None
+    """What the answer has to fit; it is then data instead of text."""
     new_task: bool = False
     """The message starts a task even if it could be an answer to one."""
     hops: int = 0

@@ -18,6 +18,7 @@ CAPABILITIES: frozenset[Capability] = frozenset(get_args(Capability))
 Action: TypeAlias = Literal["allow", "ask", "deny"]
 Profile: TypeAlias = Literal["read-only", "ask", "auto", "unattended"]
 
+STRUCTURED_OUTPUT: Final = "StructuredOutput"
 READING: Final = frozenset(
     {
         *("read", "glob", "grep", "list", "lsp", "skill", "todoread", "todowrite"),
@@ -25,7 +26,7 @@ READING: Final = frozenset(
         # They stand before other permissions, and allow nothing by themselves.
         *("external_directory", "doom_loop"),
         # OpenCode's own: what it says of a wrong call, and how an answer by schema is given.
-        *("invalid", "StructuredOutput"),
+        *("invalid", STRUCTURED_OUTPUT),
     }
 )
 """Permissions that change nothing. All others can, those of tools that nobody has heard of too."""

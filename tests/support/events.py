@@ -17,6 +17,7 @@ from opencode_a2a.events import (
     Question,
     QuestionOption,
     ReasoningGrew,
+    ResultGiven,
     Resumed,
     SessionBound,
     Started,
@@ -108,6 +109,7 @@ UNFINISHED: st.SearchStrategy[TurnEvent] = st.one_of(
     ),
     st.builds(UsageCounted, USAGES, st.none() | USAGES),
     st.builds(DiffChanged, st.lists(st.builds(FileChange, TEXT, TEXT, NUMBER), max_size=2), TEXT),
+    st.builds(ResultGiven, JSON),
 )
 FINISHED = st.builds(
     Finished,

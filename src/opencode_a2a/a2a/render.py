@@ -33,6 +33,7 @@ from opencode_a2a.events import (
     JsonObject,
     Progressed,
     ReasoningGrew,
+    ResultGiven,
     Resumed,
     TextGrew,
     ToolChanged,
@@ -54,7 +55,7 @@ from opencode_a2a.tasks.state import (
 )
 from opencode_a2a.turns.answers import groups
 
-_PLACES = {Channel.REASONING.value: 1, "diff": 2, Channel.TEXT.value: 3}
+_PLACES = {Channel.REASONING.value: 1, "diff": 2, Channel.TEXT.value: 3, "result": 4}
 """Where an artifact stands in a task; tool calls come before all of these."""
 
 
@@ -95,8 +96,11 @@ def task(
         names = sorted(state.artifacts, key=lambda name: _PLACES.get(name, 0))
         made: list[Json] = [a for name in names if (a := _artifact(state, name))]
         text = state.channels.get(Channel.TEXT)
-        if status.state is State.COMPLETED and text is not None:
-            said = Message(f"{ref.id}:answer", "agent", [Part("text", text=text.text)])
+        answer = text and text.text
+        if state.result is not None:
+            answer = orjson.dumps(state.result.data).decode()
+        if status.state is State.COMPLETED and answer is not None:
+            said = Message(f"{ref.id}:answer", "agent", [Part("text", text=answer)])
             told["message"] = message(said, ref)
         elif not streamed and (status.pending or status.failure) and (says := _says(status)):
             made.append(_notice(ref, says[1]))
@@ -162,6 +166,8 @@ def update(entry: Entry, ref: TaskRef) -> JsonObject | None:
             return _artifact_update(ref, _tool(event, ref, seq), append=False, last=done)
         case DiffChanged():
             return _artifact_update(ref, _diff(event, ref, seq), append=False, last=True)
+        case ResultGiven():
+            return _artifact_update(ref, _result(event, ref, seq), append=False, last=True)
         case _:
             return entry.status and _status_update(entry, entry.status, ref)
 
@@ -400,6 +406,8 @@ def _artifact(state: TaskState, name: str) -> JsonObject | None:
         return _tool(state.tools[name.removeprefix("tool:")], ref)
     if name == "diff":
         return state.diff and _diff(state.diff, ref)
+    if name == "result":
+        return state.result and _result(state.result, ref)
     channel = Channel(name)
     if not ref.shows(channel):
         return None
@@ -465,6 +473,17 @@ def _diff(event: DiffChanged, ref: TaskRef, seq: int | None = None) -> JsonObjec
         "name": "diff",
         "parts": parts,
         "description": "Files that this turn changed",
+        "metadata": {"shared": {"stream": _hints(ref, "final_snapshot", None, None, seq)}},
+    }
+
+
+def _result(event: ResultGiven, ref: TaskRef, seq: int | None = None) -> JsonObject | None:
+    content = [Part("data", data=event.data, media_type="application/json")]
+    return {
+        "artifactId": f"{ref.id}:result",
+        "name": "result",
+        "parts": _parts(content, ref.output_modes),
+        "description": "The answer by the schema that was asked for",
         "metadata": {"shared": {"stream": _hints(ref, "final_snapshot", None, None, seq)}},
     }
 

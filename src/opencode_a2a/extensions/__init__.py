@@ -1,7 +1,13 @@
 """What this service offers beyond A2A: one file per extension, each method declared once."""
 
 from opencode_a2a.extensions.interrupts import INTERRUPTS, RECOVERY
-from opencode_a2a.extensions.metadata import MODEL_SELECTION, RIGHTS, SESSION_BINDING, STREAM_HINTS
+from opencode_a2a.extensions.metadata import (
+    MODEL_SELECTION,
+    OUTPUT_SCHEMA,
+    RIGHTS,
+    SESSION_BINDING,
+    STREAM_HINTS,
+)
 from opencode_a2a.extensions.providers import PROVIDERS
 from opencode_a2a.extensions.registry import Extension
 from opencode_a2a.extensions.sessions import SESSIONS
@@ -12,6 +18,7 @@ EXTENSIONS: tuple[Extension, ...] = (
     MODEL_SELECTION,
     STREAM_HINTS,
     RIGHTS,
+    OUTPUT_SCHEMA,
     SESSIONS,
     PROVIDERS,
     INTERRUPTS,

@@ -5,9 +5,10 @@ that of answers, and a test compares what is declared here with what is written 
 """
 
 from opencode_a2a.config import Settings
-from opencode_a2a.events import Json
+from opencode_a2a.events import FailureType, Json
 from opencode_a2a.extensions.registry import Extension, aliases
 from opencode_a2a.rights import PROFILES
+from opencode_a2a.schemas import MAX_BYTES, MAX_DEPTH, MAX_NODES
 
 _SENDING = {
     "0.3": ("message/send", "message/stream"),
@@ -92,6 +93,36 @@ RIGHTS = Extension(
         "Deployment, credential and message each name a profile; what all three allow is done.",
         "A profile holds for one message; the next one of the context may name another.",
         "The methods that give a session work take the same metadata.",
+    ),
+)
+OUTPUT_SCHEMA = Extension(
+    key="output_schema",
+    title="Shared output schema",
+    anchor="shared-output-schema-v1",
+    summary="Have the answer to a message as data that fits a JSON schema.",
+    public=lambda settings: {
+        "metadata_field": "metadata.shared.output.schema",
+        "behavior": "validated_data_artifact_else_failed_task",
+        "supported_metadata": ["shared.output.schema", "opencode.format"],
+        "provider_private_metadata": ["opencode.format"],
+        "applies_to_methods": [
+            name
+            for version in settings.a2a.supported_protocol_versions
+            for name in _SENDING[version]
+        ],
+    },
+    extended=lambda _: {
+        "artifact_name": "result",
+        "failure_type": FailureType.UPSTREAM_STRUCTURED_OUTPUT.value,
+        "max_schema_bytes": MAX_BYTES,
+        "max_schema_depth": MAX_DEPTH,
+        "max_schema_values": MAX_NODES,
+    },
+    surface="core-runtime-metadata",
+    notes=(
+        "The schema describes an object, and refers only to itself, without recursion.",
+        "The answer is the last artifact; the status message has it as text.",
+        "An answer that does not fit fails the task, with what is wrong in the validator's words.",
     ),
 )
 STREAM_HINTS = Extension(

@@ -42,6 +42,7 @@ from opencode_a2a.media import (
 from opencode_a2a.messages import ANYWHERE, Message, Part, PromptPart, Routing, TurnRequest
 from opencode_a2a.peers.network import Fetch, Fetched, TooManyFilesError
 from opencode_a2a.rights import FULL, PROFILES, Rights
+from opencode_a2a.schemas import SchemaError, check_schema
 from opencode_a2a.server.card import AGENT_SKILL, Cards
 from opencode_a2a.tasks.log import LogReader
 from opencode_a2a.tasks.service import AnswerExpectedError, SendCommand, Submitted, TaskService
@@ -334,6 +335,7 @@ def read_routing(params: JsonObject | None, message: JsonObject | None) -> Routi
         model=sources.model(),
         agent=(sources.text("opencode", "agent") or "").removeprefix(AGENT_SKILL) or None,
         rights=sources.rights(),
+        output_schema=sources.output_schema(),
         new_task=sources.flag("opencode", "new_task"),
     )
     if sources.wrong:
@@ -376,6 +378,29 @@ class _Sources:
                 known = ", ".join(PROFILES)
                 self._report(f"{name}.opencode.profile", f"must be one of {known}")
         return rights
+
+    def output_schema(self) -> JsonObject | None:
+        """Return the schema that the answer has to fit, by our name or by OpenCode's."""
+        for name, value in self._places:
+            place, schema = self._at(name, value, "shared", "output", "schema")
+            if schema is None:
+                kind = self._text_at(name, value, "opencode", "format", "type")
+                place, schema = self._at(name, value, "opencode", "format", "schema")
+                if kind not in (None, "text", "json_schema"):
+                    self._report(f"{name}.opencode.format.type", "must be text or json_schema")
+                elif (kind == "json_schema") != (schema is not None):
+                    text = "is required if, and only if, the type is json_schema"
+                    self._report(place, text)
+            if schema is None:
+                continue
+            if not isinstance(schema, dict):
+                return self._report(place, "must be a JSON schema: an object")
+            try:
+                check_schema(schema)
+            except SchemaError as error:
+                return self._report(".".join((place, *map(str, error.path))), str(error))
+            return schema
+        return None
 
     def model(self) -> ModelRef | None:
         for name, value in self._places:

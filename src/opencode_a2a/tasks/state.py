@@ -26,6 +26,7 @@ from opencode_a2a.events import (
     Outcome,
     Progressed,
     ReasoningGrew,
+    ResultGiven,
     Resumed,
     RunningText,
     SessionBound,
@@ -207,8 +208,9 @@ class TaskState:
         self.channels: dict[Channel, RunningText] = {}
         self.tools: dict[str, ToolChanged] = {}
         self.diff: DiffChanged | None = None
+        self.result: ResultGiven | None = None
         self.artifacts: dict[str, None] = {}
-        """Artifacts in the order they were opened: a channel, ``tool:<part>``, ``diff``."""
+        """Artifacts as they were opened: a channel, ``tool:<part>``, ``diff``, ``result``."""
         self.settled: dict[str, Resumed] = {}
         """Interrupts that are over, by request id."""
         self.epochs: list[int] = []
@@ -244,6 +246,9 @@ class TaskState:
             case DiffChanged():
                 self.diff = event
                 self.artifacts.setdefault("diff")
+            case ResultGiven():
+                self.result = event
+                self.artifacts.setdefault("result")
             case Progressed():
                 if event.type == "queue":
                     self.status = replace(self.status, queued=event)
@@ -358,6 +363,7 @@ _LOADERS: dict[type[LogEvent], Callable[[_Fields], LogEvent]] = {
     Resumed: lambda fields: Resumed(**fields),
     UsageCounted: _usage,
     DiffChanged: _diff,
+    ResultGiven: lambda fields: ResultGiven(**fields),
     Finished: _finished,
     Accepted: lambda fields: Accepted(Message.load(fields["message"])),
     Answered: lambda fields: Answered(Message.load(fields["message"])),
@@ -414,6 +420,7 @@ def dump_archive(state: TaskState) -> bytes:
             },
             "tools": list(state.tools.values()),
             "diff": state.diff,
+            "result": state.result,
             "artifacts": list(state.artifacts),
             "settled": list(state.settled.values()),
         }
@@ -437,6 +444,7 @@ def load_state(ref: TaskRef, status: bytes, archive: bytes | None) -> TaskState:
         state.channels[Channel(name)] = RunningText(message_id, pieces, closed)
     state.tools = {tool["part_id"]: ToolChanged(**tool) for tool in fields["tools"]}
     state.diff = _diff(fields["diff"]) if fields["diff"] else None
+    state.result = ResultGiven(**fields["result"]) if fields.get("result") else None
     state.artifacts = dict.fromkeys(fields["artifacts"])
     state.settled = {one["request_id"]: Resumed(**one) for one in fields["settled"]}
     return state

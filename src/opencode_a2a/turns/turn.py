@@ -29,10 +29,13 @@ from opencode_a2a.events import (
     Failure,
     FailureType,
     Finished,
+    JsonObject,
     Outcome,
     Progressed,
+    ResultGiven,
     SessionBound,
     Started,
+    ToolChanged,
     TurnEvent,
 )
 from opencode_a2a.ids import ModelRef, SessionId
@@ -46,11 +49,13 @@ from opencode_a2a.opencode.types import (
     FileInput,
     InputPart,
     MessageWithParts,
+    OutputFormat,
     Prompt,
     StatusRetry,
     TextInput,
 )
-from opencode_a2a.rights import FULL
+from opencode_a2a.rights import FULL, STRUCTURED_OUTPUT
+from opencode_a2a.schemas import mismatches
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.grants import Owner
 from opencode_a2a.turns.interrupts import Interrupts, TurnInterrupts, Write
@@ -86,6 +91,7 @@ UNCONFIRMED = Failure(
     FailureType.UPSTREAM_ABORT_UNCONFIRMED,
     "The task is canceled, but OpenCode did not confirm in time that it has stopped.",
 )
+UNFITTING = "The answer does not fit the schema that was asked for"
 NOT_TAKEN = Failure(FailureType.UPSTREAM_UNREACHABLE, "OpenCode did not take the prompt.")
 GONE = Failure(
     FailureType.UPSTREAM_RESOURCE_NOT_FOUND,
@@ -477,6 +483,7 @@ class Attempt:
         """Prompt the session, unless the turn is canceled first; OpenCode answers at its end."""
         request, settings = self._turn.request, self._turns.settings.opencode
         agent, tools = await self._limit(request.routing.agent or settings.agent)
+        schema = request.routing.output_schema
         model = await self._turns.model(self._session, request.routing.model)
         if self._turn.canceled:  # while the model was asked for: OpenCode need not hear of it
             raise asyncio.CancelledError
@@ -496,6 +503,7 @@ class Attempt:
             system=settings.system,
             variant=settings.variant,
             tools=tools,
+            format=OutputFormat(json_schema=schema) if schema else None,
         )
         session = self._session
         answer = self._turns.opencode.prompt(session.session_id, prompt, at=session.location)
@@ -576,6 +584,8 @@ class Attempt:
     async def _write(self, events: list[TurnEvent]) -> None:
         if not events:
             return
+        if (schema := self._turn.request.routing.output_schema) is not None:
+            events = await _by_schema(events, schema)
         screened = await self._interrupts.register(events)
         if self._interrupts.forged is not None:  # noticed with the end of the turn: not a good end
             screened = [
@@ -780,3 +790,27 @@ def _noted(events: list[TurnEvent], note: Failure) -> list[TurnEvent]:
         replace(event, failure=note) if isinstance(event, Finished) and not event.failure else event
         for event in events
     ]
+
+
+async def _by_schema(events: list[TurnEvent], schema: JsonObject) -> list[TurnEvent]:
+    """Give the answer of a turn as data that fits the schema, or fail it.
+
+    OpenCode (1.18) does not compare what the model gives with the schema. The tool by which the
+    model gives it is OpenCode's own, and not shown.
+    """
+    out: list[TurnEvent] = []
+    for event in events:
+        if isinstance(event, ToolChanged) and event.tool == STRUCTURED_OUTPUT:
+            continue
+        if isinstance(event, Finished) and event.outcome is Outcome.COMPLETED:
+            wrong = ["there is none"]
+            if event.structured is not None:
+                wrong = await asyncio.to_thread(mismatches, schema, event.structured)
+            if wrong:
+                text = f"{UNFITTING}: {'; '.join(wrong)}"
+                failure = Failure(FailureType.UPSTREAM_STRUCTURED_OUTPUT, text)
+                event = Finished(Outcome.FAILED, event.message_id, event.finish, failure=failure)
+            else:
+                out.append(ResultGiven(event.structured))
+        out.append(event)
+    return out

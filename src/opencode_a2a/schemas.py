@@ -1,0 +1,120 @@
+"""JSON schemas that callers want an answer by: whether one can be used, and what breaks it.
+
+``server`` refuses a schema that cannot be used before anything happens, and ``turns`` compares the
+answer with it. Both take a bounded time whatever the schema is: it has no loops, no references to
+elsewhere, and patterns of the kind that are matched in linear time.
+"""
+
+from collections.abc import Iterator
+from urllib.parse import unquote
+
+import orjson
+
+from opencode_a2a.events import Json, JsonObject
+
+MAX_BYTES = 64 * 1024
+MAX_DEPTH = 64
+MAX_NODES = 10_000
+"""Values in the schema, with each reference counted as what it stands for."""
+MAX_PROBLEMS = 10
+"""Problems of one answer that are told."""
+MAX_WORDS = 300
+"""Characters of each."""
+
+
+class SchemaError(ValueError):
+    """The schema cannot be used; the text says why, and ``path`` where in it."""
+
+    def __init__(self, text: str, path: tuple[str | int, ...] = ()) -> None:
+        super().__init__(text)
+        self.path = path
+
+
+def check_schema(schema: JsonObject) -> None:
+    """Raise SchemaError if an answer cannot be asked for by this schema."""
+    if schema.get("type") != "object":
+        raise SchemaError('must have the type "object": wrap other values in one', ("type",))
+    if len(orjson.dumps(schema)) > MAX_BYTES:
+        raise SchemaError(f"must not have more than {MAX_BYTES} bytes")
+    _walk(schema, schema, (), (), 0, {})
+    from jsonschema_rs import RegexOptions, ValidationError, validator_for  # not for most callers
+
+    try:
+        validator_for(schema, pattern_options=RegexOptions(), offline=True)
+    except ValidationError as error:
+        raise SchemaError(
+            f"is not a JSON schema: {error.message}", tuple(error.instance_path)
+        ) from None
+    except ValueError as error:  # such as a reference to what is not there
+        raise SchemaError(f"is not a JSON schema: {error}") from None
+
+
+def _walk(
+    root: JsonObject,
+    value: Json,
+    path: tuple[str | int, ...],
+    within: tuple[str, ...],
+    depth: int,
+    sizes: dict[str, int],
+) -> int:
+    """Return how many values a part of the schema holds; raise where it exceeds the bounds."""
+    if depth > MAX_DEPTH:
+        raise SchemaError(f"must not be nested more than {MAX_DEPTH} levels deep", path)
+    count = 1
+    match value:
+        case dict():
+            children: Iterator[tuple[str | int, Json]] = iter(value.items())
+        case list():
+            children = iter(enumerate(value))
+        case _:
+            return 1
+    for key, child in children:
+        here = (*path, key)
+        if key in ("$dynamicRef", "$recursiveRef"):
+            raise SchemaError("is not supported; use $ref", here)
+        if key == "$ref" and isinstance(child, str):
+            if not child.startswith("#"):
+                raise SchemaError("must refer to a place in the schema itself: #/…", here)
+            if child in within:
+                raise SchemaError("must not refer to what it stands in: recursion", here)
+            if child not in sizes:
+                target = _resolve(root, child, here)
+                sizes[child] = _walk(root, target, here, (*within, child), depth + 1, sizes)
+            count += sizes[child]
+        else:
+            count += _walk(root, child, here, within, depth + 1, sizes)
+        if count > MAX_NODES:
+            raise SchemaError(f"must not stand for more than {MAX_NODES} values", path)
+    return count
+
+
+def _resolve(root: JsonObject, reference: str, path: tuple[str | int, ...]) -> Json:
+    """Return what a reference inside the schema stands for."""
+    value: Json = root
+    for step in unquote(reference).removeprefix("#").split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, dict) and name in value:
+            value = value[name]
+        elif isinstance(value, list) and name.isdigit() and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            raise SchemaError("refers to what is not in the schema", path)
+    if value is root and reference not in ("#", "#/"):
+        raise SchemaError("must be a path such as #/$defs/name", path)
+    return value
+
+
+def mismatches(schema: JsonObject, answer: Json) -> list[str]:
+    """Return in the validator's words what an answer has wrong; empty if it fits the schema."""
+    from jsonschema_rs import RegexOptions, validator_for
+
+    validator = validator_for(schema, pattern_options=RegexOptions(), offline=True)
+    found: list[str] = []
+    for error in validator.iter_errors(answer):
+        where = "/".join(map(str, error.instance_path))
+        # The message repeats the value, which may be long.
+        said = error.message if len(error.message) <= MAX_WORDS else f"{error.message[:MAX_WORDS]}…"
+        found.append(f"{where}: {said}" if where else said)
+        if len(found) == MAX_PROBLEMS:
+            break
+    return found
