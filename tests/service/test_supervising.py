@@ -65,6 +65,29 @@ async def test_a_supervisor_reads_answers_and_cancels_the_tasks_of_everybody(
     assert (settled["principal"], settled["by"]) == ("ann", "boss")
 
 
+@pytest.mark.requirement("I23")
+async def test_what_a_supervisor_reads_was_not_shown_to_the_caller_and_is_not_granted_for_them(
+    program: Program, opencode: FakeOpenCode
+) -> None:
+    ann, boss = Caller(program, token=ANN), Caller(program, token=BOSS)
+    opencode.play("permission-once")
+    begun = await ann.begin("run it")
+    async with boss.subscribe(begun.id) as following:
+        await following.until_state("input_required")
+    asked = await boss.get(begun.id)
+    await boss.ask("list", {})
+    reply = {"request_id": asked.interrupt["request_id"], "reply": "once", "scope": "task"}
+
+    refused = await boss.refused("a2a.interrupt.permission.reply", reply)
+    with pytest.raises(RefusedError) as unread:
+        await ann.send("yes", task=begun.id)
+    done = await ann.send("yes", task=begun.id)
+
+    assert refused.fields == ("scope",)
+    assert unread.value.code == -32004
+    assert done.state == "completed"
+
+
 @pytest.mark.requirement("I10")
 async def test_nobody_supervises_without_being_told_to(
     program: Program, opencode: FakeOpenCode

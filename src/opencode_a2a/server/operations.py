@@ -134,7 +134,8 @@ class Operations:
 
     async def get(self, call: OperationCall, params: TaskParams) -> JsonObject:
         whose = await self._whose(call, params.task_id, "GetTask")
-        state = await self._tasks.task(whose, params.task_id)
+        supervised = whose != call.caller.principal
+        state = await self._tasks.task(whose, params.task_id, supervised=supervised)
         return _owned(render.task(state, params.history_length), state, call)
 
     async def _whose(self, call: OperationCall, task_id: str, operation: str) -> Principal:
@@ -182,7 +183,13 @@ class Operations:
             ) from None
         modern = call.version is Version.V1
         whose = await self._whose(call, params.task_id, "SubscribeToTask")
-        reader = await self._tasks.follow(whose, params.task_id, cursor, until_asked=not modern)
+        reader = await self._tasks.follow(
+            whose,
+            params.task_id,
+            cursor,
+            until_asked=not modern,
+            supervised=whose != call.caller.principal,
+        )
         if modern and cursor is None and reader.state.status.state.terminal:
             raise UnsupportedOperationError(
                 "The task has ended, there is nothing to subscribe to; get the task instead"

@@ -289,12 +289,15 @@ class LogReader:
         *,
         until_asked: bool = False,
         patient: bool = False,
+        supervises: bool = False,
     ) -> None:
         self.log = log
         self.state = log.state
         self.resync = cursor is None or not resumable(log.state, cursor)
         """Whether the reader has to be given the task as it is before the entries that follow."""
-        if self.resync:
+        self._supervises = supervises
+        """What a supervisor reads is not shown to whoever answers."""
+        if self.resync and not supervises:
             log.told(log.state.status)
         self._after = log.state.seq if cursor is None or self.resync else cursor.seq
         self._until_asked = until_asked
@@ -358,7 +361,8 @@ class LogReader:
         for count, entry in enumerate(entries, 1):
             if entry.status is None or not entry.stops:
                 continue
-            self.log.told(entry.status)
+            if not self._supervises:
+                self.log.told(entry.status)
             # An interrupt that was answered meanwhile, as in a replay, stops nobody.
             asked = self._until_asked and self.state.status.state.interrupted
             if entry.status.state.terminal or asked:

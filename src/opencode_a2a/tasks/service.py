@@ -491,11 +491,15 @@ class TaskService:
 
     # Reading
 
-    async def task(self, principal: Principal, task_id: str) -> TaskState:
+    async def task(
+        self, principal: Principal, task_id: str, *, supervised: bool = False
+    ) -> TaskState:
+        """Return a task; what a supervisor reads is not shown to its principal."""
         task = self._found(principal, task_id)
         if task is not None:
             state = await task.log.steady()
-            task.log.told(state.status)
+            if not supervised:
+                task.log.told(state.status)
             return state
         return load_task(await self._row(principal, task_id))
 
@@ -529,7 +533,7 @@ class TaskService:
         for row in found[: query.size]:
             task = self._open.get(TaskId(row.id))
             state = load_task(row) if task is None or not whole else await task.log.steady()
-            if task is not None:
+            if task is not None and principal is not None:
                 task.log.told(state.status)
             tasks.append(state)
         token = ""
@@ -554,6 +558,7 @@ class TaskService:
         after: Cursor | None = None,
         *,
         until_asked: bool = False,
+        supervised: bool = False,
     ) -> LogReader:
         """Return a reader of a task's log; see ``LogReader``."""
         task = self._found(principal, task_id)
@@ -562,7 +567,7 @@ class TaskService:
         else:
             log = task.log
             await log.steady()
-        return LogReader(log, after, until_asked=until_asked)
+        return LogReader(log, after, until_asked=until_asked, supervises=supervised)
 
     # Ending
 

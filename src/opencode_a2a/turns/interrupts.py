@@ -225,6 +225,8 @@ class Interrupts:
                     problem = "OpenCode does not say what else this would allow"
                 elif owner is None or (scope == "task" and owner.task_id is None):
                     problem = "the work was not begun by a task"
+                elif answer.by != owner.principal:
+                    problem = "only the caller of the task can do that"
                 elif reply.reply != "once":
                     problem = f'it goes with "once", not with "{reply.reply}"'
                 if problem is not None:
