@@ -145,6 +145,25 @@ async def test_a_denial_tells_the_agent_why(look: Look, service: Running) -> Non
     await expect(page.get_by_text(re.compile("Denied by bearer:"))).to_be_visible()
 
 
+async def test_a_wider_yes_holds_for_the_task(look: Look, service: Running) -> None:
+    page = await look(f"{service.url}/console")
+    calls = [
+        [{"tool": "bash", "input": {"command": f"echo {word}", "description": "Say it"}}]
+        for word in ("one", "two")
+    ]
+    await page.get_by_role("link", name="New task").click()
+    await page.get_by_text("Options").click()
+    await page.get_by_label("Agent", exact=True).select_option("build")
+    await page.get_by_label("What should the agent do?").fill(f"twice {script(*calls, [DONE])}")
+    await page.get_by_role("button", name="Start").click()
+
+    await page.get_by_role("button", name="Allow for this task").click()
+
+    await ended(page)
+    await expect(page.locator(".tool.completed")).to_have_count(2)
+    await expect(page.locator(".asked")).to_have_count(1)
+
+
 async def test_questions_are_answered_together(look: Look, service: Running) -> None:
     page = await look(f"{service.url}/console")
     options = [{"label": "Red", "description": "warm"}, {"label": "Blue", "description": "cold"}]

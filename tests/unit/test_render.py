@@ -410,6 +410,7 @@ def test_a_prompt_is_told_with_a_message_and_in_full_detail() -> None:
         "session_id": "ses_1",
         "details": {
             "replies": ["once", "reject"],
+            "scopes": ["task", "context"],
             "permission": "bash",
             "patterns": ["rm -rf x"],
             "always": ["rm *"],

@@ -197,6 +197,8 @@ def interrupt(event: Interrupted) -> JsonObject:
     if event.type == "permission":
         details = known(
             replies=["once", *(["always"] if event.allows_always else []), "reject"],
+            # OpenCode says what else a yes could allow, or there is nothing wider to offer.
+            scopes=["task", "context"] if event.always else None,
             origin=origin,
             permission=event.permission,
             patterns=[*event.patterns],

@@ -165,7 +165,7 @@ STREAM_HINTS = Extension(
         "task_metadata_field": "metadata.opencode",
         "task_fields": ["created_at", "title", "model", "agent", "directory"],
         "interrupt_detail_fields": [
-            *("permission", "patterns", "always", "replies", "questions"),
+            *("permission", "patterns", "always", "replies", "scopes", "questions"),
             *("origin", "metadata", "tool"),
         ],
         "usage_fields": [

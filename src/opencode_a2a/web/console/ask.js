@@ -66,7 +66,7 @@ function permissionForm({ replies = ["once", "reject"], scopes = [], always }, r
   const yes = replies.filter((one) => one !== "reject").map((one) =>
     button(LABELS[one] ?? `Allow: ${one}`, () => reply("permission.reply", { reply: one }), one === "once" ? "primary" : "",
       { "data-key": one === "once" ? "a" : null, title: one === "always" ? `Always: ${(always ?? []).join(", ")}` : null }));
-  yes.splice(1, 0, ...scopes.map((scope) => button(LABELS[scope] ?? scope, () => reply("permission.reply", { reply: "once", scope }))));
+  yes.splice(1, 0, ...scopes.map((scope) => button(LABELS[scope] ?? scope, () => reply("permission.reply", { reply: "once", scope }), "", { title: `Also: ${(always ?? []).join(", ")}` })));
   const reason = h("input", { "aria-label": "Why not, for the agent (optional)", placeholder: "Why not? The agent reads this (optional)" });
   const form = h("form", { class: "reason", hidden: true, onsubmit: (event) => {
     event.preventDefault();

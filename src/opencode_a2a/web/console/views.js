@@ -12,15 +12,17 @@ const empty = (text) => h("p", { class: "empty" }, text);
 export function newTask({ go, changed }) {
   const text = h("textarea", { rows: "6", "aria-label": "What should the agent do?", placeholder: "What should the agent do?" });
   const model = h("select", { id: "model" }, h("option", { value: "" }, "The default"));
+  const agent = h("select", { id: "agent" }, h("option", { value: "" }, "The default"));
   const directory = h("input", { id: "directory", list: "directories", placeholder: "The whole workspace" });
   const known = h("datalist", { id: "directories" });
   const error = h("p", { class: "bad", role: "alert" });
   const options = h("details", { ontoggle: async () => {
     if (model.length > 1) return;
-    const [models, files] = await Promise.allSettled([call("opencode.models.list", { connected: true }), call("opencode.files.list")]);
+    const [models, files, agents] = await Promise.allSettled([call("opencode.models.list", { connected: true }), call("opencode.files.list"), call("opencode.agents.list")]);
+    add(agent, (agents.value?.items ?? []).filter((one) => one.selectable).map((one) => h("option", { value: one.name }, one.name)));
     add(model, (models.value?.items ?? []).map((one) => h("option", { value: `${one.provider_id}/${one.model_id}` }, `${one.name} (${one.provider_id})`)));
     add(known, (files.value?.items ?? []).filter((one) => one.type === "directory").map((one) => h("option", { value: one.path })));
-  } }, h("summary", {}, "Options"), h("label", { for: "model" }, "Model"), model, h("label", { for: "directory" }, "Directory"), directory, known);
+  } }, h("summary", {}, "Options"), h("label", { for: "model" }, "Model"), model, h("label", { for: "agent" }, "Agent"), agent, h("label", { for: "directory" }, "Directory"), directory, known);
   const submit = h("button", { class: "primary" }, "Start");
   const form = h("form", { onsubmit: async (event) => {
     event.preventDefault();
@@ -29,7 +31,7 @@ export function newTask({ go, changed }) {
     const [providerID, ...rest] = model.value.split("/");
     const metadata = {
       ...(model.value && { shared: { model: { providerID, modelID: rest.join("/") } } }),
-      ...(directory.value && { opencode: { directory: directory.value } }),
+      opencode: { ...(directory.value && { directory: directory.value }), ...(agent.value && { agent: agent.value }) },
     };
     try {
       const { task } = await say(text.value, { metadata });
