@@ -1,5 +1,6 @@
 """The program: what it prints and how it exits."""
 
+import json
 import os
 import socket
 import subprocess
@@ -124,6 +125,17 @@ def test_a_host_that_cannot_be_found_is_named_and_no_wrong_usage() -> None:
 
     assert result.exit_code == 1
     assert "the host nowhere.invalid cannot be found" in result.stderr
+
+
+def test_the_doctor_names_rules_that_settle_nothing() -> None:
+    names = ("write", "zzz_tool", "bash")
+    rules = json.dumps([{"permission": name, "action": "deny"} for name in names])
+
+    result = invoke("doctor", OPENCODE_MANAGED_SERVER="1", A2A_PERMISSION_RULES=rules)
+
+    assert "advice  settings: A2A_PERMISSION_RULES: OpenCode never asks for write" in result.stdout
+    assert "advice  rules: zzz_tool is not a permission of OpenCode's own; check" in result.stdout
+    assert "rules: bash" not in result.stdout
 
 
 def test_the_doctor_names_a_missing_opencode() -> None:

@@ -781,3 +781,14 @@ def test_asking_needs_an_opencode_that_is_started_here_and_a_permission_that_exi
 def test_a_misspelt_name_of_the_settings_file_is_an_error() -> None:
     (problem,) = problems({"A2A_CONFIGG": "/etc/a2a.toml"})
     assert problem == "A2A_CONFIGG: no such setting; did you mean A2A_CONFIG?"
+
+
+def test_a_rule_for_what_is_never_asked_is_a_warning_with_the_nearest_name() -> None:
+    rules = '[{"permission": "write", "action": "deny"}, {"permission": "bsh", "action": "ask"}]'
+
+    settings = load({}, {"A2A_PERMISSION_RULES": rules})
+
+    told = [text for text in settings.warnings if text.startswith("A2A_PERMISSION_RULES")]
+    assert [text.rpartition("; ")[2] for text in told] == [
+        *("did you mean edit?", "did you mean bash?")
+    ]
