@@ -13,6 +13,9 @@ from opencode_a2a.ids import MessageId, ModelRef, new_message_id
 from opencode_a2a.rights import FULL, Rights
 
 Kind = Literal["text", "raw", "url", "data"]
+Delivery = Literal["steer", "queue", "interrupt"]
+"""How a running turn gets a further message: at its next step, after its end, or at once, in place
+of what it is doing."""
 SUBJECT = 120
 """Characters of a subject at most."""
 
@@ -111,3 +114,13 @@ class TurnRequest:
     """The id of the prompt in OpenCode: whether it is there tells whether the prompt was sent."""
     rights: Rights = FULL
     """What the turn may do: what credential and caller both allow."""
+    delivery: Delivery | None = None
+    """How a running turn is to get it; ``steer`` unless the caller says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """A further message for a turn that runs; OpenCode is given it once this is stored."""
+
+    message: Message
+    request: TurnRequest

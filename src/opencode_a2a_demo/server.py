@@ -42,6 +42,7 @@ from opencode_a2a_demo.script import (
 PROVIDER = "demo"
 MODEL_NAME = "Demo model (scripted)"
 _BODY_LIMIT = 32 * 1024 * 1024
+_BEGINNING = 200
 _SESSIONS = 1000
 _DROP = "opencode_a2a_demo.drop"
 
@@ -82,6 +83,8 @@ class Seen:
     session: str
     purpose: Purpose
     place: int
+    prompts: tuple[str, ...] = ()
+    """How each message of the user begins, in order."""
 
 
 class _Sessions:
@@ -256,7 +259,8 @@ class DemoModel:
             )
         except ScriptError as error:
             raise HTTPException(400, f"demo script: {error}") from error
-        self.requests.append(Seen(session, "errand" if reply else "prompt", place))
+        prompts = tuple(m.text[:_BEGINNING] for m in asked.messages if m.role == "user")
+        self.requests.append(Seen(session, "errand" if reply else "prompt", place, prompts))
 
         async def play(send: Send, drop: Callable[[], None]) -> None:
             player = Player(asked, progress, place, self._gates, send, drop)

@@ -349,7 +349,7 @@ async def test_a_finished_task_cannot_be_canceled(caller: Caller) -> None:
     assert refused.value.code == -32002
 
 
-async def test_a_working_task_takes_no_further_message(
+async def test_an_answer_to_a_task_that_asks_nothing_is_refused(
     caller: Caller, backstage: Backstage
 ) -> None:
     gate = str(uuid.uuid4())
@@ -357,7 +357,7 @@ async def test_a_working_task_takes_no_further_message(
     await backstage.reached(gate)
 
     with pytest.raises(RefusedError) as refused:
-        await caller.send("more", task=task.id)
+        await caller.send("yes", task=task.id)
     await backstage.open(gate)
 
     assert refused.value.code == -32004

@@ -28,7 +28,7 @@ from opencode_a2a.events import (
     UsageCounted,
 )
 from opencode_a2a.ids import MessageId, RequestId, SessionId
-from opencode_a2a.messages import Answered, Message, Part
+from opencode_a2a.messages import Added, Answered, Message, Part, PromptPart, TurnRequest
 from opencode_a2a.tasks.state import Accepted, LogEvent, Recovered
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -58,6 +58,12 @@ MESSAGES = st.builds(
     parts=st.lists(PARTS, max_size=3),
     metadata=st.none() | OBJECT,
     extensions=st.lists(TEXT, max_size=2),
+)
+REQUESTS = st.builds(
+    TurnRequest,
+    st.tuples(st.builds(PromptPart, TEXT)),
+    user_message_id=MESSAGE_ID,
+    delivery=st.sampled_from([None, "steer", "queue", "interrupt"]),
 )
 GROWTH: st.SearchStrategy[TurnEvent] = st.builds(
     TextGrew, MESSAGE_ID, PART_ID, TEXT, st.just(False)
@@ -124,6 +130,7 @@ ANY_EVENT: st.SearchStrategy[LogEvent] = st.one_of(
     FINISHED,
     st.builds(ChannelClosed, st.sampled_from(Channel), MESSAGE_ID),
     st.builds(Accepted, MESSAGES),
+    st.builds(Added, MESSAGES, REQUESTS),
     st.builds(Answered, MESSAGES),
     st.builds(Recovered, TEXT),
 )

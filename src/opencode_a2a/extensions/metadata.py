@@ -33,7 +33,11 @@ SESSION_BINDING = Extension(
     public=lambda settings: {
         "metadata_field": "metadata.shared.session.id",
         "behavior": "prefer_metadata_binding_else_create_session",
-        "supported_metadata": ["shared.session.id", *_place(settings), *_PRIVATE],
+        "supported_metadata": [
+            *("shared.session.id", "shared.delivery"),
+            *_place(settings),
+            *_PRIVATE,
+        ],
         "provider_private_metadata": [*_place(settings), *_PRIVATE],
     },
     extended=lambda _: {
@@ -47,6 +51,8 @@ SESSION_BINDING = Extension(
         "A session that belongs to another caller looks like one that does not exist.",
         "A message without a task answers the task that waits in its context, or is refused with "
         "what that asks; opencode.new_task set to true starts a task instead.",
+        "A message on a working task steers it; shared.delivery says otherwise: steer, queue or "
+        "interrupt.",
     ),
 )
 MODEL_SELECTION = Extension(

@@ -6,6 +6,7 @@ that turned out to be void is replaced. Pure: no clock, no input, no output.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from opencode_a2a.events import (
     Channel,
@@ -28,7 +29,7 @@ from opencode_a2a.events import (
 )
 from opencode_a2a.ids import MessageId, SessionId
 from opencode_a2a.opencode.events import Event, PartDelta
-from opencode_a2a.opencode.outcome import judge
+from opencode_a2a.opencode.outcome import UNANSWERED, judge
 from opencode_a2a.opencode.state import Snapshot, TurnState
 from opencode_a2a.opencode.translate import usage
 from opencode_a2a.opencode.types import AssistantMessage
@@ -135,12 +136,15 @@ class Reader:
             children = self._children_usage(stored) if stored else None
             out.append(UsageCounted(own, children, *state.messages.answered_by))
         if stored is not None and stored.diffs:
-            files = [
-                FileChange(d.file, d.status or "modified", d.additions, d.deletions)
-                for d in stored.diffs
-            ]
+            files: dict[str, FileChange] = {}
+            for d in stored.diffs:  # a file may have changed after several prompts
+                known = files.get(d.file, FileChange(d.file, d.status or "modified"))
+                more, fewer = known.additions + d.additions, known.deletions + d.deletions
+                files[d.file] = replace(known, additions=more, deletions=fewer)
             patch = "\n".join(d.patch for d in stored.diffs if d.patch)
-            out.append(DiffChanged(files, patch[:MAX_PATCH], truncated=len(patch) > MAX_PATCH))
+            out.append(
+                DiffChanged([*files.values()], patch[:MAX_PATCH], truncated=len(patch) > MAX_PATCH)
+            )
         # The answer is closed last: who takes the last artifact for the answer is right then.
         if (answer := texts.get(Channel.TEXT)) is not None:
             out.append(ChannelClosed(Channel.TEXT, answer.message_id))
@@ -151,6 +155,8 @@ class Reader:
             retrying=state.retrying,
             overtaken=state.messages.overtaken,
         )
+        if outcome is Outcome.COMPLETED and state.messages.unanswered:
+            outcome, reason = Outcome.FAILED, UNANSWERED
         if failure is not None:
             outcome, reason = Outcome.FAILED, failure
         elif aborted:

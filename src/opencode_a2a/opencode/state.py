@@ -107,10 +107,14 @@ class TurnMessages:
         self.overtaken = False
         """Another prompt came into the session."""
         self.users = {prompt}
+        self.sent = [prompt]
+        """The prompts of the turn, in the order in which OpenCode gets them."""
         self.others: set[MessageId] = set()
         """Assistant messages that answer somebody else's prompt."""
         self.compactions: dict[MessageId, str] = {}
         """The compaction part of each message that asks for one."""
+        self._own = {prompt}
+        """The prompts of the turn, those that may not have been sent included."""
         self._prompts = {prompt}
         """The user messages whose answers belong to the turn."""
         self._prompt_texts: set[str] = set()
@@ -123,6 +127,20 @@ class TurnMessages:
     @property
     def newest(self) -> AssistantMessage | None:
         return next(reversed(self.answers.values()), None)
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the latest prompt of the turn has no answer yet.
+
+        The answer to several prompts names the last of them.
+        """
+        newest, (*earlier, latest) = self.newest, self.sent
+        return newest is None or latest not in self.users or newest.parent_id in earlier
+
+    def claim(self, prompt: MessageId) -> None:
+        """Take a prompt for one of the turn, whenever OpenCode is given it."""
+        self._own.add(prompt)
+        self._prompts.add(prompt)
 
     @property
     def answered_by(self) -> tuple[str | None, str | None]:
@@ -165,6 +183,8 @@ class TurnMessages:
             case UserMessage():
                 self.users.add(info.id)
                 self.prompt_seen |= info.id == self.prompt
+                if info.id in self._own and info.id not in self.sent:
+                    self.sent.append(info.id)
             case AssistantMessage(parent_id=parent) if parent in self._prompts:
                 self.others.discard(info.id)
                 self.answers[info.id] = info
@@ -176,7 +196,7 @@ class TurnMessages:
 
     def add_user_part(self, part: Part) -> None:
         """Learn from a part of a user's message whether the message belongs to the turn."""
-        if part.message_id == self.prompt:
+        if part.message_id in self._own:
             self._prompt_texts.update([part.text] if isinstance(part, TextPart) else ())
             return
         if not self.prompt_seen:
@@ -253,7 +273,7 @@ class TurnState:
         """Whether the last message of the turn is complete and its session idle."""
         last = self.messages.newest
         done = last is not None and last.time.completed is not None
-        return done and self.idle_seen and not self.needs_reconcile
+        return done and self.idle_seen and not (self.needs_reconcile or self.messages.unanswered)
 
     def ends_with(self, answer: MessageWithParts) -> bool:
         """Whether the answer to the prompt is all that the store has about the turn's end."""
@@ -284,6 +304,13 @@ class TurnState:
                 for tool in self.tools.values()
             )
         )
+
+    def expect(self, prompt: MessageId) -> None:
+        """Note that OpenCode is given a further prompt: what was its end is not."""
+        self.messages.claim(prompt)
+        if prompt not in self.messages.sent:  # or it is another try
+            self.messages.sent.append(prompt)
+        self.idle_seen = False
 
     # Events
 

@@ -39,7 +39,15 @@ from opencode_a2a.media import (
     is_json,
     is_textual,
 )
-from opencode_a2a.messages import ANYWHERE, Message, Part, PromptPart, Routing, TurnRequest
+from opencode_a2a.messages import (
+    ANYWHERE,
+    Delivery,
+    Message,
+    Part,
+    PromptPart,
+    Routing,
+    TurnRequest,
+)
 from opencode_a2a.peers.network import Fetch, Fetched, TooManyFilesError
 from opencode_a2a.rights import FULL, PROFILES, Rights
 from opencode_a2a.schemas import SchemaError, check_schema
@@ -122,6 +130,7 @@ class Operations:
                 await read_prompt(message, self._fetch),
                 routing,
                 rights=call.caller.rights & routing.rights,
+                delivery=read_delivery(request.metadata, message.metadata),
             ),
             task_id=request.task_id,
             context_id=request.context_id,
@@ -350,6 +359,23 @@ def read_routing(params: JsonObject | None, message: JsonObject | None) -> Routi
             f"Invalid metadata: {listed(sources.wrong)}", violations=tuple(sources.wrong)
         )
     return routing
+
+
+def read_delivery(params: JsonObject | None, message: JsonObject | None) -> Delivery | None:
+    """Return how a task that is working is to get the message, if the caller says so."""
+    sources = _Sources(("metadata", params), ("message.metadata", message))
+    match sources.text("shared", "delivery"):
+        case None:
+            if not sources.wrong:
+                return None
+        case "steer" | "queue" | "interrupt" as delivery:
+            return delivery
+        case _:
+            wrong = Violation("metadata.shared.delivery", "must be steer, queue or interrupt")
+            sources.wrong.append(wrong)
+    raise InvalidParamsError(
+        f"Invalid metadata: {listed(sources.wrong)}", violations=tuple(sources.wrong)
+    )
 
 
 class _Sources:

@@ -25,7 +25,7 @@ from opencode_a2a.events import (
     TextGrew,
 )
 from opencode_a2a.ids import ContextId, Principal, TaskId
-from opencode_a2a.messages import Answered
+from opencode_a2a.messages import Added, Answered
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import Move, Segment, TaskRow
@@ -63,7 +63,7 @@ LEFT = "The service is shutting down. The task continues; fetch it later, or sen
 
 # These are shown to readers only once they are stored; all others may be shown first.
 _FIRM = frozenset(
-    {Accepted, Answered, Recovered, SessionBound, Started, Interrupted, Resumed, Finished}
+    {Accepted, Added, Answered, Recovered, SessionBound, Started, Interrupted, Resumed, Finished}
 )
 _GROWTH = frozenset({TextGrew, ReasoningGrew})
 

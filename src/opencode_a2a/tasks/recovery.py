@@ -7,7 +7,7 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.events import Emitted, Failure, FailureType, Finished, Outcome
-from opencode_a2a.messages import Answered
+from opencode_a2a.messages import Added, Answered
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.tasks.log import LogWriter, Replay, TaskLog, ref_of
@@ -36,11 +36,14 @@ async def recover(database: Database, writer: LogWriter, tasks: TaskService) -> 
         replay = Replay(database, row.no, ref_of(row))
         emitted = Emitted()
         """What the log has of the turn that was running."""
+        added: list[Added] = []
         while entries := await replay.next(replay.state.seq):
             for entry in entries:
                 match entry.event:
                     case Finished():
-                        emitted = Emitted()
+                        emitted, added = Emitted(), []
+                    case Added():
+                        added.append(entry.event)
                     case Accepted() | Answered() | Recovered():
                         pass
                     case event:
@@ -53,7 +56,7 @@ async def recover(database: Database, writer: LogWriter, tasks: TaskService) -> 
         if row.request is None:
             await task.end(Finished(Outcome.FAILED, failure=LOST))
         else:
-            task.start(load_request(row.request), emitted)
+            task.start(load_request(row.request), emitted, added)
     return len(found)
 
 

@@ -34,7 +34,7 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import Emitted, Failure, FailureType, Finished, Outcome, Usage
 from opencode_a2a.ids import ContextId, Principal, TaskId
-from opencode_a2a.messages import ANYWHERE, Answered, Message, TurnRequest
+from opencode_a2a.messages import ANYWHERE, Added, Answered, Message, Routing, TurnRequest
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import Key, Segment, TaskRow
@@ -54,14 +54,30 @@ from opencode_a2a.turns.answers import (
     Answer,
     NotUnderstoodError,
     OutdatedAnswerError,
+    only_an_answer,
     understand,
 )
 from opencode_a2a.turns.grants import Owner
+from opencode_a2a.turns.sessions import DIRECTORY_FIELD, SESSION_FIELD, WORKSPACE_FIELD
 from opencode_a2a.turns.turn import Turn, Turns
 
 logger = structlog.get_logger(__name__)
 
-WORKING = "The task is running and is not waiting for input. Wait for it to end, or cancel it."
+WORKING = (
+    "The task is running and is not waiting for an answer. To send the text to the agent while it "
+    "works, set metadata.shared.delivery."
+)
+ENDED = (
+    "The task has ended and takes no further message; send it without taskId and with the same "
+    "contextId to go on"
+)
+NARROWER = (
+    "The task may do more than this message allows: its credential or its profile has narrower "
+    "rights. Cancel the task, or send the message without taskId."
+)
+MAX_ADDITIONS = 50
+"""Messages on one task that OpenCode does not have yet."""
+TOO_MANY = "Too many messages on this task wait to be handed on; wait until the agent has them"
 UNSIGNED = Failure(
     FailureType.SIGN_IN_EXPIRED,
     "Nobody signed in to the model provider in time. Send the message again.",
@@ -153,15 +169,25 @@ class OpenTask:
         self._sign_in: asyncio.Task[None] | None = None
 
     def start(
-        self, request: TurnRequest, emitted: Emitted | None = None, *, new_context: bool = False
+        self,
+        request: TurnRequest,
+        emitted: Emitted | None = None,
+        added: Sequence[Added] = (),
+        *,
+        new_context: bool = False,
     ) -> None:
-        """Run a turn; ``emitted`` is what the log has of it if an earlier process began it."""
+        """Run a turn; ``emitted`` and ``added`` are what an earlier process wrote to its log."""
         self.routing = request.routing
-        turn = self._turn = self._new_turn(request, emitted, new_context=new_context)
+        turn = self._turn = self._new_turn(request, emitted, added, new_context=new_context)
         self._running = asyncio.create_task(self._run(turn), name=f"turn {self.log.ref.id}")
 
     def _new_turn(
-        self, request: TurnRequest, emitted: Emitted | None = None, *, new_context: bool = False
+        self,
+        request: TurnRequest,
+        emitted: Emitted | None = None,
+        added: Sequence[Added] = (),
+        *,
+        new_context: bool = False,
     ) -> Turn:
         ref = self.log.ref
         return Turn(
@@ -177,6 +203,7 @@ class OpenTask:
             session_id=self.log.state.status.session_id,
             new_context=new_context,
             emitted=emitted,
+            added=added,
         )
 
     async def _run(self, turn: Turn) -> None:
@@ -226,6 +253,24 @@ class OpenTask:
         await self.log.append([Answered(message)], also)
         if not self.ended:  # it may have been canceled meanwhile
             self._running = asyncio.create_task(self._run(turn), name=f"turn {self.log.ref.id}")
+
+    async def add(self, added: Added, also: Write) -> None:
+        """Hand a further message to the turn that runs; ``also`` is stored with it."""
+        turn = self._turn
+        if turn is not None and len(turn.additions) >= MAX_ADDITIONS:
+            raise LimitExceededError(TOO_MANY, limit=MAX_ADDITIONS)
+        if turn is not None and not turn.owner.rights <= added.request.rights:
+            raise UnsupportedOperationError(NARROWER)
+        addition = turn.add(added) if turn is not None else None
+        if turn is None or addition is None:
+            raise UnsupportedOperationError(ENDED)
+        storing = asyncio.ensure_future(
+            self.log.append([added, addition.progress("accepted")], also)
+        )
+        # Whoever sends it may go away, but what is stored has to be handed on.
+        storing.add_done_callback(lambda _: turn.store(addition))
+        if not await asyncio.shield(storing):
+            raise UnsupportedOperationError(ENDED)
 
     async def repeat(self, message: Message) -> None:
         """Make sure that OpenCode gets the answer in a message that was taken before."""
@@ -447,10 +492,7 @@ class TaskService:
                 return Submitted(log, 0)
             task = self._open.get(TaskId(task_id))
             if task is None:
-                raise UnsupportedOperationError(
-                    "The task has ended and takes no further message; send it without taskId and "
-                    "with the same contextId to go on"
-                )
+                raise UnsupportedOperationError(ENDED)
             state = await task.log.steady()
             match state.status.state:
                 case State.INPUT_REQUIRED:
@@ -461,7 +503,26 @@ class TaskService:
                     await task.retry(command.message, command.request, remember)
                     return Submitted(task.log, seq)
                 case _:
-                    raise UnsupportedOperationError(WORKING)
+                    late = command.request.delivery is None and only_an_answer(command.message)
+                    if command.task_id is None or late or state.status.state.terminal:
+                        raise UnsupportedOperationError(
+                            ENDED if state.status.state.terminal else WORKING
+                        )
+                    self._check_place(command.request.routing, task)
+                    seq, remember = state.seq, _remember(command, task.log)
+                    await task.add(Added(command.message, command.request), remember)
+                    return Submitted(task.log, seq)
+
+    def _check_place(self, routing: Routing, task: OpenTask) -> None:
+        """Refuse to take a message elsewhere than its task runs."""
+        field, elsewhere = None, routing.workspace_id or routing.directory
+        if routing.session_id not in (None, task.log.state.status.session_id):
+            field = SESSION_FIELD
+        elif elsewhere and not self._turns.sessions.same_place(routing, task.routing):
+            field = WORKSPACE_FIELD if routing.workspace_id else DIRECTORY_FIELD
+        if field is not None:
+            text = "is not where this task runs; leave it out"
+            raise InvalidParamsError(f"{field} {text}", violations=(Violation(field, text),))
 
     async def _answer(self, command: SendCommand, task: OpenTask) -> Submitted:
         state = task.log.state

@@ -39,7 +39,7 @@ from opencode_a2a.events import (
     fold_text,
 )
 from opencode_a2a.ids import ContextId, ModelRef, Principal, SessionId, TaskId
-from opencode_a2a.messages import Answered, Message, PromptPart, Routing, TurnRequest
+from opencode_a2a.messages import Added, Answered, Message, PromptPart, Routing, TurnRequest
 from opencode_a2a.rights import Rights
 
 
@@ -83,7 +83,7 @@ class Recovered:
     reason: str
 
 
-LogEvent = TurnEvent | Accepted | Answered | Recovered
+LogEvent = TurnEvent | Accepted | Added | Answered | Recovered
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +259,8 @@ class TaskState:
                 self.status = replace(before, subject=event.message.subject)
                 # The status says nothing new to a reader.
                 return Entry(self.seq, at, event, None, self.generation)
+            case Added():
+                self.history.append(event.message)
             case Answered():
                 if event.message not in self.history[1:]:  # it may have settled several interrupts
                     self.history.append(event.message)
@@ -350,6 +352,18 @@ def _diff(fields: _Fields) -> DiffChanged:
     return DiffChanged(files, **fields)
 
 
+def _request(fields: _Fields) -> TurnRequest:
+    routing: _Fields = fields["routing"]
+    model, asked = routing.pop("model"), routing.pop("rights", {})
+    return TurnRequest(
+        tuple(PromptPart(**part) for part in fields["prompt"]),
+        Routing(model=ModelRef(**model) if model else None, rights=Rights(**asked), **routing),
+        fields["user_message_id"],
+        Rights(**fields.get("rights", {})),
+        fields.get("delivery"),  # 2.0.0 wrote none, and a session that is not needed
+    )
+
+
 _LOADERS: dict[type[LogEvent], Callable[[_Fields], LogEvent]] = {
     TextGrew: lambda fields: TextGrew(**fields),
     ReasoningGrew: lambda fields: ReasoningGrew(**fields),
@@ -366,6 +380,7 @@ _LOADERS: dict[type[LogEvent], Callable[[_Fields], LogEvent]] = {
     ResultGiven: lambda fields: ResultGiven(**fields),
     Finished: _finished,
     Accepted: lambda fields: Accepted(Message.load(fields["message"])),
+    Added: lambda fields: Added(Message.load(fields["message"]), _request(fields["request"])),
     Answered: lambda fields: Answered(Message.load(fields["message"])),
     Recovered: lambda fields: Recovered(**fields),
 }
@@ -451,13 +466,5 @@ def load_state(ref: TaskRef, status: bytes, archive: bytes | None) -> TaskState:
 
 
 def load_request(data: bytes) -> TurnRequest:
-    """Read a request as ``orjson`` wrote it; 2.0.0 wrote a session as well, which is not needed."""
-    fields: _Fields = orjson.loads(data)
-    routing: _Fields = fields["routing"]
-    model, asked = routing.pop("model"), routing.pop("rights", {})
-    return TurnRequest(
-        tuple(PromptPart(**part) for part in fields["prompt"]),
-        Routing(model=ModelRef(**model) if model else None, rights=Rights(**asked), **routing),
-        fields["user_message_id"],
-        Rights(**fields.get("rights", {})),
-    )
+    """Read a request as ``orjson`` wrote it."""
+    return _request(orjson.loads(data))

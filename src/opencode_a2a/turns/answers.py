@@ -270,6 +270,16 @@ def _permission(said: re.Match[str], asked: Interrupted) -> PermissionReply:
     return PermissionReply(reply, reason or None, scope if reply == "once" else None)
 
 
+def only_an_answer(message: Message) -> bool:
+    """Whether a message makes sense as the answer to an interrupt and as nothing else."""
+    for part in message.parts:
+        if isinstance(part.data, dict) and ("reply" in part.data or "request_id" in part.data):
+            return True
+    text = message.text.strip()
+    named = text.partition(" ")[0].rstrip(":")
+    return text.rstrip(".!").lower() in _WORDS or _REQUEST_ID.fullmatch(named) is not None
+
+
 def accepted(asked: Interrupted) -> str:
     """Say what would be understood."""
     if asked.type == "permission":

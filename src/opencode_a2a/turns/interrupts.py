@@ -8,7 +8,7 @@ counts when OpenCode says so; each interrupt leaves one audit record when it is 
 """
 
 import asyncio
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from uuid import uuid4
@@ -798,6 +798,11 @@ class TurnInterrupts:
             ) from None
         if interrupt.counted != answer:
             raise InterruptNotFoundError(request_id=interrupt.asked.request_id)
+
+    def refuse_all(self, sessions: Iterable[SessionId], by: Principal) -> None:
+        """Note that a person has these sessions stopped, and so refuses what they ask."""
+        for session in sessions:
+            self._refused[session] = Answer(PermissionReply("reject"), by)
 
     async def reject_all(self, sessions: Container[SessionId]) -> None:
         """Clear what is pending after the turn was stopped: OpenCode does not."""

@@ -4,7 +4,7 @@
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import Generic, TypeVar
 
@@ -82,14 +82,14 @@ class Snapshots:
         )
 
     async def read_end(
-        self, session_id: SessionId, message_id: MessageId, children: Iterable[SessionId]
+        self, session_id: SessionId, prompts: Sequence[MessageId], children: Iterable[SessionId]
     ) -> Snapshot:
         """Return all that is needed to end a turn whose sessions are idle."""
-        messages = await messages_since(self._opencode, session_id, message_id)
+        messages = await messages_since(self._opencode, session_id, prompts[0])
         changed = any(isinstance(part, PatchPart) for m in messages for part in m.parts)
         diffs: list[FileDiff] = []
-        if changed:
-            diffs = await self._opencode.session_diff(session_id, message_id)
+        for prompt in prompts if changed else ():
+            diffs += await self._opencode.session_diff(session_id, prompt)
         of_children: dict[SessionId, list[MessageWithParts]] = {child: [] for child in children}
         for child in of_children:
             with suppress(SessionNotFoundError):

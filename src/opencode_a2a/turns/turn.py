@@ -10,7 +10,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import structlog
@@ -32,14 +32,15 @@ from opencode_a2a.events import (
     JsonObject,
     Outcome,
     Progressed,
+    ProgressKey,
     ResultGiven,
     SessionBound,
     Started,
     ToolChanged,
     TurnEvent,
 )
-from opencode_a2a.ids import ModelRef, SessionId
-from opencode_a2a.messages import Answered, TurnRequest
+from opencode_a2a.ids import MessageId, ModelRef, SessionId
+from opencode_a2a.messages import Added, Answered, Delivery, TurnRequest
 from opencode_a2a.opencode.client import OpenCode
 from opencode_a2a.opencode.events import Event, PartDelta
 from opencode_a2a.opencode.feed import Feed, FeedItem, Gap, Wake
@@ -92,6 +93,7 @@ UNCONFIRMED = Failure(
     "The task is canceled, but OpenCode did not confirm in time that it has stopped.",
 )
 UNFITTING = "The answer does not fit the schema that was asked for"
+DROPPED = "The turn ended before the message could be handed on. Send it again."
 NOT_TAKEN = Failure(FailureType.UPSTREAM_UNREACHABLE, "OpenCode did not take the prompt.")
 GONE = Failure(
     FailureType.UPSTREAM_RESOURCE_NOT_FOUND,
@@ -236,6 +238,34 @@ class TurnLimits:
         return None
 
 
+@dataclass(eq=False, slots=True)
+class Addition:
+    """A further message for a turn, until OpenCode has it."""
+
+    added: Added
+    stored: bool = False
+    """It may be sent."""
+    cleared: bool = False
+    """What was running has been stopped for it."""
+    sent: bool = False
+    tries: int = 0
+
+    @property
+    def prompt_id(self) -> MessageId:
+        return self.added.request.user_message_id
+
+    @property
+    def delivery(self) -> Delivery:
+        return self.added.request.delivery or "steer"
+
+    def progress(self, status: str, reason: str | None = None) -> Progressed:
+        """Return what the readers of the task are told of it."""
+        message = self.added.message
+        return Progressed(
+            "message", status, message.message_id, message.subject, self.delivery, reason
+        )
+
+
 class Turn:
     """One turn of a task: ``run`` takes a session, and follows the prompt in it to its end."""
 
@@ -248,17 +278,21 @@ class Turn:
         session_id: SessionId | None = None,
         new_context: bool = False,
         emitted: Emitted | None = None,
+        added: Sequence[Added] = (),
     ) -> None:
         """Prepare a turn.
 
         ``session_id`` is the session that an earlier turn or process chose, ``new_context`` says
         that the context was made for this very turn, and ``emitted`` is what an earlier process
-        wrote to the log: then the prompt may have been sent already.
+        wrote to the log: then the prompt may have been sent already, and so may the further
+        messages in ``added``.
         """
         self.turns = turns
         self.owner = owner
         self.request = request
         self.emitted = emitted
+        self.additions = [Addition(one, stored=True) for one in added]
+        """Further messages that OpenCode does not have yet, as far as it is known."""
         self.canceled = False
         routing = request.routing
         if session_id is not None and routing.session_id is None:
@@ -278,6 +312,21 @@ class Turn:
         if self._preparing is not None and not self.canceled:
             self._preparing.cancel()
         self.canceled = True
+        self._wake()
+
+    def add(self, added: Added) -> Addition | None:
+        """Take a further message; None if the turn is ending.
+
+        It is sent when ``store`` says that it is stored.
+        """
+        if self.canceled or (self._attempt is not None and self._attempt.finished):
+            return None
+        addition = Addition(added)
+        self.additions.append(addition)
+        return addition
+
+    def store(self, addition: Addition) -> None:
+        addition.stored = True
         self._wake()
 
     def _wake(self) -> None:
@@ -408,9 +457,11 @@ class Attempt:
         self._interrupts = turn.interrupts
         self._session = session
         self._log = log
-        self._reader = Reader(session.session_id, turn.request.user_message_id, turn.emitted)
+        self._reader = self._new_reader(turn.emitted)
         self._limits = TurnLimits(turn.turns.settings)
         self._prompt: asyncio.Task[MessageWithParts] | None = None
+        """The call with the latest prompt."""
+        self._calls: list[asyncio.Task[MessageWithParts]] = []
         self._tries = 0
         self._notes: list[TurnEvent] = []
         """What is to be written beside what is heard."""
@@ -426,13 +477,24 @@ class Attempt:
         self._subscription = self._turns.feed.follow(session.session_id)
         self.wake = self._subscription.wake
 
+    @property
+    def finished(self) -> bool:
+        return self._reader.finished
+
+    def _new_reader(self, emitted: Emitted | None = None) -> Reader:
+        turn = self._turn
+        reader = Reader(self._session.session_id, turn.request.user_message_id, emitted)
+        for addition in turn.additions:
+            reader.state.messages.claim(addition.prompt_id)
+        return reader
+
     def close(self) -> None:
         self._subscription.close()
         self._turns.interrupts.sessions_with_turn.pop(self._session.session_id, None)
         self._held.close()
         if self._turns.tools is not None and self._caller is not None:
             self._turns.tools.callers.leave(self._caller, canceled=self._turn.canceled)
-        for pending in (self._tick_timer, self._start_timer, self._prompt):
+        for pending in (self._tick_timer, self._start_timer, *self._calls):
             if pending is not None:
                 pending.cancel()
 
@@ -444,7 +506,7 @@ class Attempt:
             self._interrupts.connect(session.location, {})
             await self._log.append([bound, Started()], session.link)
             if not turn.canceled:
-                self._send()
+                self._send(turn.request)
         else:
             answers = await self._turns.interrupts.answers(turn.owner)
             self._interrupts.connect(session.location, answers)
@@ -473,17 +535,27 @@ class Attempt:
                 loop = asyncio.get_running_loop()
                 self._start_timer = loop.call_later(START_SECONDS, self._show_started)
 
-    def _send(self) -> None:
-        """Send the prompt; the call is answered when the turn has ended."""
-        self._tries += 1
-        self._prompt = asyncio.create_task(self._call())
-        self._prompt.add_done_callback(lambda _: self.wake())
+    def _send(self, request: TurnRequest) -> None:
+        """Send a prompt; the call is answered when OpenCode has no more to do."""
 
-    async def _call(self) -> MessageWithParts:
-        """Prompt the session, unless the turn is canceled first; OpenCode answers at its end."""
-        request, settings = self._turn.request, self._turns.settings.opencode
-        agent, tools = await self._limit(request.routing.agent or settings.agent)
-        schema = request.routing.output_schema
+        def called(call: asyncio.Task[MessageWithParts]) -> None:
+            if not call.cancelled():
+                call.exception()  # nobody may ask for it, and asyncio would complain of that
+            self.wake()
+
+        self._tries += request is self._turn.request
+        self._prompt = asyncio.create_task(self._call(request))
+        self._prompt.add_done_callback(called)
+        self._calls.append(self._prompt)
+        self._limits.ended = None
+
+    async def _call(self, request: TurnRequest) -> MessageWithParts:
+        """Prompt the session, unless the turn is canceled first."""
+        settings = self._turns.settings.opencode
+        first = self._turn.request.routing
+        named = request.routing.agent or first.agent
+        schema = request.routing.output_schema or first.output_schema
+        agent, tools = await self._limit(named or settings.agent)
         model = await self._turns.model(self._session, request.routing.model)
         if self._turn.canceled:  # while the model was asked for: OpenCode need not hear of it
             raise asyncio.CancelledError
@@ -594,6 +666,9 @@ class Attempt:
                 else event
                 for event in screened
             ]
+        if self._reader.finished:
+            dropped = [one.progress("dropped", DROPPED) for one in self._turn.additions]
+            screened = [*dropped, *screened]
         await self._log.append(screened)
         self._interrupts.release()
 
@@ -618,26 +693,38 @@ class Attempt:
             events = await self._reconcile()
             if events or self._reader.finished:
                 return events
+        if self._turn.additions:
+            events = await self._deliver()
+            if events:
+                self.wake()
+                return events
         if self._prompt is not None and self._prompt.done():
             return await self._answered(self._prompt)
         if self._prompt is None and self._reader.state.complete:
-            return await self._finish() if self._drained() else []
+            return await self._end() if self._drained() else []
         return await self._guard()
 
     async def _answered(self, prompt: asyncio.Task[MessageWithParts]) -> list[TurnEvent]:
         """Go on after the prompt call has ended: with the turn, or with an error."""
         error = prompt.exception()
         if error is None:
-            return await self._finish() if self._drained() else []
+            return await self._end() if self._drained() else []
+        addition = next((one for one in self._turn.additions if one.sent), None)
         if isinstance(error, UpstreamUnreachableError):
-            # The connection broke; the turn may well be running. The store will tell.
+            # The connection broke; the turn may well be running. OpenCode's messages will tell.
             logger.warning("prompt call broke off", error=error.message)
             self._prompt = None
+            if addition is not None:
+                addition.sent = False
             self._doubt()
             self.wake()
             return []
         if isinstance(error, SessionNotFoundError) or not isinstance(error, ServiceError):
             raise error
+        if addition is not None:
+            self._calls.remove(prompt)
+            self._prompt = self._calls[-1] if self._calls else None
+            return [self._withdraw(addition, error.message)]
         # OpenCode would not begin; the reason may come as an event only.
         if self._reader.state.last_error is None and not self._drained():
             return []
@@ -675,8 +762,8 @@ class Attempt:
         if not known and self._prompt is None:
             if self._tries >= PROMPT_TRIES:
                 return self._reader.finish(None, failure=NOT_TAKEN)
-            self._reader = Reader(session_id, message_id)
-            self._send()
+            self._reader = self._new_reader()
+            self._send(self._turn.request)
             return [Started()]
         limits.compared = limits.now()
         limits.unlisted = state.permissions is None or state.questions is None
@@ -687,8 +774,69 @@ class Attempt:
             # again: what is stored now and idle afterwards has ended.
             statuses = await snapshots.statuses.of(session.location, limits.now())
             if session_id not in statuses:
-                events += await self._finish()
+                events += await self._end()
         return events
+
+    # Further messages
+
+    @property
+    def _next(self) -> Addition | None:
+        """The message to hand on next, if any; a turn that failed is not continued by itself."""
+        state = self._reader.state
+        newest = state.messages.newest
+        failed = state.last_error is not None or (newest is not None and newest.error is not None)
+        for delivery in ("interrupt", "steer", "queue"):
+            for addition in self._turn.additions:
+                if addition.delivery == delivery and not (failed and delivery == "queue"):
+                    return addition
+        return None
+
+    async def _deliver(self) -> list[TurnEvent]:
+        """Hand on messages that do not wait for the end; one after the other, in their order."""
+        turn, state, out = self._turn, self._reader.state, list[TurnEvent]()
+        told = turn.emitted.progress if turn.emitted is not None else set[ProgressKey]()
+        for addition in [*turn.additions]:
+            if addition.prompt_id in state.messages.users:  # OpenCode has it
+                turn.additions.remove(addition)
+                progress = addition.progress("delivered")
+                if (progress.type, progress.status, progress.part_id) not in told:
+                    out.append(progress)
+        addition, ready = self._next, state.messages.prompt_seen and not state.needs_reconcile
+        if addition is None or addition.sent or not addition.stored or not ready:
+            return out
+        if addition.tries == PROMPT_TRIES:
+            out.append(self._withdraw(addition, NOT_TAKEN.message))
+        elif addition.delivery == "steer":
+            self._prompt_with(addition)
+        elif addition.delivery == "interrupt" and not addition.cleared:
+            addition.cleared = True
+            # What waits for a person is refused by whoever sent the message.
+            sessions = {self._session.session_id, *state.children}
+            self._interrupts.refuse_all(sessions, turn.owner.principal)
+            seconds = self._turns.settings.interrupts.cancel_abort_timeout_seconds
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._stop()
+            except (TimeoutError, UpstreamError) as error:
+                logger.warning("abort not confirmed", error=type(error).__name__)
+                addition.cleared = False
+            self._doubt()  # how far the text had come
+            self.wake()
+        return out
+
+    def _prompt_with(self, addition: Addition) -> None:
+        addition.sent = True
+        addition.tries += 1
+        self._reader.state.expect(addition.prompt_id)
+        self._send(addition.added.request)
+
+    def _withdraw(self, addition: Addition, reason: str) -> Progressed:
+        """Give up a message that OpenCode would not take."""
+        self._turn.additions.remove(addition)
+        sent = self._reader.state.messages.sent
+        sent[:] = [prompt for prompt in sent if prompt != addition.prompt_id]
+        self.wake()
+        return addition.progress("refused", reason)
 
     # End
 
@@ -708,7 +856,7 @@ class Attempt:
             return []
         statuses = await self._turns.snapshots.statuses.of(session.location, limits.heard)
         if session.session_id not in statuses and self._idle_is_the_end:
-            return await self._finish()
+            return await self._end()
         failure = limits.silence
         return [] if failure is None else await self._abort(failure)
 
@@ -728,9 +876,26 @@ class Attempt:
         reader, limits = self._reader, self._limits
         if self._prompt_running:
             return reader.state.complete
-        if reader.state.messages.answers or reader.state.last_error is not None:
+        messages = reader.state.messages
+        if (messages.answers and not messages.unanswered) or reader.state.last_error is not None:
             return True
         return limits.now() - max(limits.heard, limits.doubted) > UNBEGUN_SECONDS
+
+    async def _end(self) -> list[TurnEvent]:
+        """End the turn, or go on with the next message if there is one."""
+        stored: Snapshot | None = None
+        while (addition := self._next) is None:
+            if stored is not None:  # and nothing came while it was read
+                return self._reader.finish(stored)
+            stored = await self._read_end()
+        if self._reader.state.needs_reconcile or not addition.stored:
+            pass  # both end with a wake
+        elif addition.sent:
+            self._doubt()  # nothing was heard of it
+            self.wake()
+        else:
+            self._prompt_with(addition)
+        return []
 
     async def _finish(self, failure: Failure | None = None) -> list[TurnEvent]:
         return self._reader.finish(await self._read_end(), failure=failure)
@@ -745,7 +910,7 @@ class Attempt:
                 return Snapshot(messages=[answer])
         return await self._turns.snapshots.read_end(
             self._session.session_id,
-            self._turn.request.user_message_id,
+            self._reader.state.messages.sent,
             self._reader.state.children,
         )
 

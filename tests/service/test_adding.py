@@ -1,0 +1,124 @@
+"""A message on a task that is working, on every version and binding."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.support.answers import PARAMS, UNSUPPORTED
+from tests.support.caller import Caller
+from tests.support.opencode import FakeOpenCode
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_databases]
+
+QUEUE = {"shared": {"delivery": "queue"}}
+ANSWER = "one two three four"
+
+
+async def running(caller: Caller, opencode: FakeOpenCode) -> str:
+    hold = opencode.hold(count=2)
+    task = await caller.begin("hello")
+    async with asyncio.timeout(5):
+        await hold.reached.wait()
+    return task.id
+
+
+def prompted(opencode: FakeOpenCode) -> list[Any]:
+    """Return the texts that OpenCode was prompted with, in order."""
+    prompts: list[Any] = [*opencode.prompts]
+    return [part["text"] for prompt in prompts for part in prompt["parts"]]
+
+
+def is_message(progress: Any) -> bool:
+    return progress is not None and progress["type"] == "message"
+
+
+@pytest.mark.requirement("I6")
+async def test_a_queued_message_goes_on_with_the_task_and_is_sent_once(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    task_id = await running(caller, opencode)
+
+    added = await caller.begin("more", task=task_id, message_id="more", metadata=QUEUE)
+    again = await caller.begin("more", task=task_id, message_id="more", metadata=QUEUE)
+    before = prompted(opencode)
+    opencode.release()
+    ended = await caller.ended(task_id)
+    late = await caller.send("more", task=task_id, message_id="more", metadata=QUEUE)
+
+    assert added.id == again.id == late.id == task_id
+    assert (before, prompted(opencode)) == (["hello"], ["hello", "more"])
+    assert (ended.state, ended.text) == ("completed", f"{ANSWER}\n\n{ANSWER}")
+    assert len(ended.raw["history"]) == 2
+
+
+@pytest.mark.requirement("I6")
+async def test_a_message_on_a_working_task_is_sent_at_once_and_shown(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    hold = opencode.hold(count=2)
+    async with caller.stream("hello") as following:
+        async with asyncio.timeout(5):
+            await hold.reached.wait()
+        await following.until_state("working")
+        await caller.begin("more", task=following.task.id, message_id="more")
+        await following.until(lambda update: is_message(update.progress))
+        told = following.updates[-1].progress
+        async with asyncio.timeout(5):
+            while prompted(opencode) != ["hello", "more"]:  # noqa: ASYNC110 - nothing tells it
+                await asyncio.sleep(0.01)
+        opencode.release()
+
+    assert (told["status"], told["part_id"], told["title"]) == ("accepted", "more", "more")
+
+
+async def test_a_message_that_is_only_an_answer_is_refused(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    task_id = await running(caller, opencode)
+
+    answer = await caller.ask("send", caller.message("yes", taskId=task_id))
+
+    answer.refuses(UNSUPPORTED)
+    opencode.release()
+    assert (await caller.ended(task_id)).text == ANSWER
+
+
+async def test_an_unknown_delivery_is_refused_by_name(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    task_id = await running(caller, opencode)
+
+    params = caller.message("more", taskId=task_id) | {"metadata": {"shared": {"delivery": "now"}}}
+    refusal = (await caller.ask("send", params)).refuses(PARAMS)
+
+    assert "metadata.shared.delivery" in str(refusal)
+    opencode.release()
+    assert (await caller.ended(task_id)).text == ANSWER
+
+
+async def test_a_message_cannot_take_a_task_elsewhere(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    task_id = await running(caller, opencode)
+
+    other = {"metadata": {"shared": {"session": {"id": "ses_other"}}}}
+    answer = await caller.ask("send", caller.message("more", taskId=task_id) | other)
+
+    answer.refuses(PARAMS)
+    opencode.release()
+    assert (await caller.ended(task_id)).text == ANSWER
+
+
+async def test_a_canceled_task_drops_what_was_queued(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    task_id = await running(caller, opencode)
+    await caller.begin("more", task=task_id, metadata=QUEUE)
+
+    canceled = await caller.cancel(task_id)
+    opencode.release()
+
+    assert canceled.state == "canceled"
+    assert prompted(opencode) == ["hello"]
+    (await caller.ask("send", caller.message("more", taskId=task_id))).refuses(UNSUPPORTED)
