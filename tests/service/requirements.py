@@ -104,7 +104,7 @@ REQUIREMENTS = {
     "0.3-no-list-in-json-rpc": "JSON-RPC has no list",
     "0.3-card": "the card is readable by its clients",
     # What this service promises beyond
-    "ours-working-task": "a working task takes no message",
+    "ours-working-task": "a working task takes messages for the agent, and no answer",
     "ours-failure-is-a-task": "a failed turn is a failed task that says why",
     "ours-files": "files reach OpenCode",
     "ours-no-file-urls": "only http and https URLs, of public addresses",

@@ -167,14 +167,14 @@ async def test_an_ended_task_takes_no_message_and_its_context_goes_on(
 
 
 @pytest.mark.requirement("ours-working-task")
-async def test_a_working_task_takes_no_message(caller: Caller, opencode: FakeOpenCode) -> None:
+async def test_a_working_task_takes_no_answer(caller: Caller, opencode: FakeOpenCode) -> None:
     hold = opencode.hold()
     task = await caller.begin("hello")
     async with asyncio.timeout(5):
         await hold.reached.wait()
 
     for operation in ("send", "stream"):
-        answer = await caller.ask(operation, caller.message("stop that", taskId=task.id))
+        answer = await caller.ask(operation, caller.message("yes", taskId=task.id))
         answer.refuses(UNSUPPORTED)
     opencode.release()
 
