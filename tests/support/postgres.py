@@ -70,6 +70,7 @@ class PostgresServer:
             self._user = pwd.getpwnam("nobody").pw_uid
             os.chown(self._home, self._user, -1)
         self._process: subprocess.Popen[bytes] | None = None
+        self._watch: subprocess.Popen[bytes] | None = None
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.port = listener.getsockname()[1]
 
@@ -134,6 +135,12 @@ class PostgresServer:
             user=self._user,
         )
         log.close()
+        # If the tests are killed, their end of the pipe closes, and the server ends too.
+        self._watch = subprocess.Popen(  # noqa: S603 - constants
+            ["/bin/sh", "-c", 'read _; kill -QUIT "$0"', str(self._process.pid)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
         while self._process.poll() is None:
             try:
                 self.admin().close()
@@ -141,11 +148,16 @@ class PostgresServer:
                 time.sleep(0.02)
             else:
                 return True
+        self._watch.kill()
+        self._watch.communicate()
         return False
 
     def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
         """End the server at once; its connections break, and new ones are refused."""
         assert self._process is not None
+        assert self._watch is not None
+        self._watch.kill()
+        self._watch.communicate()
         self._process.send_signal(how)
         self._process.wait()
 
