@@ -1,5 +1,7 @@
 """Tasks that wait for a person: what they ask, and what may be answered."""
 
+import asyncio
+
 import pytest
 
 from tests.support.answers import PARAMS, UNSUPPORTED
@@ -143,6 +145,22 @@ async def test_nobody_is_waited_for_without_end_to_sign_in(
 
     assert asked.state == "auth_required"
     assert ended.error_type == "SIGN_IN_EXPIRED"
+
+
+async def test_a_deadline_that_passes_while_an_answer_fails_is_not_forgotten(
+    opencode: FakeOpenCode, serve: Serve
+) -> None:
+    opencode.play("permission-once")
+    opencode.failing_reply = gate = asyncio.Event()
+    caller = Caller(await serve(A2A_INTERRUPT_REQUEST_TTL_SECONDS="0.5"))
+
+    asked = await caller.send("run it")
+    answering = asyncio.create_task(caller.send("once", task=asked.id))
+    await asyncio.sleep(1)
+    gate.set()
+    await asyncio.gather(answering, return_exceptions=True)
+
+    await caller.wait(asked.id, "completed")
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,8 @@ class FakeOpenCode:
         """What the next prompts say instead of a recorded word."""
         self._plays = "plain-text"
         self._hold: Hold | None = None
+        self.failing_reply: asyncio.Event | None = None
+        """The next reply to a request waits for this, and then fails."""
         self._state = OpenCodeState()
         self._sessions: dict[SessionId, JsonObject] = {}
         self._turns: dict[SessionId, _Turn] = {}
@@ -373,6 +375,10 @@ class FakeOpenCode:
 
     async def _reply(self, request: Request) -> Response:
         request_id = RequestId(request.path_params["id"])
+        if self.failing_reply is not None:
+            gate, self.failing_reply = self.failing_reply, None
+            await gate.wait()
+            return Response(status_code=500)
         if request_id not in {**self._state.permissions, **self._state.questions}:
             return _missing()
         for turn in self._turns.values():

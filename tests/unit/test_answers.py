@@ -299,6 +299,12 @@ def test_a_number_that_is_not_pending_is_never_taken_for_another(words: str) -> 
         understand(data({"reply": "once", "number": 1}), [EDIT], 3)
 
 
+@pytest.mark.parametrize("words", ["7 yes", "yes 7", "#7: once", "yes 7 for this task", "7 no"])
+def test_a_number_that_was_never_given_is_not_taken_for_what_is_asked(words: str) -> None:
+    with pytest.raises(OutdatedAnswerError, match="What is asked now: 2"):
+        understand(text(words), [EDIT], 2)
+
+
 def test_requests_for_the_same_are_answered_together_as_far_as_they_were_shown() -> None:
     assert named("yes", BASH, AGAIN) == [1, 3]
     assert named("yes", BASH, AGAIN, told=1) == [1]

@@ -40,7 +40,7 @@ from opencode_a2a.events import (
     UsageCounted,
 )
 from opencode_a2a.ids import ContextId, MessageId, Principal, RequestId, SessionId, TaskId
-from opencode_a2a.messages import Answered, Message, Part
+from opencode_a2a.messages import Added, Answered, Message, Part, TurnRequest
 from opencode_a2a.opencode.reader import Reader
 from opencode_a2a.tasks.state import (
     Accepted,
@@ -591,6 +591,7 @@ def test_every_event_that_is_told_has_the_next_generation(
             SessionBound(SessionId("ses_1")),
             Started(),
             *events,
+            Added(Message("m3", "user", [Part("text", "and this")]), TurnRequest(())),
             Recovered("restart"),
             Answered(Message("m2", "user", [Part("text", "once")])),
             *reader.finish(turn.states[-1]),

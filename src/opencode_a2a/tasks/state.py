@@ -104,7 +104,7 @@ class TaskRef:
         wants the answer without the reasoning.
         """
         match event:
-            case Accepted() | Answered() | UsageCounted():
+            case Accepted() | Added() | Answered() | UsageCounted():
                 return False
             case TextGrew() | ReasoningGrew() | ChannelReplaced() | ChannelClosed():
                 return self.shows(event.channel)

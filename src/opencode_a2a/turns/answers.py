@@ -146,6 +146,8 @@ def understand(message: Message, pending: Sequence[Interrupted], told: int) -> M
             named = _every_permission(pending, told)
         else:
             named = _shown(pending, told)
+            if numbers and named[0].type == "permission":  # a number is never left unheard
+                named = _with_numbers(numbers, pending)
         if named[0].type == "question":
             answer = _NUMBERED.fullmatch(text) if numbers else None
             return Meaning(named, _question(answer["rest"] if answer else text, named[0]))

@@ -350,8 +350,11 @@ class Interrupts:
         return grant
 
     async def covering(self, owner: Owner, asked: Interrupted) -> Grant | None:
-        """Return the grant by which a person has allowed this already."""
-        found = await self._database.read(
+        """Return the grant by which a person has allowed this already.
+
+        A database that is away is waited for: the request would be lost otherwise.
+        """
+        found = await self._database.insist(
             lambda connection: grant_rows.of_context(connection, owner.principal, owner.context_id)
         )
         grants = map(_grant, found)
@@ -695,7 +698,10 @@ class TurnInterrupts:
         due, self._due = self._due, []
         for interrupt in due:
             asked = interrupt.asked
-            if asked.request_id not in self.open or interrupt.sending or interrupt.delivered:
+            if asked.request_id not in self.open or interrupt.delivered:
+                continue
+            if interrupt.sending:  # a person's answer is on its way, and may yet fail
+                self._due.append(interrupt)
                 continue
             answer = interrupt.answer or interrupt.by_rule or interrupt.by_grant
             if answer is None:
@@ -739,6 +745,7 @@ class TurnInterrupts:
         finally:
             for interrupt in interrupts:
                 interrupt.sending = False
+            self._wake()  # the deadline may have passed meanwhile
 
     async def repeat(self, message: Message) -> None:
         """Make sure that OpenCode gets the answer in a message that was taken before."""

@@ -362,6 +362,7 @@ class Turn:
         An OpenCode that is away is waited for.
         """
         turns, owner, session = self.turns, self.owner, None
+        held: asyncio.Lock | None = None
         # A task that an earlier process began waits for OpenCode for as long as it takes.
         limit = turns.settings.opencode.timeout if self.emitted is None else None
         task = self._preparing = asyncio.current_task()
@@ -390,6 +391,7 @@ class Turn:
                 reporting = asyncio.create_task(self._report_queue(session.session_id, log))
                 try:
                     await lock.acquire()
+                    held = lock
                 finally:
                     reporting.cancel()
                     await asyncio.gather(reporting, return_exceptions=True)
@@ -398,6 +400,8 @@ class Turn:
         except TimeoutError:
             raise UpstreamUnreachableError from None
         except asyncio.CancelledError:
+            if held is not None:  # the cancel came in the moment in which it was this one's turn
+                held.release()
             if not self.canceled or task is None:
                 raise  # the service is shutting down
             task.uncancel()

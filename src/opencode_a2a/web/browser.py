@@ -145,7 +145,9 @@ class SignIns:
         now = time.monotonic()
         self._codes = {key: one for key, one in self._codes.items() if now < one[0]}
         if len(self._codes) >= MOST_CODES:
-            raise LimitExceededError(limit=MOST_CODES)
+            raise LimitExceededError(
+                "Too many sign-in codes at once; try again in a minute", limit=MOST_CODES
+            )
         code = secrets.token_urlsafe(32)
         credential = next(one for one in self._credentials if one.caller == caller)
         self._codes[sha256(code.encode()).digest()] = (now + CODE_SECONDS, credential)
