@@ -77,9 +77,9 @@ async def test_a_message_that_is_only_an_answer_is_refused(
 ) -> None:
     task_id = await running(caller, opencode)
 
-    answer = await caller.ask("send", caller.message("yes", taskId=task_id))
-
-    answer.refuses(UNSUPPORTED)
+    for words in ("yes", "1 yes", "yes to all", "yes for this task", "no 2: why"):
+        answer = await caller.ask("send", caller.message(words, taskId=task_id))
+        answer.refuses(UNSUPPORTED)
     opencode.release()
     assert (await caller.ended(task_id)).text == ANSWER
 

@@ -1,5 +1,9 @@
 """What the console is served with, and how people sign in to it; its look is tried in a browser."""
 
+import hmac
+import time
+from hashlib import sha256
+
 import httpx2
 import pytest
 
@@ -12,6 +16,7 @@ from tests.support.service import TOKEN, Running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+GUESSABLE = "short"
 PERSON = {"Accept": "text/html,application/xhtml+xml;q=0.9", "Authorization": ""}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -134,6 +139,31 @@ async def test_guessing_codes_counts_as_failed_attempts(serve: Serve) -> None:
 
     assert refused[:20] == [401] * 20
     assert 429 in refused
+
+
+@pytest.mark.requirement("I12")
+async def test_a_guessed_secret_signs_no_session_past_the_limit_of_failures(serve: Serve) -> None:
+    service = await serve(A2A_BEARER_TOKEN=GUESSABLE, A2A_ALLOW_SHORT_TOKENS="true")
+
+    def signed(secret: str, seconds: float) -> str:
+        claims = f"console.{int(time.time() + seconds):x}.x".encode()
+        key = sha256(secret.encode()).digest()
+        return (claims + b"." + hmac.new(key, claims, sha256).hexdigest().encode()).decode()
+
+    assert await health(service, signed(GUESSABLE, 3600)) == 200
+    assert await health(service, signed(GUESSABLE, 30 * 86400)) == 401
+    guesses = {await health(service, signed(f"guess{n}", 3600)) for n in range(40)}
+
+    assert guesses == {401, 429}
+    assert await health(service, signed(GUESSABLE, 3600)) == 429
+
+
+async def test_a_session_of_the_console_gets_no_further_session(service: Running) -> None:
+    token = (await exchange(service, await code_of(service))).json()["token"]
+
+    again = await service.http.post("/console/codes", headers={"Authorization": f"Bearer {token}"})
+
+    assert again.status_code == 401
 
 
 async def test_the_command_prints_a_link_that_signs_in(service: Running) -> None:

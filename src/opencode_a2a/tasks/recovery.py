@@ -6,7 +6,7 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.errors import StoreUnavailableError
-from opencode_a2a.events import Emitted, Failure, FailureType, Finished, Outcome
+from opencode_a2a.events import Emitted, Failure, FailureType, Finished, Outcome, Progressed
 from opencode_a2a.messages import Added, Answered
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
@@ -44,6 +44,10 @@ async def recover(database: Database, writer: LogWriter, tasks: TaskService) -> 
                         emitted, added = Emitted(), []
                     case Added():
                         added.append(entry.event)
+                    case Progressed("message", "refused" | "dropped", message_id) as given_up:
+                        # Its sender was told so, and may have sent it anew.
+                        added = [one for one in added if one.message.message_id != message_id]
+                        emitted.add(given_up)
                     case Accepted() | Answered() | Recovered():
                         pass
                     case event:

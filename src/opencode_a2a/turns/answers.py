@@ -279,7 +279,13 @@ def only_an_answer(message: Message) -> bool:
             return True
     text = message.text.strip()
     named = text.partition(" ")[0].rstrip(":")
-    return text.rstrip(".!").lower() in _WORDS or _REQUEST_ID.fullmatch(named) is not None
+    if _REQUEST_ID.fullmatch(named):
+        return True
+    said = _SAID.fullmatch(text)
+    if said is None or said["word"].lower() not in _WORDS:
+        return False
+    which = ("before", "after", "all_before", "all_after", "all_last", "scope")
+    return not said["rest"].strip(" .!") or any(said[name] for name in which)
 
 
 def accepted(asked: Interrupted) -> str:

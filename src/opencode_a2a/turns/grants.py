@@ -5,9 +5,7 @@ itself would allow from then on, by the patterns that the request names, but for
 context alone. OpenCode is never told: each later request is answered with "once" by the grant.
 """
 
-import re
 from dataclasses import dataclass
-from functools import lru_cache
 
 from opencode_a2a.events import Interrupted
 from opencode_a2a.ids import ContextId, Principal, RequestId, TaskId
@@ -63,13 +61,28 @@ class Grant:
 
 def fits(text: str, pattern: str) -> bool:
     """Whether a text fits a pattern, by the rules of OpenCode 1.x."""
-    return _compiled(pattern).fullmatch(text.replace("\\", "/")) is not None
-
-
-@lru_cache(maxsize=1000)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    wild = {"*": ".*", "?": "."}
+    text, pattern = text.replace("\\", "/"), pattern.replace("\\", "/")
     # "ls *" is for a bare "ls" too.
-    plain, rest = (pattern[:-2], "( .*)?") if pattern.endswith(" *") else (pattern, "")
-    plain = plain.replace("\\", "/")
-    return re.compile("".join(wild.get(one) or re.escape(one) for one in plain) + rest, re.DOTALL)
+    return (pattern.endswith(" *") and _matches(text, pattern[:-2])) or _matches(text, pattern)
+
+
+def _matches(text: str, pattern: str) -> bool:
+    """Compare without a regular expression, which some patterns would keep busy for hours.
+
+    After a mismatch only the last star takes one character more: an earlier one need not, since
+    whatever it could take the last one can take as well.
+    """
+    at = place = 0
+    star, tried = -1, 0
+    while at < len(text):
+        if place < len(pattern) and pattern[place] == "*":
+            star, tried = place, at
+            place += 1
+        elif place < len(pattern) and pattern[place] in ("?", text[at]):
+            at, place = at + 1, place + 1
+        elif star >= 0:
+            tried += 1
+            at, place = tried, star + 1
+        else:
+            return False
+    return not pattern[place:].strip("*")

@@ -177,7 +177,7 @@ class Authentication:
         if not sent:
             error = UnauthenticatedError(f"No credential was sent; {_REMEDY}")
             raise error.with_headers(*self._challenges)
-        scheme, name, secret = _read(sent)
+        scheme, name, secret = read_authorization(sent)
         digest = sha256(secret).digest()
         found: AcceptedCredential | None = None
         for credential in self._credentials:
@@ -204,8 +204,11 @@ class Authentication:
         return found.caller
 
 
-def _read(sent: list[bytes]) -> tuple[bytes, bytes, bytes]:
-    """Return the scheme, the user that Basic names, and the secret; no scheme when malformed."""
+def read_authorization(sent: list[bytes]) -> tuple[bytes, bytes, bytes]:
+    """Return the scheme, the user that Basic names, and the secret; no scheme when malformed.
+
+    ``sent`` are the values of the Authorization headers.
+    """
     if len(sent) > 1 or len(sent[0]) > _LONGEST_AUTHORIZATION:
         return b"", b"", b"".join(sent)
     scheme, _, rest = sent[0].partition(b" ")

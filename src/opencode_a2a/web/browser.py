@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from opencode_a2a.errors import LimitExceededError, UnauthenticatedError
 from opencode_a2a.ids import SCOPE_KEY, Caller
 from opencode_a2a.telemetry import AUDIT
-from opencode_a2a.web.auth import AcceptedCredential
+from opencode_a2a.web.auth import AcceptedCredential, read_authorization
 
 CONSOLE = "/console"
 CODES = f"{CONSOLE}/codes"
@@ -136,8 +136,10 @@ class SignIns:
             if hmac.compare_digest(_signature(credential, claims), signature):
                 # A restart must not end it, hence the time of day.
                 ends = int(claims.split(b".")[1], 16)
-                alive = replace(credential, scheme="bearer", guessable=False)
-                return alive if time.time() < ends else None
+                # Whoever guesses the secret can sign such a session for any time, so it is held
+                # to the same limits as the secret itself, and to the time that is given.
+                alive = replace(credential, scheme="bearer")
+                return alive if 0 < ends - time.time() <= SESSION_SECONDS + 1 else None
         return None
 
     async def _new_code(self, request: Request) -> Response:
@@ -148,8 +150,17 @@ class SignIns:
             raise LimitExceededError(
                 "Too many sign-in codes at once; try again in a minute", limit=MOST_CODES
             )
+        _, _, secret = read_authorization([request.headers["authorization"].encode("latin-1")])
+        if secret.startswith(b"console."):
+            raise UnauthenticatedError(
+                "A session of the console gets no code; use the token or password itself"
+            )
         code = secrets.token_urlsafe(32)
-        credential = next(one for one in self._credentials if one.caller == caller)
+        # Callers may be alike: the session has to end with the very secret that it came from.
+        digest = sha256(secret).digest()
+        credential = next(
+            one for one in self._credentials if (one.caller, one.digest) == (caller, digest)
+        )
         self._codes[sha256(code.encode()).digest()] = (now + CODE_SECONDS, credential)
         return _json({"code": code, "expires_in": CODE_SECONDS})
 

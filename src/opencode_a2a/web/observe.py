@@ -46,6 +46,8 @@ _KNOWN_PATHS = frozenset(
 _KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _SECRET_WORK = ("opencode.", "a2a.interrupt.")
 """Methods that carry a person's work."""
+_SIGN_IN = "/console/"
+"""Paths whose answers hold a code or a session of a person."""
 _NEVER_CACHED = {"cache-control": "no-store"}
 
 
@@ -153,6 +155,7 @@ class PayloadLog:
                 if isinstance(called, dict) and isinstance(name := called.get("method"), str):
                     method = name
             secret = method is not None and method.startswith(_SECRET_WORK)
+            secret = secret or scope["path"].startswith(_SIGN_IN)
             hidden = "omitted: sensitive method" if secret else ""
             if media_type.startswith("text/event-stream"):
                 answer = "streaming"
