@@ -139,6 +139,8 @@ async def test_the_cards_name_the_extensions_and_the_sdk_reads_them(running: Run
         "a2a.interrupt.permission.reply",
         "a2a.interrupt.question.reply",
         "a2a.interrupt.question.reject",
+        "a2a.interrupt.grants.list",
+        "a2a.interrupt.grants.revoke",
     ]
     profile = params_of(extended)["a2a-compatibility-profile-v1"]
     wire = params_of(extended)["a2a-wire-contract-v1"]
@@ -175,11 +177,9 @@ async def test_document_and_page_need_the_credential_and_nothing_else(running: R
     for path in ("/openapi.json", "/docs"):
         assert (await running.http.get(path, headers={"Authorization": ""})).status_code == 401
 
-    page = (await running.http.get("/docs")).text
+    page = await running.http.get("/docs")
 
-    assert page.startswith("<!doctype html>")
-    assert not re.findall(r'(?:src|href)\s*=\s*"(?!#)', page)
-    assert "fetch(" not in page
+    assert (page.status_code, page.headers["location"]) == (307, "console#/docs")
 
 
 async def test_the_examples_are_accepted_as_they_are(running: Running, caller: Caller) -> None:
@@ -191,7 +191,7 @@ async def test_the_examples_are_accepted_as_they_are(running: Running, caller: C
             continue  # they do something
         answer = await caller.answer(name, example["value"]["params"])
         code = answer["error"]["code"] if "error" in answer else None
-        allowed = (None, -31001, -31003, -31004)
+        allowed = (None, -31001, -31003, -31004, -31020)
         if "worktrees" in name or name == "opencode.files.read":
             allowed = (*allowed, -32602)  # the example names what is not there
         assert code in allowed, (name, answer)

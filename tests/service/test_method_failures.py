@@ -24,6 +24,8 @@ LOCAL = {
     "a2a.interrupt.permission.reply",
     "a2a.interrupt.question.reply",
     "a2a.interrupt.question.reject",
+    "a2a.interrupt.grants.list",
+    "a2a.interrupt.grants.revoke",
     "opencode.permissions.list",
     "opencode.questions.list",
 }
@@ -84,7 +86,7 @@ def settings_for(url: str, state: Path, **changes: str) -> Settings:
 def expected(method: Method, reason: str) -> set[str]:
     """Return what a method may end in when OpenCode fails in this way."""
     if method.name in LOCAL:
-        return {"INTERRUPT_REQUEST_NOT_FOUND", reason, "OK"}
+        return {"INTERRUPT_REQUEST_NOT_FOUND", "GRANT_NOT_FOUND", reason, "OK"}
     return {reason, "INVALID_FIELD"} if method.name in PATHS else {reason}
 
 
