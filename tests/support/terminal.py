@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+from pathlib import Path
 from typing import Self
 
 PATIENCE = 30.0
@@ -63,6 +64,19 @@ class Terminal:
 
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
+
+    async def interrupt(self) -> None:
+        """Press Ctrl-C once the command sleeps.
+
+        A signal between Python's last look at its signals and readline's wait for a key is
+        seen only with the next key. A person is never that fast; a test is.
+        """
+        assert self._process is not None
+        status = Path(f"/proc/{self._process.pid}/stat")
+        async with asyncio.timeout(PATIENCE):
+            while status.read_text().rpartition(")")[2].split()[0] != "S":
+                await asyncio.sleep(0.01)
+        self.type("\x03")
 
     async def ended(self) -> int:
         """Wait for the end of the command and return its exit status."""
