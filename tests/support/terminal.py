@@ -73,8 +73,12 @@ class Terminal:
         """
         assert self._process is not None
         status = Path(f"/proc/{self._process.pid}/stat")
+
+        def asleep() -> bool:
+            return status.read_text().rpartition(")")[2].split()[0] == "S"
+
         async with asyncio.timeout(PATIENCE):
-            while status.read_text().rpartition(")")[2].split()[0] != "S":
+            while not asleep():  # noqa: ASYNC110 - nothing tells it
                 await asyncio.sleep(0.01)
         self.type("\x03")
 
