@@ -9,12 +9,12 @@ import pytest
 
 from opencode_a2a.events import JsonObject
 from opencode_a2a.opencode.client import OpenCode
-from opencode_a2a.opencode.managed import USERNAME
+from opencode_a2a.opencode.managed import USERNAME, install_nothing
 from tests.conftest import make_repository
 from tests.support import mcp_echo
 from tests.support.backstage import Backstage
 from tests.support.caller import Caller
-from tests.support.service import Running, serving, settings_for
+from tests.support.service import TOKEN, Running, serving, settings_for
 
 ECHO = str(Path(mcp_echo.__file__))
 EVERYTHING_ASKED: JsonObject = {
@@ -64,3 +64,20 @@ async def opencode(backstage: Backstage) -> AsyncGenerator[OpenCode]:
     """OpenCode's own API, past the service."""
     async with OpenCode(backstage.url, username=USERNAME, password=backstage.password) as client:
         yield client
+
+
+@pytest.fixture
+def variables(opencode_command: str, tmp_path: Path) -> dict[str, str]:
+    """A service that starts the OpenCode of a user who has set up nothing."""
+    (tmp_path / "workspace").mkdir()
+    install_nothing(tmp_path / "config")
+    return {
+        "A2A_BEARER_TOKEN": TOKEN,
+        "A2A_STATE_DIR": str(tmp_path / "state"),
+        "OPENCODE_COMMAND": opencode_command,
+        "OPENCODE_WORKSPACE_ROOT": str(tmp_path / "workspace"),
+        "OPENCODE_STARTUP_TIMEOUT": "60",
+        "HOME": str(tmp_path),
+        "XDG_DATA_HOME": str(tmp_path / "data"),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+    }

@@ -17,7 +17,6 @@ from tests.support.answers import Task, fold
 from tests.support.backstage import script
 from tests.support.caller import Caller
 from tests.support.program import Program
-from tests.support.service import TOKEN
 
 pytestmark = [
     pytest.mark.live,
@@ -29,20 +28,6 @@ pytestmark = [
 async def model() -> AsyncGenerator[DemoModel]:
     async with DemoModel() as running:
         yield running
-
-
-@pytest.fixture
-def variables(opencode_command: str, tmp_path: Path) -> dict[str, str]:
-    (tmp_path / "workspace").mkdir()
-    return {
-        "A2A_BEARER_TOKEN": TOKEN,
-        "A2A_STATE_DIR": str(tmp_path / "state"),
-        "OPENCODE_COMMAND": opencode_command,
-        "OPENCODE_WORKSPACE_ROOT": str(tmp_path / "workspace"),
-        "OPENCODE_STARTUP_TIMEOUT": "60",
-        "XDG_DATA_HOME": str(tmp_path / "data"),
-        "XDG_CONFIG_HOME": str(tmp_path / "config"),
-    }
 
 
 @pytest.fixture

@@ -54,27 +54,15 @@ def seen(file: Path) -> dict[str, str]:
 
 
 async def test_the_agent_sees_the_operators_variables_and_no_secret_of_the_service(
-    opencode_command: str, model: DemoModel, workspace: Path, tmp_path: Path
+    variables: dict[str, str], model: DemoModel, tmp_path: Path
 ) -> None:
+    workspace = tmp_path / "workspace"
     config = opencode_config("{env:LLM_BASE}")
     (workspace / "opencode.json").write_bytes(orjson.dumps(config))
     peer = {"name": "other", "url": "https://other.example", "credential": "PEER_TOKEN"}
-    variables = {
-        "A2A_BEARER_TOKEN": TOKEN,
-        "A2A_STATE_DIR": str(tmp_path / "state"),
-        "A2A_TASK_STORE_DATABASE_URL": f"sqlite:///{tmp_path / 'tasks.db'}",
-        "A2A_PEERS": orjson.dumps([peer]).decode(),
-        "OPENCODE_COMMAND": opencode_command,
-        "OPENCODE_WORKSPACE_ROOT": str(workspace),
-        "OPENCODE_STARTUP_TIMEOUT": "60",
-        "XDG_DATA_HOME": str(tmp_path / "data"),
-        "XDG_CONFIG_HOME": str(tmp_path / "config"),
-        "PEER_TOKEN": CANARY,
-        "LLM_BASE": model.url,
-        **THEIRS,
-    }
+    more = {"A2A_PEERS": orjson.dumps([peer]).decode(), "PEER_TOKEN": CANARY, "LLM_BASE": model.url}
     look = "env > seen.txt; tr '\\0' '\\n' < /proc/$PPID/environ > parent.txt"
-    async with Program(variables, "--managed") as program:
+    async with Program({**variables, **more, **THEIRS}, "--managed") as program:
         task = await Caller(program).send(script(bash(look), {"say": "done"}))
         assert (task.state, task.text) == ("completed", "done")
         assert await program.stop() == 0

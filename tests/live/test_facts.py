@@ -7,25 +7,8 @@ import pytest
 
 from tests.support.caller import Caller
 from tests.support.program import Program
-from tests.support.service import TOKEN
 
 pytestmark = pytest.mark.live
-
-
-@pytest.fixture
-def variables(opencode_command: str, tmp_path: Path) -> dict[str, str]:
-    """A service with an OpenCode of a user who has set up nothing."""
-    (tmp_path / "workspace").mkdir()
-    return {
-        "A2A_BEARER_TOKEN": TOKEN,
-        "A2A_STATE_DIR": str(tmp_path / "state"),
-        "OPENCODE_COMMAND": opencode_command,
-        "OPENCODE_WORKSPACE_ROOT": str(tmp_path / "workspace"),
-        "OPENCODE_STARTUP_TIMEOUT": "60",
-        "HOME": str(tmp_path),
-        "XDG_DATA_HOME": str(tmp_path / "data"),
-        "XDG_CONFIG_HOME": str(tmp_path / "config"),
-    }
 
 
 async def test_a_hosted_model_and_what_it_does_unasked_are_said_at_the_start(

@@ -100,6 +100,10 @@ async def test_a_dead_opencode_is_started_again_at_the_same_address(
         assert before.isdisjoint(ours())
 
     assert ours() == []
+    # Nor was anything downloaded, which would take longer than all the rest.
+    home = workspace.parent / "state"
+    assert list((home / "config" / "opencode" / "node_modules").iterdir()) == []
+    assert not (home / "home" / ".npm").exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -180,6 +180,20 @@ def _merged(under: Json, over: Json) -> Json:
     return under | {key: _merged(under.get(key), value) for key, value in over.items()}
 
 
+def install_nothing(config: Path) -> None:
+    """Keep OpenCode from installing packages into a new directory for configuration.
+
+    OpenCode 1.18 installs what plugins may import, 60 MB, before it loads the first plugin, even
+    where there is none. It looks for these two only, and does install what a plugin of that
+    directory asks for in a ``package.json``.
+    """
+    lock = config / "opencode" / "package-lock.json"
+    if not lock.parent.exists():
+        (lock.parent / "node_modules").mkdir(mode=0o700, parents=True)
+        installed: JsonObject = {"dependencies": {"@opencode-ai/plugin": "*"}}
+        lock.write_bytes(orjson.dumps({"lockfileVersion": 3, "packages": {"": installed}}))
+
+
 class ManagedOpenCode:
     """OpenCode as a child process; ``async with`` starts it and leaves nothing behind.
 
@@ -343,6 +357,7 @@ class ManagedOpenCode:
             for name, place in places.items():
                 place.mkdir(mode=0o700, parents=True, exist_ok=True)
                 variables[name] = str(place.absolute())
+            install_nothing(self._state / "config")
         try:
             theirs: Json = orjson.loads(variables.get("OPENCODE_CONFIG_CONTENT", "{}"))
         except orjson.JSONDecodeError as error:
