@@ -490,6 +490,19 @@ class AccessSettings(Group, prefix="A2A_"):
                 yield AcceptedSecret("A2A_STATIC_AUTH_CREDENTIALS", kind, entry.owner, length)
 
 
+class SigningSettings(Group, prefix="A2A_SIGNING_"):
+    """The key that cards and webhooks are signed with; needs the extra `security`."""
+
+    key_file: LocalPath | None = setting(
+        None,
+        "Private key in PEM (P-256, Ed25519, or RSA of 2048 bits or more). With one, cards are "
+        "signed and its public half is at `/.well-known/jwks.json`.",
+    )
+    previous_key_files: Paths = setting(
+        (), "Earlier keys, public or private, that are still published there."
+    )
+
+
 class LogSettings(Group, prefix="A2A_LOG_"):
     """What is written to the log."""
 
@@ -743,6 +756,7 @@ class Settings(BaseModel):
 
     a2a: ServiceSettings = ServiceSettings()
     auth: AccessSettings = AccessSettings()
+    signing: SigningSettings = SigningSettings()
     opencode: OpenCodeSettings = OpenCodeSettings()
     tasks: TaskSettings = TaskSettings()
     replica: ReplicaSettings = ReplicaSettings()
@@ -985,6 +999,7 @@ def conflicts(settings: Settings) -> Iterator[Problem]:
                     f"{whose}a token of {secret.length} characters can be guessed; use "
                     f"{UNGUESSABLE} or more, or set A2A_ALLOW_SHORT_TOKENS",
                 )
+    yield from _signing_conflicts(settings.a2a, settings.signing)
     yield from _opencode_conflicts(settings.a2a, settings.opencode)
     workspace = settings.workspace
     if workspace and _is_root(workspace) and not settings.opencode.allow_root_workspace:
@@ -1026,6 +1041,15 @@ def _access_conflicts(a2a: ServiceSettings, auth: AccessSettings) -> Iterator[Pr
         yield Problem("A2A_PROTOCOL_VERSION", "is not among A2A_SUPPORTED_PROTOCOL_VERSIONS")
     if _repeated(peer.name for peer in a2a.peers):
         yield Problem("A2A_PEERS", "has the same name twice")
+
+
+def _signing_conflicts(a2a: ServiceSettings, signing: SigningSettings) -> Iterator[Problem]:
+    if signing.key_file and not loopback(a2a.host) and not a2a.public_url:
+        # A signature must not bless a guessed address.
+        remedy = "set it to the URL that clients use"
+        yield Problem("A2A_PUBLIC_URL", f"is part of what A2A_SIGNING_KEY_FILE signs; {remedy}")
+    if signing.previous_key_files and not signing.key_file:
+        yield Problem("A2A_SIGNING_PREVIOUS_KEY_FILES", "should come with A2A_SIGNING_KEY_FILE")
 
 
 def _is_root(directory: Path) -> bool:
@@ -1103,3 +1127,7 @@ def misplaced(settings: Settings, workspace: Path) -> Iterator[Problem]:
     if settings.tasks.task_store_database_url and file and within(file, workspace):
         remedy = "leave it out, or name a file outside"
         yield Problem("A2A_TASK_STORE_DATABASE_URL", f"{exposed(file, workspace)}; {remedy}")
+    given = {"A2A_SIGNING_KEY_FILE": settings.signing.key_file}
+    for variable, path in given.items():
+        if path and within(path, workspace):
+            yield Problem(variable, f"{exposed(path, workspace)}; move it elsewhere")
