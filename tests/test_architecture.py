@@ -12,8 +12,6 @@ SOURCE = Path(__file__).parent.parent / "src" / PACKAGE
 OUTER = ["cli", "app", "web", "server", "extensions", "peers", "a2a", "tasks", "turns"]
 LAYERS = [*OUTER, "opencode", "store"]
 """From the outside in; below them are the root modules, which every layer may use."""
-SDK = {"cli", "peers"}
-"""The A2A SDK is for calling other agents and for tests; the server does without."""
 NO_UPSTREAM = {"web", "server", "a2a", "tasks"}
 """Layers that never see what OpenCode sends."""
 
@@ -74,9 +72,9 @@ def test_imports_go_down(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=identify)
-def test_the_server_does_without_the_sdk(path: Path) -> None:
-    if layer_of(name_of(path)) not in SDK:
-        assert not [module for module in imports_of(path) if module.split(".")[0] == "a2a"]
+def test_nothing_uses_the_sdk(path: Path) -> None:
+    """The A2A SDK is for the tests alone."""
+    assert not [module for module in imports_of(path) if module.split(".")[0] == "a2a"]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=identify)

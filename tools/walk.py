@@ -3,7 +3,8 @@
 Prints every function of the package that is entered meanwhile, in order of the first call, in
 three lists: the way down to the prompt, the response that opens beside it, and the events of
 OpenCode that arrive meanwhile, with the loop that waits for them. A function stands
-in the first list that it belongs to. `docs/architecture.md` has the walk as a reader would take it.
+in the first list that it belongs to. What the tests' OpenCode calls by itself does not count.
+`docs/architecture.md` has the walk as a reader would take it.
 
     python -m tools.walk            the list
     python -m tools.walk --count    the figures alone
@@ -55,15 +56,18 @@ class Walk:
             self.on = False
         if Path(code.co_filename).is_relative_to(SOURCE) and not code.co_name.startswith("<"):
             branch = _branch(frame)
-            if branch == DOWN or code not in self.functions:
+            if branch == DOWN or (branch and code not in self.functions):
                 self.functions[code] = branch
 
 
-def _branch(frame: FrameType) -> str:
+def _branch(frame: FrameType) -> str | None:
+    """Return the list that a call belongs to; None if it is one of the tests' own."""
     caller: FrameType | None = frame
     while caller is not None:
         if found := BRANCHES.get(caller.f_code.co_qualname):
             return found
+        if caller.f_code.co_filename == _ARRIVED.co_filename:
+            return None
         caller = caller.f_back
     return DOWN
 

@@ -37,8 +37,6 @@ class ServiceError(Exception):
     """What ``data`` can hold besides the type."""
     name03: ClassVar[str | None] = None
     """The name by which clients of 0.3 over HTTP+JSON know it, where it is not the class's."""
-    code03: ClassVar[int | None] = None
-    """The nearest number that 0.3 has, where it lacks this one."""
     outcome: ClassVar[str] = "internal_error"
     """What the audit record of a call that ends so says."""
     headers: tuple[tuple[str, str], ...] = ()
@@ -162,14 +160,6 @@ class VersionNotSupportedError(ServiceError):
     )
 
 
-class ExtensionSupportRequiredError(ServiceError):
-    """The request did not activate a required extension."""
-
-    code, http, status, reason = -32008, 400, "FAILED_PRECONDITION", "EXTENSION_SUPPORT_REQUIRED"
-    code03 = -32004
-    message = "Extension support required"
-
-
 class TaskNotFoundError(ServiceError):
     """The task does not exist or belongs to another caller; the two look alike."""
 
@@ -208,14 +198,6 @@ class UnsupportedOperationError(ServiceError):
     )
 
 
-class ExtendedCardNotConfiguredError(ServiceError):
-    """There is no extended card."""
-
-    code, http, status = -32007, 400, "FAILED_PRECONDITION"
-    reason = "EXTENDED_AGENT_CARD_NOT_CONFIGURED"
-    message = "No extended agent card"
-
-
 class StoreUnavailableError(ServiceError):
     """The database did not answer; ``operation`` says what was being done."""
 
@@ -228,7 +210,7 @@ class LimitExceededError(ServiceError):
     """A limit of this caller or of the whole service is reached."""
 
     code, http, status, reason = -32603, 429, "RESOURCE_EXHAUSTED", "LIMIT_EXCEEDED"
-    message = "Too many tasks at once; wait for one to end"
+    message = "Too much at once; try again later"
     data_fields = ("limit",)
 
 

@@ -12,6 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.extensions import EXTENSIONS
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.managed import USERNAME
 from opencode_a2a.opencode.types import SessionDraft
@@ -219,25 +220,12 @@ async def test_ids_of_messages_and_parts_have_to_look_like_some(ann: Caller) -> 
 
 
 SESSION_METHODS: dict[str, JsonObject] = {
-    "opencode.sessions.get": {},
-    "opencode.sessions.children": {},
-    "opencode.sessions.todo": {},
-    "opencode.sessions.diff": {},
-    "opencode.sessions.messages.list": {},
-    "opencode.sessions.messages.get": {"message_id": "msg_1"},
-    "opencode.sessions.prompt_async": {"request": {"parts": [{"type": "text", "text": "x"}]}},
-    "opencode.sessions.command": {"request": {"command": "review", "arguments": ""}},
-    "opencode.sessions.shell": {"request": {"command": "true", "agent": "build"}},
-    "opencode.sessions.abort": {},
-    "opencode.sessions.update": {"request": {"title": "taken"}},
-    "opencode.sessions.delete": {},
-    "opencode.sessions.fork": {},
-    "opencode.sessions.share": {},
-    "opencode.sessions.unshare": {},
-    "opencode.sessions.summarize": {},
-    "opencode.sessions.revert": {"request": {"messageID": "msg_1"}},
-    "opencode.sessions.unrevert": {},
+    name: {field: value for field, value in method.example.items() if field != "session_id"}
+    for extension in EXTENSIONS
+    for name, method in extension.methods.items()
+    if "session_id" in method.params.model_fields
 }
+"""Every method that names a session, with what its example says besides."""
 
 
 async def test_a_session_of_another_caller_does_not_exist(ann: Caller, bob: Caller) -> None:

@@ -115,13 +115,6 @@ def test_wrong_fields_are_listed_in_every_shape() -> None:
     }
 
 
-def test_an_error_that_0_3_lacks_gets_a_number_that_it_has() -> None:
-    error = errors.ExtensionSupportRequiredError()
-
-    assert cast(JsonObject, rpc_error(error, 1, Version.V03)["error"])["code"] == -32004
-    assert cast(JsonObject, rpc_error(error, 1, Version.V1)["error"])["code"] == -32008
-
-
 def test_a_store_failure_is_stable_and_says_what_was_being_done() -> None:
     error = errors.StoreUnavailableError(
         "Task store unavailable while loading task state", operation="loading"

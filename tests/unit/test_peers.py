@@ -166,6 +166,11 @@ TODOS: list[Json] = [
         ({"type": "compaction", "status": "running"}, "Compacting the conversation: running"),
         ({"type": "todo", "status": "updated", "todos": TODOS}, "Plan: mend, 1 of 2 done"),
         ({"type": "new", "status": "here"}, "new: here"),
+        ({"type": "message", "status": "delivered", "title": "Hurry"}, "Message delivered (Hurry)"),
+        (
+            {"type": "message", "status": "refused", "title": "Hurry", "reason": "Too late"},
+            "Message refused: Too late (Hurry)",
+        ),
     ],
 )
 def test_progress_is_told_each_time_it_changes_and_when_it_is_over(

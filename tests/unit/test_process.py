@@ -61,6 +61,12 @@ def test_a_version_that_is_unusable_is_refused_by_name(version: str) -> None:
     assert refused.startswith(f"OpenCode {version} is too old: version 1.1 or later is needed; ")
 
 
+def test_the_version_to_install_is_the_one_that_is_tested() -> None:
+    pinned = orjson.loads((Path(__file__).parents[2] / "package.json").read_bytes())
+
+    assert pinned["dependencies"]["opencode-ai"] == QUALIFIED
+
+
 @pytest.mark.parametrize(
     ("version", "known"),
     [

@@ -9,7 +9,7 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from opencode_a2a.config import StreamSettings
-from opencode_a2a.server.sse import WRITE_NOW, Ending, EventStream, Stream, Streams, Write
+from opencode_a2a.server.sse import WRITE_NOW, Ending, EventStream, Stream, Streams, WriteNow
 from tests.support.running import RawClient, raw, running
 
 Frames = AsyncGenerator[bytes, None]
@@ -38,7 +38,7 @@ def farewell(ending: str) -> bytes:
 
 
 def response(
-    frames: Callable[[Write], Frames],
+    frames: Callable[[WriteNow], Frames],
     limits: StreamSettings | None = None,
     streams: Streams | None = None,
     **options: float,
@@ -195,7 +195,7 @@ async def test_a_reader_who_does_not_read_is_cut_off() -> None:
 
 
 async def test_frames_that_are_written_at_once_are_in_order_with_the_others() -> None:
-    async def frames(write: Write) -> Frames:
+    async def frames(write: WriteNow) -> Frames:
         yield b"data: 1\n\n"
         assert write(b"data: 2\n\n")
         yield b"data: 3\n\n"
@@ -212,7 +212,7 @@ async def test_frames_that_are_written_at_once_are_in_order_with_the_others() ->
 async def test_nothing_is_written_at_once_to_a_reader_who_does_not_read() -> None:
     refused = asyncio.Event()
 
-    async def frames(write: Write) -> Frames:
+    async def frames(write: WriteNow) -> Frames:
         yield b"data: 1\n\n"
         while write(b"data: " + b"x" * 65536 + b"\n\n"):
             pass

@@ -1,10 +1,11 @@
 """A task is the fold of its log."""
 
 from dataclasses import replace
+from typing import get_args
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import find, given
 from hypothesis import strategies as st
 
 from opencode_a2a.events import (
@@ -114,6 +115,13 @@ def test_what_is_stored_is_read_back_equal(events: list[LogEvent]) -> None:
     entries = [Entry(seq, seq * 7, event) for seq, event in enumerate(events, 1)]
 
     assert load_entries(dump_entries(entries)) == [(e.at, e.event) for e in entries]
+
+
+@pytest.mark.parametrize("kind", get_args(LogEvent))
+def test_every_kind_of_event_can_be_read_back(kind: type[LogEvent]) -> None:
+    event = find(ANY_EVENT, lambda one: type(one) is kind)
+
+    assert load_entries(dump_entries([Entry(1, 7, event)])) == [(7, event)]
 
 
 @given(st.lists(UNFINISHED, max_size=8), FINISHED)

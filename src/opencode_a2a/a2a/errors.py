@@ -18,7 +18,6 @@ _A2A_REASONS = frozenset(
     {
         *("TASK_NOT_FOUND", "TASK_NOT_CANCELABLE", "PUSH_NOTIFICATION_NOT_SUPPORTED"),
         *("UNSUPPORTED_OPERATION", "CONTENT_TYPE_NOT_SUPPORTED"),
-        *("EXTENDED_AGENT_CARD_NOT_CONFIGURED", "EXTENSION_SUPPORT_REQUIRED"),
         *("VERSION_NOT_SUPPORTED", "INVALID_PARAMS", "INVALID_REQUEST", "INTERNAL_ERROR"),
     }
 )
@@ -27,10 +26,8 @@ _TYPE = "type.googleapis.com/google.rpc."
 
 def rpc_error(error: ServiceError, request_id: RpcId, version: Version) -> JsonObject:
     """Return a JSON-RPC response that carries an error."""
-    if version is Version.V1:
-        body: JsonObject = {"code": error.code, "message": error.message, "data": _details(error)}
-    else:
-        body = {"code": error.code03 or error.code, "message": error.message, "data": _flat(error)}
+    data: Json = _details(error) if version is Version.V1 else _flat(error)
+    body: JsonObject = {"code": error.code, "message": error.message, "data": data}
     return {"jsonrpc": "2.0", "id": request_id, "error": body}
 
 
@@ -46,7 +43,7 @@ def rest_error(error: ServiceError, version: Version) -> JsonObject:
             }
         }
     return {
-        "code": error.code03 or error.code,
+        "code": error.code,
         "type": error.name03 or type(error).__name__,
         "message": error.message,
         "data": _flat(error),

@@ -28,6 +28,8 @@ class Operation:
     takes: type = NoParams
     returns: str = "Task"
     streams: bool = False
+    body: bool = False
+    """Whether its params are the body of an HTTP request; else they are in path and query."""
 
     def named(self, version: Version) -> str | None:
         """Return the method of JSON-RPC in a version."""
@@ -42,6 +44,7 @@ SEND_MESSAGE = Operation(
     verbs=("POST",),
     path="/message:send",
     takes=SendRequest,
+    body=True,
     returns="SendResponse",
 )
 SEND_STREAMING_MESSAGE = Operation(
@@ -50,6 +53,7 @@ SEND_STREAMING_MESSAGE = Operation(
     verbs=("POST",),
     path="/message:stream",
     takes=SendRequest,
+    body=True,
     streams=True,
 )
 GET_TASK = Operation(

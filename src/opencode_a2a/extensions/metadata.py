@@ -4,16 +4,19 @@ They have no methods: ``server.operations`` reads the metadata of requests, ``a2
 that of answers, and a test compares what is declared here with what is written there.
 """
 
+from opencode_a2a.a2a.operations import SEND_MESSAGE, SEND_STREAMING_MESSAGE
+from opencode_a2a.a2a.types import Version
 from opencode_a2a.config import Settings
 from opencode_a2a.events import FailureType, Json
 from opencode_a2a.extensions.registry import Extension, aliases
 from opencode_a2a.rights import PROFILES
 from opencode_a2a.schemas import MAX_BYTES, MAX_DEPTH, MAX_NODES
 
-_SENDING = {
-    "0.3": ("message/send", "message/stream"),
-    "1.0": ("SendMessage", "SendStreamingMessage"),
-}
+
+def _sending(settings: Settings) -> list[Json]:
+    """Return the methods that send a message, in the versions that are spoken."""
+    spoken = map(Version, settings.a2a.supported_protocol_versions)
+    return [op.named(one) for one in spoken for op in (SEND_MESSAGE, SEND_STREAMING_MESSAGE)]
 
 
 def _place(settings: Settings) -> list[Json]:
@@ -67,11 +70,7 @@ MODEL_SELECTION = Extension(
         "supported_metadata": ["shared.model.providerID", "shared.model.modelID"],
         "provider_private_metadata": [],
         "fields": ["providerID", "modelID"],
-        "applies_to_methods": [
-            name
-            for version in settings.a2a.supported_protocol_versions
-            for name in _SENDING[version]
-        ],
+        "applies_to_methods": _sending(settings),
     },
     surface="core-runtime-metadata",
     notes=("Both fields are needed; half a pair is an error.",),
@@ -87,11 +86,7 @@ RIGHTS = Extension(
         "supported_metadata": ["opencode.profile"],
         "provider_private_metadata": ["opencode.profile"],
         "profiles": [*PROFILES],
-        "applies_to_methods": [
-            name
-            for version in settings.a2a.supported_protocol_versions
-            for name in _SENDING[version]
-        ],
+        "applies_to_methods": _sending(settings),
     },
     extended=lambda settings: {"deployment_profile": settings.auth.profile},
     surface="core-runtime-metadata",
@@ -111,11 +106,7 @@ OUTPUT_SCHEMA = Extension(
         "behavior": "validated_data_artifact_else_failed_task",
         "supported_metadata": ["shared.output.schema", "opencode.format"],
         "provider_private_metadata": ["opencode.format"],
-        "applies_to_methods": [
-            name
-            for version in settings.a2a.supported_protocol_versions
-            for name in _SENDING[version]
-        ],
+        "applies_to_methods": _sending(settings),
     },
     extended=lambda _: {
         "artifact_name": "result",

@@ -394,6 +394,9 @@ _PROGRESS_NAMES = {
 
 def progress_text(progress: Progressed) -> str:
     """Describe progress in a few words: ``Retrying: Cannot connect to API, attempt 4``."""
+    if progress.type == "message":  # its title is what was sent, and says nothing of its fate
+        why = f": {progress.reason}" if progress.reason else ""
+        return f"Message {progress.status}{why} ({progress.title})"
     words = ", ".join(filter(None, (progress.title, progress.subtitle))) or progress.status
     return f"{_PROGRESS_NAMES.get(progress.type, progress.type)}: {words}"
 
@@ -545,7 +548,8 @@ def _read_progress(metadata: JsonObject) -> Progressed | None:
         title = text_in(current[0], "content") if current else None
         done = sum(one.get("status") == "completed" for one in todos)
         subtitle = f"{done} of {len(todos)} done"
-    return Progressed(kind, status, title=title, subtitle=subtitle)
+    reason = text_in(progress, "reason")
+    return Progressed(kind, status, title=title, subtitle=subtitle, reason=reason)
 
 
 def _read_asked(metadata: JsonObject) -> Interrupted | None:

@@ -6,7 +6,6 @@ by both versions; with ``A2A-Version: 1.0`` it has the pure 1.0 form, at the old
 """
 
 import asyncio
-import gzip
 import hashlib
 import math
 import time
@@ -56,21 +55,17 @@ class Document:
         self.content = content
         self._media_type = media_type
         self._body = orjson.dumps(content)
-        self._gzipped = gzip.compress(self._body, mtime=0)
         self._headers = {
             "etag": f'W/"{hashlib.sha256(self._body).hexdigest()[:32]}"',
             "cache-control": f"{'private' if private else 'public'}, max-age=300",
-            "vary": f"{'Authorization, ' if private else ''}Accept-Encoding, {VERSION_HEADER}",
+            "vary": f"{'Authorization, ' if private else ''}{VERSION_HEADER}",
         }
 
     def respond(self, request: Request, modified: str, version: Version) -> Response:
         headers = self._headers | {"last-modified": modified, VERSION_HEADER.lower(): version.value}
         if _is_fresh(request, headers["etag"], modified):
             return Response(status_code=304, headers=headers)
-        body = self._body
-        if _takes_gzip(request.headers.get("accept-encoding", "")):
-            body, headers["content-encoding"] = self._gzipped, "gzip"
-        return Response(body, headers=headers, media_type=self._media_type)
+        return Response(self._body, headers=headers, media_type=self._media_type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,11 +317,3 @@ def _is_fresh(request: Request, etag: str, modified: str) -> bool:
         return parsedate_to_datetime(since) >= parsedate_to_datetime(modified)
     except (TypeError, ValueError):
         return False
-
-
-def _takes_gzip(accepted: str) -> bool:
-    for item in accepted.lower().split(","):
-        coding, _, weight = item.partition(";")
-        if coding.strip() == "gzip":
-            return weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
-    return False

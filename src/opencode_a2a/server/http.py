@@ -33,7 +33,7 @@ from opencode_a2a.ids import SCOPE_KEY, Caller
 from opencode_a2a.jsonguard import decode
 from opencode_a2a.peers.client import HOPS_HEADER
 from opencode_a2a.server.operations import OperationCall, TaskStream
-from opencode_a2a.server.sse import ErrorFrame, EventStream, Stream, Streams, Write
+from opencode_a2a.server.sse import ErrorFrame, EventStream, Stream, Streams, WriteNow
 from opencode_a2a.tasks.log import LogForgottenError
 from opencode_a2a.tasks.state import Entry
 
@@ -195,7 +195,7 @@ def event_stream(
             log.encoded = (which, events) if which and len(log.readers) > 1 else None
         return b"".join([form % event for event in events])
 
-    async def frames(write: Write) -> AsyncGenerator[bytes, None]:
+    async def frames(write: WriteNow) -> AsyncGenerator[bytes, None]:
         def push(entries: list[Entry]) -> bool:
             chunk = encoded(entries)
             return not chunk or write(chunk)

@@ -23,7 +23,7 @@ from opencode_a2a.a2a.operations import (
     ROUTES,
     Operation,
 )
-from opencode_a2a.a2a.types import SendRequest, Version, negotiate, only_v1
+from opencode_a2a.a2a.types import Version, negotiate, only_v1
 from opencode_a2a.a2a.v03 import Spelling, rest_spelling
 from opencode_a2a.errors import (
     InvalidListingError,
@@ -84,7 +84,7 @@ class RestBinding:
             # A read of ``…:cancel`` looks like the read of a task with such a name.
             if request.method != "POST" and request.path_params.get("id", "").endswith(":cancel"):
                 raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "POST"})
-            if operation.takes is SendRequest:
+            if operation.body:
                 params = await read_body(request)
                 if not isinstance(params, dict):
                     raise InvalidRequestError("The body must be a JSON object")

@@ -47,7 +47,7 @@ _HEADERS: tuple[Header, ...] = tuple(
 )
 
 
-Write = Callable[[bytes], bool]
+WriteNow = Callable[[bytes], bool]
 """Writes frames at once; False when the reader cannot take them now."""
 ErrorFrame = Callable[[ServiceError], bytes]
 
@@ -56,7 +56,7 @@ ErrorFrame = Callable[[ServiceError], bytes]
 class Stream:
     """A stream of server-sent events, and the event to break it off with."""
 
-    frames: Callable[[Write], AsyncGenerator[bytes, None]]
+    frames: Callable[[WriteNow], AsyncGenerator[bytes, None]]
     """Makes the frames, always whole ones. Some may be written by the function it is given while
     it has yielded nothing; if that returns False, they have to be yielded."""
     error_frame: ErrorFrame

@@ -11,14 +11,14 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import sqlalchemy as sa
 import structlog
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.errors import StoreUnavailableError
-from opencode_a2a.store.engine import Call, DatabaseError, Engine, Replica, Result, cause
+from opencode_a2a.store.engine import DatabaseError, Engine, PendingWrite, Replica, Result, cause
 from opencode_a2a.store.schema import metadata
 from opencode_a2a.store.sqlite import Sqlite
 
@@ -36,7 +36,7 @@ class Database:
 
     def __init__(self, url: str, replica: Replica | None = None) -> None:
         self._engine = _engine(url, replica)
-        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[PendingWrite[Any] | None] = queue.SimpleQueue()
         self._readers = ThreadPoolExecutor(
             self._engine.readers or 1, thread_name_prefix="store-reader"
         )
@@ -97,7 +97,7 @@ class Database:
         is one exception: while it is not known whether the commit took effect, only a caller
         with ``late`` is told so soon, and ``late`` is told the result if it did after all.
         """
-        call = self._post(fn, late)
+        call = self.post(fn, late)
         patience = self._engine.patience
         try:
             if patience is not None:
@@ -127,7 +127,7 @@ class Database:
         """Run ``fn`` on a connection of its own, beside the writer."""
         try:
             if not self._engine.readers:
-                return await self.post(fn)
+                return await self.post(fn).done
             async with asyncio.timeout(self._engine.patience):
                 return await self._loop.run_in_executor(self._readers, self._engine.read, fn)
         except (TimeoutError, *self._engine.failures) as error:
@@ -148,12 +148,11 @@ class Database:
 
         await self.write(touch, "checking")
 
-    def post(self, fn: Callable[[Connection], T]) -> asyncio.Future[T]:
-        """Have ``fn`` written; the future holds its result, or the driver's own error."""
-        return self._post(fn).done
-
-    def _post(self, fn: Callable[[Connection], T], late: Callable[[T], None] | None = None) -> Call:
-        call = Call(fn, self._loop.create_future(), late)
+    def post(
+        self, fn: Callable[[Connection], T], late: Callable[[T], None] | None = None
+    ) -> PendingWrite[T]:
+        """Have ``fn`` written; its ``done`` holds the result, or the driver's own error."""
+        call = PendingWrite(fn, self._loop.create_future(), late)
         self._calls.put(call)
         return call
 
@@ -169,7 +168,7 @@ class Database:
         ended = False
         while not ended:
             # Wait for a call, and take all others that are there by then; None comes last.
-            calls: list[Call] = []
+            calls: list[PendingWrite[Any]] = []
             while not ended and not (calls and self._calls.empty()):
                 call = self._calls.get()
                 if call is None:

@@ -7,7 +7,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -16,6 +16,8 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from opencode_a2a import __version__
 
 T = TypeVar("T")
+Write = Callable[[Connection], None]
+"""What is to be written, for whoever has a transaction."""
 
 
 class DatabaseError(Exception):
@@ -37,12 +39,12 @@ class Replica(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class Call:
+class PendingWrite(Generic[T]):
     """A function that the writer thread is to run, and who waits for its result."""
 
-    fn: Callable[[Connection], Any]
-    done: asyncio.Future[Any]
-    late: Callable[[Any], None] | None = None
+    fn: Callable[[Connection], T]
+    done: asyncio.Future[T]
+    late: Callable[[T], None] | None = None
     """Is told the result if it was committed after the one who waited had given up."""
     begun: bool = False
     abandoned: bool = False
@@ -63,7 +65,7 @@ class Call:
 
 
 class Result(NamedTuple):
-    call: Call
+    call: PendingWrite[Any]
     value: Any
     error: Exception | None = None
 
@@ -92,7 +94,7 @@ class Engine(ABC):
         """Bring the database to the newest schema, in the writer thread; raise DatabaseError."""
 
     @abstractmethod
-    def write(self, calls: list[Call]) -> list[Result]:
+    def write(self, calls: list[PendingWrite[Any]]) -> list[Result]:
         """Run all calls in one transaction; if one of them fails, each in its own."""
 
     @abstractmethod

@@ -29,9 +29,9 @@ from sqlalchemy.pool import NullPool, QueuePool
 
 from opencode_a2a.store.engine import (
     UNWANTED,
-    Call,
     DatabaseError,
     Engine,
+    PendingWrite,
     Replica,
     Result,
     cause,
@@ -275,7 +275,7 @@ class Postgres(Engine):
 
     # Writing
 
-    def write(self, calls: list[Call]) -> list[Result]:
+    def write(self, calls: list[PendingWrite[Any]]) -> list[Result]:
         results = list[Result]()
         error: Exception = self.lost or UNWANTED
         for _ in range(ATTEMPTS if self.lost is None else 0):
@@ -309,7 +309,7 @@ class Postgres(Engine):
         # One of them is the cause, and the others have nothing to do with it.
         return results + [result for call in calls for result in self.write([call])]
 
-    def _transact(self, connection: Connection, calls: list[Call]) -> list[Result]:
+    def _transact(self, connection: Connection, calls: list[PendingWrite[Any]]) -> list[Result]:
         number = self._commits + 1
         transaction = connection.begin()
         try:

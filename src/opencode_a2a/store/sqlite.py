@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from opencode_a2a.store.earlier import Form, form_of
-from opencode_a2a.store.engine import Call, DatabaseError, Engine, Result, cause
+from opencode_a2a.store.engine import DatabaseError, Engine, PendingWrite, Result, cause
 from opencode_a2a.store.schema import SchemaTooNewError, migrate
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ class Sqlite(Engine):
         except self.failures as error:
             raise DatabaseError(f"cannot open {self.name}: {cause(error)}") from None
 
-    def write(self, calls: list[Call]) -> list[Result]:
+    def write(self, calls: list[PendingWrite[Any]]) -> list[Result]:
         try:
             self._check_place()
             self._connection = self._connection or self._engine.connect()
@@ -122,7 +122,7 @@ class Sqlite(Engine):
             raise MovedError
 
 
-def _transact(connection: Connection, calls: list[Call]) -> list[Result]:
+def _transact(connection: Connection, calls: list[PendingWrite[Any]]) -> list[Result]:
     """Run all calls in one transaction; if one of them fails, each in its own.
 
     If another process has locked the database, all of them fail: they must not wait for the lock

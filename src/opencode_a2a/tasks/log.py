@@ -16,27 +16,21 @@ from sqlalchemy.engine import Connection
 from opencode_a2a import metrics
 from opencode_a2a.errors import StoreUnavailableError, StreamEndedError
 from opencode_a2a.events import (
-    Finished,
-    Interrupted,
     ReasoningGrew,
-    Resumed,
-    SessionBound,
-    Started,
     TextGrew,
 )
 from opencode_a2a.ids import ContextId, Principal, TaskId
-from opencode_a2a.messages import Added, Answered
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
+from opencode_a2a.store.engine import Write
 from opencode_a2a.store.tasks import Move, Segment, TaskRow
 from opencode_a2a.tasks.state import (
+    FIRM,
     OPEN,
     TERMINAL,
-    Accepted,
     Cursor,
     Entry,
     LogEvent,
-    Recovered,
     State,
     Status,
     TaskRef,
@@ -61,10 +55,6 @@ STORE_SECONDS = 4.0
 """How long a reader waits for the store to take what it is about to read."""
 LEFT = "The service is shutting down. The task continues; fetch it later, or send it again."
 
-# These are shown to readers only once they are stored; all others may be shown first.
-_FIRM = frozenset(
-    {Accepted, Added, Answered, Recovered, SessionBound, Started, Interrupted, Resumed, Finished}
-)
 _GROWTH = frozenset({TextGrew, ReasoningGrew})
 
 _OPEN = {state: metrics.TASKS.labels(state) for state in OPEN}
@@ -73,7 +63,6 @@ _ENDED = {state: metrics.TASKS_ENDED.labels(state) for state in TERMINAL}
 UNREAD_SECONDS = 1.5
 """Time in which nobody reads a request and answers it, and an answer to an earlier one may come."""
 
-Write = Callable[[Connection], None]
 Push = Callable[[list[Entry]], bool]
 """Takes entries at once; False when it cannot, and they have to wait until it is ready."""
 
@@ -173,7 +162,7 @@ class TaskLog:
             for reader in self.readers:
                 reader.offer(entries)
             return True
-        if not _FIRM.isdisjoint(type(entry.event) for entry in entries):
+        if not FIRM.isdisjoint(type(entry.event) for entry in entries):
             self._firm = entries[-1].seq
         elif self._firm <= self._stored:
             self._show(self.state.seq)
@@ -510,7 +499,7 @@ class LogWriter:
         self._writing = batch = _Batch(list(self._waiting.values()), self._done)
         self._waiting, self._done = {}, None
         if batch.shares:
-            self._database.post(batch.write).add_done_callback(self._written)
+            self._database.post(batch.write).done.add_done_callback(self._written)
         else:
             self._settle()
 

@@ -37,8 +37,9 @@ from opencode_a2a.ids import ContextId, Principal, TaskId
 from opencode_a2a.messages import ANYWHERE, Added, Answered, Message, Routing, TurnRequest
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
+from opencode_a2a.store.engine import Write
 from opencode_a2a.store.tasks import Key, Segment, TaskRow
-from opencode_a2a.tasks.log import LogReader, LogWriter, TaskLog, Write, load_task
+from opencode_a2a.tasks.log import LogReader, LogWriter, TaskLog, load_task
 from opencode_a2a.tasks.state import (
     Accepted,
     Cursor,
@@ -78,6 +79,8 @@ NARROWER = (
 MAX_ADDITIONS = 50
 """Messages on one task that OpenCode does not have yet."""
 TOO_MANY = "Too many messages on this task wait to be handed on; wait until the agent has them"
+OWN_TASKS = "This caller has {} tasks that have not ended, the most at once; wait for one to end"
+ALL_TASKS = "The service has {} tasks that have not ended, the most at once; try again later"
 UNSIGNED = Failure(
     FailureType.SIGN_IN_EXPIRED,
     "Nobody signed in to the model provider in time. Send the message again.",
@@ -108,8 +111,8 @@ class SendCommand:
     def digest(self) -> bytes:
         """What identifies the content: a repeat has the same message id and the same digest.
 
-        A message on a task is an answer. It stays the same answer whatever else the request says:
-        a client that repeats it may have learnt the context meanwhile.
+        Of a message on a task nothing else counts: a client that repeats it may have learnt the
+        context meanwhile.
         """
         content: tuple[object, ...] = (self.message, self.task_id)
         if self.task_id is None:
@@ -376,19 +379,19 @@ class TaskService:
             output_modes=None if ref.output_modes is None else orjson.dumps(ref.output_modes),
             request=orjson.dumps(command.request),
         )
-        reached = None
-        if self._counts[principal] >= self._limits.max_tasks_per_principal:
-            reached = self._limits.max_tasks_per_principal
-        elif self._counts.total() >= self._limits.max_open_tasks:
-            reached = self._limits.max_open_tasks
+        full: LimitExceededError | None = None
+        if self._counts[principal] >= (most := self._limits.max_tasks_per_principal):
+            full = LimitExceededError(OWN_TASKS.format(most), limit=most)
+        elif self._counts.total() >= (most := self._limits.max_open_tasks):
+            full = LimitExceededError(ALL_TASKS.format(most), limit=most)
 
         def write(connection: Connection) -> int | TaskRow:
             message = (principal, command.message.message_id)
             earlier = rows.find_message(connection, *message, digest)
             if earlier is not None:
                 return earlier
-            if reached is not None:
-                raise LimitExceededError(limit=reached)
+            if full is not None:
+                raise full
             no = rows.add_task(connection, row)
             rows.add_message(connection, *message, no, digest)
             rows.append(connection, [Segment(no, 1, 1, segment)], [])
@@ -405,14 +408,14 @@ class TaskService:
 
         # The place is held during the write, in which others ask for room. It is given back after
         # the task has been counted, before anything else can run.
-        self._counts[principal] += reached is None
+        self._counts[principal] += full is None
         try:
             outcome = await self._database.write(write, late=late)
             if isinstance(outcome, TaskRow):
                 return outcome
             return self.adopt(TaskLog(outcome, state, self._writer, self._database))
         finally:
-            self._counts[principal] -= reached is None
+            self._counts[principal] -= full is None
 
     def adopt(self, log: TaskLog) -> OpenTask:
         """Take charge of a task that is open."""
@@ -471,7 +474,7 @@ class TaskService:
         return await self._database.read(read)
 
     async def _continue(self, command: SendCommand, task_id: str) -> Submitted:
-        """Give a task the answer that it waits for, or another try after a sign-in."""
+        """Take a message on a task: an answer, another try after a sign-in, or a further prompt."""
         row = await self._row(command.principal, task_id)
         if command.context_id is not None and command.context_id != row.context_id:
             text = "is not the context of this task; leave it out"

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, assert_never, get_args
 
 import orjson
 
@@ -84,6 +84,10 @@ class Recovered:
 
 
 LogEvent = TurnEvent | Accepted | Added | Answered | Recovered
+FIRM = frozenset(
+    {Accepted, Added, Answered, Recovered, SessionBound, Started, Interrupted, Resumed, Finished}
+)
+"""What is shown to readers only once it is stored; all else may be shown first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,16 +234,20 @@ class TaskState:
         self.seq += 1
         if type(event) is TextGrew or self.ref.tells(event):  # the first is most of what there is
             self.generation += 1
-        if isinstance(event, TextGrew | ReasoningGrew):
-            opened = fold_text(self.channels, event)
-            if opened is not None:
-                self.artifacts.setdefault(opened)
-            return Entry(self.seq, at, event, None, self.generation)
         before = self.status
+        self._fold(event, at)
+        # Progress is told by a status even if nothing in that has changed; what was asked for is
+        # nothing new to a reader.
+        changed = self.status is not before or isinstance(event, Progressed)
+        status = self.status if changed and not isinstance(event, Accepted) else None
+        return Entry(self.seq, at, event, status, self.generation)
+
+    def _fold(self, event: LogEvent, at: int) -> None:  # noqa: C901 # one case for each event
         match event:
-            case ChannelReplaced() | ChannelClosed():
-                fold_text(self.channels, event)
-                self.artifacts.setdefault(event.channel)
+            case TextGrew() | ReasoningGrew() | ChannelReplaced() | ChannelClosed():
+                opened = fold_text(self.channels, event)
+                if opened is not None:
+                    self.artifacts.setdefault(opened)
             case ToolChanged():
                 self.tools[event.part_id] = event
                 self.artifacts.setdefault(f"tool:{event.part_id}")
@@ -252,26 +260,14 @@ class TaskState:
             case Progressed():
                 if event.type == "queue":
                     self.status = replace(self.status, queued=event)
-                # A status without a change of state.
-                return Entry(self.seq, at, event, self.status, self.generation)
             case Accepted():
                 self.history.append(event.message)
-                self.status = replace(before, subject=event.message.subject)
-                # The status says nothing new to a reader.
-                return Entry(self.seq, at, event, None, self.generation)
+                self.status = replace(self.status, subject=event.message.subject)
             case Added():
                 self.history.append(event.message)
             case Answered():
                 if event.message not in self.history[1:]:  # it may have settled several interrupts
                     self.history.append(event.message)
-            case _:
-                self._change(event, at)
-        changed = self.status if self.status is not before else None
-        return Entry(self.seq, at, event, changed, self.generation)
-
-    def _change(self, event: LogEvent, at: int) -> None:
-        """Apply an event that changes the status."""
-        match event:
             case SessionBound():
                 self.status = replace(
                     self.status,
@@ -311,7 +307,7 @@ class TaskState:
                     queued=None,
                 )
             case _:
-                raise AssertionError(f"no rule for {type(event).__name__}")
+                assert_never(event)
 
     def _move(self, state: State, at: int, pending: tuple[Interrupted, ...] = ()) -> None:
         self.status = replace(
@@ -364,42 +360,32 @@ def _request(fields: _Fields) -> TurnRequest:
     )
 
 
-_LOADERS: dict[type[LogEvent], Callable[[_Fields], LogEvent]] = {
-    TextGrew: lambda fields: TextGrew(**fields),
-    ReasoningGrew: lambda fields: ReasoningGrew(**fields),
-    ChannelReplaced: _replaced,
-    ChannelClosed: lambda fields: ChannelClosed(Channel(fields["channel"]), fields["message_id"]),
-    ToolChanged: lambda fields: ToolChanged(**fields),
-    Progressed: lambda fields: Progressed(**fields),
-    SessionBound: lambda fields: SessionBound(**fields),
-    Started: lambda _: Started(),
-    Interrupted: Interrupted.load,
-    Resumed: lambda fields: Resumed(**fields),
-    UsageCounted: _usage,
-    DiffChanged: _diff,
-    ResultGiven: lambda fields: ResultGiven(**fields),
-    Finished: _finished,
-    Accepted: lambda fields: Accepted(Message.load(fields["message"])),
-    Added: lambda fields: Added(Message.load(fields["message"]), _request(fields["request"])),
-    Answered: lambda fields: Answered(Message.load(fields["message"])),
-    Recovered: lambda fields: Recovered(**fields),
-}
-_NAMES = {event: event.__name__ for event in _LOADERS}
-_BY_NAME: dict[str, Callable[[_Fields], LogEvent]] = {
-    **{event.__name__: load for event, load in _LOADERS.items()},
+_LOADERS: dict[str, Callable[[_Fields], LogEvent]] = {
+    **{event.__name__: lambda fields, event=event: event(**fields) for event in get_args(LogEvent)},
+    # Those with values inside that JSON does not have.
+    "ChannelReplaced": _replaced,
+    "ChannelClosed": lambda fields: ChannelClosed(Channel(fields["channel"]), fields["message_id"]),
+    "Interrupted": Interrupted.load,
+    "UsageCounted": _usage,
+    "DiffChanged": _diff,
+    "Finished": _finished,
+    "Accepted": lambda fields: Accepted(Message.load(fields["message"])),
+    "Added": lambda fields: Added(Message.load(fields["message"]), _request(fields["request"])),
+    "Answered": lambda fields: Answered(Message.load(fields["message"])),
     # What 2.0.0 called a channel, in the logs that it wrote.
     "LaneReplaced": lambda fields: _replaced({**fields, "channel": fields["lane"]}),
     "LaneClosed": lambda fields: ChannelClosed(Channel(fields["lane"]), fields["message_id"]),
 }
+"""How each event is read, by the name it is stored under."""
 
 
 def dump_entries(entries: Iterable[Entry]) -> bytes:
-    return orjson.dumps([(e.at, _NAMES[type(e.event)], e.event) for e in entries])
+    return orjson.dumps([(e.at, type(e.event).__name__, e.event) for e in entries])
 
 
 def load_entries(data: bytes) -> list[tuple[int, LogEvent]]:
     """Return (time, event) of each entry in a segment."""
-    return [(at, _BY_NAME[name](fields)) for at, name, fields in orjson.loads(data)]
+    return [(at, _LOADERS[name](fields)) for at, name, fields in orjson.loads(data)]
 
 
 def load_status(data: bytes) -> Status:

@@ -41,6 +41,7 @@ from opencode_a2a.rights import QUESTION, Action
 from opencode_a2a.store import grants as grant_rows
 from opencode_a2a.store import interrupts as rows
 from opencode_a2a.store.database import Database
+from opencode_a2a.store.engine import Write
 from opencode_a2a.store.grants import GrantRow
 from opencode_a2a.store.interrupts import InterruptRow
 from opencode_a2a.telemetry import AUDIT, now_ms
@@ -56,8 +57,6 @@ from opencode_a2a.turns.answers import (
 from opencode_a2a.turns.grants import Grant, Owner
 
 logger = structlog.get_logger(__name__)
-
-Write = Callable[[Connection], None]
 
 CONFIRM_SECONDS = 10.0
 """How long OpenCode may take to say that an interrupt is settled once it took the answer."""

@@ -10,15 +10,13 @@ the other.
 import asyncio
 import os
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
+from collections.abc import AsyncGenerator, Hashable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
 from weakref import WeakValueDictionary
-
-from sqlalchemy.engine import Connection
 
 from opencode_a2a.errors import InvalidParamsError, SessionNotFoundError, Violation
 from opencode_a2a.ids import ContextId, Principal, SessionId
@@ -28,6 +26,7 @@ from opencode_a2a.opencode.types import Session, SessionDraft
 from opencode_a2a.rights import FULL, Rights
 from opencode_a2a.store import links
 from opencode_a2a.store.database import Database
+from opencode_a2a.store.engine import Write
 from opencode_a2a.store.links import Places
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.rights import SessionRights, Work
@@ -94,7 +93,7 @@ class BoundSession:
     directory: str
     named: bool = False
     """The caller chose it; it is theirs once the prompt was taken."""
-    link: Callable[[Connection], None] | None = None
+    link: Write | None = None
     """Lets the context keep a new session; to be written before the session is prompted."""
 
     @property
@@ -326,7 +325,7 @@ class Sessions:
             await self._database.write(self._link(place, session.session_id))
             await self._hold(principal, session.session_id, None)
 
-    def _link(self, place: Place, session_id: SessionId) -> Callable[[Connection], None]:
+    def _link(self, place: Place, session_id: SessionId) -> Write:
         """Let a context use a session from now on; return what has to be written for it."""
         _keep(self._links, place, session_id)
         _keep(self._owners, session_id, place[0])

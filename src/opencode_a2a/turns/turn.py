@@ -57,9 +57,10 @@ from opencode_a2a.opencode.types import (
 )
 from opencode_a2a.rights import FULL, STRUCTURED_OUTPUT
 from opencode_a2a.schemas import mismatches
+from opencode_a2a.store.engine import Write
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.grants import Owner
-from opencode_a2a.turns.interrupts import Interrupts, TurnInterrupts, Write
+from opencode_a2a.turns.interrupts import Interrupts, TurnInterrupts
 from opencode_a2a.turns.sessions import KNOWN_SESSIONS, BoundSession, Sessions
 from opencode_a2a.turns.snapshot import Snapshots
 from opencode_a2a.turns.tools import Tools

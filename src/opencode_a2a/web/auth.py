@@ -1,7 +1,7 @@
 """Authentication: credentials in, ``Caller`` out.
 
 ``Authentication`` stands before everything that is not open to all and puts the caller into
-``scope["caller"]``. It knows which secrets exist and nothing of what a caller may do with
+the scope. It knows which secrets exist and nothing of what a caller may do with
 them. Secrets are kept as digests only, and every known one is compared with what was sent, so
 that neither the length of the comparison nor its end tells anything.
 """
@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from opencode_a2a import metrics
 from opencode_a2a.config import UNGUESSABLE, AccessSettings, CredentialEntry, Settings, StateError
 from opencode_a2a.errors import ServiceError, TooManyFailuresError, UnauthenticatedError
-from opencode_a2a.ids import Caller, Principal
+from opencode_a2a.ids import SCOPE_KEY, Caller, Principal
 from opencode_a2a.rights import CAPABILITIES, PROFILES, Rights
 from opencode_a2a.server.contracts import DISCOVERY
 
@@ -165,7 +165,7 @@ class Authentication:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] not in OPEN_PATHS or scope["method"] not in ("GET", "HEAD"):
             try:
-                scope["caller"] = self.caller(scope)
+                scope[SCOPE_KEY] = self.caller(scope)
             except ServiceError:
                 metrics.AUTH_REJECTED.inc()
                 raise

@@ -6,7 +6,6 @@ is the one thing that exists for it alone: ``SignIns`` exchanges a code of one u
 of the same caller.
 """
 
-import gzip
 import hmac
 import math
 import secrets
@@ -35,8 +34,6 @@ SESSION = f"{CONSOLE}/session"
 CODE_SECONDS = 60
 SESSION_SECONDS = 12 * 3600
 MOST_CODES = 1_000
-BUDGET_BYTES = 40_000
-"""What all files of the console may take together, as a browser loads them."""
 _FOLDER = Path(__file__).parent / "console"
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -61,16 +58,15 @@ _REDIRECTS = {"/": "console", "/docs": "console#/docs", f"{CONSOLE}/": "../conso
 
 
 @cache
-def files() -> dict[str, tuple[bytes, bytes, str, str]]:
-    """Return the console by path: each file plain and compressed, its type and its tag."""
-    found: dict[str, tuple[bytes, bytes, str, str]] = {}
+def files() -> dict[str, tuple[bytes, str, str]]:
+    """Return the console by path: each file, its type and its tag."""
+    found: dict[str, tuple[bytes, str, str]] = {}
     for file in sorted(_FOLDER.iterdir()):
         if file.suffix in _TYPES:
             path = CONSOLE if file.name == "index.html" else f"{CONSOLE}/{file.name}"
             content = file.read_bytes()
             tag = f'"{sha256(content).hexdigest()[:16]}"'
-            packed = gzip.compress(content, mtime=0)
-            found[path] = (content, packed, _TYPES[file.suffix], tag)
+            found[path] = (content, _TYPES[file.suffix], tag)
     return found
 
 
@@ -91,14 +87,10 @@ class Pages:
             return RedirectResponse(_REDIRECTS[path], headers=_HEADERS)
         if path not in files():
             return None
-        content, packed, kind, tag = files()[path]
+        content, kind, tag = files()[path]
         more = {**_HEADERS, "content-type": kind, "etag": tag, "cache-control": "no-cache"}
         if headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=more)
-        if "gzip" in headers.get("accept-encoding", ""):
-            return Response(
-                packed, headers=more | {"content-encoding": "gzip", "vary": "Accept-Encoding"}
-            )
         return Response(content, headers=more)
 
 

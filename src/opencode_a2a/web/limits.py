@@ -30,7 +30,7 @@ from opencode_a2a.errors import (
     RequestTimeoutError,
     RequestTooLargeError,
 )
-from opencode_a2a.ids import Caller
+from opencode_a2a.ids import SCOPE_KEY, Caller
 from opencode_a2a.server.contracts import DISCOVERY
 from opencode_a2a.web.auth import OPEN_PATHS, peer_address
 from opencode_a2a.web.observe import ANSWER_HEADERS
@@ -144,7 +144,7 @@ class RateLimit:
         if scope["path"] in _PROBES:  # a probe that is refused would have the service restarted
             await self._app(scope, receive, send)
             return
-        caller: Caller | None = scope.get("caller")
+        caller: Caller | None = scope.get(SCOPE_KEY)
         if caller is None:
             key = f"address:{peer_address(scope)}"
         elif caller.credential_id is not None:

@@ -2,7 +2,8 @@
 
 ``AccessLog`` stands outermost, so that refused requests are traced and counted too.
 ``PayloadLog``, when switched on, stands behind the guards and shows bodies. ``pages`` returns the
-routes for alive, ready, healthy and figures. Nothing here knows A2A, the database or OpenCode.
+routes for alive, ready, healthy and figures. Of A2A only the names that the bindings leave in the
+scope and the paths of the cards are known; what is ready or healthy is asked of others.
 """
 
 import asyncio
@@ -90,7 +91,7 @@ class AccessLog:
             metrics.REQUESTS.labels(method, _route(scope), str(status)).inc()
             level = logging.ERROR if status >= 500 else logging.INFO
             if logger.is_enabled_for(level):
-                caller: Caller | None = scope.get("caller")
+                caller: Caller | None = scope.get(SCOPE_KEY)
                 logger.log(
                     level,
                     "request",

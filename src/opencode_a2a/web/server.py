@@ -63,8 +63,6 @@ def edge(
     if settings.log.payloads:
         app = PayloadLog(app, settings.log.body_limit)
     app = BodyGuard(app, settings.limits)
-    if settings.a2a.http_gzip_minimum_size:
-        app = Compression(app, settings.a2a.http_gzip_minimum_size, _GZIP_LEVEL)
     if settings.limits.rate_limit_enabled:
         app = RateLimit(app, settings.limits)
     if sign_ins is None:
@@ -72,6 +70,8 @@ def edge(
     else:
         app = Pages(Authentication(app, credentials, also=sign_ins.find))
     app = Boundary(app, settings)
+    if settings.a2a.http_gzip_minimum_size:
+        app = Compression(app, settings.a2a.http_gzip_minimum_size, _GZIP_LEVEL)
     return AccessLog(Refusals(app, Version(settings.a2a.protocol_version)))
 
 
