@@ -1,12 +1,13 @@
 # Every target installs what it needs: Python packages into .venv, OpenCode and ripgrep into
-# node_modules. Needed on the machine: Python 3.11 or later, Node with npm, make.
+# node_modules. Needed on the machine: Python 3.11 or later, make, and Node with npm or an OpenCode.
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo-peers test test-fast kills clients fuzz check docs screenshots record qualify bench bench-quick
+.PHONY: help serve doctor demo-peers test test-fast kills clients fuzz check docs screenshots record qualify bench bench-quick
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 
-WORKSPACE ?= $(or $(OPENCODE_WORKSPACE_ROOT),$(CURDIR))
+WORKSPACE ?= $(OPENCODE_WORKSPACE_ROOT)
+OPEN ?=
 ARGS ?=
 KILLS ?= 40
 SEED ?= 11
@@ -17,6 +18,7 @@ export UV_NATIVE_TLS := 1
 
 UV := $(or $(shell command -v uv 2>/dev/null),$(CURDIR)/.tools/bin/uv)
 PACKAGES := .venv/.installed
+RUNTIME := .venv/.installed-to-serve
 PROGRAMS := node_modules/.installed
 TEST_PROGRAMS := node_modules/.installed-for-tests
 SDK03 := .tools/a2a-sdk-0.3/.installed
@@ -35,7 +37,8 @@ WITH_PROGRAMS = PATH="$(CURDIR)/node_modules/.bin:$(RIPGREP):$$PATH"
 
 help:
 	@echo 'make serve      start OpenCode and the service; the demo model if no provider is set up'
-	@echo '                WORKSPACE=directory  ARGS="flags of opencode-a2a serve"'
+	@echo '                WORKSPACE=directory  OPEN=1 (the console)  ARGS="flags of opencode-a2a serve"'
+	@echo 'make doctor     check what the service needs'
 	@echo 'make demo-peers two agents with the demo model, of which one asks the other'
 	@echo 'make test       all tests, with a real OpenCode and a real browser'
 	@echo 'make test-fast  the tests that need neither'
@@ -50,14 +53,22 @@ help:
 	@echo 'make qualify    try VERSION=… of OpenCode out, and note the result in docs/opencode.md'
 	@echo 'make record     record event streams of the installed OpenCode into the test data'
 
-serve: $(PACKAGES) $(PROGRAMS)
-	$(WITH_PROGRAMS) exec $(WITHOUT_OURS) $(BIN)/opencode-a2a serve --managed --auto-demo \
-		--opencode-workspace-root "$(WORKSPACE)" $(ARGS)
+# Only to serve, an OpenCode that is on the path already is as good as the one of package.json.
+OWN_OPENCODE := $(shell command -v opencode 2>/dev/null)
+SERVES = --auto-demo $(and $(WORKSPACE),--opencode-workspace-root "$(WORKSPACE)")
+
+TO_SERVE := $(if $(wildcard $(RUNTIME)),,needed) $(RUNTIME) $(if $(OWN_OPENCODE),,$(PROGRAMS))
+
+serve: $(TO_SERVE)
+	@$(WITH_PROGRAMS) exec $(WITHOUT_OURS) $(BIN)/opencode-a2a serve $(SERVES) $(and $(OPEN),--open) $(ARGS)
+
+doctor: $(TO_SERVE)
+	@$(WITH_PROGRAMS) exec $(WITHOUT_OURS) $(BIN)/opencode-a2a doctor $(SERVES) $(ARGS)
 
 demo-peers: $(PACKAGES) $(PROGRAMS)
 	PATH="$(BIN):$(CURDIR)/node_modules/.bin:$(RIPGREP):$$PATH" $(BIN)/python tools/demo_peers.py $(ARGS)
 
-test: $(PACKAGES) $(TEST_PROGRAMS) $(SDK03)
+test: $(if $(wildcard $(PACKAGES)),,needed) $(PACKAGES) $(TEST_PROGRAMS) $(SDK03)
 	UV="$(UV)" $(WITH_PROGRAMS) $(BIN)/pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 test-fast: $(PACKAGES)
@@ -101,15 +112,20 @@ qualify: $(PACKAGES) $(PROGRAMS)
 	$(WITH_PROGRAMS) $(BIN)/python tools/qualify.py $(or $(VERSION),$(error Say which version: make qualify VERSION=1.18.33))
 
 $(PACKAGES): pyproject.toml uv.lock | $(UV)
-	$(UV) sync --frozen --quiet
+	@tools/step 'Python packages for development' $(UV) sync --frozen --quiet
+	@touch $(RUNTIME) $@
+
+# What the service needs itself; what is installed for development stays.
+$(RUNTIME): pyproject.toml uv.lock | $(UV)
+	@tools/step '[2/3] Python packages' $(UV) sync --frozen --quiet --no-dev --inexact
 	@touch $@
 
 # The platform packages carry the programs. OpenCode's install script only links its own into
 # place; npm runs such scripts or not, depending on its version, so it is run here.
 NPM_CI = npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
 $(PROGRAMS): package.json package-lock.json
-	$(NPM_CI) --omit=dev
-	node node_modules/opencode-ai/postinstall.mjs
+	@tools/step '[3/3] OpenCode, 150 MB' $(NPM_CI) --omit=dev
+	@node node_modules/opencode-ai/postinstall.mjs
 	@touch $@
 
 # The tests need more: other clients, and a browser. The package of Chromium holds it compressed,
@@ -117,8 +133,8 @@ $(PROGRAMS): package.json package-lock.json
 # in a cloud function, and everything into the directory for temporary files.
 CHROMIUM := $(CURDIR)/node_modules/.chromium
 $(TEST_PROGRAMS): package.json package-lock.json
-	$(NPM_CI)
-	node node_modules/opencode-ai/postinstall.mjs
+	@tools/step 'OpenCode, a browser and other clients for the tests' $(NPM_CI)
+	@node node_modules/opencode-ai/postinstall.mjs
 	@mkdir -p $(CHROMIUM)
 	TMPDIR=$(CHROMIUM) AWS_LAMBDA_JS_RUNTIME=nodejs20.x node --input-type=module --eval \
 		'import chromium from "@sparticuz/chromium"; await chromium.executablePath()'
@@ -137,5 +153,9 @@ $(SDK03): tests/support/sdk03/requirements.txt | $(UV)
 	@touch $@
 
 $(CURDIR)/.tools/bin/uv:
-	python3 -m venv .tools
-	.tools/bin/pip install --quiet --disable-pip-version-check uv
+	@tools/step '[1/3] uv, which installs the rest' sh -c 'python3 -m venv .tools && \
+		.tools/bin/pip install --quiet --disable-pip-version-check uv'
+
+.PHONY: needed
+needed:
+	@tools/needed $(if $(OWN_OPENCODE),,--opencode)

@@ -22,7 +22,8 @@ def _plain_environment(  # pyright: ignore[reportUnusedFunction] - used by pytes
 ) -> None:
     for name in [n for n in os.environ if n.startswith(("A2A_", "OPENCODE"))]:
         monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
 
 
 def invoke(*arguments: str, **environ: str) -> Result:

@@ -18,11 +18,15 @@ from opencode_a2a.config import (
     Settings,
     SettingsError,
     load,
+    load_for_calls,
     provider_configured,
     show,
 )
 
 TOKEN = "a-token-that-nobody-can-guess"  # noqa: S105 - made up here
+
+
+EXTERNAL = {"OPENCODE_MANAGED_SERVER": "false"}
 
 
 def problems(environ: dict[str, str], flags: dict[str, str] | None = None) -> list[str]:
@@ -234,7 +238,7 @@ def test_no_value_of_a_variable_breaks_loading(name: str, value: str) -> None:
     "url", ["sqlite+aiosqlite:///./x.db", "sqlite:///./x.db", "sqlite+pysqlite:///./x.db"]
 )
 def test_every_spelling_of_a_sqlite_url_is_one(url: str) -> None:
-    settings = load({}, {"A2A_TASK_STORE_DATABASE_URL": url})
+    settings = load({}, {"A2A_TASK_STORE_DATABASE_URL": url, **EXTERNAL})
 
     assert settings.tasks.task_store_database_url == "sqlite:///./x.db"
 
@@ -434,15 +438,57 @@ def test_the_demo_starts_opencode() -> None:
 def test_a_managed_workspace_is_a_directory(tmp_path: Path) -> None:
     root = {"OPENCODE_WORKSPACE_ROOT": str(tmp_path / "none")}
 
-    assert load({}, root).workspace == tmp_path / "none"
-    assert problems({**root, "OPENCODE_MANAGED_SERVER": "1"}) == [
+    assert load({}, root | EXTERNAL).workspace == tmp_path / "none"
+    assert problems(root) == [
         "OPENCODE_WORKSPACE_ROOT: is not a directory"
     ]
 
 
 def test_a_managed_opencode_works_in_the_current_directory() -> None:
     assert load({}, {"OPENCODE_MANAGED_SERVER": "yes"}).workspace == Path.cwd()
-    assert load({}, {}).workspace is None
+    assert load({}, EXTERNAL).workspace is None
+
+
+def test_opencode_is_started_unless_one_is_named() -> None:
+    named = {"OPENCODE_BASE_URL": "http://127.0.0.1:4096"}
+
+    assert load({}, {}).opencode.managed_server is True
+    assert load({}, named).opencode.managed_server is False
+    assert load({}, {**named, "OPENCODE_MANAGED_SERVER": "true"}).opencode.managed_server is True
+    assert load({}, EXTERNAL).opencode.managed_server is False
+
+
+def test_the_demo_works_in_a_project_of_its_own_unless_one_is_named(tmp_path: Path) -> None:
+    demo = {"A2A_DEMO": "true", "A2A_STATE_DIR": "/state"}
+
+    assert load({}, demo).workspace == Path("/state/demo-workspace")
+    assert load({}, {**demo, "OPENCODE_WORKSPACE_ROOT": str(tmp_path)}).workspace == tmp_path
+
+
+def test_the_users_own_file_is_read_without_being_named(tmp_path: Path) -> None:
+    file = tmp_path / "config" / "opencode-a2a" / "config.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text("[a2a]\nport = 9000\n")
+    home = {"HOME": str(tmp_path / "home"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+
+    assert load({}, home).sources == {"a2a.port": str(file)}
+    assert load({}, {**home, "A2A_PORT": "9001"}).a2a.port == 9001
+    assert load({}, {"HOME": str(tmp_path / "home")}).sources == {}
+
+
+def test_who_calls_has_no_settings_of_a_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / ".config" / "opencode-a2a" / "config.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text('[a2a]\nport = 0\nstate_dir = "/state"\n[client]\ntimeout_seconds = 7\n')
+    monkeypatch.chdir(tmp_path)  # no service could work here: its state would be in the workspace
+
+    settings = load_for_calls({"HOME": str(tmp_path), "A2A_HOST": "everywhere!"})
+
+    assert (settings.a2a.state_dir, settings.client.timeout_seconds) == (Path("/state"), 7)
+    with pytest.raises(SettingsError, match="A2A_CLIENT_TIMEOUT_SECONDS: "):
+        load_for_calls({"A2A_CLIENT_TIMEOUT_SECONDS": "x"})
 
 
 @pytest.mark.parametrize(
@@ -454,7 +500,7 @@ def test_a_managed_opencode_works_in_the_current_directory() -> None:
     ],
 )
 def test_declared_roots_fit_the_declared_scope(environ: dict[str, str]) -> None:
-    [problem] = problems({**environ, "A2A_SANDBOX_WRITABLE_ROOTS": "/elsewhere"})
+    [problem] = problems({**environ, **EXTERNAL, "A2A_SANDBOX_WRITABLE_ROOTS": "/elsewhere"})
 
     assert problem.startswith("A2A_SANDBOX_WRITABLE_ROOTS: ")
 
@@ -464,6 +510,7 @@ def test_declared_roots_in_the_workspace_fit() -> None:
         "OPENCODE_WORKSPACE_ROOT": "/w",
         "A2A_WRITE_ACCESS_SCOPE": "workspace_only",
         "A2A_SANDBOX_WRITABLE_ROOTS": "/w/a,/w/b",
+        **EXTERNAL,
     }
 
     roots = load({}, environ).environment.sandbox_writable_roots
@@ -653,7 +700,7 @@ def test_a_file_with_secrets_that_others_can_read_is_warned_of(tmp_path: Path) -
 
 def test_the_database_is_by_default_in_the_state_directory_one_for_each_workspace() -> None:
     def database(**variables: str) -> str:
-        settings = load({}, {"A2A_STATE_DIR": "/state", **variables})
+        settings = load({}, {"A2A_STATE_DIR": "/state", **EXTERNAL, **variables})
         return settings.database_url
 
     one = database(OPENCODE_WORKSPACE_ROOT="/srv/my project")
@@ -770,7 +817,7 @@ def test_what_opencode_is_made_to_ask_for(given: dict[str, str], wanted: tuple[s
 
 
 def test_asking_needs_an_opencode_that_is_started_here_and_a_permission_that_exists() -> None:
-    assert problems({"OPENCODE_ASK": "all"}) == [
+    assert problems({"OPENCODE_ASK": "all", **EXTERNAL}) == [
         "OPENCODE_ASK: is for an OpenCode that this program starts, so start it with --managed, "
         "or set `permission` in its configuration"
     ]

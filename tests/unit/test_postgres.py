@@ -49,6 +49,7 @@ def variables(url: str) -> dict[str, str]:
         "A2A_TASK_STORE_DATABASE_URL": url,
         "A2A_BEARER_TOKEN": "x" * 32,
         "A2A_PORT": str(free_port("127.0.0.1")),
+        "OPENCODE_MANAGED_SERVER": "false",
         "HOME": "/nowhere",
     }
 

@@ -24,15 +24,13 @@ def console(url: str | None, only_print: bool) -> None:
     import httpx2
 
     from opencode_a2a.announcement import running
-    from opencode_a2a.config import SettingsError, load
+    from opencode_a2a.config import SettingsError, load_for_calls
     from opencode_a2a.peers.client import configured_credential
     from opencode_a2a.peers.network import OriginCredential, origin
     from opencode_a2a.printable import one_line
 
-    ours = ("A2A_CLIENT_", "A2A_STATE_DIR", "XDG_STATE_HOME")
-    given = {name: value for name, value in os.environ.items() if name.startswith(ours)}
     try:
-        settings = load({}, given, None)
+        settings = load_for_calls(os.environ)
     except SettingsError as error:
         raise click.UsageError("; ".join(map(str, error.problems))) from error
     services = sorted(running(settings.a2a.state_dir))

@@ -21,7 +21,7 @@ import click
 
 from opencode_a2a.announcement import running
 from opencode_a2a.cli.screen import JsonLines, Screen
-from opencode_a2a.config import Settings, SettingsError, load
+from opencode_a2a.config import Settings, SettingsError, load_for_calls
 from opencode_a2a.messages import Message, Part
 from opencode_a2a.peers.answer import WAITING, ErrorCode, LostError, PeerError, PeerTask, state_word
 from opencode_a2a.peers.client import Peer, configured_credential
@@ -58,11 +58,8 @@ class Talk:
     """One agent at the other end of a command."""
 
     def __init__(self, url: str, runner: asyncio.Runner) -> None:
-        # The settings of a service are not for those who call it.
-        ours = ("A2A_CLIENT_", "A2A_STATE_DIR", "XDG_STATE_HOME")
-        given = {name: value for name, value in os.environ.items() if name.startswith(ours)}
         try:
-            settings = load({}, given, None)
+            settings = load_for_calls(os.environ)
         except SettingsError as error:
             raise click.UsageError("; ".join(map(str, error.problems))) from error
         self.state_dir = settings.a2a.state_dir

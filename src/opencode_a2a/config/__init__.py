@@ -4,7 +4,7 @@
 groups on, ``tools/docs.py`` prints them. Nothing here starts anything or connects anywhere.
 """
 
-from opencode_a2a.config.load import load, provider_configured
+from opencode_a2a.config.load import default_file, load, load_for_calls, provider_configured
 from opencode_a2a.config.settings import (
     CONFIG_VARIABLE,
     GROUPS,
@@ -69,10 +69,12 @@ __all__ = [
     "TaskSettings",
     "TurnSettings",
     "database_file",
+    "default_file",
     "import_command",
     "import_hint",
     "is_postgresql",
     "load",
+    "load_for_calls",
     "loopback",
     "misplaced",
     "provider_configured",

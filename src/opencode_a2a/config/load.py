@@ -25,6 +25,7 @@ from opencode_a2a.config.settings import (
     Problem,
     Settings,
     SettingsError,
+    client_conflicts,
     conflicts,
     default_state_dir,
     exposed,
@@ -141,8 +142,9 @@ class _Loading:
                 groups[name] = kind.model_validate(given)
         settings = Settings.model_construct(None, **groups, sources=self.sources)
         opencode, a2a = settings.opencode, settings.a2a
-        if a2a.demo and "opencode.managed_server" not in self.sources:
-            opencode = opencode.model_copy(update={"managed_server": True})
+        if opencode.managed_server is None:
+            managed = a2a.demo or "opencode.base_url" not in self.sources
+            opencode = opencode.model_copy(update={"managed_server": managed})
         peers = list(a2a.peers)
         for index, peer in enumerate(peers):
             if not peer.credential:
@@ -223,7 +225,7 @@ def load(
     Raises ``SettingsError`` with everything that is wrong, not only the first of it.
     """
     loading = _Loading(environ)
-    path = file or (Path(environ[CONFIG_VARIABLE]) if environ.get(CONFIG_VARIABLE) else None)
+    path = file or _named_file(environ)
     if path:
         loading.read_file(path)
     loading.read_environment()
@@ -242,6 +244,43 @@ def load(
     ]
     warnings = (*loading.warnings, *ineffective, *loading.advice(settings, path))
     return settings.model_copy(update={"warnings": warnings})
+
+
+def load_for_calls(environ: Mapping[str, str]) -> Settings:
+    """Return the settings of those who call an agent: ``client``, and where the state is.
+
+    The settings of a service are not for them, and its problems not theirs: a person may call from
+    a directory that no service could work in.
+    """
+    ours = ("A2A_CLIENT_", "A2A_STATE_DIR", "XDG_STATE_HOME", "HOME")
+    loading = _Loading({name: environ[name] for name in environ if name.startswith(ours)})
+    if path := _named_file(environ):
+        loading.read_file(path)
+        theirs = [key for key in loading.sources if not key.startswith(("client.", "a2a.state_"))]
+        for key in theirs:
+            del loading.values[key], loading.sources[key]
+    loading.read_environment()
+    settings = loading.build()
+    loading.report_strangers(())
+    for conflict in client_conflicts(settings.client):
+        loading.problem(VARIABLES[conflict.name].key, conflict.text)
+    if loading.problems:
+        raise SettingsError(tuple(loading.problems))
+    return settings
+
+
+def default_file(environ: Mapping[str, str]) -> Path | None:
+    """Return the place of the user's own settings, which need no flag; None without a home."""
+    home, config = environ.get("HOME"), environ.get("XDG_CONFIG_HOME")
+    base = Path(config) if config else Path(home) / ".config" if home else None
+    return base and base / "opencode-a2a" / "config.toml"
+
+
+def _named_file(environ: Mapping[str, str]) -> Path | None:
+    if environ.get(CONFIG_VARIABLE):
+        return Path(environ[CONFIG_VARIABLE])
+    own = default_file(environ)
+    return own if own and own.is_file() else None
 
 
 def provider_configured(settings: Settings, environ: Mapping[str, str]) -> bool:

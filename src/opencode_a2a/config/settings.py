@@ -622,7 +622,11 @@ class OpenCodeSettings(Group, prefix="OPENCODE_"):
     auth_password: Secret | None = setting(
         None, "Password of OpenCode (its OPENCODE_SERVER_PASSWORD)."
     )
-    managed_server: bool = setting(False, "Start and own an `opencode serve`.")
+    managed_server: bool | None = setting(
+        None,
+        "Start and own an `opencode serve`. By default this is done unless OPENCODE_BASE_URL "
+        "names one that is running.",
+    )
     managed_server_host: Host = setting("127.0.0.1", "Address of the managed OpenCode.")
     managed_server_port: Port | None = setting(
         None, "Port of the managed OpenCode; by default a free one."
@@ -643,7 +647,8 @@ class OpenCodeSettings(Group, prefix="OPENCODE_"):
     workspace_root: LocalPath | None = setting(
         None,
         "Directory that sessions work in, and that no request leaves; by default "
-        "the current directory when OpenCode is managed, else OpenCode's own.",
+        "the current directory when OpenCode is managed, a sample project with the demo model, "
+        "else OpenCode's own.",
     )
     allow_root_workspace: bool = setting(
         False, "Let `/` be the workspace: the agent can then change every file of the machine."
@@ -710,6 +715,11 @@ class EnvironmentSettings(Group, prefix="A2A_"):
 class ClientSettings(Group, prefix="A2A_CLIENT_"):
     """Calls to other agents: by `opencode-a2a call` and by the `a2a_call` tool."""
 
+    url: HttpUrl | None = setting(
+        None,
+        "Agent that `call`, `chat`, `tasks`, `task`, `cancel`, `ping` and `console` talk to; by "
+        "default the one service of this user that runs on this machine.",
+    )
     timeout_seconds: Seconds = setting(30, "Time for one call.")
     card_fetch_timeout_seconds: Seconds = setting(5, "Time to fetch an agent's card.")
     use_client_preference: bool = setting(
@@ -822,6 +832,9 @@ class Settings(BaseModel):
         """The directory that sessions work in; None leaves it to an OpenCode of its own."""
         if self.opencode.workspace_root or not self.opencode.managed_server:
             return self.opencode.workspace_root
+        if self.a2a.demo:
+            # A sample project: what a newcomer tries out should not be done to files that matter.
+            return self.a2a.state_dir / "demo-workspace"
         try:
             return Path.cwd()
         except FileNotFoundError:
@@ -883,7 +896,7 @@ class Setting:
 
     @property
     def switch(self) -> bool:
-        return self.info.annotation is bool
+        return bool in (self.info.annotation, *get_args(self.info.annotation))
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -1018,8 +1031,12 @@ def conflicts(settings: Settings) -> Iterator[Problem]:
         yield Problem(variable, f"should lie in the workspace {scope}")
     if settings.guarded_workspace:
         yield from misplaced(settings, settings.guarded_workspace)
-    first = settings.client.polling_fallback_initial_interval_seconds
-    if settings.client.polling_fallback_max_interval_seconds < first:
+    yield from client_conflicts(settings.client)
+
+
+def client_conflicts(client: ClientSettings) -> Iterator[Problem]:
+    first = client.polling_fallback_initial_interval_seconds
+    if client.polling_fallback_max_interval_seconds < first:
         yield Problem(
             "A2A_CLIENT_POLLING_FALLBACK_MAX_INTERVAL_SECONDS",
             "should not be below A2A_CLIENT_POLLING_FALLBACK_INITIAL_INTERVAL_SECONDS",

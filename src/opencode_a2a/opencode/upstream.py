@@ -74,7 +74,16 @@ async def upstream(settings: Settings) -> AsyncGenerator[Upstream]:
     async with AsyncExitStack() as stack:
         config: JsonObject = {}
         if settings.a2a.demo:
-            from opencode_a2a_demo.server import DemoModel, opencode_config  # only for demos
+            from opencode_a2a_demo.sample import make_sample  # only for demos
+            from opencode_a2a_demo.server import DemoModel, opencode_config
+
+            if own.workspace_root is None and settings.workspace is not None:
+                try:
+                    make_sample(settings.workspace)
+                except OSError as error:
+                    raise StateError(
+                        f"cannot write {settings.workspace}: {error.strerror}; set A2A_STATE_DIR"
+                    ) from error
 
             # An OpenCode that outlived a killed service looks for the model where it was.
             file = record.with_suffix(".port") if record else None
