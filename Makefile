@@ -121,11 +121,13 @@ $(RUNTIME): pyproject.toml uv.lock | $(UV)
 	@touch $@
 
 # The platform packages carry the programs. OpenCode's install script only links its own into
-# place; npm runs such scripts or not, depending on its version, so it is run here.
+# place; npm runs such scripts or not, depending on its version, so it is run here. npm brings one
+# for every kind of processor, of which the others are not needed.
 NPM_CI = npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
 $(PROGRAMS): package.json package-lock.json
 	@tools/step '[3/3] OpenCode, 150 MB' $(NPM_CI) --omit=dev
 	@node node_modules/opencode-ai/postinstall.mjs
+	@find node_modules/opencode-*/bin -name opencode -links 1 -delete
 	@touch $@
 
 # The tests need more: other clients, and a browser. The package of Chromium holds it compressed,
