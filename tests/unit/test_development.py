@@ -1,5 +1,6 @@
 """What a contributor is told to run is there."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,3 +12,37 @@ def test_the_hooks_can_be_installed() -> None:
     command = [sys.executable, "-m", "pre_commit", "validate-config"]
 
     subprocess.run([*command, ROOT / ".pre-commit-config.yaml"], check=True)  # noqa: S603 - our own
+
+
+def test_what_is_missing_is_named_with_the_remedy_before_anything_is_installed() -> None:
+    checked = subprocess.run(
+        ["/bin/sh", "tools/needed", "--opencode"],
+        cwd=ROOT,
+        env={"PATH": "/nowhere"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert checked.returncode == 1
+    assert "Python 3.11 or later is needed; there is no Python." in checked.stderr
+    assert "apt install python3 python3-venv" in checked.stderr
+    assert "OpenCode is needed" in checked.stderr
+    assert "apt install nodejs npm" in checked.stderr
+
+
+def test_a_step_of_the_installation_shows_its_output_only_when_it_fails() -> None:
+    def step(command: str) -> tuple[int, str, str]:
+        done = subprocess.run(  # noqa: S603 - commands of this test
+            ["/bin/sh", "tools/step", "Packages", "sh", "-c", command],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    status, shown, hidden = step("echo noise")
+    assert (status, hidden) == (0, "")
+    assert re.fullmatch(r"Packages … \d+ s\n", shown)
+    assert step("echo why >&2; exit 3") == (3, "Packages … failed\n", "why\n")
