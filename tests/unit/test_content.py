@@ -14,7 +14,7 @@ from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import ModelRef
 from opencode_a2a.messages import Message, Part, PromptPart, Routing
 from opencode_a2a.peers.network import EgressError, Fetched, FetchResult
-from opencode_a2a.server.operations import read_output_modes, read_prompt, read_routing
+from opencode_a2a.server.operations import read_metadata, read_output_modes, read_prompt
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -132,8 +132,8 @@ def test_routing_is_looked_up_in_the_params_first_and_then_in_the_message() -> N
         "mine": 5,
     }
 
-    assert read_routing(params, message) == Routing("ses_1", "a", "w", ModelRef("p", "m"))
-    assert read_routing(None, None) == Routing()
+    assert read_metadata(params, message) == (Routing("ses_1", "a", "w", ModelRef("p", "m")), None)
+    assert read_metadata(None, None) == (Routing(), None)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_routing_is_looked_up_in_the_params_first_and_then_in_the_message() -> N
 )
 def test_metadata_of_a_wrong_shape_are_named(metadata: JsonObject, field: str) -> None:
     with pytest.raises(InvalidParamsError) as refused:
-        read_routing(metadata, None)
+        read_metadata(metadata, None)
 
     assert [violation.field for violation in refused.value.violations] == [field]
 

@@ -122,7 +122,8 @@ class Operations:
         if request.push:
             raise PushNotSupportedError
         message = request.message
-        routing = replace(read_routing(request.metadata, message.metadata), hops=call.hops)
+        routing, delivery = read_metadata(request.metadata, message.metadata)
+        routing = replace(routing, hops=call.hops)
         command = SendCommand(
             principal=call.caller.principal,
             message=message,
@@ -130,7 +131,7 @@ class Operations:
                 await read_prompt(message, self._fetch),
                 routing,
                 rights=call.caller.rights & routing.rights,
-                delivery=read_delivery(request.metadata, message.metadata),
+                delivery=delivery,
             ),
             task_id=request.task_id,
             context_id=request.context_id,
@@ -339,10 +340,15 @@ def _prompt_part(part: Part) -> PromptPart:
 # --- metadata ---------------------------------------------------------------------------------
 
 
-def read_routing(params: JsonObject | None, message: JsonObject | None) -> Routing:
-    """Return where the caller wants the turn to run; the params' metadata come first."""
+def read_metadata(
+    params: JsonObject | None, message: JsonObject | None
+) -> tuple[Routing, Delivery | None]:
+    """Return where the caller wants the turn to run, and how a running one is to get the message.
+
+    The metadata of the params come first.
+    """
     if not params and not message:
-        return ANYWHERE
+        return ANYWHERE, None
     sources = _Sources(("metadata", params), ("message.metadata", message))
     routing = Routing(
         session_id=sources.text("shared", "session", "id"),
@@ -354,28 +360,12 @@ def read_routing(params: JsonObject | None, message: JsonObject | None) -> Routi
         output_schema=sources.output_schema(),
         new_task=sources.flag("opencode", "new_task"),
     )
+    delivery = sources.delivery()
     if sources.wrong:
         raise InvalidParamsError(
             f"Invalid metadata: {listed(sources.wrong)}", violations=tuple(sources.wrong)
         )
-    return routing
-
-
-def read_delivery(params: JsonObject | None, message: JsonObject | None) -> Delivery | None:
-    """Return how a task that is working is to get the message, if the caller says so."""
-    sources = _Sources(("metadata", params), ("message.metadata", message))
-    match sources.text("shared", "delivery"):
-        case None:
-            if not sources.wrong:
-                return None
-        case "steer" | "queue" | "interrupt" as delivery:
-            return delivery
-        case _:
-            wrong = Violation("metadata.shared.delivery", "must be steer, queue or interrupt")
-            sources.wrong.append(wrong)
-    raise InvalidParamsError(
-        f"Invalid metadata: {listed(sources.wrong)}", violations=tuple(sources.wrong)
-    )
+    return routing, delivery
 
 
 class _Sources:
@@ -397,6 +387,14 @@ class _Sources:
             if found is not None:
                 self._report(place, "must be true or false")
         return False
+
+    def delivery(self) -> Delivery | None:
+        match self.text("shared", "delivery"):
+            case None | "steer" | "queue" | "interrupt" as delivery:
+                return delivery
+            case _:
+                text = "must be steer, queue or interrupt"
+                return self._report("metadata.shared.delivery", text)
 
     def rights(self) -> Rights:
         """Return what both places leave: a request can only narrow what it may do."""

@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -166,3 +167,14 @@ def cause(error: Exception) -> str:
     """Return the driver's own words, in one line."""
     origin = error.orig if isinstance(error, DBAPIError) else error
     return (str(origin).splitlines() or [type(origin).__name__])[0]
+
+
+LONGEST_KEY = 512
+
+
+def index_key(connection: Connection, text: str) -> str:
+    """Return what stands for a directory in an index, whose rows end at 2.7 kB in PostgreSQL."""
+    data = text.encode(errors="surrogatepass")
+    if connection.dialect.name != "postgresql" or len(data) <= LONGEST_KEY:
+        return text
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"

@@ -11,8 +11,8 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a.ids import ContextId, Principal, SessionId
 from opencode_a2a.store.database import Database
-from opencode_a2a.store.engine import Prepared
-from opencode_a2a.store.schema import index_key, links, owners, places
+from opencode_a2a.store.engine import Prepared, index_key
+from opencode_a2a.store.schema import links, owners, places
 
 _LINKED = Prepared(
     "SELECT session_id FROM links"

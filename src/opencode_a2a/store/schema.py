@@ -4,11 +4,12 @@ A new database gets the tables as they are declared here; an older one is taken 
 it lacks. Steps only go forward, and a database written by a newer program is refused.
 """
 
-import hashlib
 from pathlib import Path
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
+
+from opencode_a2a.store.engine import index_key
 
 metadata = sa.MetaData()
 
@@ -159,17 +160,6 @@ version = sa.Table(
     sa.Column("oldest", sa.Integer, nullable=False, comment="schema that a program has to know"),
     sa.Column("checked", sa.Integer, nullable=False, server_default="0"),
 )
-
-
-LONGEST_KEY = 512
-
-
-def index_key(connection: Connection, text: str) -> str:
-    """Return what stands for a directory in an index, whose rows end at 2.7 kB in PostgreSQL."""
-    data = text.encode(errors="surrogatepass")
-    if connection.dialect.name != "postgresql" or len(data) <= LONGEST_KEY:
-        return text
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 class SchemaTooNewError(Exception):

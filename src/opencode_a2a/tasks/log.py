@@ -499,17 +499,15 @@ class LogWriter:
         self._writing = batch = _Batch(list(self._waiting.values()), self._done)
         self._waiting, self._done = {}, None
         if batch.shares:
-            self._database.post(batch.write).done.add_done_callback(self._written)
+            self._database.post(batch.write).done.add_done_callback(self._settle)
         else:
             self._settle()
 
-    def _written(self, done: asyncio.Future[None]) -> None:
-        if done.exception() is None:
-            self._settle()
-        else:
+    def _settle(self, written: asyncio.Future[None] | None = None) -> None:
+        """Tell the logs that their entries are stored, unless the database has refused them."""
+        if written is not None and written.exception() is not None:
             self._refused.set()
-
-    def _settle(self) -> None:
+            return
         batch, self._writing = self._writing, None
         if batch is not None:
             for share in batch.shares:

@@ -178,38 +178,31 @@ class OpenTask:
         added: Sequence[Added] = (),
         *,
         new_context: bool = False,
+        first: asyncio.Future[bool] | None = None,
     ) -> None:
-        """Run a turn; ``emitted`` and ``added`` are what an earlier process wrote to its log."""
-        self.routing = request.routing
-        turn = self._turn = self._new_turn(request, emitted, added, new_context=new_context)
-        self._running = asyncio.create_task(self._run(turn), name=f"turn {self.log.ref.id}")
+        """Run a turn, once what ``first`` writes is stored.
 
-    def _new_turn(
-        self,
-        request: TurnRequest,
-        emitted: Emitted | None = None,
-        added: Sequence[Added] = (),
-        *,
-        new_context: bool = False,
-    ) -> Turn:
-        ref = self.log.ref
-        return Turn(
+        ``emitted`` and ``added`` are what an earlier process wrote to the log of the turn.
+        """
+        self.routing, ref = request.routing, self.log.ref
+        # The deployment may allow less than when the task began.
+        rights = request.rights & self._turns.rights
+        turn = self._turn = Turn(
             self._turns,
-            # The deployment may allow less than when the task began.
-            Owner(
-                ref.id,
-                ref.context_id,
-                ref.principal,
-                request.rights & self._turns.settings.auth.rights,
-            ),
+            Owner(ref.id, ref.context_id, ref.principal, rights),
             request,
             session_id=self.log.state.status.session_id,
             new_context=new_context,
             emitted=emitted,
             added=added,
         )
+        self._running = asyncio.create_task(self._run(turn, first), name=f"turn {ref.id}")
 
-    async def _run(self, turn: Turn) -> None:
+    async def _run(self, turn: Turn, first: asyncio.Future[bool] | None) -> None:
+        if first is not None:
+            await asyncio.shield(first)
+            if self.ended:  # canceled meanwhile
+                return
         with structlog.contextvars.bound_contextvars(task_id=self.log.ref.id):
             try:
                 await turn.run(self.log)
@@ -249,13 +242,12 @@ class OpenTask:
             await asyncio.wait([self._running])  # it has ended, and may be cleaning up
         if self._turn is not None or self.log.state.status.state is not State.AUTH_REQUIRED:
             raise UnsupportedOperationError(WORKING)
-        self.routing = request.routing
-        turn = self._turn = self._new_turn(request)
         if self._sign_in is not None:
             self._sign_in.cancel()
-        await self.log.append([Answered(message)], also)
-        if not self.ended:  # it may have been canceled meanwhile
-            self._running = asyncio.create_task(self._run(turn), name=f"turn {self.log.ref.id}")
+        storing = asyncio.ensure_future(self.log.append([Answered(message)], also))
+        # Whoever sends it may go away, but the turn for what is stored has to run.
+        self.start(request, first=storing)
+        await asyncio.shield(storing)
 
     async def add(self, added: Added, also: Write) -> None:
         """Hand a further message to the turn that runs; ``also`` is stored with it."""

@@ -121,6 +121,9 @@ class Turns:
         tools: Tools | None = None,
     ) -> None:
         self.settings = settings
+        self.rights = settings.auth.rights
+        """What any turn may do at the most."""
+        self.default_model = settings.opencode.model
         self.opencode = opencode
         self.feed = feed
         self.sessions = sessions
@@ -151,7 +154,7 @@ class Turns:
         A model that a request names is meant for that request, but OpenCode goes on with it in the
         same session; the prompt after it therefore names the model from before.
         """
-        session_id, default = session.session_id, self.settings.opencode.model
+        session_id, default = session.session_id, self.default_model
         if named is None:
             return default or self._models.pop(session_id, None)
         if default is None and session_id not in self._models:
@@ -443,13 +446,12 @@ class Turn:
 
     def bound(self, session: BoundSession) -> SessionBound:
         """Say where the turn runs, and with which model and agent if that was asked for."""
-        defaults = self.turns.settings.opencode
-        model = self.request.routing.model or defaults.model
+        model = self.request.routing.model or self.turns.default_model
         return SessionBound(
             session.session_id,
             session.directory,
             model=str(model) if model else None,
-            agent=self.request.routing.agent or defaults.agent,
+            agent=self.request.routing.agent or self.turns.settings.opencode.agent,
         )
 
 
