@@ -110,8 +110,9 @@ def never_asked(name: str, meant: str | None) -> str:
 
 FULL: Final = Rights()
 """Nothing is narrowed: the deployment alone decides."""
+NARROWEST: Final = Rights(changes="deny")
 PROFILES: Mapping[str, Rights] = {
-    "read-only": Rights(changes="deny"),
+    "read-only": NARROWEST,
     "ask": Rights(changes="ask"),
     "auto": FULL,
     "unattended": Rights(waits=False),

@@ -12,6 +12,7 @@ import pytest
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.types import Prompt, TextInput
 from tests.conftest import make_repository
 from tests.live.conftest import ECHO
 from tests.support.backstage import Backstage, script
@@ -387,3 +388,91 @@ async def test_a_narrower_prompt_does_not_join_work_with_wider_rights(
     assert refused.reason == "SESSION_BUSY"
     await free.open("rights")
     await idle(free, session_id)
+
+
+# What this service does not know of, or no longer
+
+
+ALLOWED = orjson.dumps([{"permission": "bash", "pattern": "*", "action": "allow"}]).decode()
+
+
+@pytest.mark.requirement("I23")
+async def test_a_restart_does_not_widen_what_was_begun_by_method(
+    free: Backstage, tmp_path: Path
+) -> None:
+    settings = settings_for(
+        free,
+        tmp_path,
+        A2A_STATIC_AUTH_CREDENTIALS=orjson.dumps(CREDENTIALS).decode(),
+        A2A_PERMISSION_RULES=ALLOWED,
+    )
+    commands = [f"touch {name}-after-restart" for name in ("first", "second")]
+    calls = [[{"tool": "bash", "input": {"command": c, "description": "d"}}] for c in commands]
+    parts: list[Any] = [{"type": "text", "text": script(*calls, [{"say": "done"}])}]
+
+    async with serving(settings) as before:
+        session_id = await new_session(calling(before, "ask"))
+        params = {"session_id": session_id, "request": {"parts": parts}}
+        await calling(before, "ask").method("opencode.sessions.prompt_async", params)
+        first = await waiting(calling(before, "ask"), commands[0])
+    async with serving(settings) as after:
+        caller = calling(after, "ask")
+        reply = {"request_id": first, "reply": "once"}
+        await caller.method("a2a.interrupt.permission.reply", reply)
+        second = await waiting(caller, commands[1])
+        reply = {"request_id": second, "reply": "reject"}
+        await caller.method("a2a.interrupt.permission.reply", reply)
+
+    assert (free.workspace / "first-after-restart").exists()
+    assert not (free.workspace / "second-after-restart").exists()
+
+
+async def waiting(caller: Caller, command: str) -> str:
+    """Wait until a command is asked for; return the id of the request."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            for item in (await caller.method("opencode.permissions.list"))["items"]:
+                if item["details"]["patterns"] == [command] and "expires_at" in item:
+                    return item["request_id"]
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.requirement("I23")
+async def test_a_narrower_prompt_does_not_join_work_that_the_service_does_not_know(
+    free: Backstage, service: Running
+) -> None:
+    reader = calling(service, "read-only")
+    session_id = await new_session(calling(service, "auto"))
+    steps = [[{"gate": "terminal"}, {"say": "one"}], [{"say": "two"}]]
+    before = on_disk(free.workspace)
+    parts: list[Any] = [{"type": "text", "text": mischief(free.workspace)}]
+    prompt = {"session_id": session_id, "request": {"parts": parts}}
+
+    # As from OpenCode's own terminal, or by a service that was killed since.
+    async with OpenCode(free.url, password=free.password) as terminal:
+        told = Prompt(parts=[TextInput(text=script(*steps))])
+        await terminal.prompt_async(SessionId(session_id), told)
+        await free.reached("terminal")
+        refused = await reader.refused("opencode.sessions.prompt_async", prompt)
+        place = {"shared": {"session": {"id": session_id}}}
+        async with reader.stream(mischief(free.workspace), metadata=place) as following:
+            await following.until(lambda update: "wider rights" in str(update.progress))
+            await free.open("terminal")
+            await following.rest()
+
+    assert refused.reason == "SESSION_BUSY"
+    assert following.task.text == "tried"
+    assert on_disk(free.workspace) == before
+
+
+async def test_the_shell_is_refused_where_changes_have_to_be_asked_for(
+    free: Backstage, service: Running
+) -> None:
+    session_id = await new_session(calling(service, "auto"))
+    shell = {"agent": "build", "command": "touch by-shell"}
+    params = {"session_id": session_id, "request": shell}
+
+    refused = await calling(service, "ask").refused("opencode.sessions.shell", params)
+
+    assert refused.reason == "AUTHORIZATION_FORBIDDEN"
+    assert not (free.workspace / "by-shell").exists()

@@ -206,6 +206,79 @@ async def test_parallel_permissions_are_named_by_number_or_all_at_once(
     assert ended.history == ["run both", "yes to all"]
 
 
+async def both_asked(service: Running, opencode: FakeOpenCode, caller: Caller) -> str:
+    """Run a task that asks for two permissions at once; return its id."""
+    opencode.play("permission-two-parallel-always-first")
+    opencode.said[b'"reply":"always"'] = b'"reply":"once"'
+    begun = await caller.begin("run both")
+    async with Caller(service).subscribe(begun.id) as following:
+        await following.until(lambda update: "2 requests" in str(update.status))
+    return begun.id
+
+
+@pytest.mark.requirement("I6")
+@pytest.mark.requirement("I23")
+async def test_a_refused_answer_stays_refused_whatever_is_asked_later(
+    service: Running, opencode: FakeOpenCode
+) -> None:
+    caller = Caller(service)
+    task_id = await both_asked(service, opencode, caller)
+    unclear = caller.message("yes", taskId=task_id)
+    first = await caller.ask("send", unclear)
+    await caller.begin("1 yes", task=task_id)
+    await caller.wait(task_id, "input_required")
+
+    again = await caller.ask("send", unclear)
+    left = await caller.get(task_id)
+
+    assert first.refuses(PARAMS) == ["message.parts"]
+    assert (again.status, again.content) == (first.status, first.content)
+    assert (left.state, left.history) == ("input_required", ["run both", "1 yes"])
+    assert (await caller.send("2 yes", task=task_id)).state == "completed"
+
+
+@pytest.mark.requirement("I23")
+async def test_a_late_yes_is_not_for_what_is_asked_next(
+    service: Running, opencode: FakeOpenCode
+) -> None:
+    caller = Caller(service)
+    opencode.play("permission-once")
+    hold = opencode.hold("message.part.updated")
+    begun = await caller.begin("run it")
+    await hold.reached.wait()
+    early = caller.message("yes", taskId=begun.id)
+    refused = await caller.ask("send", early)
+    opencode.release()
+    await caller.wait(begun.id, "input_required")
+
+    again = await caller.ask("send", early)
+
+    assert refused.refuses(UNSUPPORTED) == []
+    assert again.content == refused.content
+    assert (await caller.get(begun.id)).state == "input_required"
+
+
+@pytest.mark.requirement("I23")
+async def test_a_yes_for_one_of_several_tasks_stays_refused_when_one_is_left(
+    service: Running, opencode: FakeOpenCode
+) -> None:
+    caller = Caller(service)
+    opencode.play("permission-once")
+    first = await caller.send("run it")
+    place = {"opencode": {"new_task": True, "directory": "sub"}}
+    (opencode.workspace / "sub").mkdir(exist_ok=True)
+    second = await caller.send("run it", context=first.context_id, metadata=place)
+    unclear = caller.message("yes", contextId=first.context_id)
+    refused = await caller.ask("send", unclear)
+    await caller.cancel(first.id)
+
+    again = await caller.ask("send", unclear)
+
+    assert refused.refuses(UNSUPPORTED) == []
+    assert again.refuses(UNSUPPORTED) == []
+    assert (await caller.get(second.id)).state == "input_required"
+
+
 async def test_no_to_all_refuses_each_of_them(
     caller: Caller, service: Running, opencode: FakeOpenCode
 ) -> None:

@@ -170,6 +170,9 @@ class FakeOpenCode:
         self.creating = asyncio.Event()
         """Clear it to let sessions wait before they are made."""
         self.creating.set()
+        self.changing = asyncio.Event()
+        """Clear it to let changes of sessions wait before they are made."""
+        self.changing.set()
         self.starved = False
         """While set, sessions at work are not listed as busy yet, and an abort finds nothing."""
         self._asked: Counter[str] = Counter()
@@ -184,6 +187,7 @@ class FakeOpenCode:
         self._sessions: dict[SessionId, JsonObject] = {}
         self._turns: dict[SessionId, _Turn] = {}
         self._at_work: set[_Turn] = set()
+        self._playing: set[asyncio.Task[None]] = set()
         self._readers: set[asyncio.Queue[bytes]] = set()
 
     def play(self, name: str) -> None:
@@ -201,8 +205,8 @@ class FakeOpenCode:
             self._hold.released.set()
         self._hold = None
 
-    async def asked(self, what: Literal["status", "abort"], times: int) -> None:
-        """Wait until it was asked so often, from now on, who is busy, or told to abort."""
+    async def asked(self, what: Literal["status", "abort", "change"], times: int) -> None:
+        """Wait until it was asked so often, from now on, who is busy, or told to do something."""
         wanted = self._asked[what] + times
         async with asyncio.timeout(10), self._asking:
             await self._asking.wait_for(lambda: self._asked[what] >= wanted)
@@ -261,6 +265,8 @@ class FakeOpenCode:
         yield Route("/session", self._create, methods=["POST"])
         yield Route("/session/status", self._statuses)
         yield Route("/session/{id}", self._session)
+        yield Route("/session/{id}", self._change, methods=["PATCH"])
+        yield Route("/session/{id}/prompt_async", self._prompt_async, methods=["POST"])
         yield Route("/session/{id}/message", self._prompt, methods=["POST"])
         yield Route("/session/{id}/message", self._list)
         yield Route("/session/{id}/abort", self._abort, methods=["POST"])
@@ -323,6 +329,15 @@ class FakeOpenCode:
         info = self._sessions.get(_session_id(request))
         return _json(info) if info else _missing()
 
+    async def _change(self, request: Request) -> Response:
+        changes = orjson.loads(await request.body())
+        await self._count("change")
+        await self.changing.wait()
+        info = self._sessions[_session_id(request)]
+        rules = [*info.get("permission", []), *changes.pop("permission", [])]  # only ever added
+        info |= {**changes, "permission": rules}
+        return _json(info)
+
     async def _statuses(self, _: Request) -> Response:
         busy = {k: v for k, v in self._state.statuses.items() if v.type != "idle"}
         if self.starved:
@@ -334,7 +349,19 @@ class FakeOpenCode:
         session_id = _session_id(request)
         if session_id not in self._sessions:
             return _missing()
-        prompt: JsonObject = orjson.loads(await request.body())
+        await self._play(session_id, orjson.loads(await request.body()))
+        answer = self.last_answer(session_id)
+        assert answer is not None
+        return _json(_dumped(answer))
+
+    async def _prompt_async(self, request: Request) -> Response:
+        prompt = orjson.loads(await request.body())
+        playing = asyncio.create_task(self._play(_session_id(request), prompt))
+        self._playing.add(playing)
+        playing.add_done_callback(self._playing.discard)
+        return Response(status_code=204)
+
+    async def _play(self, session_id: SessionId, prompt: JsonObject) -> None:
         self.prompts.append(prompt)
         turn = self._turns[session_id] = _Turn(self, session_id, prompt)
         self._at_work.add(turn)
@@ -342,9 +369,6 @@ class FakeOpenCode:
             await turn.play(self._plays, self._hold)
         finally:
             self._at_work.discard(turn)
-        answer = self.last_answer(session_id)
-        assert answer is not None
-        return _json(_dumped(answer))
 
     async def _list(self, request: Request) -> Response:
         return _json([_dumped(message) for message in self._messages(_session_id(request))])

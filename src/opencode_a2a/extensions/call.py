@@ -18,11 +18,12 @@ from opencode_a2a.ids import Caller, Principal, SessionId
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.types import ProviderCatalogue, Session
 from opencode_a2a.peers.network import Fetch
-from opencode_a2a.rights import FULL, PROFILES, Rights
+from opencode_a2a.rights import PROFILES, Rights
 from opencode_a2a.store.links import Places
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.interrupts import Interrupts
+from opencode_a2a.turns.rights import WiderWorkError
 from opencode_a2a.turns.sessions import WORKSPACE_FIELD, Sessions, WorkspaceRoot
 
 
@@ -81,25 +82,26 @@ class Call:
         if named is not None and not await self.places.visible(self.principal, [named.id]):
             raise invalid(WORKSPACE_FIELD, "is not the id of a workspace")
 
-    async def limit(
+    @asynccontextmanager
+    async def giving_work(
         self, session: Session, agent: str | None, tools: Mapping[str, bool] | None = None
-    ) -> str | None:
-        """Have a session keep to the rights of the call before it is given work.
+    ) -> AsyncGenerator[str | None]:
+        """Follow a session that is given work, and have it keep to the rights of the call.
 
-        Return the agent to do it. What comes while the session works has to leave it at that.
+        Yield the agent that is to do it. The session is followed until it is done.
         """
-        sessions, rights = self.deps.sessions, self.rights
-        joins = sessions.rights.at_work(session.id)
-        if await sessions.wider(session.id, rights) or (joins and tools):
-            raise SessionBusyError(
-                "Something with wider rights runs in the session; wait for it to end, or stop it "
-                "with opencode.sessions.abort",
-                session_id=session.id,
-            )
+        sessions, at = self.deps.sessions, Location(directory=session.directory)
         sessions.rights.note(session)
-        if joins or (rights == FULL and not tools and not sessions.rights.limited(session.id)):
-            return agent
-        return await sessions.rights.narrow(session.id, rights, agent, self.at, tools)
+        async with self.deps.errands.following(self.principal, session, self.rights) as work:
+            try:
+                agent, _ = await sessions.limit(work, agent, at, tools)
+            except WiderWorkError:
+                raise SessionBusyError(
+                    "Something with wider rights runs in the session; wait for it to end, or stop "
+                    "it with opencode.sessions.abort",
+                    session_id=session.id,
+                ) from None
+            yield agent
 
     @property
     def places(self) -> Places:

@@ -350,11 +350,9 @@ async def prompt_async(call: Call, params: PromptParams) -> PromptDone:
     prompt = await params.request.prompt(session_id, call.deps.defaults, call.deps.fetch)
     async with call.changing(session_id) as session:
         message_id = await _message_id(call, session, prompt.message_id)
-        agent = await call.limit(session, prompt.agent, prompt.tools)
-        given = {"message_id": message_id, "agent": agent, "tools": None}
-        prompt = prompt.model_copy(update=given)
-        async with call.deps.errands.following(call.principal, session, call.rights):
-            await call.opencode.prompt_async(session.id, prompt, at=at)
+        async with call.giving_work(session, prompt.agent, prompt.tools) as agent:
+            given = {"message_id": message_id, "agent": agent, "tools": None}
+            await call.opencode.prompt_async(session.id, prompt.model_copy(update=given), at=at)
     return PromptDone(session_id=session.id, message_id=message_id)
 
 
@@ -405,9 +403,8 @@ async def command(call: Call, params: CommandParams) -> Item[A2AMessage]:
         raise invalid("request.arguments", problem)
     async with call.working(session_id) as session:
         message_id = await _message_id(call, session, wanted.message_id)
-        agent = await call.limit(session, source.agent or wanted.agent)
-        wanted = wanted.model_copy(update={"message_id": message_id, "agent": agent})
-        async with call.deps.errands.following(call.principal, session, call.rights):
+        async with call.giving_work(session, source.agent or wanted.agent) as agent:
+            wanted = wanted.model_copy(update={"message_id": message_id, "agent": agent})
             answer = await call.opencode.run_command(session.id, wanted, at=at)
     return Item(item=A2AMessage.of(answer, call.version))
 
@@ -424,7 +421,17 @@ class ShellParams(OfSession):
     **_SHELL,
 )
 async def shell(call: Call, params: ShellParams) -> Item[A2AMessage]:
-    """Run a shell command in a session's directory, without model and without permission."""
+    """Run a shell command in a session's directory, without model and without permission.
+
+    It is refused where changes have to be asked for: nobody would be asked.
+    """
+    if call.rights.changes != "allow":
+        raise AuthorizationForbiddenError(
+            "A shell command runs without permission, and the call has to ask for, or refrain "
+            "from, changes; send a message instead",
+            method="opencode.sessions.shell",
+            credential_id=call.caller.credential_id,
+        )
     async with call.working(params.session_id) as session:
         answer = await call.opencode.run_shell(session.id, params.request.call(), at=call.at)
     return Item(item=A2AMessage.of(answer, call.version))

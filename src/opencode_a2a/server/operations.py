@@ -217,6 +217,8 @@ class Operations:
 def _unanswered(error: AnswerExpectedError) -> UnsupportedOperationError:
     """Say which task waits, and for what. Clients show the text of an error, if anything of it."""
     instead = "or set metadata.opencode.new_task to true for a new task"
+    if not error.waiting:  # they have been answered since
+        return UnsupportedOperationError(str(error))
     if len(error.waiting) > 1:
         ids = [state.ref.id for state in error.waiting]
         return UnsupportedOperationError(

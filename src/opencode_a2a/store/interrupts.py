@@ -27,6 +27,8 @@ class InterruptRow:
     answer: bytes | None = None
     """The latest answer, stored before OpenCode was given it."""
     number: int | None = None
+    rights: bytes | None = None
+    """What the work may do; an earlier version did not store it."""
 
 
 def add(connection: Connection, row: InterruptRow, *, numbered: bool) -> InterruptRow:
@@ -56,6 +58,7 @@ def add(connection: Connection, row: InterruptRow, *, numbered: bool) -> Interru
             asked=row.asked,
             expires_at=row.expires_at,
             number=row.number,
+            rights=row.rights,
         )
     )
     return row

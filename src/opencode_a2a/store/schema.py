@@ -56,6 +56,7 @@ messages = sa.Table(
     sa.Column("message_id", TEXT, primary_key=True),
     sa.Column("task_no", NUMBER, nullable=False),
     sa.Column("digest", sa.LargeBinary, primary_key=True, comment="of the message's content"),
+    sa.Column("refusal", sa.LargeBinary, comment="why it was refused as an answer, if it was"),
     sa.Index("messages_by_task", "task_no"),
     sqlite_with_rowid=False,
 )
@@ -108,6 +109,7 @@ interrupts = sa.Table(
     sa.Column("settled_by", TEXT),
     sa.Column("answer", sa.LargeBinary, comment="the latest one given, before OpenCode has it"),
     sa.Column("number", sa.Integer, comment="within the task, of those put to a person"),
+    sa.Column("rights", sa.LargeBinary, comment="of the work that asks"),
     sa.Index("interrupts_pending", "principal", "resolution", "expires_at"),
     sa.Index("interrupts_by_task", "task_id", "number"),
     sqlite_with_rowid=False,
@@ -210,6 +212,10 @@ STEPS: tuple[tuple[str, ...], ...] = (
             revoked_at BIGINT, PRIMARY KEY (id)
         ) WITHOUT ROWID""",
         "CREATE INDEX grants_by_context ON grants (principal, context_id)",
+    ),
+    (  # what work without a task may do, and answers that stay refused
+        "ALTER TABLE interrupts ADD COLUMN rights BLOB",
+        "ALTER TABLE messages ADD COLUMN refusal BLOB",
     ),
 )
 """The statements that lead from each version of the schema to the next.

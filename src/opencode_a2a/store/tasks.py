@@ -57,9 +57,9 @@ class Key(NamedTuple):
     no: int
 
 
-def _select(which: str, *, brief: bool = False) -> Prepared:
-    """Select rows; brief ones leave out what is large."""
-    columns = ", ".join(f"tasks.{name}" for name in TaskRow._fields)
+def _select(which: str, *more: str, brief: bool = False) -> Prepared:
+    """Select rows, and more columns; brief ones leave out what is large."""
+    columns = ", ".join([*(f"tasks.{name}" for name in TaskRow._fields), *more])
     if brief:
         columns = columns.replace("tasks.request, tasks.archive", "NULL, NULL")
     return Prepared(f"SELECT {columns} FROM tasks {which}")  # noqa: S608 - constants of this module
@@ -68,11 +68,14 @@ def _select(which: str, *, brief: bool = False) -> Prepared:
 _LOAD = _select("WHERE id = :id AND principal = :principal")
 _FIND_MESSAGE = _select(
     "JOIN messages ON messages.task_no = tasks.no WHERE messages.principal = :principal"
-    " AND messages.message_id = :message_id AND messages.digest = :digest"
+    " AND messages.message_id = :message_id AND messages.digest = :digest",
+    "messages.refusal",
 )
 _ADD_MESSAGE = Prepared(
-    "INSERT INTO messages (principal, message_id, task_no, digest)"
-    " VALUES (:principal, :message_id, :task_no, :digest)"
+    "INSERT INTO messages (principal, message_id, task_no, digest, refusal)"
+    " VALUES (:principal, :message_id, :task_no, :digest, :refusal)"
+    " ON CONFLICT (principal, message_id, digest)"
+    " DO UPDATE SET refusal = coalesce(messages.refusal, excluded.refusal)"
 )
 _ADD_TASK = Prepared(
     "INSERT INTO tasks (id, principal, context_id, state, created_at, updated_at, output_modes,"
@@ -107,17 +110,26 @@ _COUNT = Prepared(
 
 def find_message(
     connection: Connection, principal: str, message_id: str, digest: bytes
-) -> TaskRow | None:
-    """Return the task that a message with this id and content belongs to."""
+) -> tuple[TaskRow, bytes | None] | None:
+    """Return the task that a message with this id and content belongs to.
+
+    With it comes why the message was refused, if it was.
+    """
     values = {"principal": principal, "message_id": message_id, "digest": digest}
     row = _FIND_MESSAGE.run(connection, values).fetchone()
-    return TaskRow(*row) if row else None
+    return (TaskRow(*row[:-1]), row[-1]) if row else None
 
 
 def add_message(
-    connection: Connection, principal: str, message_id: str, task_no: int, digest: bytes
+    connection: Connection,
+    principal: str,
+    message_id: str,
+    task_no: int,
+    digest: bytes,
+    refusal: bytes | None = None,
 ) -> None:
-    message = {"principal": principal, "message_id": message_id}
+    """Record a message, or why it was refused after all."""
+    message = {"principal": principal, "message_id": message_id, "refusal": refusal}
     _ADD_MESSAGE.run(connection, {**message, "task_no": task_no, "digest": digest})
 
 

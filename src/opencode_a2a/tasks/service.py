@@ -23,7 +23,9 @@ from sqlalchemy.engine import Connection
 from opencode_a2a import metrics
 from opencode_a2a.config import LimitSettings
 from opencode_a2a.errors import (
+    AuthorizationForbiddenError,
     InterruptNotFoundError,
+    InterruptTypeMismatchError,
     InvalidParamsError,
     LimitExceededError,
     ServiceError,
@@ -81,6 +83,7 @@ MAX_ADDITIONS = 50
 TOO_MANY = "Too many messages on this task wait to be handed on; wait until the agent has them"
 OWN_TASKS = "This caller has {} tasks that have not ended, the most at once; wait for one to end"
 ALL_TASKS = "The service has {} tasks that have not ended, the most at once; try again later"
+SEVERAL = "Several tasks of this context wait for an answer."
 UNSIGNED = Failure(
     FailureType.SIGN_IN_EXPIRED,
     "Nobody signed in to the model provider in time. Send the message again.",
@@ -93,6 +96,11 @@ INTERNAL = Failure(
 FIRST_ROUTING = frozenset({"session_id", "directory", "workspace_id", "model", "hops"})
 """The fields of a routing that 2.0.0 had."""
 ANYWHERE_FIELDS = asdict(ANYWHERE)
+REFUSALS = (
+    *(AuthorizationForbiddenError, InterruptNotFoundError, InterruptTypeMismatchError),
+    *(InvalidParamsError, UnsupportedOperationError),
+)
+"""How an answer is refused for good: the same message is never an answer to something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +157,8 @@ class Page:
 
 class AnswerExpectedError(Exception):
     """A message that names no task is not the answer that tasks of its context wait for."""
+
+    reason = "ANSWER_EXPECTED"
 
     def __init__(self, waiting: Sequence[TaskState], problem: str) -> None:
         super().__init__(problem)
@@ -254,7 +264,7 @@ class OpenTask:
         turn = self._turn
         if turn is not None and len(turn.additions) >= MAX_ADDITIONS:
             raise LimitExceededError(TOO_MANY, limit=MAX_ADDITIONS)
-        if turn is not None and not turn.owner.rights <= added.request.rights:
+        if turn is not None and not turn.request.rights <= added.request.rights:
             raise UnsupportedOperationError(NARROWER)
         addition = turn.add(added) if turn is not None else None
         if turn is None or addition is None:
@@ -330,7 +340,11 @@ class TaskService:
             if earlier is not None:
                 return Submitted(await self._log(earlier), 0)
             states = [await task.log.steady() for task in waiting]
-            raise AnswerExpectedError(states, "Several tasks of this context wait for an answer.")
+            refusal = AnswerExpectedError(states, SEVERAL)
+            if only_an_answer(command.message):
+                for task in waiting:
+                    await self._database.write(_remember(command, task.log, refusal=refusal))
+            raise refusal
         routing = command.request.routing
         if routing != ANYWHERE:
             earlier = await self._repeated(command)
@@ -381,7 +395,10 @@ class TaskService:
             message = (principal, command.message.message_id)
             earlier = rows.find_message(connection, *message, digest)
             if earlier is not None:
-                return earlier
+                row_before, refusal = earlier
+                if refusal is not None:
+                    raise _load_refusal(refusal)
+                return row_before
             if full is not None:
                 raise full
             no = rows.add_task(connection, row)
@@ -452,18 +469,23 @@ class TaskService:
         return [task for task in found if task.log.ref.id in references] or found
 
     async def _repeated(self, command: SendCommand, task_id: str | None = None) -> TaskRow | None:
-        """Return the task that this very message led to before.
+        """Return the task that this very message led to before; one that was refused still is.
 
         With ``task_id`` also if it named that task then, and does not do so now.
         """
         message = (command.principal, command.message.message_id)
         digests = dict.fromkeys((command.digest, replace(command, task_id=task_id).digest))
 
-        def read(connection: Connection) -> TaskRow | None:
+        def read(connection: Connection) -> tuple[TaskRow, bytes | None] | None:
             found = (rows.find_message(connection, *message, digest) for digest in digests)
             return next(filter(None, found), None)
 
-        return await self._database.read(read)
+        row, refusal = await self._database.read(read) or (None, None)
+        if row is not None and refusal is not None:
+            task = self._open.get(TaskId(row.id))
+            waits = task is not None and task.log.state.status.state is State.INPUT_REQUIRED
+            raise _load_refusal(refusal, [task.log.state] if task is not None and waits else [])
+        return row
 
     async def _continue(self, command: SendCommand, task_id: str) -> Submitted:
         """Take a message on a task: an answer, another try after a sign-in, or a further prompt."""
@@ -500,9 +522,14 @@ class TaskService:
                 case _:
                     late = command.request.delivery is None and only_an_answer(command.message)
                     if command.task_id is None or late or state.status.state.terminal:
-                        raise UnsupportedOperationError(
+                        refusal = UnsupportedOperationError(
                             ENDED if state.status.state.terminal else WORKING
                         )
+                        if late:  # sent again, it must not answer what is asked next
+                            await self._database.write(
+                                _remember(command, task.log, refusal=refusal)
+                            )
+                        raise refusal
                     self._check_place(command.request.routing, task)
                     seq, remember = state.seq, _remember(command, task.log)
                     await task.add(Added(command.message, command.request), remember)
@@ -525,23 +552,22 @@ class TaskService:
             meaning = understand(command.message, state.status.pending, task.log.told_number)
         except NotUnderstoodError as error:
             task.log.told(state.status)  # by this refusal
-            if isinstance(error, OutdatedAnswerError):
-                # Sent again it must not answer what it was not meant for either.
-                await self._database.write(_remember(command, task.log))
-                raise AnswerExpectedError([state], str(error)) from None
-            if command.task_id is None:
-                raise AnswerExpectedError([state], str(error)) from None
-            raise InvalidParamsError(
-                str(error), violations=(Violation("message.parts", str(error)),)
-            ) from None
+            outdated, text = isinstance(error, OutdatedAnswerError), str(error)
+            refusal: AnswerExpectedError | ServiceError = AnswerExpectedError([state], text)
+            if command.task_id is not None and not outdated:
+                refusal = InvalidParamsError(text, violations=(Violation("message.parts", text),))
+            # Sent again, it must not answer what it was not meant for. A message that names no
+            # task, and could be something else than an answer, may yet start one.
+            if command.task_id is not None or outdated or only_an_answer(command.message):
+                await self._database.write(_remember(command, task.log, refusal=refusal))
+            raise refusal from None
         seq, remember = state.seq, _remember(command, task.log)
         answer = Answer(meaning.reply, command.principal, command.message, command.request.rights)
         requests = [asked.request_id for asked in meaning.asked]
         try:
             await self._turns.interrupts.answer(requests, answer, remember)
-        except InterruptNotFoundError:
-            # It came too late. Sent again it must not answer what is asked next.
-            await self._database.write(remember)
+        except REFUSALS as refused:
+            await self._database.write(_remember(command, task.log, refusal=refused))
             raise
         return Submitted(task.log, seq)
 
@@ -683,8 +709,25 @@ class TaskService:
         return TaskLog(row.no, load_task(row), self._writer, self._database)
 
 
-def _remember(command: SendCommand, log: TaskLog, request: TurnRequest | None = None) -> Write:
-    """Return the write that records the message, and its new prompt if any.
+def _load_refusal(
+    refusal: bytes, waiting: Sequence[TaskState] = ()
+) -> AnswerExpectedError | ServiceError:
+    """Return the error that ``_remember`` wrote down."""
+    reason, text, fields, data = orjson.loads(refusal)
+    if reason == AnswerExpectedError.reason:
+        return AnswerExpectedError(waiting, text)
+    violations = tuple(Violation(*field) for field in fields)
+    kinds = {kind.reason: kind for kind in REFUSALS}
+    return kinds[reason](text, violations=violations, **data)
+
+
+def _remember(
+    command: SendCommand,
+    log: TaskLog,
+    request: TurnRequest | None = None,
+    refusal: AnswerExpectedError | ServiceError | None = None,
+) -> Write:
+    """Return the write that records the message, and its new prompt or why it was refused.
 
     A repeat may name the task, or only the context, whatever the message did: it is the same.
     """
@@ -692,11 +735,16 @@ def _remember(command: SendCommand, log: TaskLog, request: TurnRequest | None = 
     on_task = replace(command, task_id=log.ref.id)
     in_context = replace(command, task_id=None, context_id=log.ref.context_id)
     digests = dict.fromkeys(one.digest for one in (command, on_task, in_context))
+    refused = None
+    if isinstance(refusal, AnswerExpectedError):
+        refused = orjson.dumps([refusal.reason, str(refusal), [], {}])
+    elif refusal is not None:
+        fields = [(one.field, one.description) for one in refusal.violations]
+        refused = orjson.dumps([refusal.reason, refusal.message, fields, refusal.data])
 
     def write(connection: Connection) -> None:
         for digest in digests:
-            if rows.find_message(connection, *message, digest) is None:
-                rows.add_message(connection, *message, task_no, digest)
+            rows.add_message(connection, *message, task_no, digest, refused)
         if request is not None:
             rows.set_request(connection, task_no, orjson.dumps(request))
 

@@ -7,7 +7,7 @@ same owner, rules, deadline and audit record as what a task asks.
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 
 import structlog
 
@@ -24,11 +24,11 @@ from opencode_a2a.opencode.events import (
 from opencode_a2a.opencode.feed import Feed, FeedItem, Gap
 from opencode_a2a.opencode.translate import interrupted
 from opencode_a2a.opencode.types import Session, StatusIdle
-from opencode_a2a.rights import Rights
+from opencode_a2a.rights import FULL, Rights
 from opencode_a2a.turns import snapshot
 from opencode_a2a.turns.grants import Owner
 from opencode_a2a.turns.interrupts import Interrupts, TurnInterrupts
-from opencode_a2a.turns.rights import SessionRights
+from opencode_a2a.turns.rights import SessionRights, Work
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 
 logger = structlog.get_logger(__name__)
@@ -49,6 +49,8 @@ class Errand:
         self._opencode = interrupts.opencode
         self._root = root
         self._location = location
+        self.works: list[Work] = []
+        """What the session was given to do."""
         self.subscription = feed.follow(root)
         self.interrupts = TurnInterrupts(interrupts, owner, self.subscription.wake)
         self.interrupts.connect(location, {})
@@ -158,16 +160,20 @@ class Errands:
     @asynccontextmanager
     async def following(
         self, principal: Principal, session: Session, rights: Rights
-    ) -> AsyncGenerator[None]:
+    ) -> AsyncGenerator[Work]:
         """Follow a session from before it is given work until it is done with it."""
-        session_id = session.id
-        known = session_id in self._running
-        self._follow(principal, session_id, session.directory, rights).expect()
+        owner = Owner(None, ContextId(f"{DERIVED_CONTEXT}{session.id}"), principal, rights)
+        errand = self._follow(session.id, session.directory, owner)
+        errand.expect()
+        work = self._rights.register(session.id, rights)
+        errand.works.append(work)
         try:
-            yield
+            yield work
         except BaseException:
-            if not known:
-                self._running[session_id][1].cancel()
+            errand.works.remove(work)
+            self._rights.end(work)
+            if not errand.works and session.id in self._running:
+                self._running.pop(session.id)[1].cancel()
             raise
 
     def working(self) -> set[SessionId]:
@@ -182,7 +188,11 @@ class Errands:
         """Take up what was asked, and not settled, when the service stopped."""
         for owner, asked, answer in await self._interrupts.left():
             root = SessionId(owner.context_id.removeprefix(DERIVED_CONTEXT))
-            errand = self._follow(owner.principal, root, asked.directory, owner.rights)
+            errand = self._follow(root, asked.directory, owner)
+            if not errand.works:
+                work = self._rights.register(root, FULL)
+                work.begun = FULL  # it may have been joined by others; no narrower prompt joins it
+                errand.works.append(work)
             errand.subscription.adopt(asked.session_id)
             errand.interrupts.restore(asked, answer)
             errand.subscription.wake()
@@ -194,24 +204,23 @@ class Errands:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _follow(
-        self, principal: Principal, session_id: SessionId, directory: str | None, rights: Rights
-    ) -> Errand:
+    def _follow(self, session_id: SessionId, directory: str | None, owner: Owner) -> Errand:
         if session_id in self._running:
             return self._running[session_id][0]
-        owner = Owner(None, ContextId(f"{DERIVED_CONTEXT}{session_id}"), principal, rights)
         location = Location(directory=directory)
         errand = Errand(self._interrupts, self._feed, owner, session_id, location)
-        held = ExitStack()
-        held.enter_context(self._rights.working(session_id, rights))
-        task = asyncio.create_task(errand.run(), name=f"errand {session_id}")
+
+        async def run() -> None:
+            try:
+                await errand.run()
+            except Exception:
+                logger.exception("errand failed", session_id=session_id)
+            finally:
+                if self._running.get(session_id, (None,))[0] is errand:
+                    del self._running[session_id]
+                for work in errand.works:
+                    self._rights.end(work)
+
+        task = asyncio.create_task(run(), name=f"errand {session_id}")
         self._running[session_id] = errand, task
-
-        def ended(done: asyncio.Task[None]) -> None:
-            self._running.pop(session_id, None)
-            held.close()
-            if not done.cancelled() and (error := done.exception()) is not None:
-                logger.error("errand failed", session_id=session_id, exc_info=error)
-
-        task.add_done_callback(ended)
         return errand

@@ -37,7 +37,7 @@ from opencode_a2a.ids import ContextId, Principal, RequestId, SessionId, TaskId
 from opencode_a2a.messages import Answered, Message
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.translate import interrupted
-from opencode_a2a.rights import QUESTION, Action
+from opencode_a2a.rights import NARROWEST, QUESTION, Action, Rights
 from opencode_a2a.store import grants as grant_rows
 from opencode_a2a.store import interrupts as rows
 from opencode_a2a.store.database import Database
@@ -136,6 +136,7 @@ class Interrupts:
         self._database = database
         self.opencode = opencode
         self.settings = settings.interrupts
+        self._rights = settings.auth.rights
         self.console_answers = settings.console_answers
         """OpenCode may be answered past this service, by a person at its own terminal."""
         self.sessions_with_turn: dict[SessionId, TurnInterrupts] = {}
@@ -275,6 +276,7 @@ class Interrupts:
             asked.type,
             orjson.dumps(asked),
             expires_at,
+            rights=orjson.dumps(owner.rights),
         )
         # One that was asked before a restart keeps its deadline.
         row = await self._database.insist(
@@ -394,7 +396,14 @@ class Interrupts:
         """Return what an earlier process asked for work that no task follows."""
         return [
             (
-                Owner(None, ContextId(row.context_id), Principal(row.principal)),
+                Owner(
+                    None,
+                    ContextId(row.context_id),
+                    Principal(row.principal),
+                    # An earlier version did not store them; the deployment may have less now.
+                    (Rights(**orjson.loads(row.rights)) if row.rights else NARROWEST)
+                    & self._rights,
+                ),
                 Interrupted.load(orjson.loads(row.asked)),
                 Answer.load(row.answer) if row.answer else None,
             )

@@ -7,9 +7,9 @@ added at the end. So what is added here repeats what the agent may do, narrowed,
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 from opencode_a2a.errors import UpstreamPayloadError
 from opencode_a2a.ids import SessionId
@@ -59,12 +59,24 @@ def foreign(session: Session) -> list[PermissionRule]:
     return rules[: rules.index(MARK)] if MARK in rules else rules
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Work:
-    """What runs in a session, and with which rights."""
+    """What a session works on, or is about to, for somebody."""
 
+    session_id: SessionId
     rights: Rights
+    begun: Rights | None = None
+    """What it was begun with: its rights, or less if it joined other work. None: it was not."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class WiderWorkError(Exception):
+    """A prompt would join work with wider rights than its own."""
+
+    def __init__(self, work: Work | None) -> None:
+        super().__init__("Work with wider rights is running in the session")
+        self.work = work
+        """None if it is not known: it was begun at OpenCode's own terminal, or before a restart."""
 
 
 class SessionRights:
@@ -75,6 +87,8 @@ class SessionRights:
         self._work: dict[SessionId, list[Work]] = {}
         self._marked: OrderedDict[SessionId, None] = OrderedDict()
         """Sessions that have rules of this service."""
+        self._limiting: WeakValueDictionary[SessionId, asyncio.Lock] = WeakValueDictionary()
+        """Held while rules are set, so that nothing begins before they are."""
 
     def note(self, session: Session) -> None:
         """Remember whether a session has rules of this service, of an earlier process perhaps."""
@@ -84,35 +98,62 @@ class SessionRights:
                 # It stays as narrow as it is until its next narrowed prompt.
                 self._marked.popitem(last=False)
 
-    @contextmanager
-    def working(self, session_id: SessionId, rights: Rights) -> Generator[Work]:
-        """Note what a session works for; what comes meanwhile joins it, or has to wait."""
-        work = Work(rights)
+    def register(self, session_id: SessionId, rights: Rights) -> Work:
+        """Note what a session is going to work on, until ``end``."""
+        work = Work(session_id, rights)
         self._work.setdefault(session_id, []).append(work)
-        try:
-            yield work
-        finally:
-            work.done.set()
-            self._work[session_id].remove(work)
-            if not self._work[session_id]:
-                del self._work[session_id]
+        return work
 
-    def at_work(self, session_id: SessionId, besides: Work | None = None) -> bool:
-        """Whether a session works for somebody, apart from one work that is known."""
-        return any(work is not besides for work in self._work.get(session_id, ()))
+    def end(self, work: Work) -> None:
+        work.done.set()
+        self._work[work.session_id].remove(work)
+        if not self._work[work.session_id]:
+            del self._work[work.session_id]
 
-    def wider(self, lineage: Iterable[SessionId], rights: Rights) -> Work | None:
-        """Return what works in a session, or above it, with more than these rights.
+    async def limit(
+        self,
+        work: Work,
+        lineage: Sequence[SessionId],
+        agent: str | None,
+        at: Location,
+        tools: Mapping[str, bool] | None = None,
+        *,
+        widens: bool = False,
+    ) -> tuple[str | None, dict[str, bool] | None]:
+        """Have a session keep to the rights of some work, before it is given a prompt for it.
 
         OpenCode reads the rules of a session once, when it begins to work. A prompt that comes
-        later joins that work, under its rules.
+        later joins that work, under its rules: raise WiderWorkError if they are wider. ``lineage``
+        is the session and those above it; ``tools`` takes tools away. Return the agent to prompt,
+        and what the prompt has to say as ``tools``: nothing, unless it ``widens`` the session.
         """
-        works = (work for session_id in lineage for work in self._work.get(session_id, ()))
-        return next((work for work in works if not work.rights <= rights), None)
+        async with self._limiting.setdefault(work.session_id, asyncio.Lock()):
+            begun = {one: self._begun(one, besides=work) for one in lineage}
+            for other in (other for others in begun.values() for other in others):
+                if other.begun is not None and not other.begun <= work.rights:
+                    raise WiderWorkError(other)
+            joined = begun[work.session_id]
+            if joined and tools:
+                raise WiderWorkError(joined[0])
+            if work.rights != FULL and work.begun is None:
+                busy = await self._opencode.session_status(at=at)
+                if any(one in busy and not begun[one] for one in lineage):
+                    raise WiderWorkError(None)
+            rights, said = work.rights, None
+            for other in joined:
+                rights &= other.begun or rights
+            if joined:
+                pass
+            elif rights == FULL and not tools and widens:
+                said = await self.widen(work.session_id, agent, at)
+            elif rights != FULL or tools or work.session_id in self._marked:
+                agent = await self.narrow(work.session_id, rights, agent, at, tools)
+            work.begun = rights
+            return agent, said
 
-    def limited(self, session_id: SessionId) -> bool:
-        """Whether a session has rules of this service."""
-        return session_id in self._marked
+    def _begun(self, session_id: SessionId, besides: Work) -> list[Work]:
+        works = self._work.get(session_id, ())
+        return [work for work in works if work is not besides and work.begun is not None]
 
     async def narrow(
         self,
@@ -156,7 +197,7 @@ class SessionRights:
         With ``tools`` OpenCode replaces all rules of a session. Rules that cannot be said so are
         repeated instead, but then sub-agents still get what was denied before.
         """
-        if not self.limited(session_id):
+        if session_id not in self._marked:
             return None
         session = await self._opencode.session(session_id)
         kept = foreign(session)

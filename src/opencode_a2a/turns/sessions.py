@@ -10,7 +10,7 @@ the other.
 import asyncio
 import os
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Hashable, Sequence
+from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from opencode_a2a.ids import ContextId, Principal, SessionId
 from opencode_a2a.messages import Routing
 from opencode_a2a.opencode.client import Location, OpenCode, well_formed
 from opencode_a2a.opencode.types import Session, SessionDraft
-from opencode_a2a.rights import FULL, Rights
+from opencode_a2a.rights import FULL
 from opencode_a2a.store import links
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import Write
@@ -230,11 +230,20 @@ class Sessions:
             raise
         await self._hold(principal, session_id, None)
 
-    async def wider(self, session_id: SessionId, rights: Rights) -> Work | None:
-        """Return what works in a session, or in one above it, with more than these rights."""
-        if rights == FULL:
-            return None
-        return self.rights.wider(await self._lineage(session_id), rights)
+    async def limit(
+        self,
+        work: Work,
+        agent: str | None,
+        at: Location,
+        tools: Mapping[str, bool] | None = None,
+        *,
+        widens: bool = False,
+    ) -> tuple[str | None, dict[str, bool] | None]:
+        """Do as ``SessionRights.limit`` does."""
+        lineage = [work.session_id]
+        if work.rights != FULL:  # nothing is wider than that
+            lineage = await self._lineage(work.session_id)
+        return await self.rights.limit(work, lineage, agent, at, tools, widens=widens)
 
     # Which session a turn runs in
 

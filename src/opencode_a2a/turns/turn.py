@@ -9,7 +9,7 @@ loop of steps, and a retry far ahead end it.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -55,12 +55,13 @@ from opencode_a2a.opencode.types import (
     StatusRetry,
     TextInput,
 )
-from opencode_a2a.rights import FULL, STRUCTURED_OUTPUT
+from opencode_a2a.rights import STRUCTURED_OUTPUT
 from opencode_a2a.schemas import mismatches
 from opencode_a2a.store.engine import Write
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.grants import Owner
 from opencode_a2a.turns.interrupts import Interrupts, TurnInterrupts
+from opencode_a2a.turns.rights import WiderWorkError
 from opencode_a2a.turns.sessions import KNOWN_SESSIONS, BoundSession, Sessions
 from opencode_a2a.turns.snapshot import Snapshots
 from opencode_a2a.turns.tools import Tools
@@ -477,10 +478,8 @@ class Attempt:
         tools = self._turns.tools
         self._caller = tools and tools.callers.enter(turn.request.routing.hops, self._note)
         self._turns.interrupts.sessions_with_turn[session.session_id] = turn.interrupts
-        self._held = ExitStack()
-        self._work = self._held.enter_context(
-            self._turns.sessions.rights.working(session.session_id, turn.owner.rights)
-        )
+        rights = self._turns.sessions.rights
+        self._work = rights.register(session.session_id, turn.owner.rights)
         self._subscription = self._turns.feed.follow(session.session_id)
         self.wake = self._subscription.wake
 
@@ -498,7 +497,7 @@ class Attempt:
     def close(self) -> None:
         self._subscription.close()
         self._turns.interrupts.sessions_with_turn.pop(self._session.session_id, None)
-        self._held.close()
+        self._turns.sessions.rights.end(self._work)
         if self._turns.tools is not None and self._caller is not None:
             self._turns.tools.callers.leave(self._caller, canceled=self._turn.canceled)
         for pending in (self._tick_timer, self._start_timer, *self._calls):
@@ -592,26 +591,20 @@ class Attempt:
     async def _limit(self, agent: str | None) -> tuple[str | None, dict[str, bool] | None]:
         """Have the session keep to the rights of the turn; return agent and tools for the prompt.
 
-        What was begun by method with wider rights is waited for: the prompt would join it.
+        Work with wider rights is waited for: the prompt would join it.
         """
-        sessions, session, rights = self._turns.sessions, self._session, self._turn.owner.rights
-        while (wider := await sessions.wider(session.session_id, rights)) is not None:
-            title = "Work with wider rights is running in the session"
-            self._note(Progressed("queue", "waiting", title=title))
-            while not wider.done.is_set() and not self._turn.canceled:
+        sessions, at, told = self._turns.sessions, self._session.location, False
+        while not self._turn.canceled:
+            try:
+                return await sessions.limit(self._work, agent, at, widens=True)
+            except WiderWorkError as wider:
+                if not told:
+                    self._note(Progressed("queue", "waiting", title=str(wider)))
+                told = True
+                over = wider.work.done.wait() if wider.work else asyncio.sleep(AWAY_SECONDS)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(AGAIN_SECONDS):
-                        await wider.done.wait()
-            if self._turn.canceled:
-                raise asyncio.CancelledError
-        if sessions.rights.at_work(session.session_id, self._work):
-            return agent, None
-        if rights != FULL:
-            named = await sessions.rights.narrow(
-                session.session_id, rights, agent, session.location
-            )
-            return named, None
-        return agent, await sessions.rights.widen(session.session_id, agent, session.location)
+                    await asyncio.wait_for(over, AWAY_SECONDS)
+        raise asyncio.CancelledError
 
     # Hear
 
@@ -766,6 +759,8 @@ class Attempt:
         snapshots, message_id = self._turns.snapshots, self._turn.request.user_message_id
         state = await snapshots.read(session_id, message_id, session.location, since)
         known = any(message.info.id == message_id for message in state.messages)
+        if known and self._work.begun is None:  # by an earlier process
+            self._work.begun = self._turn.request.rights
         if not known and self._prompt is None:
             if self._tries >= PROMPT_TRIES:
                 return self._reader.finish(None, failure=NOT_TAKEN)
