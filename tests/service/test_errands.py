@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from opencode_a2a.events import JsonObject
+from opencode_a2a.events import Json, JsonObject
 from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
 from tests.support.service import Running
@@ -18,7 +18,7 @@ async def test_nothing_begins_in_a_session_before_its_rules_are_set(
 ) -> None:
     caller = Caller(service)
     made = await caller.method("opencode.sessions.create", {"request": {"title": "t"}})
-    parts = [{"type": "text", "text": "hello"}]
+    parts: list[Json] = [{"type": "text", "text": "hello"}]
     params: JsonObject = {"session_id": made["item"]["id"], "request": {"parts": parts}}
     limited: JsonObject = {**params, "metadata": {"opencode": {"profile": "read-only"}}}
     opencode.changing.clear()

@@ -330,12 +330,13 @@ class FakeOpenCode:
         return _json(info) if info else _missing()
 
     async def _change(self, request: Request) -> Response:
-        changes = orjson.loads(await request.body())
+        changes: dict[str, Any] = orjson.loads(await request.body())
         await self._count("change")
         await self.changing.wait()
-        info = self._sessions[_session_id(request)]
-        rules = [*info.get("permission", []), *changes.pop("permission", [])]  # only ever added
-        info |= {**changes, "permission": rules}
+        info: dict[str, Any] = self._sessions[_session_id(request)]
+        rules: list[Any] = info.setdefault("permission", [])
+        rules += changes.pop("permission", [])  # they are only ever added
+        info |= changes
         return _json(info)
 
     async def _statuses(self, _: Request) -> Response:
