@@ -1,8 +1,8 @@
 """Which services of this user run on this machine, and at which URLs.
 
-A service with a generated token leaves a file with its URL in the state directory and holds a
-lock on it; the commands send the token only to these URLs. The kernel drops the lock when the
-process ends, however it ends, so a file without a lock is a leftover and is ignored.
+A service leaves a file with its URL in the state directory and holds a lock on it. The commands
+find it there, and send the generated token only to those that accept it. The kernel drops the lock
+when the process ends, however it ends, so a file without a lock is a leftover and is ignored.
 """
 
 import fcntl
@@ -10,11 +10,24 @@ import os
 import secrets
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+
+_OTHER_CREDENTIAL = "configured"
+"""Follows the URL of a service that does not accept the generated token."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningService:
+    """A service that runs now."""
+
+    url: str
+    accepts_token: bool
+    """Whether it accepts the token in the state directory."""
 
 
 @contextmanager
-def announced(state: Path, url: str) -> Generator[None]:
+def announced(state: Path, url: str, *, accepts_token: bool = True) -> Generator[None]:
     """Name this service's URL for as long as the context lasts."""
     folder = state / "services"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -27,7 +40,7 @@ def announced(state: Path, url: str) -> Generator[None]:
     hidden, file = folder / f".{name}", folder / name
     with os.fdopen(os.open(hidden, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as entry:
         fcntl.flock(entry, fcntl.LOCK_EX)
-        entry.write(f"{url}\n")
+        entry.write(f"{url}\n" if accepts_token else f"{url} {_OTHER_CREDENTIAL}\n")
         entry.flush()
         hidden.rename(file)
         try:
@@ -36,12 +49,12 @@ def announced(state: Path, url: str) -> Generator[None]:
             file.unlink(missing_ok=True)
 
 
-def running(state: Path) -> Iterator[str]:
-    """Yield the URL of every service that runs now."""
+def running(state: Path) -> Iterator[RunningService]:
+    """Yield every service that runs now."""
     for file in _entries(state):
         with suppress(OSError, UnicodeDecodeError), file.open() as entry:
-            if _locked(entry.fileno()) and (url := entry.read().strip()):
-                yield url
+            if _locked(entry.fileno()) and (words := entry.read().split()):
+                yield RunningService(words[0], words[1:] != [_OTHER_CREDENTIAL])
 
 
 def _entries(state: Path) -> list[Path]:

@@ -9,8 +9,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from opencode_a2a import __version__, telemetry
 from opencode_a2a.a2a.types import Version
 from opencode_a2a.announcement import announced
-from opencode_a2a.config import Settings, StateError, import_hint
+from opencode_a2a.config import Settings, StateError, database_file, import_hint, show
 from opencode_a2a.errors import (
     ServiceError,
     SessionNotFoundError,
@@ -86,8 +87,6 @@ FEED_SILENCE_SECONDS = 35.0
 """Heartbeats come every 10 s, before 1.4 every 30 s."""
 MODEL_SECONDS = 60.0
 """How long the name of OpenCode's model is kept."""
-TASKS_NAMED = 10
-"""How many of the open tasks are named at the end, of each kind."""
 
 
 class Service:
@@ -139,64 +138,75 @@ class Service:
             await self._start(stack)
             yield
 
-    def banner(self) -> list[str]:
-        """Say in a few lines what runs here, where it is, and what to try."""
+    def about(self) -> dict[str, object]:
+        """Return what runs here and where it is, for the record of the start."""
         settings, url = self.settings, self.settings.public_url
-        behind = f"OpenCode at {telemetry.mask_url(settings.opencode.base_url)}"
-        if self.upstream and (managed := self.upstream.managed):
-            behind = f"OpenCode {self.upstream.version} (managed, pid {managed.pid})"
-        versions = " and ".join(spoken_versions(settings))
-        parts = [f"opencode-a2a {__version__}", f"A2A {versions}", behind]
-        if settings.a2a.demo:
-            parts.append("demo model")
-        lines = [
-            "  ·  ".join(parts),
-            f"card     {url}/.well-known/agent-card.json",
-            f"console  {url}/console  ({program()} console signs you in)",
-        ]
-        if not settings.auth.configured:
-            lines.append(f"token    in {self.token_file} (mode 0600)")
-        if self.trouble is None:
-            lines.append(f'try      {program()} call {url} "list the files here"')
-        else:
-            lines.append(f"problem  {self.trouble}")
-        return lines
+        managed = self.upstream.managed if self.upstream else None
+        tasks = (
+            [task.log.state.status.state for task in self._tasks.open_tasks()]
+            if self._tasks
+            else []
+        )
+        waiting = sum(state.interrupted for state in tasks)
+        file = database_file(settings.database_url)
+        return {
+            "version": __version__,
+            "url": url,
+            "card": f"{url}/.well-known/agent-card.json",
+            "protocol_versions": spoken_versions(settings),
+            "opencode": self.upstream.version if self.upstream else None,
+            "opencode_url": telemetry.mask_url(settings.opencode.base_url)
+            if managed is None
+            else None,
+            "opencode_pid": managed.pid if managed else None,
+            "workspace": str(settings.workspace) if settings.workspace else None,
+            "token_file": None if settings.auth.configured else str(self.token_file),
+            "database": str(file) if file else show(settings.database_url),
+            "waiting": waiting,
+            "running": len(tasks) - waiting,
+            "problem": self.trouble,
+            "program": program(),
+        }
 
-    async def facts(self) -> list[str]:
-        """Say which model works here, and what it does unasked; OpenCode may take a while."""
+    async def facts(self) -> dict[str, object] | None:
+        """Return which model works here, and what it does unasked; OpenCode may take a while."""
         if self._opencode is None or self.trouble is not None:
-            return []
-        return await facts(self._opencode, self.settings)
+            return None
+        found = await facts(self._opencode, self.settings)
+        settings = self.settings
+        can_ask = {"demo": settings.a2a.demo, "can_ask": settings.opencode.managed_server}
+        return found and {**asdict(found), **can_ask, "try": f"{program()} chat"}
 
-    async def farewell(self, *, keep: bool) -> list[str]:
-        """Report the tasks still open at shutdown, and how to continue them.
+    async def farewell(self, *, keep: bool) -> dict[str, object]:
+        """Return the tasks still open at shutdown, and how to continue them.
 
         A managed OpenCode in which a person is waited for is kept if it may be: its permission
         or question would end with it. What else works there is stopped, since nobody would
         watch it.
         """
         if self._tasks is None or not (open_tasks := self._tasks.open_tasks()):
-            return []
-        url = self.settings.public_url
+            return {}
         tasks = [task.log.state for task in open_tasks]
         waiting = [task for task in tasks if task.status.state.interrupted]
         working = [task for task in tasks if not task.status.state.interrupted]
-        lines = [f"waiting  {task.ref.id}" for task in waiting[:TASKS_NAMED]]
-        lines += [f"working  {task.ref.id}" for task in working[:TASKS_NAMED]]
-        if len(tasks) > len(lines):
-            lines.append(f"and {len(tasks) - len(lines)} more")
+        notes: list[str] = []
         lasting = self.settings.tasks.task_store_backend == "database"
         if lasting:
-            then = f"{program()} task {url} TASK --follow"
-            lines.append(f"After the next start, follow a task: {then}")
+            notes.append(f"After the next start, follow a task: {program()} task --follow TASK")
         if waiting and lasting:
-            lines.append(f'Answer one that waits: {program()} call {url} "yes" --task TASK')
+            notes.append(f'Answer one that waits: {program()} call "yes" --task TASK')
         managed = self.upstream.managed if self.upstream else None
+        told: dict[str, object] = {
+            "waiting": [task.ref.id for task in waiting],
+            "working": [task.ref.id for task in working],
+            "notes": notes,
+        }
         if managed is None:
-            return lines
+            return told
         asked = {task.status.session_id for task in waiting}
         if not (keep and managed.keepable and asked):
-            return [*lines, "OpenCode is stopped; its turns end as failed."]
+            notes.append("OpenCode is stopped; its turns end as failed.")
+            return told
         managed.keep = True
         unwatched = {task.status.session_id for task in working} - asked
         if self._errands is not None:
@@ -206,11 +216,11 @@ class Service:
                 with suppress(TimeoutError, UpstreamError, SessionNotFoundError):
                     async with asyncio.timeout(HEALTH_SECONDS):
                         await opencode.abort_session(session_id)
-        return [
-            *lines,
+        notes.append(
             f"OpenCode (pid {managed.pid}) keeps running for what waits, and the next start takes "
-            f"it over. To end it instead: kill {managed.pid}",
-        ]
+            f"it over. To end it instead: kill {managed.pid}"
+        )
+        return told
 
     async def _start(self, stack: AsyncExitStack) -> None:
         settings = self.settings
@@ -394,15 +404,20 @@ def create_app(settings: Settings) -> Service:
 # On a socket
 
 
-def serve(settings: Settings) -> int:
-    """Run the service until a signal; return the exit status."""
+def serve(settings: Settings, ready: Callable[[], None] | None = None) -> int:
+    """Run the service until a signal; return the exit status.
+
+    ``ready`` is called once the service answers, in a thread of its own.
+    """
     telemetry.configure(settings.log.level)
+    for warning in settings.warnings:
+        telemetry.OPERATOR.warning(warning)
     loop_factory = prepare_process()
     try:
         check_state(settings)
         listeners = bind(settings.a2a.host, settings.a2a.port)
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            return runner.run(_serve(settings, listeners))
+            return runner.run(_serve(settings, listeners, ready))
     except (StateError, UnsupportedOpenCodeError) as error:
         print(f"opencode-a2a: {error}", file=sys.stderr)
         return 2
@@ -417,7 +432,9 @@ def serve(settings: Settings) -> int:
         return 1
 
 
-async def _serve(settings: Settings, listeners: list[socket.socket]) -> int:
+async def _serve(
+    settings: Settings, listeners: list[socket.socket], ready: Callable[[], None] | None
+) -> int:
     service = create_app(settings)
     began = time.monotonic()
     runner = server(
@@ -432,26 +449,38 @@ async def _serve(settings: Settings, listeners: list[socket.socket]) -> int:
         with ended_by_signals(runner) as received:
             async with AsyncExitStack() as stack:
                 await stack.enter_async_context(service.running())
-                if not settings.auth.configured:
-                    stack.enter_context(announced(settings.a2a.state_dir, settings.local_url))
-                announce = asyncio.create_task(_announce(service, runner.listening, began))
+                generated = not settings.auth.configured
+                with suppress(OSError):  # without a place to write, the commands need the URL
+                    stack.enter_context(
+                        announced(
+                            settings.a2a.state_dir, settings.local_url, accepts_token=generated
+                        )
+                    )
+                announce = asyncio.create_task(_announce(service, runner.listening, began, ready))
                 stack.callback(announce.cancel)
                 await runner.serve(listeners)
                 farewell = await service.farewell(keep=signal.SIGHUP not in received)
                 with suppress(OSError):  # the terminal may be gone
-                    for line in farewell:
-                        print(line, file=sys.stderr, flush=True)
+                    telemetry.OPERATOR.info("stopping", **farewell)
+        with suppress(OSError):
+            telemetry.OPERATOR.info("stopped")
     except asyncio.CancelledError:
         if not runner.should_exit:
             raise
     return 1 if service.failed else 0
 
 
-async def _announce(service: Service, listening: asyncio.Event, began: float) -> None:
+async def _announce(
+    service: Service,
+    listening: asyncio.Event,
+    began: float,
+    ready: Callable[[], None] | None,
+) -> None:
     """Say where the service is, once it is there."""
     await listening.wait()
-    for line in service.banner():
-        print(line, file=sys.stderr, flush=True)
-    logger.info("started", seconds=round(time.monotonic() - began, 3))
-    for line in await service.facts():
-        print(line, file=sys.stderr, flush=True)
+    seconds = round(time.monotonic() - began, 3)
+    telemetry.OPERATOR.info("started", seconds=seconds, **service.about())
+    if told := await service.facts():
+        telemetry.OPERATOR.info("opencode answers", **told)
+    if ready is not None:
+        await asyncio.to_thread(ready)

@@ -22,6 +22,7 @@ import structlog
 from structlog.typing import FilteringBoundLogger, Processor
 
 from opencode_a2a.printable import clean, escaped
+from opencode_a2a.terminal import Lines
 
 MASK = "********"
 
@@ -102,19 +103,25 @@ AUDIT: FilteringBoundLogger = structlog.wrap_logger(
     None, wrapper_class=_ALWAYS, cache_logger_on_first_use=False, audit=True
 )
 """Who did what. Every audit record is written through this logger, whatever the log level is."""
+OPERATOR: FilteringBoundLogger = structlog.wrap_logger(
+    None, wrapper_class=_ALWAYS, cache_logger_on_first_use=False
+)
+"""That the service has started, what it is, and that it stops: told whatever the log level is."""
+_WORK = frozenset({"title", "what"})
+"""What people see at the terminal, but what is no business of a log file: words of a caller."""
 
 
-def configure(level: str, stream: TextIO | None = None) -> None:
+def configure(level: str | None, stream: TextIO | None = None) -> None:
     """Send all log records of this level and above to the stream: JSON unless it is a terminal.
 
+    By default a terminal has what happens to tasks (INFO, without the requests), a file warnings.
     Records of libraries that use ``logging`` take the same way.
     """
     output = stream or sys.stderr
-    number = logging.getLevelNamesMapping()[level]
-    # A rich traceback would print local variables, and with them secrets.
-    pretty = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
-    render: Processor = pretty if output.isatty() else _json
-    fit: list[Processor] = [_printable] if output.isatty() else []
+    watched = output.isatty()
+    number = logging.getLevelNamesMapping()[level or ("INFO" if watched else "WARNING")]
+    render: Processor = Lines(requests=level is not None) if watched else _json
+    fit: list[Processor] = [_printable] if watched else []
     steps: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -143,13 +150,15 @@ def configure(level: str, stream: TextIO | None = None) -> None:
 
 
 def _json(_: object, __: str, record: Mapping[str, object]) -> str:
+    record = {key: value for key, value in record.items() if key not in _WORK}
     return escaped(orjson.dumps(record, default=repr, option=orjson.OPT_NON_STR_KEYS).decode())
 
 
 def _printable(_: object, __: str, record: MutableMapping[str, object]) -> Mapping[str, object]:
     """Escape what would do something to the terminal; tracebacks keep their lines."""
+    whole = _WORK | {"exception"}  # what is cut and cleaned by who shows it
     return {
-        key: clean(value) if key == "exception" else value if value.isprintable() else repr(value)
+        key: clean(value) if key in whole else value if value.isprintable() else repr(value)
         for key, value in record.items()
         if isinstance(value, str)
     } | {key: value for key, value in record.items() if not isinstance(value, str)}

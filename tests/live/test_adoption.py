@@ -1,7 +1,6 @@
 """A managed OpenCode outlives a service that was killed, and the next start takes it over."""
 
 import asyncio
-import re
 import signal
 import sys
 import uuid
@@ -40,8 +39,7 @@ async def program(variables: dict[str, str], model: DemoModel) -> AsyncGenerator
 
 def opencode_pid(program: Program) -> int:
     """Return the process that the service says is its OpenCode."""
-    found = [re.search(r"managed, pid (\d+)", line) for line in program.lines]
-    return [int(one[1]) for one in found if one][-1]
+    return [one["opencode_pid"] for one in program.records() if one["event"] == "started"][-1]
 
 
 def outside(path: Path) -> JsonObject:
@@ -117,11 +115,11 @@ async def test_a_stop_says_what_is_open_and_keeps_what_waits_for_a_person(
 
     assert await program.stop(signal.SIGINT) == 0
 
-    told = "\n".join(program.lines[before:])
-    assert f"waiting  {waiting.id}" in told
-    assert f"working  {working.id}" in told
-    assert f"opencode-a2a task {program.url}" in told
-    assert f"kill {first}" in told
+    told = await program.record("stopping", before)
+    assert (told["waiting"], told["working"]) == ([waiting.id], [working.id])
+    notes = "\n".join(told["notes"])
+    assert "opencode-a2a task --follow TASK" in notes
+    assert f"kill {first}" in notes
     assert first in program.left()
 
     await program.start()

@@ -15,20 +15,17 @@ async def test_a_hosted_model_and_what_it_does_unasked_are_said_at_the_start(
     variables: dict[str, str],
 ) -> None:
     async with Program(variables, "--managed") as program:
-        model = await program.printed(lambda line: line.startswith("model "))
-        assert "opencode/" in model
-        assert "(hosted by OpenCode)" in model
-        unasked = await program.printed(lambda line: line.startswith("unasked "))
-        assert unasked == "unasked  commands, edits and web requests; --ask makes it ask"
+        told = await program.record("opencode answers")
+        assert "opencode/" in told["model"]
+        assert told["hosted"]
+        assert (told["asks"], told["unasked"]) == ([], ["commands", "edits", "web requests"])
         await program.stop()
 
         program.arguments += ["--ask=bash,edit"]
         before = len(program.lines)
         await program.start()
-        asks = await program.printed(lambda line: line.startswith("asks "), before)
-        assert asks == "asks     before commands and edits"
-        unasked = await program.printed(lambda line: line.startswith("unasked "), before)
-        assert unasked == "unasked  web requests"
+        told = await program.record("opencode answers", before)
+        assert (told["asks"], told["unasked"]) == (["commands", "edits"], ["web requests"])
         await program.stop()
 
 
@@ -39,9 +36,9 @@ async def test_the_demo_asks_before_it_runs_a_command_whatever_the_project_says(
     project = {"permission": allow, "agent": {"build": {"permission": allow}}}
     (tmp_path / "workspace" / "opencode.json").write_bytes(orjson.dumps(project))
     async with Program(variables, "--demo") as program:
-        asks = await program.printed(lambda line: line.startswith("asks "))
-        assert asks == "asks     before commands, edits and web requests"
-        assert await program.printed(lambda line: line == "model    demo/demo")
+        told = await program.record("opencode answers")
+        assert (told["model"], told["demo"], told["hosted"]) == ("demo/demo", True, False)
+        assert (told["asks"], told["unasked"]) == (["commands", "edits", "web requests"], [])
 
         asked = await Caller(program).send("list the files here")
         assert asked.state == "input_required"
@@ -57,14 +54,13 @@ async def test_the_sub_agents_of_the_demo_ask_too_whatever_the_project_says(
     project = {"agent": dict.fromkeys(("general", "explore", "plan"), allow)}
     (tmp_path / "workspace" / "opencode.json").write_bytes(orjson.dumps(project))
     async with Program(variables, "--demo") as program:
-        asks = await program.printed(lambda line: line.startswith("asks "))
-        assert asks == "asks     before commands, edits and web requests"
+        told = await program.record("opencode answers")
+        assert (told["asks"], told["unasked"]) == (["commands", "edits", "web requests"], [])
 
         asked = await Caller(program).send("use a sub-agent")
         assert asked.state == "input_required"
         await Caller(program).cancel(asked.id)
         await program.stop()
-        assert not [line for line in program.lines if line.startswith("unasked ")]
 
 
 async def test_agents_of_the_project_that_do_not_ask_are_named_at_the_start(
@@ -77,11 +73,11 @@ async def test_agents_of_the_project_that_do_not_ask_are_named_at_the_start(
     }
     (tmp_path / "workspace" / "opencode.json").write_bytes(orjson.dumps({"agent": agents}))
     async with Program(variables, "--demo") as program:
-        unasked = await program.printed(lambda line: line.startswith("unasked "))
-        assert unasked == (
-            "unasked  commands and edits by the agents free and freer; "
+        told = await program.record("opencode answers")
+        assert told["notes"] == [
+            "commands and edits unasked by the agents free and freer; "
             "OpenCode's configuration allows it"
-        )
+        ]
         await program.stop()
 
 
@@ -93,7 +89,6 @@ async def test_a_later_rule_of_the_project_for_everything_is_not_hidden_by_ask(
     project = {"permission": rules, "agent": {"build": {"permission": rules}}}
     (tmp_path / "workspace" / "opencode.json").write_bytes(orjson.dumps(project))
     async with Program(variables, "--demo") as program:
-        asks = await program.printed(lambda line: line.startswith("asks "))
-        assert asks == "asks     before commands and web requests"
-        assert await program.printed(lambda line: line == "unasked  edits")
+        told = await program.record("opencode answers")
+        assert (told["asks"], told["unasked"]) == (["commands", "web requests"], ["edits"])
         await program.stop()

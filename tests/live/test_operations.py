@@ -414,7 +414,7 @@ async def test_closing_the_terminal_ends_the_service_and_its_opencode(
     os.close(theirs)
     async with asyncio.timeout(60):
         shown = b""
-        while b"card " not in shown:
+        while b"Workspace" not in shown:
             shown += await asyncio.to_thread(os.read, ours, 65536)
         assert started_by(process.pid)
 

@@ -126,11 +126,11 @@ async def test_a_database_in_the_old_place_is_named_with_the_remedy(
     (tmp_path / "opencode-a2a.db").touch()
 
     async with Program(at_home(backstage, tmp_path), directory=tmp_path) as program:
-        [warning] = [line for line in program.lines if line.startswith("warning:")]
+        [warning] = [one["event"] for one in program.records() if one["level"] == "warning"]
 
     [target] = [file for file in databases(tmp_path) if file.suffix == ".db"]
     assert warning == (
-        f"warning: {tmp_path}/opencode-a2a.db is no longer used; to keep its tasks run "
+        f"{tmp_path}/opencode-a2a.db is no longer used; to keep its tasks run "
         f"`opencode-a2a migrate --from sqlite:///{tmp_path}/opencode-a2a.db "
         f"--to sqlite:///{target}`, then delete the file"
     )

@@ -313,9 +313,74 @@ async def test_tasks_are_listed_shown_and_followed() -> None:
     assert (followed.exit_code, missing.exit_code) == (0, 1)
 
 
+async def test_without_a_url_the_one_service_of_this_user_is_called(
+    own_state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none = await run("call", "say")
+    async with sdk_agent() as agent, sdk_agent() as other:
+        with announced(own_state, agent.url, accepts_token=False):
+            called = await run("call", "say")
+            listed = await run("tasks")
+            asked = await run("call", "ask")
+            with announced(own_state, other.url):
+                several = await run("call", "say")
+                monkeypatch.setenv("A2A_CLIENT_URL", other.url)
+                chosen = await run("call", "say")
+
+    assert (none.exit_code, called.exit_code, chosen.exit_code) == (1, 0, 0)
+    assert "no service of yours runs here; start one with `" in none.stderr
+    assert called.stdout == f"{ANSWER}\n"
+    assert "completed" in listed.stdout
+    assert "Answer with: opencode-a2a call --task " in asked.stderr
+    assert several.exit_code == 2
+    assert f"\n  {agent.url}" in several.stderr
+    assert f"\n  {other.url}" in several.stderr
+
+
+async def test_the_beginning_of_an_id_is_enough() -> None:
+    async with sdk_agent("HTTP+JSON") as agent:
+        done = lines(await run("call", agent.url, "say", "--json"))[-1]
+        task_id = str(done["task_id"])
+        shown = await run("task", agent.url, task_id[:8])
+        canceled = await run("cancel", agent.url, task_id[:8])
+
+    assert shown.stdout == f"{ANSWER}\n"
+    assert canceled.exit_code == 1
+    assert "not found" not in canceled.stderr
+
+
+async def test_tasks_can_be_chosen_by_their_state() -> None:
+    async with sdk_agent("HTTP+JSON") as agent:
+        await run("call", agent.url, "say")
+        await run("call", agent.url, "ask")
+        waiting = await run("tasks", agent.url, "--state", "waiting")
+        ended = await run("tasks", agent.url, "--state", "completed", "--all")
+        piped = await run("tasks", agent.url, "--watch")
+
+    assert [line.split()[1] for line in waiting.stdout.splitlines()] == ["input-required"]
+    assert [line.split()[1] for line in ended.stdout.splitlines()] == ["completed"]
+    assert piped.exit_code == 2
+
+
+async def test_ping_says_whether_an_agent_is_there() -> None:
+    async with sdk_agent() as agent:
+        there = await run("ping", agent.url)
+    away = await run("ping", agent.url)
+
+    assert (there.exit_code, away.exit_code) == (0, 1)
+    assert there.stdout.startswith(f"{agent.url} is there (")
+    assert "does not answer; check the address" in away.stderr
+
+
 @pytest.mark.parametrize(
     "args",
     [
+        ("call",),
+        ("call", "http://127.0.0.1:1", "two", "words"),
+        ("task",),
+        ("cancel", "http://127.0.0.1:1"),
+        ("tasks", "http://127.0.0.1:1", "--state", "lost"),
+        ("ping", "ftp://x"),
         ("call", "http://127.0.0.1:1"),
         ("call", "ftp://x", "hi"),
         ("call", "http://user:pass@127.0.0.1:1", "hi"),

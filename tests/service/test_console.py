@@ -181,7 +181,7 @@ async def test_the_command_prints_a_link_that_signs_in(service: Running) -> None
 @pytest.mark.parametrize(
     ("url", "token", "expected"),
     [
-        (None, "", (2, "none of yours runs here")),
+        (None, "", (1, "no service of yours runs here")),
         ("http://127.0.0.1:9", "", (1, "cannot be reached")),
         ("", "", (1, "requires a token")),
         ("", "wrong-token-of-nobody-at-all-000000", (1, "requires a token")),

@@ -199,12 +199,10 @@ async def test_the_end_of_a_service_before_an_external_opencode_names_what_is_op
 
         assert await program.stop(signal.SIGINT) == 0
 
-        said = program.lines[before:]
-        assert [line for line in said if line.startswith(("waiting ", "working "))] == [
-            f"waiting  {waiting.id}",
-            f"working  {working.id}",
-        ]
-        follow = f"After the next start, follow a task: opencode-a2a task {program.url}"
-        assert follow in "\n".join(said)
-        assert not [line for line in said if "OpenCode" in line]
+        said = await program.record("stopping", before)
+        assert (said["waiting"], said["working"]) == ([waiting.id], [working.id])
+        notes = "\n".join(said["notes"])
+        assert "After the next start, follow a task: opencode-a2a task --follow TASK" in notes
+        assert "OpenCode" not in notes
+        assert (await program.record("stopped", before))["level"] == "info"
         fake.release()

@@ -81,7 +81,7 @@ class Program:
         self.variables |= changes
         before = len(self.lines)
         await self.spawn()
-        await self.printed(lambda line: line.startswith("card "), before)
+        await self.record("started", before)
 
     async def spawn(self) -> None:
         """Start it and wait for nothing."""
@@ -121,6 +121,11 @@ class Program:
             if wanted(line):
                 return line
         raise AssertionError("the program ended:\n" + "\n".join(self.lines[since:]))
+
+    async def record(self, event: str, since: int = 0) -> dict[str, Any]:
+        """Wait for a log record, and return it."""
+        named = f'"event":"{event}"'
+        return orjson.loads(await self.printed(lambda line: named in line, since))
 
     def signal(self, number: Signals) -> None:
         """Send a signal and wait for nothing."""

@@ -68,12 +68,20 @@ def test_help_and_version_load_nothing_heavy(argument: str) -> None:
 
 
 def test_every_setting_but_a_secret_is_a_flag_of_serve() -> None:
-    words = set(invoke("serve", "--help").output.replace(",", " ").split())
+    words = set(invoke("serve", "--help-all").output.replace(",", " ").split())
 
     assert {s.flag for s in SETTINGS.values() if s.flag in words} == {
         s.flag for s in SETTINGS.values() if not s.secret
     }
     assert {"--config", "--managed", "--demo", "--port"} <= words
+
+
+def test_the_help_of_serve_fits_a_screen_and_names_what_people_need() -> None:
+    shown = invoke("serve", "--help").output
+
+    assert len(shown.splitlines()) < 60
+    common = ["--workspace", "--port", "--demo", "--ask", "--open", "--config", "--help-all"]
+    assert [flag for flag in common if flag not in shown] == []
 
 
 def test_serve_lists_all_that_is_wrong_and_exits_as_for_wrong_usage() -> None:

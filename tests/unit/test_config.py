@@ -46,7 +46,7 @@ def test_the_documented_defaults_hold() -> None:
     assert settings.opencode.timeout == 120
     assert settings.opencode.timeout_stream is None
     assert settings.limits.max_request_body_bytes == 1048576
-    assert settings.log.level == "WARNING"
+    assert settings.log.level is None
     assert settings.tasks.task_store_database_url is None
     assert settings.a2a.state_dir == Path("/home/someone/.local/state/opencode-a2a")
     assert (settings.sources, settings.warnings) == ({}, ())

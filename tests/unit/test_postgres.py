@@ -379,7 +379,7 @@ async def test_of_five_first_starts_at_once_one_serves_and_four_say_why_not(
         lines = [[line for line in p.lines if line.startswith("opencode-a2a:")] for p in refused]
         assert [task.result() for task in ends if task is not serving] == [2] * 4
         assert all(len(found) == 1 and "is in use by another" in found[0] for found in lines)
-        await ends[serving].printed(lambda line: line.startswith("card "))
+        await ends[serving].record("started")
         ends[serving].signal(Signals.SIGTERM)
         assert await serving == 0
 

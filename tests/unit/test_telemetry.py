@@ -4,12 +4,13 @@ import io
 import json
 import logging
 import re
+import time
 from collections.abc import Iterator
 
 import pytest
 import structlog
 
-from opencode_a2a.telemetry import configure, mask_text, mask_url, redact, secret_key
+from opencode_a2a.telemetry import AUDIT, configure, mask_text, mask_url, redact, secret_key
 
 
 class Terminal(io.StringIO):
@@ -104,6 +105,56 @@ def test_what_others_say_cannot_steer_the_terminal_of_who_reads_the_log(
     assert [line for line in printed.splitlines() if line.startswith("forged")] == (
         ["forged line"] if stream.isatty() else []
     )
+
+
+def test_a_terminal_has_a_line_for_what_happens_to_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "90")
+    stream = Terminal()
+    configure(None, stream)
+    log = structlog.get_logger().bind(task_id="860c0515-2345")
+
+    log.info("task started", title="run the\ntests", principal="ann")
+    log.info("task asks", what="bash: make test", until=0)
+    log.info("request", route="/", status=200)
+    AUDIT.info(
+        "interrupt settled",
+        task_id="860c0515-2345",
+        permission="bash",
+        patterns=["make test"],
+        resolution="once",
+        by="ann",
+    )
+    log.info(
+        "task ended",
+        state="completed",
+        seconds=75,
+        input_tokens=5200,
+        output_tokens=279,
+        cost=0.0058,
+    )
+    log.info("task ended", state="failed", seconds=0.2, reason="no such model")
+
+    shown = [line.split(maxsplit=1)[1] for line in stream.getvalue().splitlines()]
+    until = time.strftime("%H:%M", time.localtime(0))
+    assert shown == [
+        '860c0515  started     "run the tests"  ann',
+        f"860c0515  asks        bash: make test  until {until}",
+        "860c0515  allowed     bash: make test  by ann",
+        "860c0515  completed   75 s · 5.2k in · 279 out · $0.0058",
+        "860c0515  failed      0.2 s · no such model",
+    ]
+
+
+def test_a_log_file_has_no_words_of_callers() -> None:
+    stream = io.StringIO()
+    configure("INFO", stream)
+
+    structlog.get_logger().info("task started", title="secret plans", what="bash: ls", task_id="t")
+
+    [record] = records(stream)
+    assert (record["event"], record["task_id"]) == ("task started", "t")
+    assert "secret plans" not in stream.getvalue()
 
 
 def test_a_terminal_gets_text_for_people() -> None:

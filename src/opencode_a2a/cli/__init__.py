@@ -18,6 +18,7 @@ COMMANDS = {
     "tasks": ("call", "List the tasks at an agent."),
     "task": ("call", "Print or follow a task at an agent."),
     "cancel": ("call", "Cancel a task at an agent."),
+    "ping": ("call", "Check that a service can do its work."),
     "migrate": ("migrate", "Import the tasks of an earlier version."),
     "doctor": ("doctor", "Check what the service needs, and say what to do."),
     "card": ("show", "Print the agent card that these settings give."),

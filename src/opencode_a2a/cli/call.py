@@ -1,4 +1,4 @@
-"""``call``, ``chat``, ``tasks``, ``task`` and ``cancel``: talk to an agent.
+"""``call``, ``chat``, ``tasks``, ``task``, ``cancel`` and ``ping``: talk to an agent.
 
 Only the commands are declared here, so that `--help` is quick; ``cli.talk`` and ``cli.chat``
 do the work.
@@ -7,8 +7,13 @@ do the work.
 import math
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
+
+if TYPE_CHECKING:
+    from opencode_a2a.cli.talk import Talk
 
 
 class Words(click.ParamType[str]):
@@ -27,9 +32,48 @@ class Words(click.ParamType[str]):
 WORDS = Words()
 
 
+def after_url(words: tuple[str, ...], name: str) -> tuple[str | None, str]:
+    """Return the URL, if there is one, and the word that may stand alone."""
+    match words:
+        case (url,) if "://" in url and " " not in url:
+            raise click.UsageError(f"{name} is missing after the URL")
+        case (word,):
+            return None, word
+        case (url, word):
+            return url, word
+        case ():
+            raise click.UsageError(f"{name} is missing")
+        case _:
+            raise click.UsageError(f"too many words; put {name} into quotes if it has spaces")
+
+
+STATES = (
+    *("waiting", "running", "ended", "submitted", "working", "input-required", "auth-required"),
+    *("completed", "failed", "canceled", "rejected"),
+)
+"""What ``tasks --state`` takes: kinds of states, then states."""
+
+
+def task_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer the newest tasks of the service that runs here; silent when there is none."""
+    from opencode_a2a.cli.table import Row
+    from opencode_a2a.cli.talk import talk_to
+    from opencode_a2a.figures import SHORT_ID
+
+    try:
+        with talk_to(None) as talk:
+            rows = [Row.of(task) for task in talk.run(talk.peer.tasks(None, 50))]
+    except click.ClickException:
+        return []
+    return [
+        CompletionItem(row.task_id[:SHORT_ID], help=row.title)
+        for row in rows
+        if row.task_id.startswith(incomplete)
+    ]
+
+
 @click.command()
-@click.argument("url", type=WORDS)
-@click.argument("text", type=WORDS)
+@click.argument("words", type=WORDS, nargs=-1, metavar="[URL] TEXT")
 @click.option("--context", metavar="ID", type=WORDS, help="Go on in this context: a conversation.")
 @click.option("--task", metavar="ID", type=WORDS, help="Go on with this task, or answer it.")
 @click.option(
@@ -49,8 +93,7 @@ WORDS = Words()
 @click.option("--no-stream", is_flag=True, help="Wait for the whole answer instead of streaming.")
 @click.option("--json", "as_json", is_flag=True, help="Print each event as a line of JSON.")
 def call(
-    url: str,
-    text: str,
+    words: tuple[str, ...],
     context: str | None,
     task: str | None,
     files: tuple[Path, ...],
@@ -60,7 +103,8 @@ def call(
 ) -> None:
     """Send TEXT to the agent at URL and print the answer as it arrives.
 
-    URL is the agent's base address or that of its card. TEXT may be "-" for standard input.
+    URL is the agent's base address or that of its card; without it, that of A2A_CLIENT_URL, or of
+    the one service of yours that runs on this machine. TEXT may be "-" for standard input.
     The credential comes from A2A_CLIENT_BEARER_TOKEN or A2A_CLIENT_BASIC_AUTH; for a service of
     yours on this machine the token that it generated is found by itself.
 
@@ -70,6 +114,7 @@ def call(
     Exit status: 0 completed, 1 failed, 2 wrong usage, 3 input or sign-in required, 130 canceled
     with Ctrl-C.
     """
+    url, text = after_url(words, "TEXT")
     if math.isnan(timeout):
         raise click.UsageError("--timeout should be a number of seconds")
 
@@ -93,20 +138,20 @@ def call(
             parts,
             answer,
             JsonLines(answer) if as_json else Screen(),
-            task_id=task,
+            task_id=task and talk.whole_id(task),
             context_id=context,
             stream=not no_stream,
             seconds=timeout,
         )
         if not as_json:
-            report_end(talk.url, answer)
+            report_end(talk, answer)
     sys.exit(exit_status(answer.status.state))
 
 
 @click.command()
-@click.argument("url", type=WORDS)
+@click.argument("url", type=WORDS, required=False)
 @click.option("--context", metavar="ID", type=WORDS, help="Go on in this context: a conversation.")
-def chat(url: str, context: str | None) -> None:
+def chat(url: str | None, context: str | None) -> None:
     """Talk to the agent at URL.
 
     What the agent asks (a question, a permission) is shown, and your lines answer it until it is
@@ -126,61 +171,100 @@ def chat(url: str, context: str | None) -> None:
         conversation = Conversation(talk, context)
         status = conversation.hold()
     if conversation.context_id:
-        then = command("chat", talk.url, "--context", conversation.context_id)
+        then = command("chat", *talk.named, "--context", conversation.context_id)
         click.echo(f"go on with: {then}", err=True)
     sys.exit(status)
 
 
 @click.command()
-@click.argument("url", type=WORDS)
+@click.argument("url", type=WORDS, required=False)
 @click.option("--context", metavar="ID", type=WORDS, help="Only tasks of this context.")
+@click.option("--state", type=click.Choice(STATES), help="Only tasks in this state.")
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 100))
+@click.option("--all", "everything", is_flag=True, help="All tasks, not only the newest.")
+@click.option("--watch", is_flag=True, help="Keep the table up to date; Enter follows the newest.")
 @click.option("--json", "as_json", is_flag=True, help="Print each task as a line of JSON.")
-def tasks(url: str, context: str | None, limit: int, as_json: bool) -> None:
-    """List the tasks at the agent at URL, the newest first."""
+def tasks(
+    url: str | None,
+    context: str | None,
+    state: str | None,
+    limit: int,
+    everything: bool,
+    watch: bool,
+    as_json: bool,
+) -> None:
+    """List the tasks at the agent at URL, the newest first.
+
+    "!" marks a task that waits for you. Every command takes the short ids of this table.
+    """
+    if watch and (as_json or not sys.stdin.isatty() or not sys.stdout.isatty()):
+        raise click.UsageError("--watch is for a terminal, and goes without --json")
+
+    import shutil
+
+    from opencode_a2a.cli import table
     from opencode_a2a.cli.screen import print_task
     from opencode_a2a.cli.talk import talk_to
-    from opencode_a2a.peers.answer import state_word
-    from opencode_a2a.printable import one_line
+    from opencode_a2a.peers.answer import ReceivedTask
 
     with talk_to(url) as talk:
-        found = talk.run(talk.peer.tasks(context, limit))
-    for task in found:
-        if as_json:
+
+        def read() -> list[ReceivedTask]:
+            found = talk.run(talk.peer.tasks(context, None if everything else limit))
+            return [task for task in found if table.wanted(task, state)]
+
+        if watch:
+            newest = table.watch(read, talk.url)
+            if newest is None:
+                return
+            _follow(talk, newest, as_json=False)
+        found = read()
+    if as_json:
+        for task in found:
             print_task(task)
-            continue
-        task_id, state = one_line(task.task_id, 100), state_word(task.status.state)
-        when = one_line((task.status.timestamp or "")[:19].replace("T", " "))
-        said = task.history[0].text if task.history else task.status.text or ""
-        click.echo(f"{task_id}  {state:<14}  {when:<19}  {one_line(said, 60)}".rstrip())
+    elif sys.stdout.isatty():
+        rows = table.lines(found, shutil.get_terminal_size().columns)
+        click.echo("\n".join(rows) if found else "no tasks")
+    else:
+        table.print_lines(found)
+
+
+def _follow(talk: "Talk", task_id: str, *, as_json: bool) -> NoReturn:
+    """Show a task until it ends or waits, and exit as `call` does."""
+    from opencode_a2a.cli.screen import JsonLines, Screen, report_end
+    from opencode_a2a.cli.talk import exit_status
+    from opencode_a2a.peers.answer import PeerTask
+
+    answer = PeerTask()
+    try:
+        talk.follow(task_id, answer, JsonLines(answer) if as_json else Screen())
+    except KeyboardInterrupt:
+        sys.exit(130)  # only the listening ends, the task goes on
+    if not as_json:
+        report_end(talk, answer)
+    sys.exit(exit_status(answer.status.state))
 
 
 @click.command()
-@click.argument("url", type=WORDS)
-@click.argument("task_id", metavar="TASK", type=WORDS)
+@click.argument("words", type=WORDS, nargs=-1, metavar="[URL] TASK", shell_complete=task_ids)
 @click.option("--follow", "-f", is_flag=True, help="Go on printing until the task ends or waits.")
 @click.option("--json", "as_json", is_flag=True, help="Print the task, or its events, as JSON.")
-def task(url: str, task_id: str, follow: bool, as_json: bool) -> None:
+def task(words: tuple[str, ...], follow: bool, as_json: bool) -> None:
     """Print the state and the answer of TASK at the agent at URL.
 
     With --follow the exit status is that of `call`.
     """
-    from opencode_a2a.cli.screen import JsonLines, Screen, print_task, report_end
-    from opencode_a2a.cli.talk import exit_status, talk_to
+    from opencode_a2a.cli.screen import Screen, print_task
+    from opencode_a2a.cli.talk import talk_to
     from opencode_a2a.peers.answer import PeerTask, state_word
     from opencode_a2a.printable import indented, one_line
     from opencode_a2a.tasks.state import State
 
-    answer, screen = PeerTask(), Screen()
+    url, named = after_url(words, "TASK")
     with talk_to(url) as talk:
+        task_id = talk.whole_id(named)
         if follow:
-            try:
-                talk.follow(task_id, answer, JsonLines(answer) if as_json else screen)
-            except KeyboardInterrupt:
-                sys.exit(130)  # only the listening ends, the task goes on
-            if not as_json:
-                report_end(talk.url, answer)
-            sys.exit(exit_status(answer.status.state))
+            _follow(talk, task_id, as_json=as_json)
         found = talk.run(talk.peer.task(task_id, 10))
     if as_json:
         print_task(found)
@@ -189,6 +273,7 @@ def task(url: str, task_id: str, follow: bool, as_json: bool) -> None:
     click.echo(
         one_line(f"{found.task_id}  {state_word(found.status.state)}{context}", 300), err=True
     )
+    answer, screen = PeerTask(), Screen()
     for event in answer.take(found):
         screen.show(event)
     screen.close()
@@ -197,15 +282,52 @@ def task(url: str, task_id: str, follow: bool, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("url", type=WORDS)
-@click.argument("task_id", metavar="TASK", type=WORDS)
-def cancel(url: str, task_id: str) -> None:
+@click.argument("words", type=WORDS, nargs=-1, metavar="[URL] TASK", shell_complete=task_ids)
+def cancel(words: tuple[str, ...]) -> None:
     """Cancel TASK at the agent at URL, and print the state that it is in then."""
     from opencode_a2a.cli.talk import talk_to
     from opencode_a2a.peers.answer import state_word
     from opencode_a2a.tasks.state import State
 
+    url, named = after_url(words, "TASK")
     with talk_to(url) as talk:
-        found = talk.run(talk.peer.cancel(task_id))
+        found = talk.run(talk.peer.cancel(talk.whole_id(named)))
     click.echo(state_word(found.status.state))
     sys.exit(0 if found.status.state is State.CANCELED else 1)
+
+
+@click.command()
+@click.argument("url", type=WORDS, required=False)
+@click.option("--timeout", default=5.0, show_default=True, type=click.FloatRange(0, min_open=True))
+def ping(url: str | None, timeout: float) -> None:
+    """Check that the service at URL can do its work; exit with status 1 if not.
+
+    For probes: it needs no credential. Of an agent of another kind the card is asked for.
+    """
+    import time
+
+    import httpx2
+
+    from opencode_a2a.cli.talk import find
+    from opencode_a2a.events import Json
+    from opencode_a2a.jsonguard import as_object
+    from opencode_a2a.printable import one_line
+
+    base = find(url).url.rstrip("/")
+    began = time.monotonic()
+    try:
+        with httpx2.Client(timeout=timeout, trust_env=False) as http:
+            answer = http.get(f"{base}/readyz")
+            if answer.status_code not in (200, 503):
+                answer = http.get(f"{base}/.well-known/agent-card.json").raise_for_status()
+        said: Json = answer.json()
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
+        raise click.ClickException(
+            f"{one_line(base)} does not answer; check the address, and that the service runs"
+        ) from error
+    checks = as_object(said.get("checks")) if isinstance(said, dict) else {}
+    if answer.status_code == 503:
+        failed = [name for name, found in checks.items() if found != "ok"] or ["a check"]
+        raise click.ClickException(one_line(f"{base} is not ready: {', '.join(failed)} failed"))
+    took = round((time.monotonic() - began) * 1000)
+    click.echo(f"{one_line(base)} is {'ready' if checks else 'there'} ({took} ms)")

@@ -79,7 +79,7 @@ class Conversation:
                     click.echo(f"\n{canceled}Ctrl-C again leaves", err=True)
         if self._waiting is None:
             return status
-        then = command("call", self._talk.url, "--task", self._waiting.task_id or "", "…")
+        then = command("call", *self._talk.named, "--task", self._waiting.task_id or "", "…")
         click.echo(f"The agent still waits; answer with: {then}", err=True)
         return exit_status(self._waiting.status.state)
 
@@ -109,7 +109,7 @@ class Conversation:
             text = indented(task.status.text or "") or "The agent waits for an answer."
             click.echo(text, err=True)
         else:
-            report_end(self._talk.url, task)
+            report_end(self._talk, task)
         return exit_status(task.status.state)
 
     def _read(self) -> list[Part]:

@@ -1,10 +1,11 @@
 """``console``: open the web console in the browser, signed in.
 
 The token is exchanged for a code of one use here, so that no lasting secret gets into the list of
-processes or into the history of a browser.
+processes, into the history of a browser or into a picture.
 """
 
 import os
+import sys
 
 import click
 
@@ -12,57 +13,88 @@ import click
 @click.command()
 @click.argument("url", required=False)
 @click.option("--print", "only_print", is_flag=True, help="Print the link instead of opening it.")
-def console(url: str | None, only_print: bool) -> None:
+@click.option("--qr", is_flag=True, help="Show the link as a QR code, for a phone.")
+def console(url: str | None, only_print: bool, qr: bool) -> None:
     """Open the console of the service at URL, signed in.
 
-    Without URL it is that of the one service of yours that runs on this machine. The credential is
-    found as for `call`. The link works once, within a minute.
+    Without URL it is that of A2A_CLIENT_URL, or of the one service of yours that runs on this
+    machine. The credential is found as for `call`. The link works once, within a minute.
     """
-    import webbrowser
-    from contextlib import suppress
+    link, address = sign_in_link(url)
+    if qr:
+        show_code(link)
+    elif only_print or not open_browser(link):
+        click.echo(link)
+    else:
+        click.echo(f"The console is open in the browser: {address}", err=True)
 
+
+def sign_in_link(url: str | None) -> tuple[str, str]:
+    """Return a link that signs in once, and the address of the console itself."""
     import httpx2
 
-    from opencode_a2a.announcement import running
-    from opencode_a2a.config import SettingsError, load_for_calls
-    from opencode_a2a.peers.client import configured_credential
-    from opencode_a2a.peers.network import OriginCredential, origin
+    from opencode_a2a.cli.talk import find
     from opencode_a2a.printable import one_line
 
+    target = find(url.rstrip("/").removesuffix("/console") if url else None)
+    base = target.url.rstrip("/")
+    headers = target.credential.headers(base) if target.credential else {}
     try:
-        settings = load_for_calls(os.environ)
-    except SettingsError as error:
-        raise click.UsageError("; ".join(map(str, error.problems))) from error
-    services = sorted(running(settings.a2a.state_dir))
-    if url is None:
-        if len(services) != 1:
-            found = f"several run: {', '.join(services)}" if services else "none of yours runs here"
-            raise click.UsageError(f"name the URL of the service; {found}")
-        url = services[0]
-    url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/console")
-    try:
-        credential = configured_credential(url, settings.client)
-        if credential is None and origin(url) in map(origin, services):
-            with suppress(OSError):  # without a token the service says what is missing
-                token = (settings.a2a.state_dir / "token").read_text().strip()
-                credential = OriginCredential.bearer(url, token)
-        headers = credential.headers(url) if credential else {}
         with httpx2.Client(timeout=10, trust_env=False) as http:
-            answer = http.post(f"{url}/console/codes", headers=headers)
-    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
-        reason = f"{one_line(url)} cannot be reached; check the address, and that the service runs"
+            answer = http.post(f"{base}/console/codes", headers=headers)
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        reason = f"{one_line(base)} cannot be reached; check the address, and that the service runs"
         raise click.ClickException(reason) from error
     if answer.status_code == 401:
         raise click.ClickException(
-            f"{one_line(url)} requires a token: set A2A_CLIENT_BEARER_TOKEN or "
+            f"{one_line(base)} requires a token: set A2A_CLIENT_BEARER_TOKEN or "
             "A2A_CLIENT_BASIC_AUTH, or run this as the user who started the service"
         )
     try:
         answer.raise_for_status()
-        link = f"{url}/console#code={answer.json()['code']}"
-    except (httpx2.HTTPStatusError, ValueError, KeyError) as error:
-        raise click.ClickException(f"{one_line(url)} has no console") from error
-    if only_print or not webbrowser.open(link):
-        click.echo(link)
-    else:
-        click.echo(f"The console is open in the browser: {url}/console", err=True)
+        code = str(answer.json()["code"])
+    except (httpx2.HTTPStatusError, ValueError, KeyError, TypeError) as error:
+        raise click.ClickException(f"{one_line(base)} has no console") from error
+    if not code.isalnum() and not code.replace("-", "").replace("_", "").isalnum():
+        raise click.ClickException(f"{one_line(base)} has no console")
+    return f"{base}/console#code={code}", f"{base}/console"
+
+
+def open_browser(link: str) -> bool:
+    """Open a link in a browser with windows; False where there is none."""
+    import webbrowser
+
+    windows = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
+    if sys.platform.startswith("linux") and not windows:
+        return False  # a browser for the terminal would take this one over
+    try:
+        return webbrowser.open(link)
+    except webbrowser.Error:
+        return False
+
+
+def show_code(link: str) -> None:
+    """Print a QR code that a camera can read from the screen, and what it leads to."""
+    from urllib.parse import urlsplit
+
+    import segno
+
+    from opencode_a2a.config import loopback
+
+    if loopback(urlsplit(link).hostname or ""):
+        raise click.ClickException(
+            "a phone cannot reach this machine's loopback address; start the service with "
+            "--host and --a2a-public-url, and name its public URL here"
+        )
+    segno.make_qr(link, error="l").terminal(out=sys.stdout, border=2, compact=True)
+    click.echo("Scan within a minute; the code works once.", err=True)
+
+
+def open_console_of(url: str) -> None:
+    """Open the console of a service that has just started, signed in if that can be done."""
+    try:
+        link, _ = sign_in_link(url)
+    except click.ClickException:
+        link = f"{url}/console"
+    if not open_browser(link):
+        click.echo(f"Open the console: {link}", err=True)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 import orjson
@@ -34,6 +35,9 @@ from opencode_a2a.peers.answer import (
 )
 from opencode_a2a.printable import clean, command, escaped, indented, one_line
 from opencode_a2a.tasks.state import State
+
+if TYPE_CHECKING:
+    from opencode_a2a.cli.talk import Talk
 
 _PATIENCE = 2.0
 """Seconds of silence that need no explanation."""
@@ -254,13 +258,13 @@ class Screen:
             self._aside_open = False
 
 
-def report_end(url: str, task: PeerTask) -> None:
+def report_end(talk: "Talk", task: PeerTask) -> None:
     """Say on stderr what a person has to know about a turn that did not complete."""
     status = task.status
     if status.state in WAITING:
         click.echo(indented(status.text or "") or "The agent waits for an answer.", err=True)
         asks = status.state is State.INPUT_REQUIRED
-        then = command("call", url, "--task", task.task_id or "", "…")
+        then = command("call", *talk.named, "--task", task.task_id or "", "…")
         click.echo(f"{'Answer' if asks else 'Sign in, then go on'} with: {then}", err=True)
     elif status.state is not State.COMPLETED:
         word, text = state_word(status.state), indented(status.text or "").strip()

@@ -12,6 +12,7 @@ import os
 import uuid
 from collections.abc import Coroutine, Generator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -34,10 +35,12 @@ from opencode_a2a.peers.network import (
     origin,
     vet,
 )
-from opencode_a2a.printable import command, one_line
+from opencode_a2a.printable import command, one_line, program
 from opencode_a2a.tasks.state import TERMINAL, State
 
 _FILE_LIMIT = 20 * 1024 * 1024
+_WHOLE_ID = 32
+"""Ids of this length are complete: those of our services are longer."""
 _T = TypeVar("_T")
 
 
@@ -54,29 +57,71 @@ class RefusedError(click.ClickException):
     """The agent refuses our credential: nothing else will work either."""
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The agent that a command talks to: where it is, and who we are to it."""
+
+    url: str
+    settings: Settings
+    credential: OriginCredential | None
+
+
+def find(url: str | None) -> Target:
+    """Return the agent at a URL; without one that of A2A_CLIENT_URL, else the one that runs here.
+
+    For a service of our own on this machine the token that it generated is the credential.
+    """
+    try:
+        settings = load_for_calls(os.environ)
+    except SettingsError as error:
+        raise click.UsageError("; ".join(map(str, error.problems))) from error
+    services = sorted(running(settings.a2a.state_dir), key=lambda service: service.url)
+    url = url or settings.client.url
+    if url is None and len(services) > 1:
+        listed = "".join(f"\n  {service.url}" for service in services)
+        raise click.UsageError(f"several services of yours run here; name the URL of one:{listed}")
+    if url is None and not services:
+        raise click.ClickException(
+            f"no service of yours runs here; start one with `{program()} serve`, "
+            "or name the URL of an agent (also as A2A_CLIENT_URL)"
+        )
+    url = services[0].url if url is None else url
+    if "://" not in url:
+        try:
+            host = urlsplit(f"http://{url}").hostname or ""
+            local = host == "localhost" or ip_address(host).is_loopback
+        except ValueError:
+            local = False
+        url = f"http://{url}" if local else f"https://{url}"
+    # A service of our own is called by its address: at "localhost" another program might
+    # answer, on the other loopback address.
+    by_address = url.replace("//localhost", "//127.0.0.1", 1).rstrip("/")
+    url = by_address if any(by_address == service.url for service in services) else url
+    try:
+        check(url, Egress())
+    except EgressError as error:
+        raise click.UsageError(f"{one_line(url)} cannot be called: {error}") from error
+    credential = configured_credential(url, settings.client)
+    ours = (origin(service.url) for service in services if service.accepts_token)
+    if credential is None and origin(url) in ours:
+        # A token that cannot be read or sent is as good as none: the service says so.
+        with suppress(OSError, ValueError):
+            token = (settings.a2a.state_dir / "token").read_text().strip()
+            credential = OriginCredential.bearer(url, token)
+    return Target(url, settings, credential)
+
+
 class Talk:
     """One agent at the other end of a command."""
 
-    def __init__(self, url: str, runner: asyncio.Runner) -> None:
-        try:
-            settings = load_for_calls(os.environ)
-        except SettingsError as error:
-            raise click.UsageError("; ".join(map(str, error.problems))) from error
-        self.state_dir = settings.a2a.state_dir
-        services = [*running(self.state_dir)]
-        if "://" not in url:
-            try:
-                host = urlsplit(f"http://{url}").hostname or ""
-                local = host == "localhost" or ip_address(host).is_loopback
-            except ValueError:
-                local = False
-            url = f"http://{url}" if local else f"https://{url}"
-        # A service of our own is called by its address: at "localhost" another program might
-        # answer, on the other loopback address.
-        by_address = url.replace("//localhost", "//127.0.0.1", 1).rstrip("/")
-        self.url = by_address if by_address in services else url
+    def __init__(self, url: str | None, runner: asyncio.Runner) -> None:
+        target = find(url)
+        self.url = target.url
+        self.named = [target.url] if url else []
+        """What a suggested command has to say of the address."""
+        self.state_dir = target.settings.a2a.state_dir
         self._runner = runner
-        self.peer = self.run(_open(self.url, settings, services))
+        self.peer = self.run(_open(target))
 
     def run(self, work: Coroutine[None, None, _T]) -> _T:
         """Do one thing with the agent; a failure ends the command with one line."""
@@ -84,6 +129,20 @@ class Talk:
             return self._runner.run(work)
         except PeerError as error:
             raise _failure(error) from error
+
+    def whole_id(self, task_id: str) -> str:
+        """Return the id of the task that is meant by the beginning of one."""
+        if len(task_id) >= _WHOLE_ID:
+            return task_id
+        try:
+            listed = self._runner.run(self.peer.tasks(None, 100))
+        except PeerError:
+            return task_id  # not every agent lists its tasks
+        found = [task.task_id for task in listed if task.task_id.startswith(task_id)]
+        if len(found) > 1 and task_id not in found:
+            ids = ", ".join(one_line(one, 40) for one in found[:5])
+            raise click.UsageError(f"{one_line(task_id)} is the beginning of several ids: {ids}")
+        return found[0] if len(found) == 1 else task_id
 
     def ask(
         self,
@@ -132,7 +191,7 @@ class Talk:
         if isinstance(error, PeerError) and not error.retryable:
             return _failure(error)
         # What follows the dashes is an id, even if an agent made it look like an option.
-        then = task.task_id and command("task", "--follow", self.url, "--", task.task_id)
+        then = task.task_id and command("task", "--follow", *self.named, "--", task.task_id)
         if isinstance(error, LostError) and then:
             return click.ClickException(
                 f"The connection to {self.url} was lost; the task may still be running. "
@@ -160,7 +219,7 @@ async def _shown(
 
 
 @contextmanager
-def talk_to(url: str) -> Generator[Talk]:
+def talk_to(url: str | None) -> Generator[Talk]:
     """Talk to the agent at a URL, or end the command with the reason why not."""
     with asyncio.Runner() as runner:
         talk = Talk(url, runner)
@@ -191,29 +250,19 @@ def exit_status(state: State | None) -> int:
     return 3 if state in WAITING else 1
 
 
-async def _open(url: str, settings: Settings, services: list[str]) -> Peer:
-    """Check the address, find the credential for it, and read the agent's card."""
-    hosts = settings.client.allowed_hosts
-    try:
-        check(url, Egress())
-    except EgressError as error:
-        raise click.UsageError(f"{one_line(url)} cannot be called: {error}") from error
+async def _open(target: Target) -> Peer:
+    """Find the host, and read the agent's card."""
+    url, client = target.url, target.settings.client
     try:
         # A person may call any address; a public agent's card may not lead to a private one.
         await vet(url, Egress())
-        rules = Egress(hosts)
+        rules = Egress(client.allowed_hosts)
     except HostNotFoundError as error:
         host = one_line(urlsplit(url).hostname or url)
         raise click.ClickException(f"the host {host} cannot be found; check the address") from error
     except EgressError:
-        rules = Egress(hosts, allow_private=True)
-    credential = configured_credential(url, settings.client)
-    if credential is None and origin(url) in map(origin, services):
-        # A token that cannot be read or sent is as good as none: the service says so.
-        with suppress(OSError, ValueError):
-            token = (settings.a2a.state_dir / "token").read_text().strip()
-            credential = OriginCredential.bearer(url, token)
-    return await Peer.open(url, rules, credential, settings.client)
+        rules = Egress(client.allowed_hosts, allow_private=True)
+    return await Peer.open(url, rules, target.credential, client)
 
 
 def _failure(error: PeerError) -> click.ClickException:

@@ -506,7 +506,9 @@ class SigningSettings(Group, prefix="A2A_SIGNING_"):
 class LogSettings(Group, prefix="A2A_LOG_"):
     """What is written to the log."""
 
-    level: Level = setting("WARNING", "Lowest level that is logged.")
+    level: Level | None = setting(
+        None, "Lowest level that is logged; by default INFO at a terminal, WARNING otherwise."
+    )
     payloads: bool = setting(
         False, "Log request and answer bodies, at any level; they may hold what callers work on."
     )

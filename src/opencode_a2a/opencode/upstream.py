@@ -39,6 +39,7 @@ from opencode_a2a.opencode.process import UnsupportedOpenCodeError
 from opencode_a2a.opencode.types import Agent
 from opencode_a2a.rights import never_asked, outside, unmatched
 from opencode_a2a.telemetry import mask_url
+from opencode_a2a.terminal import listed
 
 logger = structlog.get_logger(__name__)
 
@@ -166,8 +167,22 @@ def _noted_port(file: Path, port: int, record: Path | None) -> Generator[None]:
 # --- what an operator is told -----------------------------------------------------------------
 
 
-async def facts(opencode: OpenCode, settings: Settings) -> list[str]:
-    """Return what the operator should know of the model and of what it may do unasked."""
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the operator should know of the model, and of what it may do unasked."""
+
+    model: str | None
+    """``provider/model``; several where OpenCode has not chosen yet, None without a provider."""
+    hosted: bool
+    """Whether OpenCode's makers run it: what is sent to it leaves this machine."""
+    asks: list[str]
+    unasked: list[str]
+    notes: list[str]
+    """What else is worth a look: agents with more freedom, rules without effect."""
+
+
+async def facts(opencode: OpenCode, settings: Settings) -> Facts | None:
+    """Ask OpenCode what there is to know; None when it does not answer."""
     own, at = settings.opencode, Location(str(settings.workspace) if settings.workspace else None)
     try:
         async with asyncio.timeout(FACTS_SECONDS):
@@ -176,8 +191,8 @@ async def facts(opencode: OpenCode, settings: Settings) -> list[str]:
             agents = {agent.name: agent for agent in await opencode.agents(at=at)}
     except (TimeoutError, ServiceError) as error:
         logger.warning("OpenCode could not be asked for its model", error=type(error).__name__)
-        return []
-    lines = await _ineffective(opencode, settings, at)
+        return None
+    notes = await _ineffective(opencode, settings, at)
     agent = agents.get(own.agent or config.default_agent or "build")
     model = config.model or ""
     if own.provider_id and own.model_id:
@@ -185,15 +200,8 @@ async def facts(opencode: OpenCode, settings: Settings) -> list[str]:
     elif agent is not None and agent.model is not None:
         model = f"{agent.model.provider_id}/{agent.model.model_id}"
     candidates = [model] if model else [f"{p}/{m}" for p, m in connected.default.items()]
-    shown = [f"{name} (hosted by OpenCode)" if _hosted(name) else name for name in candidates]
-    lines.append(f"model    {' or '.join(shown) if shown else 'none: no provider is set up'}")
     unasked = _unasked(agent, settings) if agent else []
     asked = [word for name, word in ASKED.items() if agent and "ask" in agent.actions(name)]
-    if asked := [word for word in asked if word not in unasked]:
-        lines.append(f"asks     before {_listed(asked)}")
-    if unasked:
-        remedy = "; --ask makes it ask" if own.managed_server and not settings.asked_for else ""
-        lines.append(f"unasked  {_listed(unasked)}{remedy}")
     # The model hands work to other agents, and a project may have given these more freedom.
     freer = {
         one.name: more
@@ -202,11 +210,15 @@ async def facts(opencode: OpenCode, settings: Settings) -> list[str]:
     }
     if freer:
         words = [word for word in ASKED.values() if any(word in more for more in freer.values())]
-        names = f"agent{'s' if len(freer) > 1 else ''} {_listed(sorted(freer))}"
-        lines.append(
-            f"unasked  {_listed(words)} by the {names}; OpenCode's configuration allows it"
-        )
-    return lines
+        names = f"agent{'s' if len(freer) > 1 else ''} {listed(sorted(freer))}"
+        notes.append(f"{listed(words)} unasked by the {names}; OpenCode's configuration allows it")
+    return Facts(
+        " or ".join(candidates) or None,
+        any(map(_hosted, candidates)),
+        [word for word in asked if word not in unasked],
+        unasked,
+        notes,
+    )
 
 
 async def _ineffective(opencode: OpenCode, settings: Settings, at: Location) -> list[str]:
@@ -222,7 +234,7 @@ async def _ineffective(opencode: OpenCode, settings: Settings, at: Location) -> 
         logger.warning("OpenCode could not be asked for its tools", error=type(error).__name__)
         return []
     return [
-        f"warning: A2A_PERMISSION_RULES: {never_asked(name, meant)}"
+        f"A2A_PERMISSION_RULES: {never_asked(name, meant)}"
         for name, meant in unmatched(found, tools)
     ]
 
@@ -240,10 +252,6 @@ def _unasked(agent: Agent, settings: Settings) -> list[str]:
 def _hosted(model: str) -> bool:
     """Whether a model is one that OpenCode's makers run: what is sent to it leaves this machine."""
     return model.partition("/")[0] in ("opencode", "opencode-go")
-
-
-def _listed(words: list[str]) -> str:
-    return f"{', '.join(words[:-1])} and {words[-1]}" if words[1:] else words[0]
 
 
 async def trouble(opencode: OpenCode, settings: Settings) -> str | None:

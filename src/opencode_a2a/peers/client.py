@@ -68,6 +68,7 @@ HOPS_HEADER = "A2A-Hops"
 MAX_HOPS = 3
 _RESUMES = 4
 """Attempts in a row to resume a stream, or to poll, that may fail."""
+_PAGE = 100
 _ANSWER_BYTES = 32 * 1024 * 1024
 _CARD_BYTES = 1024 * 1024
 _EVENT_BYTES = 8 * 1024 * 1024
@@ -490,12 +491,22 @@ class Peer:
         params: JsonObject = {"id": task_id, "historyLength": shown}
         return read_task(await self._call(GET_TASK, params))
 
-    async def tasks(self, context_id: str | None = None, limit: int = 50) -> list[ReceivedTask]:
-        params: JsonObject = {"pageSize": limit, "historyLength": 1}
+    async def tasks(
+        self, context_id: str | None = None, limit: int | None = 50
+    ) -> list[ReceivedTask]:
+        """Return the newest tasks; without a limit all of them, page by page."""
+        params: JsonObject = {"pageSize": limit or _PAGE, "historyLength": 1}
         if context_id:
             params["contextId"] = context_id
-        listed = await self._call(LIST_TASKS, params)
-        return [read_task(item) for item in items_in(listed, "tasks")]
+        found: list[ReceivedTask] = []
+        while True:
+            listed = await self._call(LIST_TASKS, params)
+            page = [read_task(item) for item in items_in(listed, "tasks")]
+            found += page
+            token = text_in(listed, "nextPageToken")
+            if limit is not None or not token or not page:
+                return found
+            params["pageToken"] = token
 
     async def cancel(self, task_id: str) -> ReceivedTask:
         return read_task(await self._call(CANCEL_TASK, {"id": task_id}))

@@ -6,6 +6,7 @@ catches up from the tail, or from the store if it has fallen behind the tail.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -15,10 +16,7 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
 from opencode_a2a.errors import StoreUnavailableError, StreamEndedError
-from opencode_a2a.events import (
-    ReasoningGrew,
-    TextGrew,
-)
+from opencode_a2a.events import ReasoningGrew, TextGrew, Usage
 from opencode_a2a.ids import ContextId, Principal, TaskId
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
@@ -65,6 +63,31 @@ UNREAD_SECONDS = 1.5
 
 Push = Callable[[list[Entry]], bool]
 """Takes entries at once; False when it cannot, and they have to wait until it is ready."""
+
+
+def _note(ref: TaskRef, before: Status, after: Status, at: int) -> None:
+    """Log what an operator follows of a task: its start, what it asks, its end."""
+    if after.state is State.WORKING and before.state is State.SUBMITTED:
+        logger.info("task started", task_id=ref.id, principal=ref.principal, title=after.subject)
+    for asked in after.pending:
+        if asked not in before.pending:
+            what = ", ".join(asked.patterns) or " / ".join(q.question for q in asked.questions)
+            name = asked.permission or asked.type
+            logger.info("task asks", task_id=ref.id, what=f"{name}: {what}", until=asked.expires_at)
+    if after.state is State.AUTH_REQUIRED is not before.state:
+        logger.info("task asks", task_id=ref.id, what="a sign-in to the model provider")
+    if after.state.terminal:
+        usage = after.usage and after.usage.own + (after.usage.children or Usage())
+        logger.info(
+            "task ended",
+            task_id=ref.id,
+            state=after.state.value,
+            seconds=(at - ref.created_at) / 1000,
+            input_tokens=usage.input + usage.cache_read + usage.cache_write if usage else 0,
+            output_tokens=usage.output + usage.reasoning if usage else 0,
+            cost=usage.cost if usage else 0.0,
+            reason=after.failure and after.failure.message,
+        )
 
 
 class TaskLog:
@@ -156,6 +179,8 @@ class TaskLog:
             if after.state is not before.state:
                 _OPEN[before.state].dec()
                 (_ENDED if after.state.terminal else _OPEN)[after.state].inc()
+            if logger.is_enabled_for(logging.INFO):
+                _note(self.ref, before, after, at)
         elif len(entries) == 1 and self._shown == first - 1 and type(entries[0].event) in _GROWTH:
             # Most of the time: there is no more to it.
             self._shown = first

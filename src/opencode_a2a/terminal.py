@@ -1,0 +1,210 @@
+"""Log records as a person at the service's own terminal reads them: a banner, a line per event.
+
+``telemetry`` writes records through ``Lines`` when stderr is a terminal, and as JSON otherwise.
+Nothing here knows who logged them.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from typing import cast
+
+import structlog
+
+from opencode_a2a.figures import SHORT_ID, clock, short_path, spent
+from opencode_a2a.printable import clean, one_line
+
+Record = Mapping[str, object]
+
+DIM, BOLD, RED, YELLOW, GREEN = "2", "1", "31", "33", "32"
+_ENDS = {"completed": GREEN, "failed": RED, "rejected": YELLOW, "canceled": YELLOW}
+_SETTLED = {"once": "allowed", "always": "allowed", "reject": "denied", "rejected": "denied"}
+_UNTOLD = {"event", "level", "timestamp", "logger", "audit", "request_id", "trace_id"}
+"""Fields of a record that a line has no room for."""
+
+
+def colours(environ: Mapping[str, str]) -> bool:
+    """Whether a terminal is to have colours (https://no-color.org)."""
+    return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+
+
+class Lines:
+    """Renders each record as text; a processor of structlog's."""
+
+    def __init__(self, *, requests: bool) -> None:
+        self._requests = requests
+        """Whether every HTTP request is shown, too."""
+        self._coloured = colours(os.environ)
+        self._forms: dict[str, Callable[[Record], str]] = {
+            "started": self._banner,
+            "opencode answers": self._facts,
+            "stopping": self._farewell,
+            "stopped": lambda _: self._paint("Stopped.", DIM),
+            "task started": self._task_started,
+            "task asks": self._task_asks,
+            "task ended": self._task_ended,
+            "interrupt settled": self._settled,
+        }
+
+    def __call__(self, _: object, __: str, record: Record) -> str:
+        event = str(record.get("event", ""))
+        if event == "request" and not self._requests and record.get("level") == "info":
+            raise structlog.DropEvent
+        return self._forms.get(event, self._other)(record)
+
+    def _paint(self, text: str, style: str) -> str:
+        return f"\x1b[{style}m{text}\x1b[0m" if self._coloured else text
+
+    # The start and the end
+
+    def _banner(self, record: Record) -> str:
+        head = [f"opencode-a2a {record['version']}"]
+        if record.get("opencode"):
+            head.append(f"OpenCode {record['opencode']}")
+        head.append(f"ready in {record['seconds']:.1f} s")
+        url = str(record["url"])
+        rows = [
+            ("Console", f"{url}/console", f"{record['program']} console signs you in"),
+            ("Agent", url, f"A2A {' and '.join(_texts(record, 'protocol_versions'))}"),
+        ]
+        if workspace := record.get("workspace"):
+            shown = short_path(str(workspace), os.environ)
+            rows.append(("Workspace", shown, "the agent can change these files"))
+        else:
+            rows.append(("OpenCode", str(record.get("opencode_url")), "works where it was started"))
+        if file := record.get("token_file"):
+            rows.append(("Token", short_path(str(file), os.environ), "for other clients"))
+        counts = [
+            f"{record[name]} {text}"
+            for name, text in (("waiting", "waiting for an answer"), ("running", "running"))
+            if record.get(name)
+        ]
+        stored = short_path(str(record.get("database")), os.environ)
+        rows.append(("Tasks", ", ".join(counts) or "none open", stored))
+        lines = [self._paint(" · ".join(head), BOLD), "", *self._rows(rows)]
+        if problem := record.get("problem"):
+            lines += ["", self._paint(f"  Problem    {problem}", RED)]
+        return "\n".join(lines)
+
+    def _facts(self, record: Record) -> str:
+        model, hosted = str(record.get("model") or "none"), bool(record.get("hosted"))
+        key = "for a real one set ANTHROPIC_API_KEY, or run `opencode auth login`"
+        if record.get("demo"):
+            rows = [("Model", "demo (scripted, no AI)", key)]
+        elif not record.get("model"):
+            rows = [("Model", "none is set up", key.replace("a real one", "one"))]
+        else:
+            note = "hosted by OpenCode: your code leaves this machine" if hosted else ""
+            rows = [("Model", model, note)]
+        asks, unasked = _texts(record, "asks"), _texts(record, "unasked")
+        if asks:
+            off = "--ask=none to stop that" if record.get("can_ask") else ""
+            rows.append(("Asks", f"before {listed(asks)}", off))
+        if unasked:
+            on = "--ask makes it ask" if record.get("can_ask") and not asks else ""
+            rows.append(("Unasked", listed(unasked), on))
+        lines = self._rows(rows)
+        for note in _texts(record, "notes"):
+            lines.append(self._paint(f"  {'Note':<9}  {note}", YELLOW))
+        if suggestion := record.get("try"):
+            stop = self._paint("Ctrl-C stops the service", DIM)
+            lines += ["", f"  {'Try':<9}  {suggestion}    {stop}", ""]
+        return "\n".join(lines)
+
+    def _rows(self, rows: list[tuple[str, str, str]]) -> list[str]:
+        width = max(36, *(len(value) for _, value, _ in rows)) if rows else 0
+        return [
+            f"  {name:<9}  {value:<{width}}  {self._paint(note, DIM)}".rstrip()
+            for name, value, note in rows
+        ]
+
+    def _farewell(self, record: Record) -> str:
+        waiting, working = _texts(record, "waiting"), _texts(record, "working")
+        said = ["Stopping."]
+        for word, tasks in (("Waiting for an answer", waiting), ("Running", working)):
+            if tasks:
+                more = f" and {len(tasks) - 10} more" if len(tasks) > 10 else ""
+                said.append(f"{word}: {', '.join(tasks[:10])}{more}.")
+        return "\n".join([" ".join(said), *_texts(record, "notes")])
+
+    # What happens to tasks
+
+    def _task_started(self, record: Record) -> str:
+        title = f'"{one_line(str(record.get("title") or ""), 200)}"'
+        return self._line(record, "started", title, str(record.get("principal") or ""))
+
+    def _task_asks(self, record: Record) -> str:
+        until = record.get("until")
+        by = f"until {clock(until)}" if isinstance(until, int) else ""
+        return self._line(record, "asks", one_line(str(record.get("what") or ""), 200), by, YELLOW)
+
+    def _task_ended(self, record: Record) -> str:
+        state = str(record.get("state"))
+        took = spent(
+            _number(record, "seconds"),
+            int(_number(record, "input_tokens")),
+            int(_number(record, "output_tokens")),
+            _number(record, "cost"),
+        )
+        reason = one_line(str(record.get("reason") or ""), 300)
+        text = f"{took} · {reason}" if reason else took
+        return self._line(record, state, text, style=_ENDS.get(state, ""))
+
+    def _settled(self, record: Record) -> str:
+        resolution = str(record.get("resolution"))
+        what = ", ".join(_texts(record, "patterns"))
+        named = f"{record.get('permission') or record.get('type')}: {what}".rstrip(": ")
+        by = f"by {record['by']}" if record.get("by") else ""
+        return self._line(record, _SETTLED.get(resolution, resolution), one_line(named, 200), by)
+
+    def _other(self, record: Record) -> str:
+        level = str(record.get("level", "info"))
+        style = RED if level in ("error", "critical") else YELLOW if level == "warning" else ""
+        told = [
+            f"{key}={one_line(str(value), 200)}"
+            for key, value in record.items()
+            if key not in _UNTOLD | {"task_id", "exception"} and value is not None
+        ]
+        word = "audit" if record.get("audit") else level
+        text = "  ".join([one_line(str(record.get("event")), 500), *told])
+        line = self._line(record, word, text, style=style, cut=False)
+        exception = record.get("exception")
+        return f"{line}\n{clean(str(exception))}" if exception else line
+
+    def _line(
+        self,
+        record: Record,
+        word: str,
+        text: str,
+        note: str = "",
+        style: str = "",
+        *,
+        cut: bool = True,
+    ) -> str:
+        now = time.strftime("%H:%M:%S")
+        task = one_line(str(record.get("task_id") or ""), 100)[:SHORT_ID]
+        head = f"{now}  {task:<{SHORT_ID}}  "
+        room = shutil.get_terminal_size().columns - len(head) - 12
+        if cut and room > 20:
+            note = one_line(note, max(room // 3, 12))
+            text = one_line(text, room - (len(note) + 2 if note else 0))
+        padded = f"{word:<10}"
+        shown = self._paint(padded, style) if style else padded
+        end = f"  {self._paint(note, DIM)}" if note else ""
+        return f"{self._paint(head, DIM)}{shown}  {text}{end}".rstrip()
+
+
+def listed(words: list[str]) -> str:
+    """Return words as a sentence has them: ``commands, edits and web requests``."""
+    return f"{', '.join(words[:-1])} and {words[-1]}" if words[1:] else words[0]
+
+
+def _texts(record: Record, name: str) -> list[str]:
+    value = record.get(name)
+    return [*map(str, cast("list[object]", value))] if isinstance(value, list | tuple) else []
+
+
+def _number(record: Record, name: str) -> float:
+    value = record.get(name)
+    return value if isinstance(value, int | float) else 0.0
