@@ -21,13 +21,14 @@ from opencode_a2a.events import (
     Outcome,
     Progressed,
     ReasoningGrew,
+    SessionBound,
     Started,
     TextGrew,
     TurnEvent,
     Usage,
     UsageCounted,
 )
-from opencode_a2a.ids import MessageId, Principal
+from opencode_a2a.ids import MessageId, Principal, SessionId
 from opencode_a2a.messages import Answered, Message, Part, PromptPart, TurnRequest
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import TaskRow
@@ -191,6 +192,21 @@ async def test_text_is_told_at_once_and_a_state_only_when_stored(tmp_path: Path)
         assert not told_early
         assert log.over
         assert len(await desk.stored(log)) == 3
+
+
+async def test_a_session_is_told_with_its_link_stored_and_a_title_at_once() -> None:
+    async with office() as desk, asyncio.timeout(10):
+        log = await desk.task()
+        bound = SessionBound(SessionId("ses_1"))
+        titled = replace(bound, title="Named")
+        told = asyncio.create_task(log.append([bound], lambda _: None))
+        await asyncio.sleep(0)
+        shown_early = log.after(1)
+        await told
+        log.append_now([titled])
+
+        assert shown_early == []
+        assert [entry.event for entry in log.after(1) or []] == [bound, titled]
 
 
 async def test_an_answer_is_stored_before_it_is_relied_on() -> None:

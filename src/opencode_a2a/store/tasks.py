@@ -45,7 +45,8 @@ class Move(NamedTuple):
     principal: str
     before: str
     state: str
-    at: int
+    at: int | None
+    """When the state was reached; None if it was before, and no index has to be changed."""
     status: bytes
     archive: bytes | None = None
 
@@ -97,6 +98,7 @@ _SEGMENTS = Prepared(
 _MOVE = Prepared(
     "UPDATE tasks SET state = :state, updated_at = :at, status = :status WHERE no = :task_no"
 )
+_SET_STATUS = Prepared("UPDATE tasks SET status = :status WHERE no = :task_no")
 _END = Prepared(
     "UPDATE tasks SET state = :state, updated_at = :at, status = :status, archive = :archive,"
     " request = NULL WHERE no = :task_no"
@@ -149,15 +151,21 @@ def set_request(connection: Connection, task_no: int, request: bytes | None) -> 
 def append(connection: Connection, segments: Sequence[Segment], moves: Sequence[Move]) -> None:
     """Write entries of any number of tasks, and the statuses they lead to."""
     _ADD_ENTRIES.run_many(connection, [segment._asdict() for segment in segments])
-    _MOVE.run_many(connection, [move._asdict() for move in moves if move.archive is None])
-    _END.run_many(connection, [move._asdict() for move in moves if move.archive is not None])
+    statements: dict[Prepared, list[dict[str, object]]] = {_SET_STATUS: [], _MOVE: [], _END: []}
     changes: Counter[tuple[str, str]] = Counter()
     for move in moves:
+        last = _END if move.archive is not None else _MOVE
+        statements[_SET_STATUS if move.at is None else last].append(move._asdict())
         changes[move.principal, move.before] -= 1
         changes[move.principal, move.state] += 1
-    for (principal, state), change in changes.items():
-        if change:
-            _COUNT.run(connection, {"principal": principal, "state": state, "change": change})
+    for statement, values in statements.items():
+        statement.run_many(connection, values)
+    counts = [
+        {"principal": principal, "state": state, "change": change}
+        for (principal, state), change in changes.items()
+        if change
+    ]
+    _COUNT.run_many(connection, counts)
 
 
 def exists(connection: Connection, task_id: str) -> bool:

@@ -173,7 +173,7 @@ class TaskLog:
         if not entries:
             return False
         self._tail += entries
-        self._writer.add(self, before.state, entries, also)
+        self._writer.add(self, before, entries, also)
         after = self.state.status
         if after is not before:
             if after.state is not before.state:
@@ -187,7 +187,7 @@ class TaskLog:
             for reader in self.readers:
                 reader.offer(entries)
             return True
-        if not FIRM.isdisjoint(type(entry.event) for entry in entries):
+        if also is not None or not FIRM.isdisjoint(type(entry.event) for entry in entries):
             self._firm = entries[-1].seq
         elif self._firm <= self._stored:
             self._show(self.state.seq)
@@ -437,8 +437,8 @@ class _Unstored:
     """What one task has waiting to be stored."""
 
     log: TaskLog
-    before: State
-    """The state that is stored now."""
+    before: Status
+    """The status that is stored now."""
     entries: list[Entry] = field(default_factory=list[Entry])
     also: list[Write] = field(default_factory=list[Write])
 
@@ -457,9 +457,11 @@ class _Batch:
             no, entries = share.log.no, share.entries
             segments.append(Segment(no, entries[0].seq, entries[-1].seq, dump_entries(entries)))
             status = next((e.status for e in reversed(entries) if e.status is not None), None)
-            if status is not None:
-                archive = dump_archive(share.log.state) if status.state.terminal else None
-                change = (share.log.ref.principal, share.before, status.state, status.at)
+            if status is not None and status != share.before:
+                log, before = share.log, share.before
+                at = None if (status.state, status.at) == (before.state, before.at) else status.at
+                archive = dump_archive(log.state) if status.state.terminal else None
+                change = (log.ref.principal, before.state, status.state, at)
                 moves.append(Move(no, *change, orjson.dumps(status), archive))
         rows.append(connection, segments, moves)
         for share in self.shares:
@@ -488,9 +490,9 @@ class LogWriter:
         self._refused = asyncio.Event()
 
     def add(
-        self, log: TaskLog, before: State, entries: Sequence[Entry], also: Write | None = None
+        self, log: TaskLog, before: Status, entries: Sequence[Entry], also: Write | None = None
     ) -> None:
-        """Queue entries of a log whose task was in the state ``before``."""
+        """Queue entries of a log whose task had the status ``before``."""
         share = self._waiting.get(log.no)
         if share is None:
             share = self._waiting[log.no] = _Unstored(log, before)

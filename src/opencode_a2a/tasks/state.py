@@ -84,10 +84,9 @@ class Recovered:
 
 
 LogEvent = TurnEvent | Accepted | Added | Answered | Recovered
-FIRM = frozenset(
-    {Accepted, Added, Answered, Recovered, SessionBound, Started, Interrupted, Resumed, Finished}
-)
-"""What is shown to readers only once it is stored; all else may be shown first."""
+FIRM = frozenset({Accepted, Added, Answered, Recovered, Started, Interrupted, Resumed, Finished})
+"""What is shown to readers only once it is stored, as is what belongs to another write; all else
+may be shown first."""
 
 
 @dataclass(frozen=True, slots=True)
