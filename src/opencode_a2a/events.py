@@ -18,12 +18,13 @@ JsonObject = dict[str, Json]
 
 
 class Channel(StrEnum):
-    """The two running texts of a turn."""
+    """The running texts of a turn: what it answers, or what it plans, and how it came to that."""
 
     __hash__ = str.__hash__  # an enum's own is written in Python, and channels are looked up a lot
 
     TEXT = "text"
     REASONING = "reasoning"
+    PLAN = "plan"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,14 @@ class ReasoningGrew:
     opens: bool = False
 
 
-GREW = {TextGrew.channel: TextGrew, ReasoningGrew.channel: ReasoningGrew}
+@dataclass(slots=True)
+class PlanGrew(TextGrew):
+    """New text of a plan: what a turn answers that only plans."""
+
+    channel: ClassVar = Channel.PLAN
+
+
+GREW = {grew.channel: grew for grew in (TextGrew, ReasoningGrew, PlanGrew)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +128,9 @@ class Progressed:
     todos: list[JsonObject] | None = None
 
 
+AskedType = Literal["permission", "question", "plan"]
+
+
 @dataclass(frozen=True, slots=True)
 class QuestionOption:
     label: str
@@ -137,14 +148,16 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """OpenCode asks and waits: a permission, or one or more questions.
+    """A person is asked and waited for: a permission, one or more questions, or a plan to approve.
+
+    A plan is asked about when its turn is over, by ``turns`` itself.
 
     The reader fills what OpenCode said; ``asked_at``, ``expires_at`` (milliseconds), ``default``,
     ``allows_always`` and ``number`` are added by ``turns``, which owns the deadline and the policy.
     """
 
     request_id: RequestId
-    type: Literal["permission", "question"]
+    type: AskedType
     session_id: SessionId
     permission: str | None = None
     patterns: list[str] = field(default_factory=list[str])
@@ -176,7 +189,7 @@ class Interrupted:
         return cls(questions=questions, **fields)
 
 
-Resolution = Literal["once", "always", "rejected", "replied", "expired", "void"]
+Resolution = Literal["once", "always", "rejected", "replied", "approved", "expired", "void"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +197,7 @@ class Resumed:
     """An interrupt is settled; ``void`` when OpenCode forgot it."""
 
     request_id: RequestId
-    type: Literal["permission", "question"]
+    type: AskedType
     resolution: Resolution
     by: str | None = None
     reason: str | None = None
@@ -225,6 +238,12 @@ class UsageCounted:
     model: str | None = None
     """What answered last: ``provider/model``, and the agent of OpenCode's that used it."""
     agent: str | None = None
+
+    def __add__(self, later: "UsageCounted") -> "UsageCounted":
+        """Return what two turns used, the later of which answered last."""
+        children = (self.children or Usage()) + (later.children or Usage())
+        both = None if self.children is later.children is None else children
+        return UsageCounted(self.own + later.own, both, later.model, later.agent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,13 +357,14 @@ class FailureType(StrEnum):
         "UPSTREAM_OUTPUT_LENGTH",
         "The answer was longer than the model may write.",
     )
+    UPSTREAM_NO_PLAN = "UPSTREAM_NO_PLAN", "The agent was to plan, and ended without a plan."
     UPSTREAM_STRUCTURED_OUTPUT = (
         "UPSTREAM_STRUCTURED_OUTPUT",
         "The model did not answer in the form that was asked for.",
     )
     INTERRUPT_EXPIRED = (
         "INTERRUPT_EXPIRED",
-        "Nobody answered a permission or question in time.",
+        "Nobody answered a permission or question, or approved a plan, in time.",
     )
     INTERRUPT_FORGED = (
         "INTERRUPT_FORGED",
@@ -385,6 +405,7 @@ TurnEvent = (
     | Started
     | TextGrew
     | ReasoningGrew
+    | PlanGrew
     | ChannelReplaced
     | ChannelClosed
     | ToolChanged

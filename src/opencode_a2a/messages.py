@@ -94,6 +94,8 @@ class Routing:
     """What the caller limits the turn to; the credential may allow less."""
     output_schema: JsonObject | None = None
     """What the answer has to fit; it is then data instead of text."""
+    plan: bool = False
+    """The turn only plans; a person has to approve that before anything is changed."""
     new_task: bool = False
     """The message starts a task even if it could be an answer to one."""
     hops: int = 0

@@ -13,6 +13,7 @@ from opencode_a2a.events import (
     Interrupted,
     Json,
     Outcome,
+    PlanGrew,
     Progressed,
     Question,
     QuestionOption,
@@ -65,16 +66,17 @@ REQUESTS = st.builds(
     user_message_id=MESSAGE_ID,
     delivery=st.sampled_from([None, "steer", "queue", "interrupt"]),
 )
-GROWTH: st.SearchStrategy[TurnEvent] = st.builds(
-    TextGrew, MESSAGE_ID, PART_ID, TEXT, st.just(False)
-) | st.builds(ReasoningGrew, MESSAGE_ID, PART_ID, TEXT, st.just(False))
+_GREW = (MESSAGE_ID, PART_ID, TEXT, st.just(False))
+GROWTH: st.SearchStrategy[TurnEvent] = (
+    st.builds(TextGrew, *_GREW) | st.builds(ReasoningGrew, *_GREW) | st.builds(PlanGrew, *_GREW)
+)
 QUESTIONS = st.builds(
     Question, TEXT, TEXT, st.lists(st.builds(QuestionOption, TEXT, TEXT), max_size=2)
 )
 INTERRUPTS = st.builds(
     Interrupted,
     request_id=REQUEST_ID,
-    type=st.sampled_from(["permission", "question"]),
+    type=st.sampled_from(["permission", "question", "plan"]),
     session_id=st.just(SessionId("ses_1")),
     permission=MAYBE_TEXT,
     patterns=st.lists(TEXT, max_size=2),

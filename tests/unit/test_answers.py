@@ -15,11 +15,13 @@ from opencode_a2a.turns.answers import (
     NotUnderstoodError,
     OutdatedAnswerError,
     PermissionReply,
+    PlanDecision,
     QuestionRejection,
     QuestionReply,
     Reply,
     Scope,
     accepted,
+    decide,
     understand,
 )
 
@@ -345,3 +347,64 @@ def test_an_answer_with_a_file_is_refused() -> None:
 @given(st.sampled_from([BASH, ask(COLOR), ask(COLORS, FREE)]))
 def test_what_is_accepted_is_told_for_every_prompt(asked: Interrupted) -> None:
     assert "reject" in accepted(asked)
+
+
+# Plans
+
+
+PLAN = Interrupted(RequestId("plan_msg_1"), "plan", SESSION, number=4)
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("go", PlanDecision("go")),
+        ("Go!", PlanDecision("go")),
+        ("go ahead", PlanDecision("go")),
+        ("yes", PlanDecision("go")),
+        ("4 go", PlanDecision("go")),
+        ("go: without the tests", PlanDecision("go", "without the tests")),
+        ("yes: but mind\nthe gap", PlanDecision("go", "but mind\nthe gap")),
+        ("cancel", PlanDecision("cancel")),
+        # A condition, or anything else, changes nothing on disk.
+        ("go but skip the tests", PlanDecision("revise")),
+        ("yes, but only the first file", PlanDecision("revise")),
+        ("yes for this conversation", PlanDecision("revise")),
+        ("going on like this is wrong", PlanDecision("revise")),
+        ("no", PlanDecision("revise")),
+        ("no: go", PlanDecision("revise")),
+        ("cancel the second step", PlanDecision("revise")),
+        ("always", PlanDecision("revise")),
+        ("", PlanDecision("revise")),
+    ],
+)
+def test_only_a_go_without_conditions_approves_a_plan(said: str, meant: PlanDecision) -> None:
+    assert decide(Message("m", "user", [Part("text", text=said)]), PLAN, ALL_TOLD) == meant
+
+
+def test_a_plan_is_approved_by_data() -> None:
+    data: Json = {"reply": "go", "message": "gently", "request_id": "plan_msg_1"}
+
+    decision = decide(Message("m", "user", [Part("data", data=data)]), PLAN, ALL_TOLD)
+
+    assert decision == PlanDecision("go", "gently")
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        (Part("text", text="go"), 3),  # it was not shown before the answer
+        (Part("text", text="3 go"), ALL_TOLD),
+        (Part("data", data={"reply": "go", "request_id": "plan_msg_0"}), ALL_TOLD),
+    ],
+)
+def test_an_answer_to_something_else_does_not_approve_a_plan(part: Part, told: int) -> None:
+    with pytest.raises(OutdatedAnswerError):
+        decide(Message("m", "user", [part]), PLAN, told)
+
+
+def test_a_go_with_a_file_is_not_understood() -> None:
+    parts = [Part("text", text="go"), Part("raw", raw="eA==", filename="x")]
+
+    with pytest.raises(NotUnderstoodError):
+        decide(Message("m", "user", parts), PLAN, ALL_TOLD)

@@ -146,8 +146,8 @@ def assert_end(emitted: Sequence[TurnEvent], stored: Recording) -> None:
 
 
 def assert_channel_opens_once_and_closes(emitted: Sequence[TurnEvent], channel: Channel) -> None:
-    kind = TextGrew if channel is Channel.TEXT else ReasoningGrew
-    opens = [event.opens for event in emitted if isinstance(event, kind)]
+    grown = [event for event in emitted if isinstance(event, TextGrew | ReasoningGrew)]
+    opens = [event.opens for event in grown if event.channel is channel]
     assert opens == [place == 0 for place in range(len(opens))]
     closed = [
         event for event in emitted if isinstance(event, ChannelClosed) and event.channel is channel

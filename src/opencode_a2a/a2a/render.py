@@ -55,7 +55,12 @@ from opencode_a2a.tasks.state import (
 )
 from opencode_a2a.turns.answers import groups
 
-_PLACES = {Channel.REASONING.value: 1, "diff": 2, Channel.TEXT.value: 3, "result": 4}
+_PLACES = {
+    name: place
+    for place, name in enumerate(
+        (Channel.REASONING, Channel.PLAN, "diff", Channel.TEXT, "result"), start=1
+    )
+}
 """Where an artifact stands in a task; tool calls come before all of these."""
 
 
@@ -95,7 +100,7 @@ def task(
     if artifacts:
         names = sorted(state.artifacts, key=lambda name: _PLACES.get(name, 0))
         made: list[Json] = [a for name in names if (a := _artifact(state, name))]
-        text = state.channels.get(Channel.TEXT)
+        text, plan = state.channels.get(Channel.TEXT), state.channels.get(Channel.PLAN)
         answer = text and text.text
         if state.result is not None:
             answer = orjson.dumps(state.result.data).decode()
@@ -104,6 +109,10 @@ def task(
             told["message"] = message(said, ref)
         elif not streamed and (status.pending or status.failure) and (says := _says(status)):
             made.append(_notice(ref, says[1]))
+            if status.plan is not None and plan is not None:
+                # Who reads the status alone has to know what there is to approve.
+                parts = [Part("text", text=f"{plan.text}\n\n{says[1]}")]
+                told["message"] = message(Message(f"{ref.id}:{says[0]}", "agent", parts), ref)
         if made:
             rendered["artifacts"] = made
     if history_length != 0:
@@ -206,6 +215,8 @@ def interrupt(event: Interrupted) -> JsonObject:
             metadata=event.metadata,
             tool=tool,
         )
+    elif event.type == "plan":
+        details = known(replies=["go"])
     else:
         questions: list[Json] = [
             {
@@ -327,6 +338,8 @@ def _hints(
     seq: int | str | None = None,
 ) -> JsonObject:
     """Return where a chunk or status came from."""
+    if block_type == Channel.PLAN:  # a plan is text; the name of its artifact says what it is
+        block_type = Channel.TEXT
     hints = known(block_type=block_type, source=source)
     hints["message_id"] = message_id or f"{ref.id}:{ref.context_id}:assistant"
     events = f"{ref.id}:{ref.context_id}:{ref.id}:stream:"
@@ -420,10 +433,14 @@ def _artifact(state: TaskState, name: str) -> JsonObject | None:
 def _channel(ref: TaskRef, channel: Channel, text: str, hints: JsonObject) -> JsonObject:
     # A2A has no word for reasoning. This is Google's, whose kit then shows it as a thought.
     metadata: JsonObject | None = {"adk_thought": True} if channel is Channel.REASONING else None
+    media_type = None
+    if channel is Channel.PLAN and accepts(ref.output_modes or ("text/*",), "text/markdown"):
+        media_type = "text/markdown"
+    part = Part("text", text=text, media_type=media_type, metadata=metadata)
     return {
         "artifactId": f"{ref.id}:stream:{channel.value}",
         "name": channel.value,
-        "parts": _parts([Part("text", text=text, metadata=metadata)], ref.output_modes),
+        "parts": _parts([part], ref.output_modes),
         "metadata": {"shared": {"stream": hints}},
     }
 

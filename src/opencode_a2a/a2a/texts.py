@@ -58,6 +58,8 @@ def _describe(group: tuple[Interrupted, ...]) -> str:
             lines.append(_block(f"Input of {asked.tool or use}", asked.tool_input))
         if asked.always and asked.allows_always:
             lines.append("Always would mean: " + _short(", ".join(asked.always)))
+    elif asked.type == "plan":
+        lines = [f"{name}OpenCode asks whether to carry out the plan. Nothing was changed so far."]
     else:
         many = len(asked.questions) > 1
         asks = f"asks {len(asked.questions)} questions." if many else "asks:"

@@ -90,6 +90,11 @@ def task_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
     type=click.FloatRange(0, min_open=True),
     help="Seconds to wait for the end.",
 )
+@click.option(
+    "--plan",
+    is_flag=True,
+    help="Have OpenCode plan first; answer the task with go to carry it out.",
+)
 @click.option("--no-stream", is_flag=True, help="Wait for the whole answer instead of streaming.")
 @click.option("--json", "as_json", is_flag=True, help="Print each event as a line of JSON.")
 def call(
@@ -98,6 +103,7 @@ def call(
     task: str | None,
     files: tuple[Path, ...],
     timeout: float,
+    plan: bool,
     no_stream: bool,
     as_json: bool,
 ) -> None:
@@ -142,6 +148,7 @@ def call(
             context_id=context,
             stream=not no_stream,
             seconds=timeout,
+            plan=plan,
         )
         if not as_json:
             report_end(talk, answer)
@@ -156,8 +163,9 @@ def chat(url: str | None, context: str | None) -> None:
 
     What the agent asks (a question, a permission) is shown, and your lines answer it until it is
     settled; what was typed before it could be read does not. A paste of several lines is one
-    message. Ctrl-C cancels the turn, a second one leaves; /new begins a new conversation, /quit or
-    Ctrl-D leaves. Credentials are found as by `call`.
+    message. "/plan TEXT" has OpenCode plan first, and "go" then carries it out. Ctrl-C cancels the
+    turn, a second one leaves; /new begins a new conversation, /quit or Ctrl-D leaves. Credentials
+    are found as by `call`.
 
     Exit status: that of `call` for the last turn, 1 also if the credential is refused.
     """
@@ -277,8 +285,8 @@ def task(words: tuple[str, ...], follow: bool, as_json: bool) -> None:
     for event in answer.take(found):
         screen.show(event)
     screen.close()
-    if found.status.text and found.status.state is not State.COMPLETED:  # else it is the answer
-        click.echo(indented(found.status.text), err=True)
+    if answer.said and found.status.state is not State.COMPLETED:  # else it is the answer
+        click.echo(indented(answer.said), err=True)
 
 
 @click.command()

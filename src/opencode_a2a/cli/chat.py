@@ -86,8 +86,18 @@ class Conversation:
     def _turn(self, parts: list[Part]) -> int:
         task = self._waiting or PeerTask()
         task_id = task.task_id if self._waiting else None
+        planned = re.match(r"/plan\s+(?=\S)", parts[0].text or "") if not task_id else None
+        if planned is not None:
+            parts = [Part("text", text=(parts[0].text or "")[planned.end() :]), *parts[1:]]
         try:
-            self._talk.ask(parts, task, Screen(), task_id=task_id, context_id=self.context_id)
+            self._talk.ask(
+                parts,
+                task,
+                Screen(),
+                task_id=task_id,
+                context_id=self.context_id,
+                plan=planned is not None,
+            )
         except CanceledError:
             self._waiting = None
             raise
@@ -106,7 +116,7 @@ class Conversation:
             self.context_id = task.context_id or self.context_id
         self._waiting = task if task.status.state in WAITING else None
         if self._waiting:
-            text = indented(task.status.text or "") or "The agent waits for an answer."
+            text = indented(task.said) or "The agent waits for an answer."
             click.echo(text, err=True)
         else:
             report_end(self._talk, task)

@@ -262,7 +262,7 @@ def report_end(talk: "Talk", task: PeerTask) -> None:
     """Say on stderr what a person has to know about a turn that did not complete."""
     status = task.status
     if status.state in WAITING:
-        click.echo(indented(status.text or "") or "The agent waits for an answer.", err=True)
+        click.echo(indented(task.said) or "The agent waits for an answer.", err=True)
         asks = status.state is State.INPUT_REQUIRED
         then = command("call", *talk.named, "--task", task.task_id or "", "…")
         click.echo(f"{'Answer' if asks else 'Sign in, then go on'} with: {then}", err=True)

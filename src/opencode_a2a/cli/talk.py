@@ -154,10 +154,16 @@ class Talk:
         context_id: str | None = None,
         stream: bool = True,
         seconds: float | None = None,
+        plan: bool = False,
     ) -> None:
         """Send a message and show what comes back; Ctrl-C cancels the task."""
         asking = self.peer.ask(
-            Message(str(uuid.uuid4()), "user", parts),
+            Message(
+                str(uuid.uuid4()),
+                "user",
+                parts,
+                metadata={"opencode": {"plan": True}} if plan else None,
+            ),
             output.show,
             task_id=task_id,
             context_id=context_id,

@@ -559,7 +559,7 @@ class InterruptSettings(Group, prefix="A2A_"):
     """Permissions and questions that stop a turn, and how a turn is stopped."""
 
     interrupt_request_ttl_seconds: Seconds = setting(
-        10800, "Time to answer a permission or question."
+        10800, "Time to answer a permission or question, or to approve a plan."
     )
     interrupt_request_tombstone_ttl_seconds: SecondsOrOff = setting(
         600, "How long an expired request is reported as expired rather than not found."

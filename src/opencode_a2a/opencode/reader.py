@@ -44,9 +44,17 @@ UNTITLED = "New session - "
 class Reader:
     """Emits what a turn says, once and in order."""
 
-    def __init__(self, root: SessionId, prompt: MessageId, emitted: Emitted | None = None) -> None:
+    def __init__(
+        self,
+        root: SessionId,
+        prompt: MessageId,
+        emitted: Emitted | None = None,
+        answer: Channel = Channel.TEXT,
+    ) -> None:
+        """Begin, or go on after what an earlier process emitted; ``answer`` names the answer."""
         self._emitted = emitted or Emitted()
-        self.state = TurnState(root, prompt, self._emitted)
+        self._answer = answer
+        self.state = TurnState(root, prompt, self._emitted, answer)
         self.finished = False
         self._held: dict[str, ToolChanged] = {}
         """Calls that are not emitted yet: in preparation, waiting for a person, or just begun."""
@@ -55,6 +63,12 @@ class Reader:
         if emitted is not None:
             # All that another process emitted may be out of date.
             self.state.gap()
+
+    @property
+    def answer(self) -> str:
+        """What was answered so far."""
+        text = self._emitted.channels.get(self._answer)
+        return text.text if text is not None else ""
 
     @property
     def starting(self) -> list[ToolChanged]:
@@ -146,8 +160,8 @@ class Reader:
                 DiffChanged([*files.values()], patch[:MAX_PATCH], truncated=len(patch) > MAX_PATCH)
             )
         # The answer is closed last: who takes the last artifact for the answer is right then.
-        if (answer := texts.get(Channel.TEXT)) is not None:
-            out.append(ChannelClosed(Channel.TEXT, answer.message_id))
+        if (answer := texts.get(self._answer)) is not None:
+            out.append(ChannelClosed(self._answer, answer.message_id))
         outcome, reason = judge(
             state.messages.newest,
             state.last_error,

@@ -231,11 +231,21 @@ class TurnMessages:
 class TurnState:
     """What is known of one turn, whichever way it was learned."""
 
-    def __init__(self, root: SessionId, prompt: MessageId, emitted: Emitted) -> None:
+    def __init__(
+        self,
+        root: SessionId,
+        prompt: MessageId,
+        emitted: Emitted,
+        answer: Channel = Channel.TEXT,
+    ) -> None:
         """Begin with what an earlier process has emitted, if there was one."""
         self.root = root
         self.messages = TurnMessages(prompt)
-        self.texts = {channel: ChannelText(channel, emitted.channels) for channel in Channel}
+        self.texts = {
+            TextPart: ChannelText(answer, emitted.channels),
+            ReasoningPart: ChannelText(Channel.REASONING, emitted.channels),
+        }
+        """The channels, by the kind of the parts that they are made of."""
         self.tools = dict(emitted.tools)
         self.asked = dict(emitted.open)
         """The requests that wait for an answer."""
@@ -433,7 +443,7 @@ class TurnState:
             return True
         match part:
             case TextPart() | ReasoningPart():
-                self.texts[Channel(part.type)].update(part, stored=stored)
+                self.texts[type(part)].update(part, stored=stored)
             case ToolPart():
                 self._tool(part)
             case StepStartPart():
@@ -571,7 +581,7 @@ class TurnState:
         own = self.messages
         # The order of the store decides what came before somebody else's prompt.
         overtaken_before, own.overtaken = own.overtaken, False
-        order: dict[Channel, list[str]] = {channel: [] for channel in Channel}
+        order: dict[type[TextPart | ReasoningPart], list[str]] = {kind: [] for kind in self.texts}
         for message in messages:
             if message.info.id not in self._fresh:
                 self._message(message.info, sure=True)
@@ -579,7 +589,7 @@ class TurnState:
             for part in message.parts:
                 self._part(part, stored=True)
                 if answer and not answer.summary and isinstance(part, TextPart | ReasoningPart):
-                    order[Channel(part.type)].append(part.id)
+                    order[type(part)].append(part.id)
             if answer and not answer.summary:
                 self._bury(message, final=final)
         own.overtaken |= overtaken_before
@@ -588,10 +598,10 @@ class TurnState:
         # Answers that the snapshot does not have yet follow those that it has.
         stored = [m.info.id for m in messages if m.info.id in own.answers]
         own.answers = {message_id: own.answers[message_id] for message_id in stored} | own.answers
-        for channel, part_ids in order.items():
-            self.texts[channel].arrange(part_ids)
+        for kind, part_ids in order.items():
+            self.texts[kind].arrange(part_ids)
             if final:
-                self.texts[channel].kill_open()
+                self.texts[kind].kill_open()
 
     def _bury(self, message: MessageWithParts, *, final: bool) -> None:
         """Give up text parts that the store shows as unfinished and that will stay so.
@@ -605,7 +615,7 @@ class TurnState:
         for place, part in enumerate(message.parts):
             if not isinstance(part, TextPart | ReasoningPart) or ended(part):
                 continue
-            text = self.texts[Channel(part.type)]
+            text = self.texts[type(part)]
             if place < latest or (completed and not part.text):
                 text.kill([part.id])
             elif completed:

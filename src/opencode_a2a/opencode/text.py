@@ -1,4 +1,4 @@
-"""The two running texts of a turn, each made of parts that grow, end, die or are held back.
+"""The running texts of a turn, each made of parts that grow, end, die or are held back.
 
 ``opencode.state`` reports what is heard about a part; a channel decides what can be emitted now,
 so that what was emitted is always a beginning of what OpenCode will have stored. Only when

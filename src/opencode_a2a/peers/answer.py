@@ -26,7 +26,15 @@ from opencode_a2a.errors import (
     UnsupportedOperationError,
     VersionNotSupportedError,
 )
-from opencode_a2a.events import Interrupted, Json, JsonObject, Progressed, Question, QuestionOption
+from opencode_a2a.events import (
+    AskedType,
+    Interrupted,
+    Json,
+    JsonObject,
+    Progressed,
+    Question,
+    QuestionOption,
+)
 from opencode_a2a.ids import RequestId, SessionId
 from opencode_a2a.jsonguard import as_object, items_in, text_in
 from opencode_a2a.messages import Message, Part
@@ -433,6 +441,11 @@ class PeerTask:
         texts = ["".join(r.text) for (_, channel), r in self._received.items() if channel == "text"]
         return "\n".join(text for text in texts if text)
 
+    @property
+    def said(self) -> str:
+        """What the agent says to its state, without what was shown as its answer before."""
+        return (self.status.text or "").removeprefix(self.answer).lstrip("\n")
+
     def begin(self) -> None:
         """Expect the answer to a message that is about to be sent."""
         self.settled = False
@@ -574,9 +587,10 @@ def _read_asked(metadata: JsonObject) -> Interrupted | None:
         for item in items_in(details, "questions")
     ]
     is_question, number = interrupt.get("type") == "question", interrupt.get("number")
+    kind: AskedType = "plan" if interrupt.get("type") == "plan" else "permission"
     return Interrupted(
         RequestId(request_id),
-        "question" if is_question else "permission",
+        "question" if is_question else kind,
         SessionId(text_in(interrupt, "session_id") or ""),
         None if is_question else text_in(details, "permission"),
         [p for p in patterns if isinstance(p, str)]

@@ -360,6 +360,7 @@ def read_metadata(
         agent=(sources.text("opencode", "agent") or "").removeprefix(AGENT_SKILL) or None,
         rights=sources.rights(),
         output_schema=sources.output_schema(),
+        plan=sources.flag("opencode", "plan"),
         new_task=sources.flag("opencode", "new_task"),
     )
     delivery = sources.delivery()

@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
 from opencode_a2a.errors import StoreUnavailableError, StreamEndedError
-from opencode_a2a.events import ReasoningGrew, TextGrew, Usage
+from opencode_a2a.events import PlanGrew, ReasoningGrew, TextGrew, Usage
 from opencode_a2a.ids import ContextId, Principal, TaskId
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
@@ -53,7 +53,7 @@ STORE_SECONDS = 4.0
 """How long a reader waits for the store to take what it is about to read."""
 LEFT = "The service is shutting down. The task continues; fetch it later, or send it again."
 
-_GROWTH = frozenset({TextGrew, ReasoningGrew})
+_GROWTH = frozenset({TextGrew, ReasoningGrew, PlanGrew})
 
 _OPEN = {state: metrics.TASKS.labels(state) for state in OPEN}
 _ENDED = {state: metrics.TASKS_ENDED.labels(state) for state in TERMINAL}

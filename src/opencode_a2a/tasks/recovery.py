@@ -6,13 +6,22 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.errors import StoreUnavailableError
-from opencode_a2a.events import Emitted, Failure, FailureType, Finished, Outcome, Progressed
+from opencode_a2a.events import (
+    Emitted,
+    Failure,
+    FailureType,
+    Finished,
+    Interrupted,
+    Outcome,
+    Progressed,
+    Resumed,
+)
 from opencode_a2a.messages import Added, Answered
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.tasks.log import LogWriter, Replay, TaskLog, ref_of
 from opencode_a2a.tasks.service import TaskService
-from opencode_a2a.tasks.state import OPEN, TERMINAL, Accepted, Recovered, State, load_request
+from opencode_a2a.tasks.state import OPEN, TERMINAL, Accepted, Recovered, load_request
 from opencode_a2a.telemetry import now_ms
 
 logger = structlog.get_logger(__name__)
@@ -40,7 +49,7 @@ async def recover(database: Database, writer: LogWriter, tasks: TaskService) -> 
         while entries := await replay.next(replay.state.seq):
             for entry in entries:
                 match entry.event:
-                    case Finished():
+                    case Finished() | Interrupted(type="plan"):  # the end of a turn
                         emitted, added = Emitted(), []
                     case Added():
                         added.append(entry.event)
@@ -48,19 +57,21 @@ async def recover(database: Database, writer: LogWriter, tasks: TaskService) -> 
                         # Its sender was told so, and may have sent it anew.
                         added = [one for one in added if one.message.message_id != message_id]
                         emitted.add(given_up)
-                    case Accepted() | Answered() | Recovered():
+                    case Accepted() | Answered() | Recovered() | Resumed(type="plan"):
                         pass
                     case event:
                         emitted.add(event)
         task = tasks.adopt(TaskLog(row.no, replay.state, writer, database))
-        if replay.state.status.state is State.AUTH_REQUIRED:
-            task.await_sign_in()
+        request = load_request(row.request) if row.request is not None else None
+        if replay.state.status.paused:
+            task.routing = request.routing if request is not None else task.routing
+            task.pause()
             continue
         await task.log.append([Recovered(RESTARTED)])
-        if row.request is None:
+        if request is None:
             await task.end(Finished(Outcome.FAILED, failure=LOST))
         else:
-            task.start(load_request(row.request), emitted, added)
+            task.start(request, emitted, added)
     return len(found)
 
 

@@ -34,9 +34,27 @@ from opencode_a2a.errors import (
     UnsupportedOperationError,
     Violation,
 )
-from opencode_a2a.events import Emitted, Failure, FailureType, Finished, Outcome, Usage
+from opencode_a2a.events import (
+    Emitted,
+    Failure,
+    FailureType,
+    Finished,
+    Outcome,
+    Resolution,
+    Resumed,
+    Usage,
+)
 from opencode_a2a.ids import ContextId, Principal, TaskId
-from opencode_a2a.messages import ANYWHERE, Added, Answered, Message, Routing, TurnRequest
+from opencode_a2a.messages import (
+    ANYWHERE,
+    Added,
+    Answered,
+    Message,
+    PromptPart,
+    Routing,
+    TurnRequest,
+)
+from opencode_a2a.rights import NARROWEST
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import Write
@@ -57,11 +75,20 @@ from opencode_a2a.turns.answers import (
     Answer,
     NotUnderstoodError,
     OutdatedAnswerError,
+    PlanDecision,
+    decide,
     only_an_answer,
     understand,
 )
 from opencode_a2a.turns.grants import Owner
-from opencode_a2a.turns.sessions import DIRECTORY_FIELD, SESSION_FIELD, WORKSPACE_FIELD
+from opencode_a2a.turns.interrupts import CLOCK
+from opencode_a2a.turns.rights import DEFAULT_AGENT
+from opencode_a2a.turns.sessions import (
+    DIRECTORY_FIELD,
+    PLAN_FIELD,
+    SESSION_FIELD,
+    WORKSPACE_FIELD,
+)
 from opencode_a2a.turns.turn import Turn, Turns
 
 logger = structlog.get_logger(__name__)
@@ -88,6 +115,21 @@ UNSIGNED = Failure(
     FailureType.SIGN_IN_EXPIRED,
     "Nobody signed in to the model provider in time. Send the message again.",
 )
+UNAPPROVED = Failure(
+    FailureType.INTERRUPT_EXPIRED,
+    "Nobody approved the plan in time; nothing was changed. Send the message again.",
+)
+APPROVED = "The plan is approved. Carry it out."
+"""What the agent is told; a remark follows."""
+NOT_ALLOWED = (
+    "The plan cannot be carried out with this credential and profile, which allow no changes; it "
+    "can be changed, or the task be canceled"
+)
+UNWATCHED = (
+    "cannot be used where nobody is waited for (unattended); set metadata.opencode.agent to plan "
+    "to get a plan as the answer"
+)
+ALREADY_AT_WORK = "comes too late for a task that works; send the message without taskId"
 COSTS_READ = 5_000
 """Tasks whose cost is added up at most."""
 INTERNAL = Failure(
@@ -171,15 +213,18 @@ class OpenTask:
     It is the only one to write the log, and runs one turn at a time.
     """
 
-    def __init__(self, log: TaskLog, turns: Turns, closed: Callable[["OpenTask"], None]) -> None:
+    def __init__(
+        self, log: TaskLog, turns: Turns, registered: "Callable[[OpenTask], None]"
+    ) -> None:
         self.log = log
         self.routing = ANYWHERE
         """Where the latest turn was to run."""
         self._turns = turns
-        self._closed = closed
+        self._registered = registered
         self._turn: Turn | None = None
         self._running: asyncio.Task[None] | None = None
-        self._sign_in: asyncio.Task[None] | None = None
+        self._expiry: asyncio.Task[None] | None = None
+        """Ends the task if nobody sends the message that it waits for."""
 
     def start(
         self,
@@ -197,9 +242,11 @@ class OpenTask:
         self.routing, ref = request.routing, self.log.ref
         # The deployment may allow less than when the task began.
         rights = request.rights & self._turns.rights
+        if request.routing.plan:
+            rights &= NARROWEST  # neither rules nor grants allow what is only planned
         turn = self._turn = Turn(
             self._turns,
-            Owner(ref.id, ref.context_id, ref.principal, rights),
+            replace(self._owner, rights=rights),
             request,
             session_id=self.log.state.status.session_id,
             new_context=new_context,
@@ -222,39 +269,64 @@ class OpenTask:
             except Exception:
                 logger.exception("turn failed")
                 await self.log.append([Finished(Outcome.FAILED, failure=INTERNAL)])
-            if not self.ended and self.log.state.status.state is not State.AUTH_REQUIRED:
+            if not self.ended and not self.log.state.status.paused:
                 logger.error("turn returned without a final event")
                 await self.log.append([Finished(Outcome.FAILED, failure=INTERNAL)])
         self._turn = None
         if self.ended:
-            self._closed(self)
+            self._registered(self)
         else:
-            self.await_sign_in()
+            self.pause()
+
+    @property
+    def _owner(self) -> Owner:
+        return Owner(self.log.ref.id, self.log.ref.context_id, self.log.ref.principal)
 
     @property
     def ended(self) -> bool:
         return self.log.state.status.state.terminal
 
-    def await_sign_in(self) -> None:
-        """Let the task wait for another try after a sign-in, but not for ever."""
+    def pause(self) -> None:
+        """Let the task wait for the message that begins its next turn, but not for ever."""
+        status = self.log.state.status
+        seconds = self._turns.interrupts.settings.interrupt_request_ttl_seconds
+        left = seconds - (now_ms() - status.at) / 1000
+        if status.plan is not None and status.plan.expires_at is not None:
+            left = (status.plan.expires_at - now_ms()) / 1000
 
         async def expire() -> None:
-            seconds = self._turns.interrupts.settings.interrupt_request_ttl_seconds
-            waited = (now_ms() - self.log.state.status.at) / 1000
-            await asyncio.sleep(max(0.0, seconds - waited))
-            await self.end(Finished(Outcome.FAILED, failure=UNSIGNED))
+            await asyncio.sleep(max(0.0, left))
+            failure = UNSIGNED if status.plan is None else UNAPPROVED
+            await self.end(Finished(Outcome.FAILED, failure=failure))
 
-        self._sign_in = asyncio.create_task(expire(), name=f"sign-in {self.log.ref.id}")
+        self._expiry = asyncio.create_task(expire(), name=f"expiry of {self.log.ref.id}")
+        self._registered(self)
 
-    async def retry(self, message: Message, request: TurnRequest, also: Write) -> None:
-        """Run another turn after a sign-in; ``also`` is stored with the message."""
+    async def go_on(self, message: Message, request: TurnRequest, also: Write) -> None:
+        """Run another turn of a task that is paused; ``also`` is stored with the message."""
         if self._running is not None:
             await asyncio.wait([self._running])  # it has ended, and may be cleaning up
-        if self._turn is not None or self.log.state.status.state is not State.AUTH_REQUIRED:
+        status = self.log.state.status
+        if self._turn is not None or not status.paused:
             raise UnsupportedOperationError(WORKING)
-        if self._sign_in is not None:
-            self._sign_in.cancel()
-        storing = asyncio.ensure_future(self.log.append([Answered(message)], also))
+        if self._expiry is not None:
+            self._expiry.cancel()
+        plan, principal = status.plan, self.log.ref.principal
+
+        async def store() -> bool:
+            events: list[Answered | Resumed] = [Answered(message)]
+            if plan is not None:
+                done: Resolution = "replied" if request.routing.plan else "approved"
+                events.append(Resumed(plan.request_id, plan.type, done, principal))
+            # From then on a restart runs the turn: its request is stored with the message.
+            stored = await self.log.append(events, also)
+            self._registered(self)
+            for event in events:
+                if isinstance(event, Resumed) and plan is not None:
+                    await self._turns.interrupts.settle(self._owner, plan, event)
+            return stored
+
+        storing = asyncio.ensure_future(store())
         # Whoever sends it may go away, but the turn for what is stored has to run.
         self.start(request, first=storing)
         await asyncio.shield(storing)
@@ -287,22 +359,28 @@ class OpenTask:
         if self._turn is not None:
             self._turn.cancel()
         while not self.ended:
-            # A turn that needs a sign-in is over, even if it has only just said so.
-            if self._turn is None or self.log.state.status.state is State.AUTH_REQUIRED:
+            # The turn of a paused task is over, even if it has only just said so.
+            if self._turn is None or self.log.state.status.paused:
                 await self.end(Finished(Outcome.CANCELED))
             else:
                 await self.log.next_stop()
 
     async def end(self, end: Finished) -> None:
         """End the task from outside of a turn."""
+        plan = self.log.state.status.plan
         await self.log.append([end])
-        self._closed(self)
-        if self._sign_in is not None and self._sign_in is not asyncio.current_task():
-            self._sign_in.cancel()
+        self._registered(self)
+        if plan is not None:
+            late = end.outcome is not Outcome.CANCELED
+            by, how = (CLOCK, "expired") if late else (self.log.ref.principal, "rejected")
+            settled = Resumed(plan.request_id, plan.type, how, by)
+            await self._turns.interrupts.settle(self._owner, plan, settled)
+        if self._expiry is not None and self._expiry is not asyncio.current_task():
+            self._expiry.cancel()
 
     async def leave(self) -> None:
         """Stop following the turn; the task stays open."""
-        tasks = [task for task in (self._running, self._sign_in) if task is not None]
+        tasks = [task for task in (self._running, self._expiry) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -318,6 +396,8 @@ class TaskService:
         self._limits = limits
         # One process has all open tasks, and counts them for the limits.
         self._open: dict[TaskId, OpenTask] = {}
+        self._planned: dict[TaskId, OpenTask] = {}
+        """Those whose plan waits to be approved."""
         self._counts: Counter[Principal] = Counter()
         self.answering: WeakValueDictionary[tuple[Principal, str], asyncio.Lock] = (
             WeakValueDictionary()
@@ -351,6 +431,7 @@ class TaskService:
             if earlier is not None:
                 return Submitted(await self._log(earlier), 0)
             await self._turns.sessions.check(command.principal, routing)
+            _check_watched(command.request)
         task = await self.admit(command)
         if isinstance(task, TaskRow):
             return Submitted(await self._log(task), 0)
@@ -428,15 +509,19 @@ class TaskService:
 
     def adopt(self, log: TaskLog) -> OpenTask:
         """Take charge of a task that is open."""
-        task = self._open[log.ref.id] = OpenTask(log, self._turns, self._closed)
+        task = self._open[log.ref.id] = OpenTask(log, self._turns, self._register)
         metrics.TASKS.labels(log.state.status.state).inc()
         self._counts[log.ref.principal] += 1
         return task
 
-    def _closed(self, task: OpenTask) -> None:
-        ref = task.log.ref
-        if self._open.pop(ref.id, None) is not None:
+    def _register(self, task: OpenTask) -> None:
+        """Take note of a task that ended, paused, or goes on."""
+        ref, status = task.log.ref, task.log.state.status
+        self._planned.pop(ref.id, None)
+        if task.ended and self._open.pop(ref.id, None) is not None:
             self._counts[ref.principal] -= 1
+        elif status.plan is not None:
+            self._planned[ref.id] = task
 
     def _waiting(self, command: SendCommand) -> list[OpenTask]:
         """Return the tasks whose answer a message that names no task may be.
@@ -464,6 +549,7 @@ class TaskService:
             return not named or self._turns.sessions.same_place(routing, task.routing)
 
         asked = dict.fromkeys(one.owner.task_id for one in self._turns.interrupts.open.values())
+        asked |= dict.fromkeys(self._planned)
         tasks = (self._open.get(task_id) for task_id in asked if task_id is not None)
         found = [task for task in tasks if task is not None and fits(task)]
         return [task for task in found if task.log.ref.id in references] or found
@@ -491,10 +577,7 @@ class TaskService:
         """Take a message on a task: an answer, another try after a sign-in, or a further prompt."""
         row = await self._row(command.principal, task_id)
         if command.context_id is not None and command.context_id != row.context_id:
-            text = "is not the context of this task; leave it out"
-            raise InvalidParamsError(
-                f"message.contextId {text}", violations=(Violation("message.contextId", text),)
-            )
+            raise _wrong("message.contextId", "is not the context of this task; leave it out")
         copies = (command.principal, command.message.message_id)
         async with self.answering.setdefault(copies, asyncio.Lock()):
             earlier = await self._repeated(command, task_id)
@@ -515,9 +598,13 @@ class TaskService:
                 case State.INPUT_REQUIRED:
                     return await self._answer(command, task)
                 case State.AUTH_REQUIRED:
-                    seq = state.seq
-                    remember = _remember(command, task.log, command.request)
-                    await task.retry(command.message, command.request, remember)
+                    seq, routing = state.seq, command.request.routing
+                    # What was to be planned is not done without a plan.
+                    routing = replace(routing, plan=routing.plan or task.routing.plan)
+                    request = replace(command.request, routing=routing)
+                    _check_watched(request)
+                    remember = _remember(command, task.log, request)
+                    await task.go_on(command.message, request, remember)
                     return Submitted(task.log, seq)
                 case _:
                     late = command.request.delivery is None and only_an_answer(command.message)
@@ -531,6 +618,8 @@ class TaskService:
                             )
                         raise refusal
                     self._check_place(command.request.routing, task)
+                    if command.request.routing.plan and not task.routing.plan:
+                        raise _wrong(PLAN_FIELD, ALREADY_AT_WORK)
                     seq, remember = state.seq, _remember(command, task.log)
                     await task.add(Added(command.message, command.request), remember)
                     return Submitted(task.log, seq)
@@ -543,13 +632,15 @@ class TaskService:
         elif elsewhere and not self._turns.sessions.same_place(routing, task.routing):
             field = WORKSPACE_FIELD if routing.workspace_id else DIRECTORY_FIELD
         if field is not None:
-            text = "is not where this task runs; leave it out"
-            raise InvalidParamsError(f"{field} {text}", violations=(Violation(field, text),))
+            raise _wrong(field, "is not where this task runs; leave it out")
 
     async def _answer(self, command: SendCommand, task: OpenTask) -> Submitted:
-        state = task.log.state
+        state, told = task.log.state, task.log.told_number
         try:
-            meaning = understand(command.message, state.status.pending, task.log.told_number)
+            if (plan := state.status.plan) is not None:
+                decision = decide(command.message, plan, told)
+                return await self._decide(command, task, decision)
+            meaning = understand(command.message, state.status.pending, told)
         except NotUnderstoodError as error:
             task.log.told(state.status)  # by this refusal
             outdated, text = isinstance(error, OutdatedAnswerError), str(error)
@@ -569,6 +660,48 @@ class TaskService:
         except REFUSALS as refused:
             await self._database.write(_remember(command, task.log, refusal=refused))
             raise
+        return Submitted(task.log, seq)
+
+    async def _decide(
+        self, command: SendCommand, task: OpenTask, decision: PlanDecision
+    ) -> Submitted:
+        """Do with the plan of a task what its caller wants."""
+        seq, routing = task.log.state.seq, command.request.routing
+        if decision.wanted == "cancel":
+            await task.log.append([Answered(command.message)], _remember(command, task.log))
+            await task.cancel()
+            return Submitted(task.log, seq)
+        self._check_place(routing, task)
+        go, planned = decision.wanted == "go", task.routing
+        agent = routing.agent or planned.agent
+        if routing.agent is not None:
+            named = replace(planned, session_id=None, agent=routing.agent)
+            await self._turns.sessions.check(command.principal, named)
+        if go and agent is None:
+            # OpenCode would go on with the agent that planned.
+            agent = self._turns.settings.opencode.agent or DEFAULT_AGENT
+        request = replace(
+            command.request,
+            routing=replace(
+                planned,
+                model=routing.model or planned.model,
+                agent=agent,
+                rights=routing.rights & planned.rights,
+                output_schema=routing.output_schema or planned.output_schema,
+                hops=routing.hops,
+                plan=not go,
+            ),
+            # A profile that was named for the plan holds for what comes of it.
+            rights=command.request.rights & planned.rights,
+            delivery=None,
+        )
+        if go:
+            if (request.rights & self._turns.rights).changes == "deny":
+                raise AuthorizationForbiddenError(NOT_ALLOWED)
+            text = "\n\n".join(filter(None, (APPROVED, decision.remark)))
+            request = replace(request, prompt=(PromptPart(text=text),))
+        _check_watched(request)
+        await task.go_on(command.message, request, _remember(command, task.log, request))
         return Submitted(task.log, seq)
 
     # Reading
@@ -709,6 +842,16 @@ class TaskService:
         return TaskLog(row.no, load_task(row), self._writer, self._database)
 
 
+def _wrong(field: str, text: str) -> InvalidParamsError:
+    return InvalidParamsError(f"{field} {text}", violations=(Violation(field, text),))
+
+
+def _check_watched(request: TurnRequest) -> None:
+    """Refuse to have something planned where nobody is there to approve it."""
+    if request.routing.plan and not request.rights.waits:
+        raise _wrong(PLAN_FIELD, UNWATCHED)
+
+
 def _load_refusal(
     refusal: bytes, waiting: Sequence[TaskState] = ()
 ) -> AnswerExpectedError | ServiceError:
@@ -760,4 +903,4 @@ def _read_token(token: str) -> Key:
             case _:
                 pass
     text = "is not a page token returned by this method; omit it to start from the first page"
-    raise InvalidParamsError(f"pageToken {text}", violations=(Violation("pageToken", text),))
+    raise _wrong("pageToken", text)

@@ -115,7 +115,7 @@ class TaskRef:
                 return True
 
     def shows(self, channel: Channel) -> bool:
-        return channel is Channel.TEXT or self.output_modes != ("text/plain",)
+        return channel is not Channel.REASONING or self.output_modes != ("text/plain",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +141,16 @@ class Status:
     usage: UsageCounted | None = None
     queued: Progressed | None = None
     """What a task that has not started yet waits for."""
+
+    @property
+    def plan(self) -> Interrupted | None:
+        """The plan that waits to be approved."""
+        return next((asked for asked in self.pending if asked.type == "plan"), None)
+
+    @property
+    def paused(self) -> bool:
+        """Whether no turn runs: the task goes on with the next message."""
+        return self.state is State.AUTH_REQUIRED or self.plan is not None
 
 
 @dataclass(slots=True)
@@ -216,6 +226,8 @@ class TaskState:
         """Artifacts as they were opened: a channel, ``tool:<part>``, ``diff``, ``result``."""
         self.settled: dict[str, Resumed] = {}
         """Interrupts that are over, by request id."""
+        self._used: UsageCounted | None = None
+        """What the turns before this one used, of a task that was planned first."""
         self.epochs: list[int] = []
         """The sequence number of every recovery, in order."""
         self.generation = 1
@@ -262,11 +274,11 @@ class TaskState:
             case Accepted():
                 self.history.append(event.message)
                 self.status = replace(self.status, subject=event.message.subject)
-            case Added():
-                self.history.append(event.message)
-            case Answered():
+            case Added() | Answered():
                 if event.message not in self.history[1:]:  # it may have settled several interrupts
                     self.history.append(event.message)
+                if self.status.state is State.AUTH_REQUIRED:  # the next turn is to begin
+                    self._move(State.SUBMITTED, at)
             case SessionBound():
                 self.status = replace(
                     self.status,
@@ -283,6 +295,8 @@ class TaskState:
                 self.status = replace(self.status)
             case Interrupted():
                 self._move(State.INPUT_REQUIRED, at, pending=(*self.status.pending, event))
+                if event.type == "plan":
+                    self._used = self.status.usage
             case Resumed():
                 self.settled[event.request_id] = event
                 left = tuple(p for p in self.status.pending if p.request_id != event.request_id)
@@ -290,7 +304,7 @@ class TaskState:
             case UsageCounted():
                 self.status = replace(
                     self.status,
-                    usage=event,
+                    usage=event if self._used is None else self._used + event,
                     model=event.model or self.status.model,
                     agent=event.agent or self.status.agent,
                 )

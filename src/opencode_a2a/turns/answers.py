@@ -89,11 +89,21 @@ class Meaning:
     reply: Reply
 
 
+@dataclass(frozen=True, slots=True)
+class PlanDecision:
+    """What a person wants with a plan: have it carried out, changed, or dropped."""
+
+    wanted: Literal["go", "revise", "cancel"]
+    remark: str | None = None
+    """What is to be kept in mind when it is carried out."""
+
+
 _WORDS: dict[str, Literal["once", "always", "reject"]] = {
     **dict.fromkeys(("once", "yes", "y", "ok", "okay", "allow", "approve", "approved"), "once"),
     "always": "always",
     **dict.fromkeys(("reject", "rejected", "no", "n", "deny", "denied", "refuse"), "reject"),
 }
+_GO = frozenset({"go", *(word for word, reply in _WORDS.items() if reply == "once")})
 _REJECTIONS = frozenset({"reject", "dismiss", "skip"})
 _REQUEST_ID = re.compile(r"(?:per|que)_[0-9A-Za-z]+")
 _NUMBERS = r"#?\d{1,9}(?:(?:\s*,\s*(?:and\s+)?|\s+and\s+|\s+)#?\d{1,9})*"
@@ -159,6 +169,37 @@ def understand(message: Message, pending: Sequence[Interrupted], told: int) -> M
             return Meaning((found[0],), _question(numbered["rest"].strip(), found[0]))
     named = _shown(pending, told)
     return Meaning(named, _reply(text, named[0]))
+
+
+def decide(message: Message, asked: Interrupted, told: int) -> PlanDecision:
+    """Return what a message wants with a plan; all that is not "go" is a change to it.
+
+    A "go" with a condition is not one: only what follows a colon is a remark.
+    """
+    _told([asked], told)
+    for part in message.parts:
+        match part.data:
+            case {"reply": str(word), **rest} if word.strip().lower() in _GO:
+                if rest.get("request_id") is not None:
+                    _with_id(rest["request_id"], [asked])
+                remark = rest.get("message")
+                return PlanDecision("go", remark.strip() if isinstance(remark, str) else None)
+            case _:
+                pass
+    text = message.text.strip()
+    if text.rstrip(".!").lower() == "cancel":
+        return PlanDecision("cancel")
+    said = _SAID.fullmatch(re.sub(r"^go ahead\b", "go", text, flags=re.IGNORECASE))
+    if said is None or said["word"].lower() not in _GO or said["scope"]:
+        return PlanDecision("revise")
+    if numbers := re.findall(r"\d+", said["before"] or said["after"] or ""):
+        _with_numbers([*map(int, numbers)], [asked])
+    rest = said["rest"].strip(" \t\r\n.!")
+    if rest and not rest.startswith(":"):
+        return PlanDecision("revise")
+    if len(message.parts) > 1:
+        raise NotUnderstoodError('Send "go" alone, without files or data.')
+    return PlanDecision("go", rest.removeprefix(":").strip() or None)
 
 
 def same_request(one: Interrupted, other: Interrupted) -> bool:
@@ -282,7 +323,7 @@ def only_an_answer(message: Message) -> bool:
     if _REQUEST_ID.fullmatch(named):
         return True
     said = _SAID.fullmatch(text)
-    if said is None or said["word"].lower() not in _WORDS:
+    if said is None or said["word"].lower() not in {*_WORDS, "go"}:
         return False
     which = ("before", "after", "all_before", "all_after", "all_last", "scope")
     return not said["rest"].strip(" .!") or any(said[name] for name in which)
@@ -290,6 +331,11 @@ def only_an_answer(message: Message) -> bool:
 
 def accepted(asked: Interrupted) -> str:
     """Say what would be understood."""
+    if asked.type == "plan":
+        return (
+            'Answer "go" (or "yes") to have it carried out, with a remark after a colon if you '
+            'like, or say what to change for a new plan. "cancel" ends the task.'
+        )
     if asked.type == "permission":
         always = ' "always" to allow it from now on,' if asked.allows_always else ""
         if asked.always:

@@ -260,6 +260,8 @@ class Interrupts:
             default = "the turn ends"
         elif asked.type == "question":
             default = "the question is dismissed and the turn continues"
+        if asked.type == "plan":
+            default = "the task ends and nothing is changed"
         expires_at = now + int(settings.interrupt_request_ttl_seconds * 1000)
         asked = replace(
             asked,

@@ -34,6 +34,10 @@ from opencode_a2a.turns.rights import SessionRights, Work
 SESSION_FIELD = "metadata.shared.session.id"
 DIRECTORY_FIELD = "metadata.opencode.directory"
 WORKSPACE_FIELD = "metadata.opencode.workspace.id"
+PLAN_FIELD = "metadata.opencode.plan"
+PLAN_AGENT = "plan"
+"""The agent of OpenCode's that plans. It is also told not to change anything (1.18), and what it is
+allowed to do is narrowed here: by itself it may run any command."""
 AGENT_FIELD = "metadata.opencode.agent"
 DERIVED_CONTEXT = "ctx:opencode-session:"
 """Contexts of sessions that were listed, not begun, through this service."""
@@ -253,11 +257,13 @@ class Sessions:
         workspace = routing.workspace_id
         if workspace is not None and not await self.places.visible(principal, [workspace]):
             raise _missing(WORKSPACE_FIELD, "no such workspace")
-        if routing.agent is not None:
+        if routing.agent is not None or routing.plan:
             agents = await self._opencode.agents(at=location)
             names = [agent.name for agent in agents if agent.selectable]
-            if routing.agent not in names:
+            if routing.agent not in (None, *names):
                 raise _missing(AGENT_FIELD, f"is not one of the agents: {', '.join(names)}")
+            if routing.plan and PLAN_AGENT not in names:
+                raise _missing(PLAN_FIELD, f"needs OpenCode's agent {PLAN_AGENT}, which is off")
         if routing.session_id is None:
             return
         session_id = SessionId(routing.session_id)

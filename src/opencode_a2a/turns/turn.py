@@ -25,10 +25,12 @@ from opencode_a2a.errors import (
     UpstreamUnreachableError,
 )
 from opencode_a2a.events import (
+    Channel,
     Emitted,
     Failure,
     FailureType,
     Finished,
+    Interrupted,
     JsonObject,
     Outcome,
     Progressed,
@@ -39,7 +41,7 @@ from opencode_a2a.events import (
     ToolChanged,
     TurnEvent,
 )
-from opencode_a2a.ids import MessageId, ModelRef, SessionId
+from opencode_a2a.ids import MessageId, ModelRef, RequestId, SessionId
 from opencode_a2a.messages import Added, Answered, Delivery, TurnRequest
 from opencode_a2a.opencode.client import OpenCode
 from opencode_a2a.opencode.events import Event, PartDelta
@@ -62,7 +64,7 @@ from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.grants import Owner
 from opencode_a2a.turns.interrupts import Interrupts, TurnInterrupts
 from opencode_a2a.turns.rights import WiderWorkError
-from opencode_a2a.turns.sessions import KNOWN_SESSIONS, BoundSession, Sessions
+from opencode_a2a.turns.sessions import KNOWN_SESSIONS, PLAN_AGENT, BoundSession, Sessions
 from opencode_a2a.turns.snapshot import Snapshots
 from opencode_a2a.turns.tools import Tools
 
@@ -93,6 +95,9 @@ RETRY_FAR = "The model provider asks to wait too long ({}); the turn was stopped
 UNCONFIRMED = Failure(
     FailureType.UPSTREAM_ABORT_UNCONFIRMED,
     "The task is canceled, but OpenCode did not confirm in time that it has stopped.",
+)
+NO_PLAN = Failure(
+    FailureType.UPSTREAM_NO_PLAN, "The agent ended without a plan. Send the message again."
 )
 UNFITTING = "The answer does not fit the schema that was asked for"
 DROPPED = "The turn ended before the message could be handed on. Send it again."
@@ -452,8 +457,19 @@ class Turn:
             session.session_id,
             session.directory,
             model=str(model) if model else None,
-            agent=self.request.routing.agent or self.turns.settings.opencode.agent,
+            agent=self.agent(),
         )
+
+    @property
+    def plans(self) -> bool:
+        """Whether the turn only plans."""
+        return self.request.routing.plan
+
+    def agent(self, named: str | None = None) -> str | None:
+        """Return the agent to prompt; None leaves it to OpenCode."""
+        if self.plans:
+            return PLAN_AGENT
+        return named or self.request.routing.agent or self.turns.settings.opencode.agent
 
 
 class Attempt:
@@ -489,7 +505,8 @@ class Attempt:
 
     def _new_reader(self, emitted: Emitted | None = None) -> Reader:
         turn = self._turn
-        reader = Reader(self._session.session_id, turn.request.user_message_id, emitted)
+        prompt, answer = turn.request.user_message_id, Channel.PLAN if turn.plans else Channel.TEXT
+        reader = Reader(self._session.session_id, prompt, emitted, answer)
         for addition in turn.additions:
             reader.state.messages.claim(addition.prompt_id)
         return reader
@@ -559,9 +576,10 @@ class Attempt:
         """Prompt the session, unless the turn is canceled first."""
         settings = self._turns.settings.opencode
         first = self._turn.request.routing
-        named = request.routing.agent or first.agent
         schema = request.routing.output_schema or first.output_schema
-        agent, tools = await self._limit(named or settings.agent)
+        if self._turn.plans:  # the schema is for what comes after
+            schema = None
+        agent, tools = await self._limit(self._turn.agent(request.routing.agent))
         model = await self._turns.model(self._session, request.routing.model)
         if self._turn.canceled:  # while the model was asked for: OpenCode need not hear of it
             raise asyncio.CancelledError
@@ -656,7 +674,8 @@ class Attempt:
     async def _write(self, events: list[TurnEvent]) -> None:
         if not events:
             return
-        if (schema := self._turn.request.routing.output_schema) is not None:
+        schema = self._turn.request.routing.output_schema
+        if schema is not None and not self._turn.plans:
             events = await _by_schema(events, schema)
         screened = await self._interrupts.register(events)
         if self._interrupts.forged is not None:  # noticed with the end of the turn: not a good end
@@ -669,8 +688,22 @@ class Attempt:
         if self._reader.finished:
             dropped = [one.progress("dropped", DROPPED) for one in self._turn.additions]
             screened = [*dropped, *screened]
+            if self._turn.plans:
+                screened = [await self._proposed(event) for event in screened]
         await self._log.append(screened)
         self._interrupts.release()
+
+    async def _proposed(self, event: TurnEvent | Answered) -> TurnEvent | Answered:
+        """Have a person asked about the plan when the turn that made it has come to a good end."""
+        turn = self._turn
+        if not isinstance(event, Finished) or event.outcome is not Outcome.COMPLETED:
+            return event
+        if not self._reader.answer.strip():
+            return Finished(Outcome.FAILED, event.message_id, event.finish, failure=NO_PLAN)
+        # The same one after a crash: it was stored, and has its number.
+        request_id = RequestId(f"plan_{turn.request.user_message_id}")
+        asked = Interrupted(request_id, "plan", self._session.session_id)
+        return await self._turns.interrupts.ask(turn.owner, asked, numbered=True)
 
     async def _decide(self) -> list[TurnEvent]:
         """Do what is to be done now that something was heard, or time has passed."""

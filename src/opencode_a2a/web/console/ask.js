@@ -1,4 +1,4 @@
-// What waits for a person: the card of a permission or of questions.
+// What waits for a person: the card of a permission, of questions or of a plan.
 import { call } from "./api.js";
 import { long, newFile, patchView } from "./diff.js";
 import { button, clock, fill, h, when } from "./dom.js";
@@ -10,27 +10,29 @@ const WANTS = {
   task: "start a sub-agent", doom_loop: "repeat the same call once more",
 };
 const LABELS = { once: "Allow once", task: "Allow for this task", context: "Allow for this conversation", always: "Always allow" };
-const SETTLED = { once: "Allowed once", always: "Always allowed", rejected: "Denied", replied: "Answered", expired: "Nobody answered", void: "No longer needed" };
+const SETTLED = { once: "Allowed once", always: "Always allowed", rejected: "Denied", replied: "Answered", approved: "Approved", expired: "Nobody answered", void: "No longer needed" };
 const INERT_MS = 300;
 let number = 0;
 
 export function askCard(asked, more) {
   const title = `ask-${++number}`;
   const { details } = asked;
-  const permission = (asked.type ?? asked.interrupt_type) === "permission";
+  const type = asked.type ?? asked.interrupt_type;
+  const permission = type === "permission", plan = type === "plan";
   const error = h("p", { class: "bad", role: "alert" });
   const questions = details.questions ?? [];
   const wants = WANTS[details.permission] ?? `use ${details.permission}`;
-  const heading = permission ? `May OpenCode ${wants}?` : questions.length > 1 ? `OpenCode asks ${questions.length} questions` : "OpenCode asks";
+  const heading = plan ? "Carry out this plan?" : permission ? `May OpenCode ${wants}?` : questions.length > 1 ? `OpenCode asks ${questions.length} questions` : "OpenCode asks";
   const card = h("section", { class: "ask", "aria-labelledby": title, tabindex: "-1", "data-request": asked.request_id },
     h("header", {}, h("h3", { id: title }, heading), asked.expires_at && when(asked.expires_at, "left")),
     permission ? preview(details) : null);
-  const reply = async (method, params) => {
+  const reply = (method, params) => answer(() => call(`a2a.interrupt.${method}`, { request_id: asked.request_id, ...params }));
+  const answer = async (send) => {
     const buttons = [...card.querySelectorAll("button")];
     buttons.forEach((one) => (one.disabled = true));
     error.textContent = "";
     try {
-      await call(`a2a.interrupt.${method}`, { request_id: asked.request_id, ...params });
+      await send();
       card.classList.add("sent");
       error.textContent = "";
       more?.answered?.();
@@ -43,7 +45,7 @@ export function askCard(asked, more) {
     details.origin && `Asked by the sub-agent “${details.origin.title}”.`,
     asked.expires_at && `If nobody answers by ${clock(asked.expires_at)}, ${asked.default}.`,
   ];
-  const form = permission ? permissionForm(details, reply) : questionForm(questions, reply);
+  const form = plan ? h("div", { class: "buttons" }, button("Go", () => answer(() => more.say("go")), "primary", { "data-key": "a" }), h("span", { class: "note" }, "Or say below what to change.")) : permission ? permissionForm(details, reply) : questionForm(questions, reply);
   card.append(form,
     h("p", { class: "note" }, notes.filter(Boolean).join(" ")), error);
   // A click that was meant for what stood here before must not approve anything.

@@ -98,7 +98,7 @@ export function taskView(id, { signal, announce, changed, go, failed }) {
     submit.disabled = true;
     refusal.textContent = "";
     try {
-      const retry = state === "auth required";
+      const retry = state === "auth required" || planned();
       const { task: sent } = await say(text, retry ? { taskId: id } : { contextId: task.contextId });
       input.value = "";
       changed(sent);
@@ -131,6 +131,10 @@ export function taskView(id, { signal, announce, changed, go, failed }) {
     if (!ended(state) && scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 240) scroller.scrollTop = scroller.scrollHeight;
   }).observe(log);
 
+  // A plan waits: what is said changes it.
+  const planned = () => state === "input required" && task.metadata?.shared?.interrupt?.type === "plan";
+  const answers = { say: (text) => say(text, { taskId: id }) };
+
   function head() {
     const { shared = {}, opencode = {} } = task.metadata ?? {};
     const { usage } = shared;
@@ -140,9 +144,9 @@ export function taskView(id, { signal, announce, changed, go, failed }) {
     fill(facts, badge(state), since && (ended(state) ? h("span", {}, duration(since, task.status.timestamp)) : when(since, "took")),
       usage && h("span", {}, `${count(usage.input_tokens)} in · ${count(usage.output_tokens)} out · ${money(cost)}`),
       opencode.model && h("span", { class: "wide" }, opencode.model), opencode.principal && h("span", {}, opencode.principal), !ended(state) && stop);
-    const busy = state === "input required" || opencode.principal;
+    const busy = (state === "input required" && !planned()) || opencode.principal;
     input.disabled = submit.disabled = busy;
-    input.placeholder = opencode.principal ? `A task of ${opencode.principal}` : busy ? "Answer the request above first" : state === "auth required" ? "Try again after signing in to the provider" : "Continue this conversation";
+    input.placeholder = opencode.principal ? `A task of ${opencode.principal}` : busy ? "Answer the request above first" : state === "auth required" ? "Try again after signing in to the provider" : planned() ? "Say what to change in the plan" : "Continue this conversation";
     if (!ended(state)) return fill(tail);
     const session = shared.session?.id;
     // The message of a completed task is its answer, which is there already.
@@ -163,7 +167,7 @@ export function taskView(id, { signal, announce, changed, go, failed }) {
       if (!tool) put((tools.set(made.artifactId, (tool = new Tool())), tool.node));
       tool.set(data);
     } else if (hints.block_type === "text" || hints.block_type === "reasoning") {
-      const kind = hints.block_type;
+      const kind = made.name === "plan" ? "plan" : hints.block_type;
       if (hints.source === "final_snapshot") {
         // What a provider had begun is void: this is the whole text anew.
         const [first, ...others] = prose.filter((one) => one.kind === kind);
@@ -210,7 +214,7 @@ export function taskView(id, { signal, announce, changed, go, failed }) {
       note.textContent = progress.type === "recovered" ? "The service was restarted; the task went on." : words;
     } else if (!progress) note.hidden = true;
     if (interrupt?.phase === "asked") {
-      const card = askCard(interrupt);
+      const card = askCard(interrupt, answers);
       cards.set(interrupt.request_id, card);
       open = undefined;
       put(card);
@@ -234,7 +238,7 @@ export function taskView(id, { signal, announce, changed, go, failed }) {
       begin();
       for (const made of task.artifacts ?? []) artifact({ artifact: made });
       state = stateOf(task);
-      for (const asked of [task.metadata?.shared?.interrupt].filter((one) => one?.phase === "asked")) put(askCard(asked));
+      for (const asked of [task.metadata?.shared?.interrupt].filter((one) => one?.phase === "asked")) put(askCard(asked, answers));
       head();
     } else if (event.artifactUpdate) artifact(event.artifactUpdate);
     else if (event.statusUpdate) status(event.statusUpdate);
