@@ -23,7 +23,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from opencode_a2a import __version__, telemetry
 from opencode_a2a.a2a.types import Version
 from opencode_a2a.announcement import announced
-from opencode_a2a.config import Settings, StateError, database_file, import_hint, show
+from opencode_a2a.config import (
+    Settings,
+    SettingsError,
+    StateError,
+    database_file,
+    import_hint,
+    show,
+)
 from opencode_a2a.errors import (
     ServiceError,
     SessionNotFoundError,
@@ -77,9 +84,11 @@ from opencode_a2a.web.server import (
     bind,
     edge,
     ended_by_signals,
+    listening_here,
     prepare_process,
     server,
 )
+from opencode_a2a.web.tls import ServerTls
 
 logger = structlog.get_logger(__name__)
 
@@ -92,9 +101,10 @@ MODEL_SECONDS = 60.0
 class Service:
     """The service as an ASGI application; its parts exist from lifespan start to end."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, tls: ServerTls | None = None) -> None:
         self.settings = settings
         self.streams = Streams()
+        self.tls = tls
         self.upstream: Upstream | None = None
         self.failed = False
         """A part without which the service cannot go on has failed."""
@@ -231,6 +241,8 @@ class Service:
             )
         )
         await stack.enter_async_context(self._beside(database.run(), "database"))
+        if self.tls is not None:
+            await stack.enter_async_context(self._beside(self.tls.watch(), "certificate"))
         if self.tool is not None:
             stack.push_async_callback(self.tool.aclose)
         behind = self.upstream = await stack.enter_async_context(upstream(settings))
@@ -253,7 +265,11 @@ class Service:
         interrupts = Interrupts(database, opencode, settings)
         turns = Turns(settings, opencode, feed, sessions, interrupts)
         if self.tool is not None:
-            tool = McpServer.model_validate(self.tool.server.config(settings.local_url))
+            url = settings.local_url
+            if settings.tls.cert_file:
+                # OpenCode cannot be made to trust a certificate of a private authority.
+                url = await stack.enter_async_context(listening_here(self.tool.server))
+            tool = McpServer.model_validate(self.tool.server.config(url))
             turns.tools = Tools(opencode, SERVER, tool, self.tool.calling_turns)
         tasks = self._tasks = TaskService(database, writer, turns, settings.limits)
         await stack.enter_async_context(self._beside(feed.run(), "feed"))
@@ -396,9 +412,9 @@ class Service:
         return self._named_model
 
 
-def create_app(settings: Settings) -> Service:
+def create_app(settings: Settings, tls: ServerTls | None = None) -> Service:
     """Return the service; its lifespan has to be run for it to answer."""
-    return Service(settings)
+    return Service(settings, tls)
 
 
 # On a socket
@@ -415,10 +431,11 @@ def serve(settings: Settings, ready: Callable[[], None] | None = None) -> int:
     loop_factory = prepare_process()
     try:
         check_state(settings)
+        tls = ServerTls(settings.tls) if settings.tls.cert_file else None
         listeners = bind(settings.a2a.host, settings.a2a.port)
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            return runner.run(_serve(settings, listeners, ready))
-    except (StateError, UnsupportedOpenCodeError) as error:
+            return runner.run(_serve(settings, listeners, ready, tls))
+    except (SettingsError, StateError, UnsupportedOpenCodeError) as error:
         print(f"opencode-a2a: {error}", file=sys.stderr)
         return 2
     except EarlierDatabaseError as error:
@@ -433,28 +450,32 @@ def serve(settings: Settings, ready: Callable[[], None] | None = None) -> int:
 
 
 async def _serve(
-    settings: Settings, listeners: list[socket.socket], ready: Callable[[], None] | None
+    settings: Settings,
+    listeners: list[socket.socket],
+    ready: Callable[[], None] | None,
+    tls: ServerTls | None,
 ) -> int:
-    service = create_app(settings)
+    service = create_app(settings, tls)
     began = time.monotonic()
     runner = server(
         service,
         settings.a2a.host,
         settings.a2a.port,
         service.streams,
+        tls=tls,
         grace=settings.a2a.shutdown_grace_seconds,
         lifespan="off",
     )
     try:
-        with ended_by_signals(runner) as received:
+        with ended_by_signals(runner, tls.look if tls else None) as received:
             async with AsyncExitStack() as stack:
                 await stack.enter_async_context(service.running())
                 generated = not settings.auth.configured
                 with suppress(OSError):  # without a place to write, the commands need the URL
+                    # With TLS the name counts that the certificate is for.
+                    url = settings.public_url if tls else settings.local_url
                     stack.enter_context(
-                        announced(
-                            settings.a2a.state_dir, settings.local_url, accepts_token=generated
-                        )
+                        announced(settings.a2a.state_dir, url, accepts_token=generated)
                     )
                 announce = asyncio.create_task(_announce(service, runner.listening, began, ready))
                 stack.callback(announce.cancel)

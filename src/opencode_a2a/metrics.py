@@ -53,6 +53,11 @@ CANCEL_SECONDS = Histogram(
     registry=REGISTRY,
 )
 
+CERTIFICATE_DAYS = Gauge(
+    "a2a_certificate_days_left", "Days until the TLS certificate expires.", registry=REGISTRY
+)
+CERTIFICATE_DAYS.set(float("nan"))  # as long as there is none, so that no alert takes it for 0
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 

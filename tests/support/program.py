@@ -6,6 +6,7 @@ client would have it.
 
 import asyncio
 import os
+import ssl
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -28,10 +29,16 @@ class Program:
     """``opencode-a2a serve``; ``async with`` starts it, and ends what still runs."""
 
     def __init__(
-        self, variables: Mapping[str, str], *arguments: str, directory: Path | None = None
+        self,
+        variables: Mapping[str, str],
+        *arguments: str,
+        directory: Path | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        """With ``tls`` it is called by https, and runs without a terminal, as a service does."""
         self.port = free_port("127.0.0.1")
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.port}"
+        self._detached = tls is not None
         self.variables = {"A2A_PORT": str(self.port), **variables}
         self.arguments = ["serve", *arguments]
         self.directory = directory
@@ -40,6 +47,7 @@ class Program:
             headers={"Authorization": f"Bearer {TOKEN}"},
             timeout=PATIENCE,
             trust_env=False,
+            verify=tls or True,
         )
         self.lines: list[str] = []
         """All that was printed, by all its lives."""
@@ -95,6 +103,7 @@ class Program:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
+            start_new_session=self._detached,
         )
         self._pids.append(self._process.pid)
         assert self._process.stdout is not None

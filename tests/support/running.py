@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Send
 
 from opencode_a2a.server.sse import Streams
 from opencode_a2a.web.server import Server, server
+from opencode_a2a.web.tls import ServerTls
 
 
 async def answer(
@@ -33,20 +34,21 @@ async def running(
     streams: Streams | None = None,
     grace: float = 5.0,
     lifespan: Literal["on", "off"] = "on",
+    tls: ServerTls | None = None,
 ) -> AsyncGenerator[str]:
     """Serve the app, and yield its URL; stop it as SIGTERM would.
 
     Pass the streams of the app, so that they end with the server.
     """
     ended = Streams() if streams is None else streams
-    serving = server(app, "127.0.0.1", port, ended, grace=grace, lifespan=lifespan)
+    serving = server(app, "127.0.0.1", port, ended, grace=grace, lifespan=lifespan, tls=tls)
     with socket.create_server(("127.0.0.1", port)) as listener:
         async with asyncio.TaskGroup() as group:
             group.create_task(_serve(serving, listener))
             async with asyncio.timeout(30):
                 await serving.listening.wait()
             try:
-                yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+                yield f"{'https' if tls else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
             finally:
                 serving.should_exit = True
 

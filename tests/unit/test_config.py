@@ -581,6 +581,7 @@ def test_what_holds_a_secret_is_known() -> None:
         "OPENCODE_AUTH_PASSWORD",
         "A2A_CLIENT_BEARER_TOKEN",
         "A2A_CLIENT_BASIC_AUTH",
+        "A2A_TLS_KEY_PASSWORD",
     }
 
 

@@ -113,7 +113,7 @@ def test_files_without_a_usable_key_are_refused_with_the_remedy(tmp_path: Path) 
     short = rsa.generate_private_key(65537, 1024)  # noqa: S505 - that is the point
     wrong = {
         tmp_path / "absent.pem": "No such file",
-        tmp_path: "is not a file",
+        tmp_path: "Is a directory",
         garbage: "holds no private key in PEM; make one with `openssl",
         written(tmp_path / "p384.pem", ec.generate_private_key(ec.SECP384R1())): "P-256",
         written(tmp_path / "short.pem", short): "2048 bits",

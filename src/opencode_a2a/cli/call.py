@@ -319,20 +319,22 @@ def ping(url: str | None, timeout: float) -> None:
     from opencode_a2a.cli.talk import find
     from opencode_a2a.events import Json
     from opencode_a2a.jsonguard import as_object
+    from opencode_a2a.peers.network import tls_trouble
     from opencode_a2a.printable import one_line
 
-    base = find(url).url.rstrip("/")
+    target = find(url)
+    base = target.url.rstrip("/")
     began = time.monotonic()
     try:
-        with httpx2.Client(timeout=timeout, trust_env=False) as http:
+        with httpx2.Client(timeout=timeout, trust_env=False, verify=target.tls) as http:
             answer = http.get(f"{base}/readyz")
             if answer.status_code not in (200, 503):
                 answer = http.get(f"{base}/.well-known/agent-card.json").raise_for_status()
         said: Json = answer.json()
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
-        raise click.ClickException(
-            f"{one_line(base)} does not answer; check the address, and that the service runs"
-        ) from error
+        trouble = "does not answer; check the address, and that the service runs"
+        reason = f"{one_line(base)} {tls_trouble(error) or trouble}"
+        raise click.ClickException(reason) from error
     checks = as_object(said.get("checks")) if isinstance(said, dict) else {}
     if answer.status_code == 503:
         failed = [name for name, found in checks.items() if found != "ok"] or ["a check"]

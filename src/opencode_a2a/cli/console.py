@@ -34,16 +34,18 @@ def sign_in_link(url: str | None) -> tuple[str, str]:
     import httpx2
 
     from opencode_a2a.cli.talk import find
+    from opencode_a2a.peers.network import tls_trouble
     from opencode_a2a.printable import one_line
 
     target = find(url.rstrip("/").removesuffix("/console") if url else None)
     base = target.url.rstrip("/")
     headers = target.credential.headers(base) if target.credential else {}
     try:
-        with httpx2.Client(timeout=10, trust_env=False) as http:
+        with httpx2.Client(timeout=10, trust_env=False, verify=target.tls) as http:
             answer = http.post(f"{base}/console/codes", headers=headers)
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        reason = f"{one_line(base)} cannot be reached; check the address, and that the service runs"
+        trouble = "cannot be reached; check the address, and that the service runs"
+        reason = f"{one_line(base)} {tls_trouble(error) or trouble}"
         raise click.ClickException(reason) from error
     if answer.status_code == 401:
         raise click.ClickException(

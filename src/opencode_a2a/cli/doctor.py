@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
@@ -78,6 +79,7 @@ def examine(config: Path | None) -> Iterator[Finding]:
     yield check_search(settings)
     yield from check_state(settings)
     yield check_database(settings)
+    yield from check_certificate(settings)
     yield check_port(settings)
 
 
@@ -243,6 +245,24 @@ def check_postgresql(url: str) -> Finding:
     except DatabaseError as error:
         found, _, remedy = str(error).rpartition("; ")
         return Finding("database", found, remedy)
+
+
+def check_certificate(settings: Settings) -> Iterator[Finding]:
+    if settings.tls.cert_file is None:
+        return
+    from opencode_a2a.web.tls import WARNING, read_pair
+
+    try:
+        _, expires = read_pair(settings.tls)
+    except SettingsError as error:
+        yield Finding("certificate", str(error), "see docs/tls.md")
+        return
+    now = datetime.now(UTC)
+    found = f"{settings.tls.cert_file} expires on {expires:%Y-%m-%d}"
+    if expires < now:
+        found = f"{settings.tls.cert_file} expired on {expires:%Y-%m-%d}"
+    remedy = "renew it" if expires - now < WARNING else None
+    yield Finding("certificate", found, remedy, advice=expires > now)
 
 
 def check_port(settings: Settings) -> Finding:

@@ -9,6 +9,7 @@ import asyncio
 import base64
 import mimetypes
 import os
+import ssl
 import uuid
 from collections.abc import Coroutine, Generator
 from contextlib import contextmanager, suppress
@@ -33,6 +34,7 @@ from opencode_a2a.peers.network import (
     OriginCredential,
     check,
     origin,
+    trust,
     vet,
 )
 from opencode_a2a.printable import command, one_line, program
@@ -64,6 +66,7 @@ class Target:
     url: str
     settings: Settings
     credential: OriginCredential | None
+    tls: ssl.SSLContext
 
 
 def find(url: str | None) -> Target:
@@ -73,6 +76,7 @@ def find(url: str | None) -> Target:
     """
     try:
         settings = load_for_calls(os.environ)
+        tls = trust(settings.client)
     except SettingsError as error:
         raise click.UsageError("; ".join(map(str, error.problems))) from error
     services = sorted(running(settings.a2a.state_dir), key=lambda service: service.url)
@@ -96,7 +100,9 @@ def find(url: str | None) -> Target:
     # A service of our own is called by its address: at "localhost" another program might
     # answer, on the other loopback address.
     by_address = url.replace("//localhost", "//127.0.0.1", 1).rstrip("/")
-    url = by_address if any(by_address == service.url for service in services) else url
+    known = [by_address, url.rstrip("/")]
+    known += [other.replace("http:", "https:", 1) for other in known]  # it may speak only that
+    url = next((one for one in known if any(one == service.url for service in services)), url)
     try:
         check(url, Egress())
     except EgressError as error:
@@ -108,7 +114,7 @@ def find(url: str | None) -> Target:
         with suppress(OSError, ValueError):
             token = (settings.a2a.state_dir / "token").read_text().strip()
             credential = OriginCredential.bearer(url, token)
-    return Target(url, settings, credential)
+    return Target(url, settings, credential, tls)
 
 
 class Talk:
@@ -268,7 +274,7 @@ async def _open(target: Target) -> Peer:
         raise click.ClickException(f"the host {host} cannot be found; check the address") from error
     except EgressError:
         rules = Egress(client.allowed_hosts, allow_private=True)
-    return await Peer.open(url, rules, target.credential, client)
+    return await Peer.open(url, rules, target.credential, client, target.tls)
 
 
 def _failure(error: PeerError) -> click.ClickException:

@@ -192,11 +192,7 @@ class _Loading:
                     f"{secret.variable}: the {secret.kind}{whose} is shorter than {UNGUESSABLE} "
                     "characters: it can be guessed, and guessing slows its owner down"
                 )
-        if not loopback(settings.a2a.host):
-            if not settings.a2a.public_url:
-                yield "A2A_PUBLIC_URL: not set, the card names the bind address"
-            if not settings.auth.allowed_hosts:
-                yield "A2A_ALLOWED_HOSTS: not set, any Host header is accepted"
+        yield from _address_advice(settings)
         secrets = {key for key, setting in SETTINGS.items() if setting.secret}
         if _has_password(settings.database_url):
             secrets.add("tasks.task_store_database_url")
@@ -208,6 +204,16 @@ class _Loading:
             # The file is looked at only if it holds a secret: others may well read the rest.
             if not secrets.isdisjoint(from_file) and file.stat().st_mode & 0o077:
                 yield f"A2A_CONFIG: {file} holds secrets and others can read it"
+
+
+def _address_advice(settings: Settings) -> Iterator[str]:
+    if settings.tls.cert_file and settings.public_url.startswith("http:"):
+        yield "A2A_PUBLIC_URL: begins with http:, though the service speaks https"
+    if not loopback(settings.a2a.host):
+        if not settings.a2a.public_url:
+            yield "A2A_PUBLIC_URL: not set, the card names the bind address"
+        if not settings.auth.allowed_hosts:
+            yield "A2A_ALLOWED_HOSTS: not set, any Host header is accepted"
 
 
 def _has_password(url: str) -> bool:

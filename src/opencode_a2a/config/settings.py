@@ -361,7 +361,7 @@ class ServiceSettings(Group, prefix="A2A_"):
     host: Host = setting("127.0.0.1", "Address to listen on.")
     port: Port = setting(8000, "Port to listen on.")
     public_url: HttpUrl | None = setting(
-        None, "Base URL that clients use, published in the card; by default http://HOST:PORT."
+        None, "Base URL that clients use, published in the card; by default that of HOST and PORT."
     )
     path_prefix: PathPrefix = setting(
         "",
@@ -488,6 +488,23 @@ class AccessSettings(Group, prefix="A2A_"):
                 kind = "token" if entry.token else "password"
                 length = len(entry.token or entry.password or "")
                 yield AcceptedSecret("A2A_STATIC_AUTH_CREDENTIALS", kind, entry.owner, length)
+
+
+class TlsSettings(Group, prefix="A2A_TLS_"):
+    """TLS on the service's own port. The files are read again when they change, or at SIGHUP."""
+
+    cert_file: LocalPath | None = setting(
+        None, "Certificate with its chain, in PEM. With one, the service speaks only https."
+    )
+    key_file: LocalPath | None = setting(
+        None, "Its private key, in PEM; by default in the file of the certificate."
+    )
+    key_password: Secret | None = setting(None, "Password of that key.")
+    client_ca_file: LocalPath | None = setting(
+        None,
+        "Certificate authorities of callers, in PEM. With one, a connection needs a client "
+        "certificate of theirs, besides the credential of each request.",
+    )
 
 
 class SigningSettings(Group, prefix="A2A_SIGNING_"):
@@ -736,6 +753,12 @@ class ClientSettings(Group, prefix="A2A_CLIENT_"):
     basic_auth: BasicAuth | None = setting(
         None, "`user:password` for other agents, plain or in base64."
     )
+    ca_file: LocalPath | None = setting(
+        None, "Certificate authorities that are trusted besides the system's, in PEM."
+    )
+    cert_file: LocalPath | None = setting(
+        None, "Client certificate with its private key, in PEM, for agents that ask for one."
+    )
     protocol_version: ProtocolVersion | None = setting(
         None, "Protocol version to speak; by default the agent's newest."
     )
@@ -768,6 +791,7 @@ class Settings(BaseModel):
 
     a2a: ServiceSettings = ServiceSettings()
     auth: AccessSettings = AccessSettings()
+    tls: TlsSettings = TlsSettings()
     signing: SigningSettings = SigningSettings()
     opencode: OpenCodeSettings = OpenCodeSettings()
     tasks: TaskSettings = TaskSettings()
@@ -802,7 +826,8 @@ class Settings(BaseModel):
         return self._url(everywhere.get(self.a2a.host, self.a2a.host))
 
     def _url(self, host: str) -> str:
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.a2a.port}"
+        scheme = "https" if self.tls.cert_file else "http"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.a2a.port}"
 
     @property
     def opencode_is_here(self) -> bool:
@@ -1015,6 +1040,15 @@ def conflicts(settings: Settings) -> Iterator[Problem]:
                     f"{UNGUESSABLE} or more, or set A2A_ALLOW_SHORT_TOKENS",
                 )
     yield from _signing_conflicts(settings.a2a, settings.signing)
+    tls = settings.tls
+    alone = {
+        "A2A_TLS_KEY_FILE": tls.key_file,
+        "A2A_TLS_KEY_PASSWORD": tls.key_password,
+        "A2A_TLS_CLIENT_CA_FILE": tls.client_ca_file,
+    }
+    for variable, given in alone.items():
+        if given and not tls.cert_file:
+            yield Problem(variable, "should come with A2A_TLS_CERT_FILE")
     yield from _opencode_conflicts(settings.a2a, settings.opencode)
     workspace = settings.workspace
     if workspace and _is_root(workspace) and not settings.opencode.allow_root_workspace:
@@ -1146,7 +1180,12 @@ def misplaced(settings: Settings, workspace: Path) -> Iterator[Problem]:
     if settings.tasks.task_store_database_url and file and within(file, workspace):
         remedy = "leave it out, or name a file outside"
         yield Problem("A2A_TASK_STORE_DATABASE_URL", f"{exposed(file, workspace)}; {remedy}")
-    given = {"A2A_SIGNING_KEY_FILE": settings.signing.key_file}
+    given = {
+        "A2A_SIGNING_KEY_FILE": settings.signing.key_file,
+        "A2A_TLS_KEY_FILE": settings.tls.key_file,
+        "A2A_TLS_CERT_FILE": settings.tls.cert_file,
+        "A2A_TLS_CLIENT_CA_FILE": settings.tls.client_ca_file,
+    }
     for variable, path in given.items():
         if path and within(path, workspace):
             yield Problem(variable, f"{exposed(path, workspace)}; move it elsewhere")

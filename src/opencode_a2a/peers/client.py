@@ -12,6 +12,7 @@ twice.
 
 import asyncio
 import math
+import ssl
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -61,6 +62,7 @@ from opencode_a2a.peers.network import (
     media_type,
     origin,
     read,
+    tls_trouble,
 )
 
 HOPS_HEADER = "A2A-Hops"
@@ -199,11 +201,16 @@ class PeerConnection:
     """
 
     def __init__(
-        self, rules: Egress, credential: OriginCredential | None, *, timeout: float
+        self,
+        rules: Egress,
+        credential: OriginCredential | None,
+        *,
+        timeout: float,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._credential = credential
         self._timeout = timeout
-        self._http = client(rules, timeout=timeout)
+        self._http = client(rules, timeout=timeout, tls=tls)
 
     async def aclose(self) -> None:
         await self._http.aclose()
@@ -292,7 +299,13 @@ class PeerConnection:
         except httpx2.InvalidURL as error:
             raise PeerError(ErrorCode.INVALID_INPUT, "not called: the URL is malformed") from error
         except httpx2.TransportError as error:
+            if trouble := tls_trouble(error):
+                message = f"{origin(request.url)} {trouble}"
+                raise PeerError(ErrorCode.CALL_FAILED, message) from error
             message = f"{origin(request.url)} cannot be reached"
+            if isinstance(error, httpx2.RemoteProtocolError) and request.url.startswith("https:"):
+                # All that is left of the alert by which TLS 1.3 asks for one.
+                message += "; it may require a client certificate (A2A_CLIENT_CERT_FILE)"
             raise PeerError(ErrorCode.RETRYABLE, message) from error
 
 
@@ -418,11 +431,16 @@ class Peer:
 
     @classmethod
     async def open(
-        cls, url: str, rules: Egress, credential: OriginCredential | None, settings: ClientSettings
+        cls,
+        url: str,
+        rules: Egress,
+        credential: OriginCredential | None,
+        settings: ClientSettings,
+        tls: ssl.SSLContext | None = None,
     ) -> "Peer":
         """Read the card at a base URL or card URL and choose one of its interfaces."""
         places = card_urls(url, rules)
-        connection = PeerConnection(rules, credential, timeout=settings.timeout_seconds)
+        connection = PeerConnection(rules, credential, timeout=settings.timeout_seconds, tls=tls)
         seconds = settings.card_fetch_timeout_seconds
         try:
             async with asyncio.timeout(seconds):

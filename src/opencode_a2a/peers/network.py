@@ -21,7 +21,7 @@ from urllib.parse import SplitResult, urlsplit
 import httpcore2
 import httpx2
 
-from opencode_a2a.config import ServiceSettings
+from opencode_a2a.config import ClientSettings, Problem, ServiceSettings, SettingsError
 
 Address = IPv4Address | IPv6Address
 
@@ -169,6 +169,45 @@ def permits(address: Address, rules: Egress) -> bool:
     if _is_special(address):
         return False
     return address.is_global or (rules.allow_private and _is_private(address))
+
+
+def trust(settings: ClientSettings) -> ssl.SSLContext:
+    """Return how other agents prove who they are, and how we do if they ask.
+
+    Raises SettingsError if a file cannot be used.
+    """
+    context = ssl.create_default_context()
+    variable = "A2A_CLIENT_CA_FILE"
+    try:
+        if settings.ca_file:
+            context.load_verify_locations(settings.ca_file)
+        variable = "A2A_CLIENT_CERT_FILE"
+        if settings.cert_file:
+            # Without a password of ours OpenSSL would ask for one at the terminal.
+            context.load_cert_chain(settings.cert_file, password="")
+    except ssl.SSLError:
+        text = "should be a file in PEM with " + (
+            "certificates" if variable.endswith("CA_FILE") else "a certificate and its private key"
+        )
+        raise SettingsError((Problem(variable, text),)) from None
+    except OSError as error:
+        raise SettingsError((Problem(variable, f"cannot be read: {error.strerror}"),)) from None
+    return context
+
+
+def tls_trouble(error: BaseException) -> str | None:
+    """Say what is wrong with a certificate, and what to do, if that is why a call failed."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return (
+                f"has a certificate that is not accepted ({cause.verify_message}); if its "
+                "authority is your own, name it with A2A_CLIENT_CA_FILE"
+            )
+        if isinstance(cause, ssl.SSLError) and "CERTIFICATE_REQUIRED" in (cause.reason or ""):
+            return "requires a client certificate; name one with A2A_CLIENT_CERT_FILE"
+        cause = cause.__cause__ or cause.__context__
+    return None
 
 
 def client(

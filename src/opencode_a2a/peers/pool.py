@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from opencode_a2a.config import ClientSettings
 from opencode_a2a.peers.answer import PeerError
 from opencode_a2a.peers.client import Peer
-from opencode_a2a.peers.network import Egress, OriginCredential
+from opencode_a2a.peers.network import Egress, OriginCredential, trust
 
 
 @dataclass(eq=False, slots=True)
@@ -39,6 +39,7 @@ class Pool:
     def __init__(self, rules: Egress, settings: ClientSettings) -> None:
         self._rules = rules
         self._settings = settings
+        self._tls = trust(settings)
         self._entries: dict[tuple[str, OriginCredential | None], _Entry] = {}
         """The longest unused first."""
 
@@ -57,7 +58,9 @@ class Pool:
         try:
             async with entry.opening:
                 if entry.peer is None:
-                    entry.peer = await Peer.open(url, self._rules, credential, self._settings)
+                    entry.peer = await Peer.open(
+                        url, self._rules, credential, self._settings, self._tls
+                    )
                     now = asyncio.get_running_loop().time()
                     entry.expires = now + self._settings.cache_ttl_seconds
             yield entry.peer

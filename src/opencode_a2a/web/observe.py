@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import orjson
 import structlog
@@ -60,8 +60,10 @@ class AccessLog:
     methods as they came never become a label.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, always: Sequence[tuple[bytes, bytes]] = ()) -> None:
         self._app = app
+        self._always = always
+        """Headers of every answer."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began, status = time.monotonic(), 0
@@ -73,7 +75,8 @@ class AccessLog:
         structlog.contextvars.bind_contextvars(
             request_id=os.urandom(8).hex(), trace_id=trace.trace_id
         )
-        added = scope[ANSWER_HEADERS] = [(b"traceparent", trace.traceparent.encode())]
+        traced = (b"traceparent", trace.traceparent.encode())
+        added = scope[ANSWER_HEADERS] = [traced, *self._always]
 
         async def note(message: Message) -> None:
             nonlocal status

@@ -1,8 +1,9 @@
 """The HTTP server: the guards around the application, and uvicorn under them.
 
 ``edge`` puts the guards in their order. ``server`` is uvicorn with what it lacks: by itself it
-waits for ever for the rest of a header, keeps headers of any length, stops only after every stream
-has ended by itself, and ends the process by the signal that stopped it.
+waits for ever for the rest of a header and for 60 s for a TLS handshake, keeps headers of any
+length, stops only after every stream has ended by itself, and ends the process by the signal that
+stopped it.
 """
 
 import asyncio
@@ -13,7 +14,8 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Callable, Generator, Iterable
+import sys
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from typing import Literal
 
 import orjson
@@ -22,12 +24,12 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.config import Config
+from uvicorn.config import STARTUP_FAILURE, Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from opencode_a2a.a2a.errors import rest_error
 from opencode_a2a.a2a.types import DEFAULT_VERSION, Version
-from opencode_a2a.config import Settings
+from opencode_a2a.config import Settings, loopback
 from opencode_a2a.errors import (
     BadHttpError,
     HeadersTooLargeError,
@@ -42,6 +44,7 @@ from opencode_a2a.web.auth import AcceptedCredential, Authentication
 from opencode_a2a.web.browser import Pages, SignIns
 from opencode_a2a.web.limits import BodyGuard, Boundary, RateLimit
 from opencode_a2a.web.observe import AccessLog, PayloadLog
+from opencode_a2a.web.tls import HANDSHAKE_SECONDS, ServerTls
 
 HEADER_SECONDS = 15.0
 HEADER_BYTES = 64 * 1024
@@ -50,6 +53,7 @@ BODY_SECONDS = 60.0
 _M_MMAP_THRESHOLD = -3
 """The name of the setting in glibc's malloc.h."""
 _GZIP_LEVEL = 5
+_ONLY_HTTPS = (b"strict-transport-security", b"max-age=31536000")
 _REFUSES_GZIP = re.compile(r"\bgzip\s*;\s*q=0(\.0*)?\s*(,|$)", re.IGNORECASE)
 
 
@@ -72,7 +76,9 @@ def edge(
     app = Boundary(app, settings)
     if settings.a2a.http_gzip_minimum_size:
         app = Compression(app, settings.a2a.http_gzip_minimum_size, _GZIP_LEVEL)
-    return AccessLog(Refusals(app, Version(settings.a2a.protocol_version)))
+    app = Refusals(app, Version(settings.a2a.protocol_version))
+    secure = settings.tls.cert_file and not loopback(settings.a2a.host)
+    return AccessLog(app, [_ONLY_HTTPS] if secure else [])
 
 
 class Refusals:
@@ -158,6 +164,14 @@ class Connection(HttpToolsProtocol):
         self._wait(None)
         super().on_message_complete()
 
+    def shutdown(self) -> None:
+        idle = not (self._answering or self.transport.get_write_buffer_size())
+        if idle and self.transport.get_extra_info("ssl_object") is not None:
+            # A polite end of TLS waits for the other side, which may not be looking.
+            self.transport.abort()
+        else:
+            super().shutdown()
+
     def send_400_response(self, msg: str) -> None:
         self._refuse(_GARBAGE)
 
@@ -238,12 +252,30 @@ class Server(uvicorn.Server):
         """Set once requests are answered."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, as uvicorn does, but with a limit for the handshake of TLS."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(STARTUP_FAILURE)
+        config, loop = self.config, asyncio.get_running_loop()
+
+        def connection() -> Connection:
+            return Connection(config, self.server_state, self.lifespan.state, loop)
+
+        self.servers = []
         try:
-            await super().startup(sockets)
+            for one in sockets or []:
+                listening = await loop.create_server(
+                    connection,
+                    sock=one,
+                    ssl=config.ssl,
+                    ssl_handshake_timeout=HANDSHAKE_SECONDS if config.ssl else None,
+                    backlog=config.backlog,
+                )
+                self.servers.append(listening)
         except OSError as error:  # another process was faster between `bind` and now
-            raise _bind_error(self.config.host, self.config.port, error) from None
-        if self.started:
-            self.listening.set()
+            raise _bind_error(config.host, config.port, error) from None
+        self.started = True
+        self.listening.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -261,6 +293,7 @@ def server(
     port: int,
     streams: Streams,
     *,
+    tls: ServerTls | None = None,
     grace: float = 10.0,
     loop: Literal["auto", "asyncio", "uvloop"] = "auto",
     lifespan: Literal["auto", "on", "off"] = "on",
@@ -280,21 +313,44 @@ def server(
         proxy_headers=False,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=max(1, round(grace)),
+        ssl_context_factory=(lambda _, __: tls.context) if tls else None,
     )
     return Server(config, streams)
 
 
+@contextlib.asynccontextmanager
+async def listening_here(app: ASGIApp) -> AsyncGenerator[str]:
+    """Serve an application to this machine only, on a free port and without TLS; yield its URL."""
+    (listener,) = bind("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    runner = server(app, "127.0.0.1", port, Streams(), grace=1, lifespan="off")
+    running = asyncio.create_task(runner.serve([listener]))
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        runner.should_exit = True
+        await running
+
+
 @contextlib.contextmanager
-def ended_by_signals(runner: Server) -> Generator[set[signal.Signals]]:
+def ended_by_signals(
+    runner: Server, reread: Callable[[], object] | None = None
+) -> Generator[set[signal.Signals]]:
     """Let a signal end the serving, or break off the start; what was begun is ended in order.
 
-    Yields the signals that have come.
+    SIGHUP calls ``reread`` instead, if there is one and the process was started without a
+    terminal, which could have been closed. Yields the signals that have come.
     """
     loop, main = asyncio.get_running_loop(), asyncio.current_task()
     received: set[signal.Signals] = set()
     terminals = [number for number in (1, 2) if os.isatty(number)]
+    if reread is not None and _has_terminal():
+        reread = None
 
     def end(number: signal.Signals) -> None:
+        if number is signal.SIGHUP and reread is not None:
+            reread()
+            return
         received.add(number)
         if number is signal.SIGHUP:
             # The terminal was closed. What is still printed would fail, and with it the exit.
@@ -316,6 +372,15 @@ def ended_by_signals(runner: Server) -> Generator[set[signal.Signals]]:
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
+
+
+def _has_terminal() -> bool:
+    """Whether this process belongs to a terminal, even if nothing is printed there."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def prepare_process() -> Callable[[], asyncio.AbstractEventLoop] | None:

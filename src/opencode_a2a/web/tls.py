@@ -1,0 +1,199 @@
+"""TLS on the service's own port: the certificate and its key, read again while the service runs.
+
+A handshake uses the pair that was good last. New files are noticed within a minute, or at once
+after SIGHUP; connections that are open keep what they have. Whoever owns the port starts
+``ServerTls.watch`` beside it.
+"""
+
+import asyncio
+import os
+import ssl
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import structlog
+
+from opencode_a2a import metrics
+from opencode_a2a.config import Problem, SettingsError, TlsSettings
+from opencode_a2a.signing import read_private_file
+from opencode_a2a.telemetry import AUDIT
+
+logger = structlog.get_logger(__name__)
+
+WATCH_SECONDS = 60.0
+HANDSHAKE_SECONDS = 10.0
+WARNING = timedelta(days=14)
+"""How long before its end a certificate is warned about."""
+CERT_FILE = "A2A_TLS_CERT_FILE"
+KEY_FILE = "A2A_TLS_KEY_FILE"
+CLIENT_CA_FILE = "A2A_TLS_CLIENT_CA_FILE"
+_UTC_TIME = 0x17
+
+
+class ServerTls:
+    """What handshakes are made with; ``reload`` replaces it as a whole, or not at all."""
+
+    def __init__(self, settings: TlsSettings) -> None:
+        """Read the files; raises SettingsError with the remedy."""
+        self._settings = settings
+        self._seen = self._state()
+        self._refused: object = None
+        """The state of the files that could not be used, so that it is logged once."""
+        self._asked = asyncio.Event()
+        self._warned: datetime | None = None
+        self._current, self.expires = read_pair(settings)
+        self.context = self._current
+        """For the socket. It hands every handshake over to the pair that is good now."""
+        self.context.sni_callback = self._choose
+        self._tell()
+
+    def _choose(self, connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+        connection.context = self._current
+
+    def look(self) -> None:
+        """Read the files again now."""
+        self._asked.set()
+
+    async def watch(self) -> None:
+        """Follow the files for as long as the service runs."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WATCH_SECONDS):
+                    await self._asked.wait()
+            asked = self._asked.is_set()
+            self._asked.clear()
+            state = await asyncio.to_thread(self._state)
+            if asked or state not in (self._seen, self._refused):
+                await self._reload(state)
+            self._tell()
+
+    async def _reload(self, state: object) -> None:
+        """Use the files as they are now; what cannot be used is logged, and the old pair stays."""
+        try:
+            self._current, self.expires = await asyncio.to_thread(read_pair, self._settings)
+        except SettingsError as error:
+            self._refused = state
+            logger.error("the new certificate cannot be used; the old one stays", cause=str(error))
+        else:
+            self._seen, self._refused, self._warned = state, None, None
+            AUDIT.info("certificate reloaded", expires=self.expires.isoformat())
+
+    def _tell(self) -> None:
+        now, day = datetime.now(UTC), timedelta(days=1)
+        left = self.expires - now
+        metrics.CERTIFICATE_DAYS.set(round(left / day, 2))
+        if left < WARNING and (self._warned is None or now - self._warned >= day):
+            self._warned = now
+            logger.warning(
+                "the certificate has expired" if left < timedelta() else "the certificate expires",
+                expires=self.expires.isoformat(),
+                file=str(self._settings.cert_file),
+            )
+
+    def _state(self) -> object:
+        """Return what changes when a file does."""
+        return tuple(_identity(file) for file in files(self._settings))
+
+
+def files(settings: TlsSettings) -> Iterator[Path]:
+    given = (settings.cert_file, settings.key_file, settings.client_ca_file)
+    return filter(None, given)
+
+
+def _identity(file: Path) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(file)  # through links: that is how a renewed certificate comes
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def read_pair(settings: TlsSettings) -> tuple[ssl.SSLContext, datetime]:
+    """Return the context of a server and when its certificate expires."""
+    certificate, ca = settings.cert_file, settings.client_ca_file
+    if certificate is None:
+        raise _wrong(CERT_FILE, "is not set")
+    key = settings.key_file or certificate
+    holder = KEY_FILE if settings.key_file else CERT_FILE
+    read_private_file(key, holder)
+    expires = _expiry(certificate)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    password = settings.key_password.get_secret_value() if settings.key_password else ""
+    try:
+        # Without a password of ours OpenSSL would ask for one at the terminal, and wait.
+        context.load_cert_chain(certificate, key, lambda: password)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise _wrong(
+                holder, f"the key in {key} does not belong to the certificate in {certificate}"
+            ) from None
+        remedy = "or set A2A_TLS_KEY_PASSWORD" if not password else "or A2A_TLS_KEY_PASSWORD"
+        raise _wrong(
+            holder, f"{key} holds no private key in PEM that can be read; mend it, {remedy}"
+        ) from None
+    except (OSError, ValueError) as error:  # the latter for a password that is too long
+        raise _wrong(holder, f"{key} cannot be used: {error}") from None
+    if ca is not None:
+        try:
+            context.load_verify_locations(ca)
+        except ssl.SSLError:
+            raise _wrong(CLIENT_CA_FILE, f"{ca} holds no certificate in PEM") from None
+        except OSError as error:
+            raise _wrong(CLIENT_CA_FILE, f"cannot read {ca}: {error.strerror}") from None
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context, expires
+
+
+def _wrong(variable: str, text: str) -> SettingsError:
+    return SettingsError((Problem(variable, text),))
+
+
+def _expiry(file: Path) -> datetime:
+    """Return when the first certificate of a file expires."""
+    try:
+        text = file.read_text("ascii", errors="replace")
+    except OSError as error:
+        raise _wrong(CERT_FILE, f"cannot read {file}: {error.strerror}") from None
+    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+    _, found, rest = text.partition(begin)
+    body, ended, _ = rest.partition(end)
+    try:
+        if not found or not ended:
+            raise ValueError
+        return expiry_of(ssl.PEM_cert_to_DER_cert(begin + body + end))
+    except (ValueError, IndexError):
+        raise _wrong(CERT_FILE, f"{file} holds no certificate in PEM") from None
+
+
+def expiry_of(der: bytes) -> datetime:
+    """Return the end of a certificate's validity (RFC 5280, 4.1).
+
+    The standard library shows it only of certificates that were verified.
+    """
+
+    def element(at: int) -> tuple[int, int, int]:
+        """Return the tag of the element at a position, and where its content begins and ends."""
+        length, content = der[at + 1], at + 2
+        if length & 0x80:
+            content += length & 0x7F
+            length = int.from_bytes(der[at + 2 : content])
+        return der[at], content, content + length
+
+    _, at, _ = element(0)  # Certificate
+    _, at, _ = element(at)  # TBSCertificate
+    tag, _, end = element(at)
+    if tag == 0xA0:  # the version, which a certificate of version 1 leaves out
+        _, _, end = element(end)  # the serial number
+    _, _, end = element(end)  # the algorithm
+    _, _, end = element(end)  # the issuer
+    _, at, _ = element(end)  # the validity
+    _, _, end = element(at)  # its beginning
+    tag, at, end = element(end)
+    text = der[at:end].decode("ascii")
+    if tag == _UTC_TIME:
+        text = ("19" if text >= "5" else "20") + text
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
