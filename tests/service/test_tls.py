@@ -60,7 +60,7 @@ async def test_callers_commands_and_addresses_are_of_https(
         card = (await program.http.get("/.well-known/agent-card.json")).json()
         assert {one["url"] for one in card["supportedInterfaces"]} == {program.url}
         assert card["url"] == program.url
-        assert f"{program.url}/console" in "\n".join(program.lines)
+        assert f'"url":"{program.url}"' in "\n".join(program.lines)
         assert "strict-transport-security" not in (await program.http.get("/livez")).headers
 
         client = {"A2A_CLIENT_BEARER_TOKEN": TOKEN}
