@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from opencode_a2a import metrics
 from opencode_a2a.config import SettingsError, TlsSettings, load
+from opencode_a2a.metrics import exposition
 from opencode_a2a.web import tls
 from opencode_a2a.web.tls import ServerTls, read_pair
 from tests.support.certificates import Authority
@@ -36,7 +36,9 @@ def test_key_and_certificate_may_share_a_file(authority: Authority, tmp_path: Pa
     both.touch(0o600)
     both.write_text(key.read_text() + certificate.read_text())
 
-    assert read_pair(TlsSettings(cert_file=both))
+    _, expires = read_pair(TlsSettings(cert_file=both))
+
+    assert expires > datetime.now(UTC)
 
 
 def test_a_key_with_a_password_is_opened_with_it(authority: Authority) -> None:
@@ -44,7 +46,7 @@ def test_a_key_with_a_password_is_opened_with_it(authority: Authority) -> None:
     certificate, key = authority.issue("one", password=given)
     files = {"A2A_TLS_CERT_FILE": str(certificate), "A2A_TLS_KEY_FILE": str(key)}
 
-    assert read_pair(load({}, {**files, "A2A_TLS_KEY_PASSWORD": given}).tls)
+    read_pair(load({}, {**files, "A2A_TLS_KEY_PASSWORD": given}).tls)
     for more in ({}, {"A2A_TLS_KEY_PASSWORD": wrong}):
         with pytest.raises(SettingsError, match="A2A_TLS_KEY_PASSWORD") as raised:
             read_pair(load({}, {**files, **more}).tls)
@@ -91,7 +93,7 @@ async def test_files_that_change_are_noticed_and_a_bad_pair_is_not_taken(
 
     async def until(wanted: int) -> None:
         async with asyncio.timeout(10):
-            while round(metrics.CERTIFICATE_DAYS.collect()[0].samples[0].value) != wanted:  # noqa: ASYNC110 - no event
+            while f"a2a_certificate_days_left {wanted}.0\n" not in exposition().decode():  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.01)
 
     watching = asyncio.create_task(served.watch())
