@@ -27,6 +27,7 @@ from opencode_a2a.config import (
     Settings,
     SettingsError,
     StateError,
+    UpstreamEntry,
     database_file,
     import_hint,
     show,
@@ -47,11 +48,11 @@ from opencode_a2a.opencode.process import OpenCodeStartError, UnsupportedOpenCod
 from opencode_a2a.opencode.types import McpServer
 from opencode_a2a.opencode.upstream import (
     HEALTH_SECONDS,
-    Upstream,
     check_directory,
     facts,
     trouble,
     upstream,
+    withheld,
 )
 from opencode_a2a.peers.network import Fetcher
 from opencode_a2a.peers.tool import SERVER, PeerTool
@@ -70,8 +71,10 @@ from opencode_a2a.store.sqlite import EarlierDatabaseError
 from opencode_a2a.tasks.log import LogWriter
 from opencode_a2a.tasks.recovery import recover, sweep
 from opencode_a2a.tasks.service import TaskService
+from opencode_a2a.tasks.state import TaskState
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.errands import Errands
+from opencode_a2a.turns.fleet import Fleet, Member
 from opencode_a2a.turns.interrupts import Interrupts
 from opencode_a2a.turns.sessions import Sessions, WorkspaceRoot
 from opencode_a2a.turns.tools import Tools
@@ -105,7 +108,7 @@ class Service:
         self.settings = settings
         self.streams = Streams()
         self.tls = tls
-        self.upstream: Upstream | None = None
+        self.fleet: Fleet | None = None
         self.failed = False
         """A part without which the service cannot go on has failed."""
         self.tool: PeerTool | None = None
@@ -114,9 +117,7 @@ class Service:
             self.tool = PeerTool(settings)
         self.trouble: str | None = None
         """Why OpenCode cannot be used, with the remedy; as it was at the start."""
-        self._opencode: OpenCode | None = None
         self._tasks: TaskService | None = None
-        self._errands: Errands | None = None
         self._app: ASGIApp | None = None
         self._named_model: str | None = None
         self._model_until = 0.0
@@ -151,7 +152,9 @@ class Service:
     def about(self) -> dict[str, object]:
         """Return what runs here and where it is, for the record of the start."""
         settings, url = self.settings, self.settings.public_url
-        managed = self.upstream.managed if self.upstream else None
+        members = list(self.fleet.members.values()) if self.fleet else []
+        behind = members[0].upstream if members else None
+        managed = behind.managed if behind else None
         tasks = (
             [task.log.state.status.state for task in self._tasks.open_tasks()]
             if self._tasks
@@ -164,11 +167,10 @@ class Service:
             "url": url,
             "card": f"{url}/.well-known/agent-card.json",
             "protocol_versions": spoken_versions(settings),
-            "opencode": self.upstream.version if self.upstream else None,
-            "opencode_url": telemetry.mask_url(settings.opencode.base_url)
-            if managed is None
-            else None,
+            "opencode": behind.version if behind else None,
+            "opencode_url": telemetry.mask_url(behind.url) if behind and not managed else None,
             "opencode_pid": managed.pid if managed else None,
+            "upstreams": [member.name for member in members],
             "workspace": str(settings.workspace) if settings.workspace else None,
             "token_file": None if settings.auth.configured else str(self.token_file),
             "database": str(file) if file else show(settings.database_url),
@@ -180,10 +182,10 @@ class Service:
 
     async def facts(self) -> dict[str, object] | None:
         """Return which model works here, and what it does unasked; OpenCode may take a while."""
-        if self._opencode is None or self.trouble is not None:
+        if self.fleet is None or self.trouble is not None:
             return None
-        found = await facts(self._opencode, self.settings)
-        settings = self.settings
+        turns, settings = self.fleet.first.turns, self.settings
+        found = await facts(turns.opencode, turns.settings)
         can_ask = {"demo": settings.a2a.demo, "can_ask": settings.opencode.managed_server}
         return found and {**asdict(found), **can_ask, "try": f"{program()} chat"}
 
@@ -205,32 +207,14 @@ class Service:
             notes.append(f"After the next start, follow a task: {program()} task --follow TASK")
         if waiting and lasting:
             notes.append(f'Answer one that waits: {program()} call "yes" --task TASK')
-        managed = self.upstream.managed if self.upstream else None
-        told: dict[str, object] = {
+        for member in self.fleet.members.values() if self.fleet else ():
+            own = [task for task in open_tasks if task.member is member]
+            notes += await _farewell(member, [task.log.state for task in own], keep=keep)
+        return {
             "waiting": [task.ref.id for task in waiting],
             "working": [task.ref.id for task in working],
             "notes": notes,
         }
-        if managed is None:
-            return told
-        asked = {task.status.session_id for task in waiting}
-        if not (keep and managed.keepable and asked):
-            notes.append("OpenCode is stopped; its turns end as failed.")
-            return told
-        managed.keep = True
-        unwatched = {task.status.session_id for task in working} - asked
-        if self._errands is not None:
-            unwatched |= self._errands.working() - asked
-        async with OpenCode(managed.url, password=managed.password) as opencode:
-            for session_id in filter(None, unwatched):
-                with suppress(TimeoutError, UpstreamError, SessionNotFoundError):
-                    async with asyncio.timeout(HEALTH_SECONDS):
-                        await opencode.abort_session(session_id)
-        notes.append(
-            f"OpenCode (pid {managed.pid}) keeps running for what waits, and the next start takes "
-            f"it over. To end it instead: kill {managed.pid}"
-        )
-        return told
 
     async def _start(self, stack: AsyncExitStack) -> None:
         settings = self.settings
@@ -245,8 +229,74 @@ class Service:
             await stack.enter_async_context(self._beside(self.tls.watch(), "certificate"))
         if self.tool is not None:
             stack.push_async_callback(self.tool.aclose)
-        behind = self.upstream = await stack.enter_async_context(upstream(settings))
-        opencode = self._opencode = await stack.enter_async_context(
+        writer = LogWriter(database)
+        workspace = WorkspaceRoot(
+            settings.workspace, allow_override=settings.a2a.allow_directory_override
+        )
+        offered: McpServer | None = None
+        if self.tool is not None:
+            url = settings.local_url
+            if settings.tls.cert_file:
+                # OpenCode cannot be made to trust a certificate of a private authority.
+                url = await stack.enter_async_context(listening_here(self.tool.server))
+            offered = McpServer.model_validate(self.tool.server.config(url))
+        members = [
+            await self._member(stack, database, workspace, entry, own, offered)
+            for entry, own in settings.fleet
+        ]
+        fleet = self.fleet = Fleet(members, database, settings.opencode.upstream_lost_seconds)
+        tasks = self._tasks = TaskService(database, writer, fleet, settings.limits)
+        for member in members:
+            await stack.enter_async_context(self._beside(member.turns.feed.run(), "feed"))
+        await stack.enter_async_context(self._beside(writer.run(), "writer"))
+        stack.push_async_callback(self._close, tasks, database)
+        self.streams.on_drain.append(tasks.leave)
+        taken_up = await recover(database, writer, tasks, fleet)
+        if taken_up:
+            logger.warning("tasks taken up after a restart", count=taken_up)
+        retention = settings.tasks.task_retention_days * 86_400.0
+        await stack.enter_async_context(self._beside(sweep(database, retention), "sweep"))
+        await fleet.recover_errands()
+        for member in members:
+            stack.push_async_callback(member.errands.close)
+        await stack.enter_async_context(self._beside(fleet.watch(tasks.lose), "watch"))
+        self.trouble = await self._trouble(members)
+
+        async def check_opencode() -> None:
+            """One that answers is enough: what is new begins there."""
+            failed: list[ServiceError | TimeoutError] = []
+            for member in members:
+                try:
+                    async with asyncio.timeout(HEALTH_SECONDS):
+                        await member.turns.opencode.health()
+                    return
+                except (ServiceError, TimeoutError) as error:
+                    failed.append(error)
+            raise failed[0]
+
+        readiness = Readiness({"database": database.check, "opencode": check_opencode})
+        about = pages(readiness, self._health, figures=settings.a2a.metrics_enabled)
+        credentials = accepted_credentials(settings.auth, self.token_file)
+        sign_ins = SignIns(credentials)
+        protocol = self._protocol(fleet, workspace, tasks)
+        router = Router([*protocol, *about, *sign_ins.routes()], redirect_slashes=False)
+        self._app = edge(router, settings, credentials, sign_ins)
+
+    async def _member(
+        self,
+        stack: AsyncExitStack,
+        database: Database,
+        workspace: WorkspaceRoot,
+        entry: UpstreamEntry,
+        settings: Settings,
+        offered: McpServer | None,
+    ) -> Member:
+        """Start or find one OpenCode, and make what runs in it; the settings are its own.
+
+        It is offered a tool if it can reach it.
+        """
+        behind = await stack.enter_async_context(upstream(settings, withheld(self.settings)))
+        opencode = await stack.enter_async_context(
             OpenCode(
                 behind.url,
                 username=behind.username,
@@ -256,50 +306,28 @@ class Service:
             )
         )
         feed = Feed(opencode.events, silence=FEED_SILENCE_SECONDS)
-        writer = LogWriter(database)
-        workspace = WorkspaceRoot(
-            settings.workspace, allow_override=settings.a2a.allow_directory_override
-        )
         claim = settings.tasks.pending_session_claim_ttl_seconds
-        sessions = Sessions(database, opencode, workspace, claim)
+        sessions = Sessions(database, opencode, workspace, claim, entry.name)
         interrupts = Interrupts(database, opencode, settings)
         turns = Turns(settings, opencode, feed, sessions, interrupts)
-        if self.tool is not None:
-            url = settings.local_url
-            if settings.tls.cert_file:
-                # OpenCode cannot be made to trust a certificate of a private authority.
-                url = await stack.enter_async_context(listening_here(self.tool.server))
-            tool = McpServer.model_validate(self.tool.server.config(url))
-            turns.tools = Tools(opencode, SERVER, tool, self.tool.calling_turns)
-        tasks = self._tasks = TaskService(database, writer, turns, settings.limits)
-        await stack.enter_async_context(self._beside(feed.run(), "feed"))
-        await stack.enter_async_context(self._beside(writer.run(), "writer"))
-        stack.push_async_callback(self._close, tasks, database)
-        self.streams.on_drain.append(tasks.leave)
-        taken_up = await recover(database, writer, tasks)
-        if taken_up:
-            logger.warning("tasks taken up after a restart", count=taken_up)
-        retention = settings.tasks.task_retention_days * 86_400.0
-        await stack.enter_async_context(self._beside(sweep(database, retention), "sweep"))
-        errands = self._errands = Errands(feed, interrupts, sessions.rights)
-        stack.push_async_callback(errands.close)
-        await errands.recover()
-        if behind.managed is None:
-            self.trouble = await trouble(opencode, settings)
-            if self.trouble is None:
-                await check_directory(opencode, settings)
+        if self.tool is not None and offered is not None and settings.opencode_is_here:
+            turns.tools = Tools(opencode, SERVER, offered, self.tool.calling_turns)
+        return Member(entry, behind, turns, Errands(feed, interrupts, sessions.rights))
 
-        async def check_opencode() -> None:
-            async with asyncio.timeout(HEALTH_SECONDS):
-                await opencode.health()
-
-        readiness = Readiness({"database": database.check, "opencode": check_opencode})
-        about = pages(readiness, self._health, figures=settings.a2a.metrics_enabled)
-        credentials = accepted_credentials(settings.auth, self.token_file)
-        sign_ins = SignIns(credentials)
-        protocol = self._protocol(turns, workspace, tasks, errands)
-        router = Router([*protocol, *about, *sign_ins.routes()], redirect_slashes=False)
-        self._app = edge(router, settings, credentials, sign_ins)
+    async def _trouble(self, members: list[Member]) -> str | None:
+        """Return why no OpenCode can be used; one of several that is away is only told."""
+        found: list[str] = []
+        for member in members:
+            turns = member.turns
+            if member.upstream.managed is None:
+                problem = await trouble(turns.opencode, turns.settings)
+                if problem is None:
+                    await check_directory(turns.opencode, turns.settings)
+                    continue
+                found.append(problem)
+                if len(members) > 1:
+                    logger.warning("OpenCode cannot be used", upstream=member.name, cause=problem)
+        return found[0] if len(found) == len(members) else None
 
     async def _close(self, tasks: TaskService, database: Database) -> None:
         """Store what is not stored yet; a database that is away is waited for, but not for ever."""
@@ -332,18 +360,15 @@ class Service:
             signal.raise_signal(signal.SIGTERM)
 
     def _protocol(
-        self, turns: Turns, workspace: WorkspaceRoot, tasks: TaskService, errands: Errands
+        self, fleet: Fleet, workspace: WorkspaceRoot, tasks: TaskService
     ) -> list[BaseRoute]:
         """Return the routes of the cards, of A2A in both bindings, and of the methods beyond it."""
         settings = self.settings
         fetch = Fetcher(settings.a2a)
         deps = Deps(
-            opencode=turns.opencode,
-            sessions=turns.sessions,
+            fleet=fleet,
             workspace=workspace,
-            interrupts=turns.interrupts,
             tasks=tasks,
-            errands=errands,
             defaults=settings.opencode,
             fetch=fetch,
         )
@@ -351,7 +376,7 @@ class Service:
 
         async def agents() -> list[AgentSkill]:
             at = Location(str(settings.workspace) if settings.workspace else None)
-            found = await turns.opencode.agents(at=at)
+            found = await fleet.serving(at.directory).turns.opencode.agents(at=at)
             return [AgentSkill(one.name, one.description) for one in found if one.selectable]
 
         cards = Cards(settings, now_ms(), agents)
@@ -377,14 +402,24 @@ class Service:
         since = int(midnight.timestamp() * 1000)
         whose = None if caller.supervises else caller.principal
         cost = await self._tasks.cost(whose, since) if self._tasks else 0.0
+        members = list(self.fleet.members.values()) if self.fleet else []
         return {
             "status": "ok",
             "service": "opencode-a2a",
             "version": __version__,
             "opencode": {
                 "managed": settings.opencode.managed_server,
-                "version": self.upstream.version if self.upstream else None,
+                "version": members[0].upstream.version if members else None,
             },
+            "upstreams": [
+                {
+                    "name": member.name,
+                    "state": member.state,
+                    "running": member.turns.running,
+                    "drain": member.drain,
+                }
+                for member in members
+            ],
             "workspace": str(settings.workspace) if settings.workspace else None,
             "model": await self._model(),
             "cost_today": round(cost, 6),
@@ -399,17 +434,39 @@ class Service:
         if self.settings.opencode.model is not None:
             return str(self.settings.opencode.model)
         now = time.monotonic()
-        if self._opencode is not None and now >= self._model_until:
+        if self.fleet is not None and now >= self._model_until:
             at = Location(str(self.settings.workspace) if self.settings.workspace else None)
+            opencode = self.fleet.serving(at.directory).turns.opencode
             with suppress(TimeoutError, ServiceError):
                 async with asyncio.timeout(HEALTH_SECONDS):
-                    self._named_model = (await self._opencode.config(at=at)).model
+                    self._named_model = (await opencode.config(at=at)).model
                     if self._named_model is None:
-                        connected = await self._opencode.connected_providers(at=at)
+                        connected = await opencode.connected_providers(at=at)
                         names = (f"{p}/{m}" for p, m in connected.default.items())
                         self._named_model = next(names, None)
             self._model_until = now + MODEL_SECONDS
         return self._named_model
+
+
+async def _farewell(member: Member, tasks: list[TaskState], *, keep: bool) -> list[str]:
+    """Keep a managed OpenCode in which a person is waited for; say what becomes of it."""
+    managed = member.upstream.managed
+    if managed is None:
+        return []
+    asked = {task.status.session_id for task in tasks if task.status.state.interrupted}
+    if not (keep and managed.keepable and asked):
+        return ["OpenCode is stopped; its turns end as failed."] if tasks else []
+    managed.keep = True
+    unwatched = {task.status.session_id for task in tasks} | member.errands.working()
+    async with OpenCode(managed.url, password=managed.password) as opencode:
+        for session_id in filter(None, unwatched - asked):
+            with suppress(TimeoutError, UpstreamError, SessionNotFoundError):
+                async with asyncio.timeout(HEALTH_SECONDS):
+                    await opencode.abort_session(session_id)
+    return [
+        f"OpenCode (pid {managed.pid}) keeps running for what waits, and the next start takes "
+        f"it over. To end it instead: kill {managed.pid}"
+    ]
 
 
 def create_app(settings: Settings, tls: ServerTls | None = None) -> Service:

@@ -298,6 +298,10 @@ class FailureType(StrEnum):
         "UPSTREAM_TIMEOUT",
         "OpenCode was silent for too long, or the turn took too long; it was stopped.",
     )
+    UPSTREAM_LOST = (
+        "UPSTREAM_LOST",
+        "One of several OpenCodes was away for too long, or is no longer among the settings.",
+    )
     UPSTREAM_ENDLESS = (
         "UPSTREAM_ENDLESS",
         "The model was asked too often without coming to an end; the turn was stopped.",

@@ -27,6 +27,9 @@ ContextId = NewType("ContextId", str)
 Principal = NewType("Principal", str)
 """Who a credential belongs to; everything stored has one as its owner."""
 
+MAIN = "main"
+"""The name of an OpenCode that is the only one."""
+
 SCOPE_KEY = "caller"
 """In the scope of a request: its ``Caller``, put there by ``web.auth``."""
 

@@ -35,6 +35,12 @@ STREAM_BUDGET_REJECTED = Counter(
 UPSTREAM_RETRIES = Counter(
     "opencode_stream_retries", "Reconnections to OpenCode's event stream.", registry=REGISTRY
 )
+UPSTREAM_UP = Gauge(
+    "a2a_upstream_up", "Whether OpenCode is there.", ("upstream",), registry=REGISTRY
+)
+UPSTREAM_RUNNING = Gauge(
+    "a2a_upstream_running", "Turns that run in OpenCode.", ("upstream",), registry=REGISTRY
+)
 TASKS = Gauge("a2a_tasks", "Open tasks, by state.", ("state",), registry=REGISTRY)
 TASKS_ENDED = Counter(
     "a2a_tasks_ended", "Tasks ended, by outcome.", ("outcome",), registry=REGISTRY

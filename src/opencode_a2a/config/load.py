@@ -7,7 +7,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import cast
 from urllib.parse import urlsplit
@@ -21,11 +21,11 @@ from opencode_a2a.config.settings import (
     UNGUESSABLE,
     VARIABLES,
     Group,
-    PeerEntry,
     Problem,
     Settings,
     SettingsError,
     client_conflicts,
+    UpstreamEntry,
     conflicts,
     default_state_dir,
     exposed,
@@ -104,13 +104,14 @@ class _Loading:
             elif name in _RETIRED or name.startswith("A2A_OAUTH_"):
                 self.warnings.append(f"{name}: {_RETIRED.get(name, 'has no effect')}")
 
-    def report_strangers(self, peers: tuple[PeerEntry, ...]) -> None:
+    def report_strangers(self, named: Iterable[str | None]) -> None:
         """Report misspelt settings, and warn about variables that may be meant for us.
 
         OpenCode has variables with its prefix too, which change with its versions. There a name
-        that looks misspelt is a warning, and every other name is left alone.
+        that looks misspelt is a warning, and every other name is left alone. ``named`` are the
+        variables that settings name.
         """
-        known = {*VARIABLES, *_RETIRED, CONFIG_VARIABLE, *(peer.credential for peer in peers)}
+        known = {*VARIABLES, *_RETIRED, CONFIG_VARIABLE, *named}
         for name in sorted(self.environ.keys() - known):
             if not name.startswith(("A2A_", "OPENCODE_")) or name.startswith("A2A_OAUTH_"):
                 continue
@@ -142,6 +143,12 @@ class _Loading:
                 groups[name] = kind.model_validate(given)
         settings = Settings.model_construct(None, **groups, sources=self.sources)
         opencode, a2a = settings.opencode, settings.a2a
+        if opencode.upstreams:
+            started = any(entry.managed for entry in opencode.upstreams)
+            if opencode.managed_server and not started:
+                self.problem("opencode.managed_server", "OPENCODE_UPSTREAMS says what is started")
+            entries = tuple(map(self._with_password, opencode.upstreams))
+            opencode = opencode.model_copy(update={"managed_server": started, "upstreams": entries})
         if opencode.managed_server is None:
             managed = a2a.demo or "opencode.base_url" not in self.sources
             opencode = opencode.model_copy(update={"managed_server": managed})
@@ -160,6 +167,16 @@ class _Loading:
                 self.problem("a2a.peers", f"{variable} {error}")
         a2a = a2a.model_copy(update={"peers": tuple(peers)})
         return settings.model_copy(update={"opencode": opencode, "a2a": a2a})
+
+    def _with_password(self, entry: UpstreamEntry) -> UpstreamEntry:
+        if entry.password_variable is None:
+            return entry
+        password = self.environ.get(entry.password_variable)
+        if not password:
+            where = f"{entry.name}: the variable {entry.password_variable}"
+            self.problem("opencode.upstreams", f"{where} is not set")
+            return entry
+        return entry.model_copy(update={"password": SecretStr(password)})
 
     def check(self, settings: Settings, file: Path | None) -> None:
         """Add the conflicts between settings that are right by themselves."""
@@ -238,7 +255,9 @@ def load(
     for key, value in flags.items():
         loading.take(key, value, SETTINGS[key].flag)
     settings = loading.build()
-    loading.report_strangers(settings.a2a.peers)
+    named = [peer.credential for peer in settings.a2a.peers]
+    named += [entry.password_variable for entry in settings.opencode.upstreams]
+    loading.report_strangers(named)
     loading.check(settings, path)
     if loading.problems:
         raise SettingsError(tuple(loading.problems))

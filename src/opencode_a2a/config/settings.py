@@ -44,7 +44,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from opencode_a2a.ids import ModelRef
+from opencode_a2a.ids import MAIN, ModelRef
 from opencode_a2a.rights import CAPABILITIES, PROFILES, Action, Capability, Profile, Rights
 
 T = TypeVar("T")
@@ -322,6 +322,35 @@ class PeerEntry(BaseModel):
     token: Secret | None = None
 
 
+class UpstreamEntry(BaseModel):
+    """One entry of ``OPENCODE_UPSTREAMS``: an OpenCode that runs, or several that are started."""
+
+    model_config = STRICT
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+    url: HttpUrl | None = None
+    username: Text = "opencode"
+    password_variable: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
+    password: Secret | None = None
+    managed: Annotated[int, Field(ge=1, le=16)] | None = None
+    """How many are started; they are called by the name and a number."""
+    shared: bool = False
+    """Every replica reaches the same OpenCode at the URL, though it is a loopback address."""
+    directories: Paths = ()
+    """What it serves; empty: every directory."""
+    max_turns: CountOrOff = 0
+    drain: bool = False
+    """Conversations go on there, and new ones begin elsewhere."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if (self.url is None) == (self.managed is None):
+            raise ValueError("should have either url or managed")
+        if self.managed and (self.password_variable or self.password or self.shared):
+            raise ValueError("password_variable and shared are for an entry with a url")
+        return self
+
+
 def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:
     """$XDG_STATE_HOME/opencode-a2a"""
     home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
@@ -334,6 +363,7 @@ Credentials = Annotated[
 ]
 PermissionRules = Annotated[tuple[AnswerRule, ...], BeforeValidator(_decode)]
 PeerEntries = Annotated[tuple[PeerEntry, ...], BeforeValidator(_decode)]
+UpstreamEntries = Annotated[tuple[UpstreamEntry, ...], BeforeValidator(_decode)]
 
 
 # The groups
@@ -646,6 +676,17 @@ class OpenCodeSettings(Group, prefix="OPENCODE_"):
         "Start and own an `opencode serve`. By default this is done unless OPENCODE_BASE_URL "
         "names one that is running.",
     )
+    upstreams: UpstreamEntries = setting(
+        (),
+        "Several OpenCodes in place of the one at `OPENCODE_BASE_URL`: a JSON list of `name` with "
+        "`url`, `username`, `password_variable` and `shared`, or with `managed` (how many to "
+        "start), and with `directories`, `max_turns` and `drain`. See [scaling](scaling.md).",
+    )
+    upstream_lost_seconds: SecondsOrOff = setting(
+        120,
+        "Seconds that one of several OpenCodes may be away until its tasks fail and its "
+        "conversations go on in another. 0 means that they wait.",
+    )
     managed_server_host: Host = setting("127.0.0.1", "Address of the managed OpenCode.")
     managed_server_port: Port | None = setting(
         None, "Port of the managed OpenCode; by default a free one."
@@ -803,6 +844,8 @@ class Settings(BaseModel):
     log: LogSettings = LogSettings()
     client: ClientSettings = ClientSettings()
     environment: EnvironmentSettings = EnvironmentSettings()
+    upstream: str = MAIN
+    """Which OpenCode the settings are for, where one is meant."""
     sources: Mapping[str, str] = {}
     """For each key that was given: the flag, variable or file that it came from."""
     warnings: tuple[str, ...] = ()
@@ -830,10 +873,41 @@ class Settings(BaseModel):
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.a2a.port}"
 
     @property
+    def fleet(self) -> tuple[tuple[UpstreamEntry, "Settings"], ...]:
+        """Every OpenCode behind the service, with the settings as they are for it alone."""
+        own = self.opencode
+        if not own.upstreams:
+            kind = {"managed": 1} if own.managed_server else {"url": own.base_url}
+            return ((UpstreamEntry.model_validate({"name": self.upstream, **kind}), self),)
+        found: list[tuple[UpstreamEntry, Settings]] = []
+        for entry in own.upstreams:
+            count = entry.managed or 1
+            for number in range(1, count + 1):
+                name = f"{entry.name}-{number}" if count > 1 else entry.name
+                # Only this replica can reach it, and finds it again after a restart.
+                here = entry.managed or (not entry.shared and _is_loopback(entry.url or ""))
+                if here and is_postgresql(self.database_url):
+                    name = f"{name}@{self.replica_name}"
+                opencode = own.model_copy(
+                    update={
+                        "upstreams": (),
+                        "base_url": entry.url or own.base_url,
+                        "auth_username": entry.username,
+                        "auth_password": entry.password,
+                        "managed_server": entry.managed is not None,
+                        "max_concurrent_streams": entry.max_turns or own.max_concurrent_streams,
+                        "workspace_root": self.workspace,
+                    }
+                )
+                settings = self.model_copy(update={"opencode": opencode, "upstream": name})
+                found.append((entry.model_copy(update={"name": name}), settings))
+        return tuple(found)
+
+    @property
     def opencode_is_here(self) -> bool:
         """Whether OpenCode runs on this machine and so can call a loopback address."""
-        host = urlsplit(self.opencode.base_url).hostname or ""
-        return self.opencode.managed_server or loopback(host)
+        urls = [one.url for one in self.opencode.upstreams] or [self.opencode.base_url]
+        return self.opencode.managed_server or any(_is_loopback(url or "") for url in urls)
 
     @property
     def offers_peers(self) -> bool:
@@ -888,7 +962,8 @@ class Settings(BaseModel):
     @property
     def default_database_url(self) -> str:
         """The database in the state directory for the workspace, or for an OpenCode without."""
-        serves = str(self.workspace or self.opencode.base_url)
+        elsewhere = "upstreams" if self.opencode.upstreams else self.opencode.base_url
+        serves = str(self.workspace or elsewhere)
         name = re.sub(r"\W+", "-", serves.rpartition("/")[2]).strip("-")[:40] or "root"
         digest = hashlib.sha256(serves.encode()).hexdigest()[:8]
         return f"sqlite:///{self.a2a.state_dir}/tasks/{name}-{digest}.db"
@@ -1105,6 +1180,10 @@ def _signing_conflicts(a2a: ServiceSettings, signing: SigningSettings) -> Iterat
         yield Problem("A2A_SIGNING_PREVIOUS_KEY_FILES", "should come with A2A_SIGNING_KEY_FILE")
 
 
+def _is_loopback(url: str) -> bool:
+    return loopback(urlsplit(url).hostname or "")
+
+
 def _is_root(directory: Path) -> bool:
     return directory.resolve() == Path(directory.anchor)
 
@@ -1126,9 +1205,41 @@ def _opencode_conflicts(a2a: ServiceSettings, opencode: OpenCodeSettings) -> Ite
     if opencode.ask is not None and not opencode.managed_server:
         remedy = "so start it with --managed, or set `permission` in its configuration"
         yield Problem("OPENCODE_ASK", f"is for an OpenCode that this program starts, {remedy}")
+    if opencode.upstreams:
+        yield from _fleet_conflicts(a2a, opencode)
     root = opencode.workspace_root
     if opencode.managed_server and root and not root.is_dir():
         yield Problem("OPENCODE_WORKSPACE_ROOT", "is not a directory")
+
+
+def _fleet_conflicts(a2a: ServiceSettings, opencode: OpenCodeSettings) -> Iterator[Problem]:
+    entries, variable = opencode.upstreams, "OPENCODE_UPSTREAMS"
+    # A managed entry of several is called by numbers.
+    names = [
+        f"{one.name}-{number}" if (one.managed or 1) > 1 else one.name
+        for one in entries
+        for number in range(1, (one.managed or 1) + 1)
+    ]
+    if _repeated(names):
+        yield Problem(variable, "has the same name twice")
+    if _repeated(one.url and one.url.rstrip("/") for one in entries):
+        yield Problem(variable, "has the same url twice: an OpenCode is run by one entry")
+    if all(one.drain for one in entries):
+        yield Problem(variable, "drains every entry, so that no conversation could begin")
+    if opencode.managed_server_port and sum(one.managed or 0 for one in entries) > 1:
+        text = "is one port, and OPENCODE_UPSTREAMS starts several; leave it out"
+        yield Problem("OPENCODE_MANAGED_SERVER_PORT", text)
+    if a2a.demo and not all(one.managed for one in entries):
+        yield Problem(variable, "should have only managed entries when A2A_DEMO is on")
+    root = opencode.workspace_root
+    outside = [
+        str(directory)
+        for one in entries
+        for directory in one.directories
+        if root and not directory.is_relative_to(root)
+    ]
+    if outside:
+        yield Problem(variable, f"{outside[0]} is outside of OPENCODE_WORKSPACE_ROOT")
 
 
 def within(path: Path, directory: Path) -> bool:

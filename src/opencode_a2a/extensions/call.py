@@ -7,7 +7,7 @@ is decided here, for reads and writes alike. Methods and wire formats are not kn
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from opencode_a2a.a2a.types import Version
@@ -21,7 +21,7 @@ from opencode_a2a.peers.network import Fetch
 from opencode_a2a.rights import PROFILES, Rights
 from opencode_a2a.store.links import Places
 from opencode_a2a.tasks.service import TaskService
-from opencode_a2a.turns.errands import Errands
+from opencode_a2a.turns.fleet import Fleet, Member
 from opencode_a2a.turns.interrupts import Interrupts
 from opencode_a2a.turns.rights import WiderWorkError
 from opencode_a2a.turns.sessions import WORKSPACE_FIELD, Sessions, WorkspaceRoot
@@ -31,18 +31,27 @@ from opencode_a2a.turns.sessions import WORKSPACE_FIELD, Sessions, WorkspaceRoot
 class Deps:
     """The parts of the service that methods use."""
 
-    opencode: OpenCode
-    sessions: Sessions
+    fleet: Fleet
     workspace: WorkspaceRoot
-    interrupts: Interrupts
     tasks: TaskService
-    errands: Errands
     defaults: OpenCodeSettings
     fetch: Fetch
     catalogues: dict[Location, tuple[float, ProviderCatalogue]] = field(
         default_factory=dict[Location, tuple[float, ProviderCatalogue]]
     )
     """The providers that OpenCode knows, and when they were read: see ``providers``."""
+
+    async def member(self, params: Routed) -> Member:
+        """Return the OpenCode that a call is about: that of the session or request it names."""
+        if len(self.fleet.members) == 1:
+            return self.fleet.first
+        if params.named_session is not None:
+            return await self.fleet.of_session(params.named_session)
+        if params.named_request is not None:
+            return self.fleet.of_request(params.named_request)
+        if params.place.workspace is not None:
+            return self.fleet.first  # workspaces are made there
+        return self.fleet.serving(self.workspace.directory(*params.named_directory))
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,8 @@ class Call:
     """Of A2A, for what is returned in its terms."""
     deps: Deps
     params: Routed
+    member: Member
+    """The OpenCode that the call is about."""
 
     @property
     def principal(self) -> Principal:
@@ -66,7 +77,20 @@ class Call:
 
     @property
     def opencode(self) -> OpenCode:
-        return self.deps.opencode
+        return self.member.turns.opencode
+
+    def everywhere(self) -> list["Call"]:
+        """Return this call for each OpenCode that is there: what is listed may be in any."""
+        members = self.deps.fleet.members.values()
+        return [replace(self, member=one) for one in members if one.up or len(members) == 1]
+
+    @property
+    def sessions(self) -> Sessions:
+        return self.member.turns.sessions
+
+    @property
+    def interrupts(self) -> Interrupts:
+        return self.member.turns.interrupts
 
     @cached_property
     def at(self) -> Location:
@@ -90,9 +114,9 @@ class Call:
 
         Yield the agent that is to do it. The session is followed until it is done.
         """
-        sessions, at = self.deps.sessions, Location(directory=session.directory)
+        sessions, at = self.sessions, Location(directory=session.directory)
         sessions.rights.note(session)
-        async with self.deps.errands.following(self.principal, session, self.rights) as work:
+        async with self.member.errands.following(self.principal, session, self.rights) as work:
             try:
                 agent, _ = await sessions.limit(work, agent, at, tools)
             except WiderWorkError:
@@ -105,22 +129,22 @@ class Call:
 
     @property
     def places(self) -> Places:
-        return self.deps.sessions.places
+        return self.sessions.places
 
     async def session(self, session_id: str) -> Session:
         """Return a session that the caller may use; another's looks like one that is not there."""
         _ = self.at  # a place that may not be named is refused first
-        return await self.deps.sessions.find(self.principal, SessionId(session_id))
+        return await self.sessions.find(self.principal, SessionId(session_id))
 
     async def visible(self, sessions: list[Session]) -> list[Session]:
         """Return those sessions that the caller may know about."""
-        return await self.deps.sessions.visible(self.principal, sessions)
+        return await self.sessions.visible(self.principal, sessions)
 
     @asynccontextmanager
     async def changing(self, session_id: str) -> AsyncGenerator[Session]:
         """Hold a session that is about to be changed; afterwards it is the caller's."""
         session = await self.session(session_id)
-        async with self.deps.sessions.claimed(self.principal, session.id):
+        async with self.sessions.claimed(self.principal, session.id):
             yield session
 
     @asynccontextmanager
@@ -130,7 +154,7 @@ class Call:
         Unless it is brief, the session becomes the caller's at once: OpenCode may ask something.
         """
         async with self.changing(session_id) as session:
-            lock = self.deps.sessions.turn_locks.setdefault(session.id, asyncio.Lock())
+            lock = self.sessions.turn_locks.setdefault(session.id, asyncio.Lock())
             if lock.locked():
                 raise SessionBusyError(
                     "A turn is running in the session; wait for it to end, or stop it with "
@@ -139,5 +163,5 @@ class Call:
                 )
             async with lock:
                 if not briefly:
-                    await self.deps.sessions.own(self.principal, session)
+                    await self.sessions.own(self.principal, session)
                 yield session

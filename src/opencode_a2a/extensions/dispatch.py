@@ -57,7 +57,8 @@ class Dispatcher:
                     credential_id=caller.credential_id,
                 )
             params = read(method.params, sent, version)
-            call = Call(caller, version, self._deps, params)
+            member = await self._deps.member(params)
+            call = Call(caller, version, self._deps, params, member)
             if method.writes and call.rights.changes == "deny":
                 raise AuthorizationForbiddenError(
                     "This method can change files, and the call is limited to reading",

@@ -121,6 +121,10 @@ class InterruptDone(Done):
 class InterruptParams(Routed):
     request_id: Id
 
+    @property
+    def named_request(self) -> str | None:
+        return self.request_id
+
 
 def _word(value: object) -> object:
     return value.strip().lower() if isinstance(value, str) else value
@@ -196,7 +200,7 @@ async def list_grants(call: Call, params: Routed) -> Items[GrantItem]:
 
     The newest come first, at most a thousand. A grant ends with its task, or when it is revoked.
     """
-    grants = await call.deps.interrupts.grants(call.principal, [*TERMINAL], MOST_GRANTS)
+    grants = await call.interrupts.grants(call.principal, [*TERMINAL], MOST_GRANTS)
     items = [
         GrantItem(
             grant_id=grant.id,
@@ -222,13 +226,13 @@ async def list_grants(call: Call, params: Routed) -> Items[GrantItem]:
 )
 async def revoke_grant(call: Call, params: GrantParams) -> GrantDone:
     """End a grant: what it allowed is asked for again from now on."""
-    await call.deps.interrupts.revoke(call.principal, params.grant_id)
+    await call.interrupts.revoke(call.principal, params.grant_id)
     return GrantDone(grant_id=params.grant_id)
 
 
 async def _answer(call: Call, params: InterruptParams, reply: Reply) -> InterruptDone:
     """Answer what a task or a method asked, or what a session of the caller's asks besides."""
-    interrupts, request_id = call.deps.interrupts, params.request_id
+    interrupts, request_id = call.interrupts, params.request_id
     answer = Answer(reply, call.principal, rights=call.rights)
     # A copy waits for what becomes of the first, and is then known as a copy.
     copies = (call.principal, request_id)
@@ -240,6 +244,8 @@ async def _answer(call: Call, params: InterruptParams, reply: Reply) -> Interrup
             asked = next((one for one in strays if one.request_id == request_id), None)
             if asked is None:
                 raise InterruptNotFoundError(request_id=request_id[:128])
+            member = await call.deps.fleet.of_session(asked.session_id)
+            interrupts = member.turns.interrupts
             await interrupts.answer_unfollowed(_owner(call, asked), asked, answer)
     return InterruptDone(request_id=request_id)
 
@@ -253,6 +259,10 @@ async def _strays(call: Call) -> list[Interrupted]:
     Such as the rest of a prompt given by method before the service was restarted, or what
     somebody does in the session at OpenCode's own terminal.
     """
+    return [found for one in call.everywhere() for found in await _strays_in(one)]
+
+
+async def _strays_in(call: Call) -> list[Interrupted]:
     pending: list[PermissionRequest | QuestionRequest] = []
     for listed in (call.opencode.permissions, call.opencode.questions):
         # OpenCode fails to list a permission whose metadata lack a value, and all others with it;
@@ -261,7 +271,7 @@ async def _strays(call: Call) -> list[Interrupted]:
             pending += await listed(at=call.at)
     found: list[Interrupted] = []
     for request in pending:
-        interrupts = call.deps.interrupts
+        interrupts = call.interrupts
         if request.id in interrupts.open or await interrupts.find(request.id):
             continue
         try:
@@ -269,7 +279,7 @@ async def _strays(call: Call) -> list[Interrupted]:
         except SessionNotFoundError:
             continue
         # Those of nobody may well be on the screen of somebody who works without this service.
-        if await call.deps.sessions.owns(call.principal, session):
+        if await call.sessions.owns(call.principal, session):
             found.append(interrupted(request, None, session.directory))
     return found
 
@@ -314,7 +324,7 @@ async def list_questions(call: Call, params: Routed) -> Items[InterruptItem]:
 async def _list(call: Call, kind: Kind) -> Items[InterruptItem]:
     strays = await _strays(call)  # first: one that is taken up meanwhile is among the others
     whose = None if call.caller.supervises else call.principal
-    waiting = await call.deps.interrupts.pending(whose, kind)
+    waiting = await call.interrupts.pending(whose, kind)
     known = {one.asked.request_id for one in waiting}
     found = [(one.asked, one.owner) for one in waiting]
     found += [

@@ -234,6 +234,16 @@ class Routed(Payload):
         """The directory that was asked for, and the field that named it."""
         return self.place.directory, "metadata.opencode.directory"
 
+    @property
+    def named_session(self) -> str | None:
+        """The session that the call is about."""
+        return None
+
+    @property
+    def named_request(self) -> str | None:
+        """The permission or question that the call is about."""
+        return None
+
 
 class Placed(Routed):
     """Params that may also name the directory at the top."""
@@ -251,6 +261,10 @@ class OfSession(Placed):
     example: ClassVar[JsonObject] = {"session_id": "ses_e222241e6ffeQZbiYrXEPgqFtd"}
 
     session_id: Id
+
+    @property
+    def named_session(self) -> str | None:
+        return self.session_id
 
 
 class Listing(Placed):

@@ -197,15 +197,17 @@ class SessionListParams(Listing):
 @SESSIONS.method("opencode.sessions.status", Access.READ)
 async def status(call: Call, params: Placed) -> Items[StatusItem]:
     """List the sessions that are busy, or wait for their provider."""
-    states = await call.opencode.session_status(at=call.at)
-    sessions: list[upstream.Session] = []
-    for session_id in sorted(states):
-        with suppress(SessionNotFoundError):
-            sessions.append(await call.opencode.session(session_id))
-    items = [
-        StatusItem(session_id=session.id, **dict(states[session.id]))
-        for session in await call.visible(sessions)
-    ]
+    items: list[StatusItem] = []
+    for one in call.everywhere():
+        states = await one.opencode.session_status(at=call.at)
+        sessions: list[upstream.Session] = []
+        for session_id in sorted(states):
+            with suppress(SessionNotFoundError):
+                sessions.append(await one.opencode.session(session_id))
+        items += [
+            StatusItem(session_id=session.id, **dict(states[session.id]))
+            for session in await one.visible(sessions)
+        ]
     return Items(items=items)
 
 
@@ -217,6 +219,14 @@ async def list_sessions(call: Call, params: SessionListParams) -> Items[A2ATask]
 
     Their contextId continues them: a message with it goes on in the session.
     """
+    listed = [session for one in call.everywhere() for session in await _newest(one, params)]
+    if len(call.deps.fleet.members) > 1:
+        listed.sort(key=lambda session: session.time.updated, reverse=True)
+    return Items(items=[A2ATask.of(session, call.version) for session in listed[: params.limit]])
+
+
+async def _newest(call: Call, params: SessionListParams) -> list[upstream.Session]:
+    """Return the caller's sessions in one OpenCode, newest first."""
     wanted = params.limit
     while True:
         found = await call.opencode.sessions(
@@ -224,9 +234,7 @@ async def list_sessions(call: Call, params: SessionListParams) -> Items[A2ATask]
         )
         mine = await call.visible(found)
         if len(mine) >= params.limit or len(found) < wanted or wanted >= SCAN_LIMIT:
-            return Items(
-                items=[A2ATask.of(session, call.version) for session in mine[: params.limit]]
-            )
+            return mine
         wanted *= 4
 
 
@@ -281,6 +289,10 @@ class MessagesParams(Listing):
 
     session_id: Id
     before: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+
+    @property
+    def named_session(self) -> str | None:
+        return self.session_id
 
 
 @SESSIONS.method("opencode.sessions.messages.list", Access.READ, PaginationModeError)
@@ -466,6 +478,10 @@ class CreateRequest(Body):
 class CreateParams(Placed):
     request: CreateRequest = CreateRequest()
 
+    @property
+    def named_session(self) -> str | None:
+        return self.request.parent_id
+
 
 @SESSIONS.method("opencode.sessions.create", Access.MUTATE, SessionNotFoundError, **_MUTATIONS)
 async def create(call: Call, params: CreateParams) -> OneSession:
@@ -481,8 +497,10 @@ async def create(call: Call, params: CreateParams) -> OneSession:
             agent=request.agent,
             model=model and ModelRef(model.provider_id, model.model_id),
         )
-        session = await call.opencode.create_session(draft, at=call.at)
-        await call.deps.sessions.own(call.principal, session)
+        fixed = parent is not None or params.place.workspace is not None
+        member = call.member if fixed else call.deps.fleet.roomiest(call.at.directory)
+        session = await member.turns.opencode.create_session(draft, at=call.at)
+        await member.turns.sessions.own(call.principal, session)
     return OneSession.of(item=session)
 
 
@@ -524,7 +542,7 @@ async def delete(call: Call, params: OfSession) -> SessionDone:
     async with call.changing(params.session_id) as session:
         await _stop(call, session)
         await call.opencode.delete_session(session.id, at=call.at)
-    await call.deps.sessions.forget(session.id)
+    await call.sessions.forget(session.id)
     return SessionDone(session_id=session.id)
 
 
@@ -541,7 +559,7 @@ async def fork(call: Call, params: ForkParams) -> OneSession:
     """Copy a session, or its messages before one of them, into a new one of the caller's."""
     session = await call.session(params.session_id)
     made = await call.opencode.fork_session(session.id, params.request.message_id, at=call.at)
-    await call.deps.sessions.own(call.principal, made)
+    await call.sessions.own(call.principal, made)
     return OneSession.of(item=made)
 
 

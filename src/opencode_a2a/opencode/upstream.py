@@ -9,8 +9,9 @@ keeps it.
 import asyncio
 import hashlib
 import os
+import shutil
 import socket
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Collection, Generator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from opencode_a2a.config import (
 )
 from opencode_a2a.errors import ServiceError, UpstreamError, UpstreamUnreachableError
 from opencode_a2a.events import JsonObject
+from opencode_a2a.ids import MAIN
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.managed import (
     ManagedOpenCode,
@@ -63,15 +65,26 @@ class Upstream:
 
 
 @asynccontextmanager
-async def upstream(settings: Settings) -> AsyncGenerator[Upstream]:
-    """Start OpenCode, with a demo model behind it if asked for, or find the one that runs."""
+async def upstream(settings: Settings, hidden: Collection[str]) -> AsyncGenerator[Upstream]:
+    """Start OpenCode, with a demo model behind it if asked for, or find the one that runs.
+
+    It does not get the ``hidden`` variables.
+    """
     own = settings.opencode
     if not own.managed_server:
         password = own.auth_password.get_secret_value() if own.auth_password else None
         yield Upstream(own.base_url, own.auth_username, password)
         return
     record = managed_record(settings)
-    environment = passed_environment(os.environ, withheld(settings), own.env_passthrough)
+    environment = passed_environment(os.environ, hidden, own.env_passthrough)
+    state = settings.a2a.state_dir / "opencode" if settings.a2a.demo else None
+    if settings.upstream != MAIN:
+        # Two servers must not share what they store.
+        place = settings.a2a.state_dir / "upstreams" / settings.upstream
+        if state is not None:
+            state = place
+        else:
+            environment |= _own_data(place, environment)
     async with AsyncExitStack() as stack:
         config: JsonObject = {}
         if settings.a2a.demo:
@@ -103,7 +116,7 @@ async def upstream(settings: Settings) -> AsyncGenerator[Upstream]:
                 own,
                 environment,
                 config=config,
-                state=settings.a2a.state_dir / "opencode" if settings.a2a.demo else None,
+                state=state,
                 directory=settings.workspace,
                 record=record,
             )
@@ -111,15 +124,35 @@ async def upstream(settings: Settings) -> AsyncGenerator[Upstream]:
         yield Upstream(managed.url, managed.username, managed.password, managed, managed.version)
 
 
+def _own_data(place: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """Give an OpenCode a place of its own for its data; it signs in as the user's own does."""
+    share = Path(environment.get("HOME") or Path.home(), ".local", "share")
+    users = Path(environment.get("XDG_DATA_HOME") or share, "opencode", "auth.json")
+    try:
+        for kind in ("data", "state"):
+            (place / kind / "opencode").mkdir(mode=0o700, parents=True, exist_ok=True)
+        if users.exists():
+            target = place / "data" / "opencode" / "auth.json"
+            shutil.copyfile(users, target)
+            target.chmod(0o600)
+    except OSError as error:
+        raise StateError(
+            f"cannot prepare {place}: {error.strerror}; remove what is there, or set A2A_STATE_DIR"
+        ) from error
+    return {"XDG_DATA_HOME": str(place / "data"), "XDG_STATE_HOME": str(place / "state")}
+
+
 def withheld(settings: Settings) -> set[str]:
     """Return the variables that OpenCode does not get: our settings, and our secrets."""
-    names = {*VARIABLES, *(peer.credential for peer in settings.a2a.peers if peer.credential)}
+    named = [peer.credential for peer in settings.a2a.peers]
+    named += [entry.password_variable for entry in settings.opencode.upstreams]
+    names = {*VARIABLES, *filter(None, named)}
     # The driver reads the password from there if the URL has none.
     return names | {"PGPASSWORD"} if is_postgresql(settings.database_url) else names
 
 
 def managed_record(settings: Settings) -> Path | None:
-    """Return where a managed OpenCode is written down: one file for each database.
+    """Return where a managed OpenCode is written down: one file for each database and name.
 
     Its turns belong to the tasks of one database, which one service at a time has.
     """
@@ -131,6 +164,8 @@ def managed_record(settings: Settings) -> Path | None:
         place = os.fsencode(os.path.realpath(file))
     else:
         return None
+    if settings.upstream != MAIN:
+        place += b"\0" + settings.upstream.encode()
     name = hashlib.sha256(place).hexdigest()[:16]
     return settings.a2a.state_dir / "managed" / f"{name}.json"
 

@@ -75,6 +75,14 @@ def settle(
     connection.execute(_unsettled(request_id).values(values))
 
 
+def void(connection: Connection, task_id: TaskId, at: int) -> None:
+    """Settle what a task asked that ended while nobody could answer."""
+    pending = interrupts.update().where(
+        interrupts.c.task_id == task_id, interrupts.c.resolution.is_(None)
+    )
+    connection.execute(pending.values(resolution="void", settled_at=at))
+
+
 def _unsettled(request_id: RequestId) -> sa.Update:
     """Return an update of one interrupt: what is settled is never changed."""
     return interrupts.update().where(

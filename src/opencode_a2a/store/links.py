@@ -15,8 +15,9 @@ from opencode_a2a.store.engine import Prepared, index_key
 from opencode_a2a.store.schema import links, owners, places
 
 _LINKED = Prepared(
-    "SELECT session_id FROM links"
-    " WHERE principal = :principal AND context_id = :context_id AND place = :place"
+    "SELECT links.session_id, owners.upstream FROM links"
+    " JOIN owners ON owners.session_id = links.session_id"
+    " WHERE links.principal = :principal AND context_id = :context_id AND place = :place"
 )
 _LINK = Prepared(
     "INSERT INTO links (principal, context_id, place, session_id, updated_at)"
@@ -25,21 +26,29 @@ _LINK = Prepared(
     " DO UPDATE SET session_id = excluded.session_id, updated_at = excluded.updated_at"
 )
 _OWN = Prepared(
-    "INSERT INTO owners (session_id, principal, claimed_until)"
-    " VALUES (:session_id, :principal, :until)"
+    "INSERT INTO owners (session_id, principal, claimed_until, upstream)"
+    " VALUES (:session_id, :principal, :until, :upstream)"
     " ON CONFLICT (session_id)"
     " DO UPDATE SET principal = excluded.principal, claimed_until = excluded.claimed_until"
 )
+_UPSTREAM = Prepared("SELECT upstream FROM owners WHERE session_id = :session_id")
 _OWNER = Prepared("SELECT principal, claimed_until FROM owners WHERE session_id = :session_id")
 
 
 def linked(
     connection: Connection, principal: Principal, context_id: ContextId, place: str
-) -> SessionId | None:
+) -> tuple[SessionId, str] | None:
+    """Return the session of a context, and which OpenCode has it."""
     key = index_key(connection, place)
     values = {"principal": principal, "context_id": context_id, "place": key}
     found = _LINKED.run(connection, values).fetchone()
-    return SessionId(found[0]) if found else None
+    return (SessionId(found[0]), found[1]) if found else None
+
+
+def upstream(connection: Connection, session_id: SessionId) -> str | None:
+    """Return which OpenCode has a session, if it belongs to anybody."""
+    found = _UPSTREAM.run(connection, {"session_id": session_id}).fetchone()
+    return found[0] if found else None
 
 
 def link(
@@ -48,20 +57,26 @@ def link(
     context_id: ContextId,
     place: str,
     session_id: SessionId,
+    upstream: str,
     now: int,
 ) -> None:
     """Let a context use a session, which then belongs to the principal."""
     key = index_key(connection, place)
     where = {"principal": principal, "context_id": context_id, "place": key}
     _LINK.run(connection, {**where, "session_id": session_id, "now": now})
-    own(connection, principal, session_id)
+    own(connection, principal, session_id, upstream)
 
 
 def own(
-    connection: Connection, principal: Principal, session_id: SessionId, until: int | None = None
+    connection: Connection,
+    principal: Principal,
+    session_id: SessionId,
+    upstream: str,
+    until: int | None = None,
 ) -> None:
     """Note that a session belongs to a principal: for good, or until a time."""
-    _OWN.run(connection, {"session_id": session_id, "principal": principal, "until": until})
+    whose = {"session_id": session_id, "principal": principal, "upstream": upstream}
+    _OWN.run(connection, {**whose, "until": until})
 
 
 def owner(connection: Connection, session_id: SessionId, now: int) -> Principal | None:
@@ -90,6 +105,7 @@ def claim(
     connection: Connection,
     principal: Principal,
     lineage: Sequence[SessionId],
+    upstream: str,
     now: int,
     until: int | None,
 ) -> bool:
@@ -101,7 +117,7 @@ def claim(
         return False
     for session_id in lineage:
         if until is None or owner(connection, session_id, now) is None:
-            own(connection, principal, session_id, until)
+            own(connection, principal, session_id, upstream, until)
     return True
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from opencode_a2a.ids import MAIN
 from opencode_a2a.store.engine import index_key
 
 metadata = sa.MetaData()
@@ -33,6 +34,7 @@ tasks = sa.Table(
     sa.Column("status", sa.LargeBinary, nullable=False),
     sa.Column("request", sa.LargeBinary, comment="what is to be prompted; empty once it ended"),
     sa.Column("archive", sa.LargeBinary, comment="artifacts and history of an ended task"),
+    sa.Column("upstream", TEXT, nullable=False, server_default=MAIN, comment="where it runs"),
     sa.Index("tasks_by_time", "principal", "updated_at", "no"),
     sa.Index("tasks_by_context", "principal", "context_id", "updated_at", "no"),
     sa.Index("tasks_by_state", "principal", "state", "updated_at", "no"),
@@ -91,6 +93,7 @@ owners = sa.Table(
     sa.Column("session_id", TEXT, primary_key=True),
     sa.Column("principal", TEXT, nullable=False),
     sa.Column("claimed_until", sa.BigInteger, comment="set while the claim is only pending"),
+    sa.Column("upstream", TEXT, nullable=False, server_default=MAIN, comment="that has it"),
     sqlite_with_rowid=False,
 )
 
@@ -216,6 +219,10 @@ STEPS: tuple[tuple[str, ...], ...] = (
     (  # what work without a task may do, and answers that stay refused
         "ALTER TABLE interrupts ADD COLUMN rights BLOB",
         "ALTER TABLE messages ADD COLUMN refusal BLOB",
+    ),
+    (  # several OpenCodes behind one service
+        f"ALTER TABLE tasks ADD COLUMN upstream VARCHAR NOT NULL DEFAULT '{MAIN}'",
+        f"ALTER TABLE owners ADD COLUMN upstream VARCHAR NOT NULL DEFAULT '{MAIN}'",
     ),
 )
 """The statements that lead from each version of the schema to the next.

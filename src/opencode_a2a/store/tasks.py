@@ -11,6 +11,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from opencode_a2a.ids import MAIN
 from opencode_a2a.store.engine import Prepared
 from opencode_a2a.store.schema import entries, grants, interrupts, messages, tasks
 
@@ -27,6 +28,7 @@ class TaskRow(NamedTuple):
     request: bytes | None = None
     archive: bytes | None = None
     no: int = 0
+    upstream: str = MAIN
 
 
 class Segment(NamedTuple):
@@ -80,8 +82,8 @@ _ADD_MESSAGE = Prepared(
 )
 _ADD_TASK = Prepared(
     "INSERT INTO tasks (id, principal, context_id, state, created_at, updated_at, output_modes,"
-    " status, request) VALUES (:id, :principal, :context_id, :state, :created_at, :updated_at,"
-    " :output_modes, :status, :request) RETURNING no"
+    " status, request, upstream) VALUES (:id, :principal, :context_id, :state, :created_at,"
+    " :updated_at, :output_modes, :status, :request, :upstream) RETURNING no"
 )
 _ADD_ENTRIES = Prepared(
     "INSERT INTO entries (task_no, first_seq, last_seq, data)"

@@ -37,7 +37,7 @@ from opencode_a2a.events import (
     Started,
     ToolChanged,
 )
-from opencode_a2a.ids import ContextId, MessageId, Principal, SessionId, TaskId
+from opencode_a2a.ids import MAIN, ContextId, MessageId, Principal, SessionId, TaskId
 from opencode_a2a.messages import Answered, Message, Part
 from opencode_a2a.store import links as session_links
 from opencode_a2a.store import tasks as rows
@@ -156,7 +156,7 @@ def _take(
             report.left[reason] += 1
     for session_id, principal in owners:
         if session_links.owner(target, session_id, now) is None:
-            session_links.own(target, principal, session_id)
+            session_links.own(target, principal, session_id, MAIN)
             report.taken["session owners"] += 1
         else:
             report.left["session owners that are here already"] += 1
@@ -166,7 +166,7 @@ def _take(
         elif session_links.owner(target, link.session_id, now) not in (None, link.principal):
             report.left["context links to a session of somebody else"] += 1
         else:
-            session_links.link(target, *link, now)
+            session_links.link(target, *link, MAIN, now)
             report.taken["context links"] += 1
     if columns_of(source, "a2a_interrupt_requests"):
         waiting = "SELECT count(*) FROM a2a_interrupt_requests WHERE tombstone_expires_at IS NULL"

@@ -16,13 +16,14 @@ from opencode_a2a.events import (
     Progressed,
     Resumed,
 )
-from opencode_a2a.messages import Added, Answered
+from opencode_a2a.messages import ANYWHERE, Added, Answered
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.tasks.log import LogWriter, Replay, TaskLog, ref_of
-from opencode_a2a.tasks.service import TaskService
+from opencode_a2a.tasks.service import UPSTREAM_LOST, TaskService
 from opencode_a2a.tasks.state import OPEN, TERMINAL, Accepted, Recovered, load_request
 from opencode_a2a.telemetry import now_ms
+from opencode_a2a.turns.fleet import Fleet
 
 logger = structlog.get_logger(__name__)
 
@@ -38,7 +39,7 @@ LOST = Failure(
 )
 
 
-async def recover(database: Database, writer: LogWriter, tasks: TaskService) -> int:
+async def recover(database: Database, writer: LogWriter, tasks: TaskService, fleet: Fleet) -> int:
     """Take up every open task; return how many there were."""
     found = await database.read(lambda connection: rows.load_open(connection, list(OPEN)))
     for row in found:
@@ -61,8 +62,13 @@ async def recover(database: Database, writer: LogWriter, tasks: TaskService) -> 
                         pass
                     case event:
                         emitted.add(event)
-        task = tasks.adopt(TaskLog(row.no, replay.state, writer, database))
         request = load_request(row.request) if row.request is not None else None
+        member = fleet.members.get(row.upstream)
+        log = TaskLog(row.no, replay.state, writer, database)
+        task = tasks.adopt(log, member or fleet.first, request.routing if request else ANYWHERE)
+        if member is None:
+            await task.end(Finished(Outcome.FAILED, failure=UPSTREAM_LOST))
+            continue
         if replay.state.status.paused:
             task.routing = request.routing if request is not None else task.routing
             task.pause()

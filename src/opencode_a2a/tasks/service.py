@@ -55,6 +55,7 @@ from opencode_a2a.messages import (
     TurnRequest,
 )
 from opencode_a2a.rights import NARROWEST
+from opencode_a2a.store import interrupts as interrupt_rows
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import Write
@@ -80,6 +81,7 @@ from opencode_a2a.turns.answers import (
     only_an_answer,
     understand,
 )
+from opencode_a2a.turns.fleet import Fleet, Member
 from opencode_a2a.turns.grants import Owner
 from opencode_a2a.turns.interrupts import CLOCK
 from opencode_a2a.turns.rights import DEFAULT_AGENT
@@ -89,7 +91,7 @@ from opencode_a2a.turns.sessions import (
     SESSION_FIELD,
     WORKSPACE_FIELD,
 )
-from opencode_a2a.turns.turn import Turn, Turns
+from opencode_a2a.turns.turn import Turn
 
 logger = structlog.get_logger(__name__)
 
@@ -130,6 +132,11 @@ UNWATCHED = (
     "to get a plan as the answer"
 )
 ALREADY_AT_WORK = "comes too late for a task that works; send the message without taskId"
+UPSTREAM_LOST = Failure(
+    FailureType.UPSTREAM_LOST,
+    "The OpenCode that ran the task is gone. Send the message again; the conversation goes on in "
+    "another one, which does not know what was said before.",
+)
 COSTS_READ = 5_000
 """Tasks whose cost is added up at most."""
 INTERNAL = Failure(
@@ -214,17 +221,19 @@ class OpenTask:
     """
 
     def __init__(
-        self, log: TaskLog, turns: Turns, registered: "Callable[[OpenTask], None]"
+        self, log: TaskLog, member: Member, registered: "Callable[[OpenTask], None]"
     ) -> None:
         self.log = log
+        self.member = member
         self.routing = ANYWHERE
         """Where the latest turn was to run."""
-        self._turns = turns
+        self._turns = member.turns
         self._registered = registered
         self._turn: Turn | None = None
         self._running: asyncio.Task[None] | None = None
         self._expiry: asyncio.Task[None] | None = None
         """Ends the task if nobody sends the message that it waits for."""
+        self._losing: asyncio.Task[None] | None = None
 
     def start(
         self,
@@ -365,10 +374,10 @@ class OpenTask:
             else:
                 await self.log.next_stop()
 
-    async def end(self, end: Finished) -> None:
-        """End the task from outside of a turn."""
+    async def end(self, end: Finished, also: Write | None = None) -> None:
+        """End the task from outside of a turn; ``also`` is stored with the end."""
         plan = self.log.state.status.plan
-        await self.log.append([end])
+        await self.log.append([end], also)
         self._registered(self)
         if plan is not None:
             late = end.outcome is not Outcome.CANCELED
@@ -377,6 +386,19 @@ class OpenTask:
             await self._turns.interrupts.settle(self._owner, plan, settled)
         if self._expiry is not None and self._expiry is not asyncio.current_task():
             self._expiry.cancel()
+
+    def lose(self) -> None:
+        """Fail the task without asking OpenCode, which is not there."""
+
+        async def end() -> None:
+            await self.leave()
+            if not self.ended:
+                await self.end(
+                    Finished(Outcome.FAILED, failure=UPSTREAM_LOST),
+                    lambda connection: interrupt_rows.void(connection, self.log.ref.id, now_ms()),
+                )
+
+        self._losing = asyncio.create_task(end(), name=f"lost {self.log.ref.id}")
 
     async def leave(self) -> None:
         """Stop following the turn; the task stays open."""
@@ -388,11 +410,11 @@ class OpenTask:
 
 class TaskService:
     def __init__(
-        self, database: Database, writer: LogWriter, turns: Turns, limits: LimitSettings
+        self, database: Database, writer: LogWriter, fleet: Fleet, limits: LimitSettings
     ) -> None:
         self._database = database
         self._writer = writer
-        self._turns = turns
+        self._fleet = fleet
         self._limits = limits
         # One process has all open tasks, and counts them for the limits.
         self._open: dict[TaskId, OpenTask] = {}
@@ -409,7 +431,6 @@ class TaskService:
 
     async def submit(self, command: SendCommand) -> Submitted:
         """Start a task, or continue the one that the message names."""
-        await self._turns.reachable()
         if command.task_id is not None:
             return await self._continue(command, command.task_id)
         if waiting := self._waiting(command):
@@ -430,15 +451,18 @@ class TaskService:
             earlier = await self._repeated(command)
             if earlier is not None:
                 return Submitted(await self._log(earlier), 0)
-            await self._turns.sessions.check(command.principal, routing)
+        member = await self._fleet.member_for(command.principal, command.context_id, routing)
+        await member.turns.reachable()
+        if routing != ANYWHERE:
+            await member.turns.sessions.check(command.principal, routing)
             _check_watched(command.request)
-        task = await self.admit(command)
+        task = await self.admit(command, member)
         if isinstance(task, TaskRow):
             return Submitted(await self._log(task), 0)
         task.start(command.request, new_context=command.context_id is None)
         return Submitted(task.log, task.log.state.seq)
 
-    async def admit(self, command: SendCommand) -> OpenTask | TaskRow:
+    async def admit(self, command: SendCommand, member: Member) -> OpenTask | TaskRow:
         """Store a new task before anything runs; if the message is a repeat, return its task.
 
         A message with the same id and other content is a new message.
@@ -465,6 +489,7 @@ class TaskService:
             status=orjson.dumps(state.status),
             output_modes=None if ref.output_modes is None else orjson.dumps(ref.output_modes),
             request=orjson.dumps(command.request),
+            upstream=member.name,
         )
         full: LimitExceededError | None = None
         if self._counts[principal] >= (most := self._limits.max_tasks_per_principal):
@@ -494,22 +519,28 @@ class TaskService:
             """
             if not isinstance(outcome, TaskRow):
                 log = TaskLog(outcome, state, self._writer, self._database)
-                self.adopt(log).start(command.request, new_context=command.context_id is None)
+                task = self.adopt(log, member, command.request.routing)
+                task.start(command.request, new_context=command.context_id is None)
 
         # The place is held during the write, in which others ask for room. It is given back after
         # the task has been counted, before anything else can run.
         self._counts[principal] += full is None
+        self._fleet.tasks[member.name] += 1
         try:
             outcome = await self._database.write(write, late=late)
             if isinstance(outcome, TaskRow):
                 return outcome
-            return self.adopt(TaskLog(outcome, state, self._writer, self._database))
+            log = TaskLog(outcome, state, self._writer, self._database)
+            return self.adopt(log, member, command.request.routing)
         finally:
             self._counts[principal] -= full is None
+            self._fleet.tasks[member.name] -= 1
 
-    def adopt(self, log: TaskLog) -> OpenTask:
+    def adopt(self, log: TaskLog, member: Member, routing: Routing) -> OpenTask:
         """Take charge of a task that is open."""
-        task = self._open[log.ref.id] = OpenTask(log, self._turns, self._register)
+        task = self._open[log.ref.id] = OpenTask(log, member, self._register)
+        self._fleet.note(log.ref.principal, log.ref.context_id, routing, member)
+        self._fleet.tasks[member.name] += 1
         metrics.TASKS.labels(log.state.status.state).inc()
         self._counts[log.ref.principal] += 1
         return task
@@ -520,6 +551,7 @@ class TaskService:
         self._planned.pop(ref.id, None)
         if task.ended and self._open.pop(ref.id, None) is not None:
             self._counts[ref.principal] -= 1
+            self._fleet.tasks[task.member.name] -= 1
         elif status.plan is not None:
             self._planned[ref.id] = task
 
@@ -546,9 +578,13 @@ class TaskService:
             if routing.session_id is not None:
                 return routing.session_id == status.session_id
             named = routing.directory is not None or routing.workspace_id is not None
-            return not named or self._turns.sessions.same_place(routing, task.routing)
+            return not named or task.member.turns.sessions.same_place(routing, task.routing)
 
-        asked = dict.fromkeys(one.owner.task_id for one in self._turns.interrupts.open.values())
+        asked = dict.fromkeys(
+            one.owner.task_id
+            for member in self._fleet.members.values()
+            for one in member.turns.interrupts.open.values()
+        )
         asked |= dict.fromkeys(self._planned)
         tasks = (self._open.get(task_id) for task_id in asked if task_id is not None)
         found = [task for task in tasks if task is not None and fits(task)]
@@ -593,6 +629,7 @@ class TaskService:
             task = self._open.get(TaskId(task_id))
             if task is None:
                 raise UnsupportedOperationError(ENDED)
+            await task.member.turns.reachable()
             state = await task.log.steady()
             match state.status.state:
                 case State.INPUT_REQUIRED:
@@ -629,7 +666,7 @@ class TaskService:
         field, elsewhere = None, routing.workspace_id or routing.directory
         if routing.session_id not in (None, task.log.state.status.session_id):
             field = SESSION_FIELD
-        elif elsewhere and not self._turns.sessions.same_place(routing, task.routing):
+        elif elsewhere and not task.member.turns.sessions.same_place(routing, task.routing):
             field = WORKSPACE_FIELD if routing.workspace_id else DIRECTORY_FIELD
         if field is not None:
             raise _wrong(field, "is not where this task runs; leave it out")
@@ -656,7 +693,7 @@ class TaskService:
         answer = Answer(meaning.reply, command.principal, command.message, command.request.rights)
         requests = [asked.request_id for asked in meaning.asked]
         try:
-            await self._turns.interrupts.answer(requests, answer, remember)
+            await task.member.turns.interrupts.answer(requests, answer, remember)
         except REFUSALS as refused:
             await self._database.write(_remember(command, task.log, refusal=refused))
             raise
@@ -803,6 +840,12 @@ class TaskService:
         sure = "success" if state.status.failure is None else "timeout"
         metrics.CANCEL_SECONDS.labels(sure).observe(time.monotonic() - began)
         return state
+
+    def lose(self, member: Member) -> None:
+        """Fail the tasks of an OpenCode that is lost; their contexts go on elsewhere."""
+        for task in self._open.values():
+            if task.member is member:
+                task.lose()
 
     def leave(self) -> None:
         """Let nobody wait any longer for a task: the service is about to stop."""

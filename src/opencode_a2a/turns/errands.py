@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 import structlog
 
 from opencode_a2a.errors import UpstreamError
-from opencode_a2a.events import Resumed, TurnEvent
+from opencode_a2a.events import Interrupted, Resumed, TurnEvent
 from opencode_a2a.ids import ContextId, Principal, SessionId
 from opencode_a2a.opencode.client import Location
 from opencode_a2a.opencode.events import (
@@ -26,6 +26,7 @@ from opencode_a2a.opencode.translate import interrupted
 from opencode_a2a.opencode.types import Session, StatusIdle
 from opencode_a2a.rights import FULL, Rights
 from opencode_a2a.turns import snapshot
+from opencode_a2a.turns.answers import Answer
 from opencode_a2a.turns.grants import Owner
 from opencode_a2a.turns.interrupts import Interrupts, TurnInterrupts
 from opencode_a2a.turns.rights import SessionRights, Work
@@ -184,18 +185,17 @@ class Errands:
             if not errand.interrupts.waiting
         }
 
-    async def recover(self) -> None:
-        """Take up what was asked, and not settled, when the service stopped."""
-        for owner, asked, answer in await self._interrupts.left():
-            root = SessionId(owner.context_id.removeprefix(DERIVED_CONTEXT))
-            errand = self._follow(root, asked.directory, owner)
-            if not errand.works:
-                work = self._rights.register(root, FULL)
-                work.begun = FULL  # it may have been joined by others; no narrower prompt joins it
-                errand.works.append(work)
-            errand.subscription.adopt(asked.session_id)
-            errand.interrupts.restore(asked, answer)
-            errand.subscription.wake()
+    def take_up(self, owner: Owner, asked: Interrupted, answer: Answer | None) -> None:
+        """Follow what was asked, and not settled, when the service stopped."""
+        root = SessionId(owner.context_id.removeprefix(DERIVED_CONTEXT))
+        errand = self._follow(root, asked.directory, owner)
+        if not errand.works:
+            work = self._rights.register(root, FULL)
+            work.begun = FULL  # it may have been joined by others; no narrower prompt joins it
+            errand.works.append(work)
+        errand.subscription.adopt(asked.session_id)
+        errand.interrupts.restore(asked, answer)
+        errand.subscription.wake()
 
     async def close(self) -> None:
         """Stop following; what is asked stays open for the next start."""

@@ -99,6 +99,8 @@ class BoundSession:
     """The caller chose it; it is theirs once the prompt was taken."""
     link: Write | None = None
     """Lets the context keep a new session; to be written before the session is prompted."""
+    replaces: bool = False
+    """The context had a session in an OpenCode that is lost."""
 
     @property
     def location(self) -> Location:
@@ -106,8 +108,15 @@ class BoundSession:
 
 
 class Sessions:
+    """The sessions of one OpenCode, whose name is ``upstream``."""
+
     def __init__(
-        self, database: Database, opencode: OpenCode, workspace: WorkspaceRoot, claim_seconds: float
+        self,
+        database: Database,
+        opencode: OpenCode,
+        workspace: WorkspaceRoot,
+        claim_seconds: float,
+        upstream: str,
     ) -> None:
         self.places = Places(database)
         self.rights = SessionRights(opencode)
@@ -117,6 +126,7 @@ class Sessions:
         self._database = database
         self._opencode = opencode
         self._workspace = workspace
+        self._upstream = upstream
         self._claim_ms = int(claim_seconds * 1000)
         self._making: WeakValueDictionary[Place, asyncio.Lock] = WeakValueDictionary()
         self._unanswered: OrderedDict[Place, str] = OrderedDict()
@@ -203,7 +213,9 @@ class Sessions:
 
     async def own(self, principal: Principal, session: Session) -> None:
         """Write down that a session made for a caller is theirs."""
-        await self._database.write(lambda connection: links.own(connection, principal, session.id))
+        await self._database.write(
+            lambda connection: links.own(connection, principal, session.id, self._upstream)
+        )
         self._remember(session)
 
     async def _hold(self, principal: Principal, session_id: SessionId, ms: int | None) -> bool:
@@ -214,7 +226,9 @@ class Sessions:
         now = now_ms()
         until = None if ms is None else now + ms
         return await self._database.write(
-            lambda connection: links.claim(connection, principal, lineage, now, until)
+            lambda connection: links.claim(
+                connection, principal, lineage, self._upstream, now, until
+            )
         )
 
     async def release(self, principal: Principal, session_id: SessionId) -> None:
@@ -253,7 +267,7 @@ class Sessions:
 
     async def check(self, principal: Principal, routing: Routing) -> None:
         """Refuse what the caller may not use or what is not there, before a task exists."""
-        location, _ = self._place(routing)
+        location, _ = self.locate(routing)
         workspace = routing.workspace_id
         if workspace is not None and not await self.places.visible(principal, [workspace]):
             raise _missing(WORKSPACE_FIELD, "no such workspace")
@@ -283,17 +297,19 @@ class Sessions:
 
         ``fresh`` says that the context was made for this very turn, so that it has none.
         """
-        location, name = self._place(routing)
+        location, name = self.locate(routing)
         if routing.session_id is not None:
             return await self._claim(principal, SessionId(routing.session_id))
         place = (principal, context_id, name)
         # A second message of a context that has only just been made must find the same session.
         async with self._making.setdefault(place, asyncio.Lock()):
-            session_id = self._links.get(place)
+            session_id, elsewhere = self._links.get(place), False
             if session_id is None and not fresh:
-                session_id = await self._database.read(
+                found = await self._database.read(
                     lambda connection: links.linked(connection, *place)
                 )
+                elsewhere = found is not None and found[1] != self._upstream
+                session_id = found[0] if found and not elsewhere else None
             if session_id is None and context_id.startswith(DERIVED_CONTEXT):
                 session_id = SessionId(context_id.removeprefix(DERIVED_CONTEXT))
                 return await self._claim(principal, session_id)
@@ -319,7 +335,8 @@ class Sessions:
                 draft = SessionDraft(metadata={"a2a": {"contextId": context_id, "key": key}})
                 session = await self._opencode.create_session(draft, at=location)
             self._unanswered.pop(place, None)
-            return replace(self._remember(session), link=self._link(place, session.id))
+            link = self._link(place, session.id)
+            return replace(self._remember(session), link=link, replaces=elsewhere)
 
     async def _claim(self, principal: Principal, session_id: SessionId) -> BoundSession:
         """Return a session that the caller named, claimed for the length of the prompt."""
@@ -335,7 +352,7 @@ class Sessions:
     ) -> None:
         """Let the context keep a session that the caller named, now that it took the prompt."""
         if session.named:
-            _, name = self._place(routing)
+            _, name = self.locate(routing)
             place = (principal, context_id, name)
             await self._database.write(self._link(place, session.session_id))
             await self._hold(principal, session.session_id, None)
@@ -344,7 +361,9 @@ class Sessions:
         """Let a context use a session from now on; return what has to be written for it."""
         _keep(self._links, place, session_id)
         _keep(self._owners, session_id, place[0])
-        return lambda connection: links.link(connection, *place, session_id, now_ms())
+        return lambda connection: links.link(
+            connection, *place, session_id, self._upstream, now_ms()
+        )
 
     async def forget(self, session_id: SessionId) -> None:
         """Drop what is known of a session that no longer exists."""
@@ -354,11 +373,15 @@ class Sessions:
             del self._links[place]
         await self._database.write(lambda connection: links.forget(connection, session_id))
 
+    def knows(self, session_id: SessionId) -> bool:
+        """Whether OpenCode was seen to have a session, or its ancestor."""
+        return session_id in self._known or session_id in self._parents
+
     def same_place(self, one: Routing, other: Routing) -> bool:
         """Whether two messages of a context would run in the same session of it."""
-        return self._place(one)[1] == self._place(other)[1]
+        return self.locate(one)[1] == self.locate(other)[1]
 
-    def _place(self, routing: Routing) -> tuple[Location, str]:
+    def locate(self, routing: Routing) -> tuple[Location, str]:
         """Return where a turn is to run, and the name under which its session is kept."""
         if routing.workspace_id is not None:
             if not well_formed("wrk", routing.workspace_id):

@@ -106,6 +106,11 @@ GONE = Failure(
     FailureType.UPSTREAM_RESOURCE_NOT_FOUND,
     "The session was deleted inside OpenCode. Send the message again to begin a new one.",
 )
+REPLACED = Progressed(
+    "session",
+    "replaced",
+    title="The OpenCode that had this conversation is gone; it goes on in a new session",
+)
 EXPIRED = Failure(FailureType.INTERRUPT_EXPIRED, "Nobody answered in time; the turn was stopped.")
 FORGED = Failure(
     FailureType.INTERRUPT_FORGED,
@@ -527,7 +532,10 @@ class Attempt:
         bound = turn.bound(session)
         if turn.emitted is None:
             self._interrupts.connect(session.location, {})
-            await self._log.append([bound, Started()], session.link)
+            events: list[TurnEvent] = [bound, Started()]
+            if session.replaces:
+                events.append(REPLACED)
+            await self._log.append(events, session.link)
             if not turn.canceled:
                 self._send(turn.request)
         else:

@@ -1,0 +1,206 @@
+"""Every OpenCode behind the service: which one a message goes to, and whether it is there.
+
+``app`` makes a ``Member`` for each OpenCode and hands the ``Fleet`` to ``tasks`` and
+``extensions``, which ask it where to run something. A session lives in one OpenCode, so a context
+stays with the one that has its session, unless that is lost. A fleet of one answers without
+looking at anything.
+"""
+
+import asyncio
+import os
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+from opencode_a2a import metrics
+from opencode_a2a.config import UpstreamEntry
+from opencode_a2a.errors import (
+    InvalidParamsError,
+    ServiceError,
+    SessionNotFoundError,
+    UpstreamBackpressureError,
+    Violation,
+)
+from opencode_a2a.ids import ContextId, Principal, RequestId, SessionId
+from opencode_a2a.messages import Routing
+from opencode_a2a.opencode.client import well_formed
+from opencode_a2a.opencode.upstream import Upstream
+from opencode_a2a.store import links
+from opencode_a2a.store.database import Database
+from opencode_a2a.turns.errands import Errands
+from opencode_a2a.turns.sessions import DERIVED_CONTEXT, DIRECTORY_FIELD, KNOWN_SESSIONS, Place
+from opencode_a2a.turns.turn import Turns
+
+logger = structlog.get_logger(__name__)
+
+WATCH_SECONDS = 1.0
+PROBE_SECONDS = 3.0
+"""How long an OpenCode may take to say whether a session is its own."""
+
+
+class Member:
+    """One OpenCode, and all that the service runs in it."""
+
+    def __init__(
+        self, entry: UpstreamEntry, upstream: Upstream, turns: Turns, errands: Errands
+    ) -> None:
+        self.name = entry.name
+        self.upstream = upstream
+        self.turns = turns
+        self.errands = errands
+        self.drain = entry.drain
+        self.max_turns = entry.max_turns
+        self.lost = False
+        """It was away for too long: its tasks have failed, and its contexts go elsewhere."""
+        self.away_since: float | None = None
+        self._directories = [os.path.realpath(directory) for directory in entry.directories]
+
+    @property
+    def up(self) -> bool:
+        return self.turns.feed.up.is_set()
+
+    @property
+    def state(self) -> str:
+        return "up" if self.up else "lost" if self.lost else "away"
+
+    def serves(self, directory: str | None) -> bool:
+        if not self._directories:
+            return True
+        return directory is not None and any(
+            Path(directory).is_relative_to(one) for one in self._directories
+        )
+
+
+class Fleet:
+    def __init__(self, members: Sequence[Member], database: Database, lost_seconds: float) -> None:
+        self.members = {member.name: member for member in members}
+        self.first = members[0]
+        """The only one, or the one that is asked what belongs to none."""
+        self.tasks: Counter[str] = Counter()
+        """The open tasks of each member."""
+        self._database = database
+        self._lost_seconds = lost_seconds
+        self._placed: OrderedDict[Place, Member] = OrderedDict()
+        """Where contexts were placed a while ago, which may not be stored yet."""
+
+    # Where something runs
+
+    async def member_for(
+        self, principal: Principal, context_id: str | None, routing: Routing
+    ) -> Member:
+        """Return where a message is to run: with the session it means, or where there is room."""
+        if len(self.members) == 1:
+            return self.first
+        if routing.session_id is not None:
+            return await self.of_session(routing.session_id)
+        if routing.workspace_id is not None:
+            return self.first  # workspaces are made there
+        location, name = self.first.turns.sessions.locate(routing)
+        if context_id is None:
+            return self.roomiest(location.directory)
+        if context_id.startswith(DERIVED_CONTEXT):
+            return await self.of_session(context_id.removeprefix(DERIVED_CONTEXT))
+        place = principal, ContextId(context_id), name
+        member = self._placed.get(place)
+        if member is None:
+            found = await self._database.read(lambda connection: links.linked(connection, *place))
+            member = self.members.get(found[1]) if found else None
+        if member is None or member.lost:
+            member = self.roomiest(location.directory)
+            self.note(principal, context_id, routing, member)
+        return member
+
+    def note(self, principal: Principal, context_id: str, routing: Routing, member: Member) -> None:
+        """Remember where a context runs: its next message may come before that is stored."""
+        if len(self.members) == 1:
+            return
+        place = principal, ContextId(context_id), self.first.turns.sessions.locate(routing)[1]
+        self._placed[place] = member
+        self._placed.move_to_end(place)
+        if len(self._placed) > KNOWN_SESSIONS:
+            self._placed.popitem(last=False)
+
+    def serving(self, directory: str | None) -> Member:
+        """Return one that can tell about a directory; what it tells is the same in all."""
+        serving = [member for member in self.members.values() if member.serves(directory)]
+        up = [member for member in serving if member.up]
+        return (up or serving or [self.first])[0]
+
+    async def of_session(self, session_id: str) -> Member:
+        """Return the OpenCode that has a session; of one that none has, the first tells so."""
+        if len(self.members) == 1 or not well_formed("ses", session_id):
+            return self.first
+        own = SessionId(session_id)
+        for member in self.members.values():
+            if member.turns.sessions.knows(own):
+                return member
+        name = await self._database.read(lambda connection: links.upstream(connection, own))
+        if name is not None and name in self.members:
+            return self.members[name]
+
+        async def has(member: Member) -> bool:
+            with suppress(TimeoutError, SessionNotFoundError, ServiceError):
+                async with asyncio.timeout(PROBE_SECONDS):
+                    await member.turns.opencode.session(own)
+                    return True
+            return False
+
+        members = [member for member in self.members.values() if member.up]
+        found = await asyncio.gather(*map(has, members))
+        return next((one for one, here in zip(members, found, strict=True) if here), self.first)
+
+    def of_request(self, request_id: str) -> Member:
+        """Return where a permission or question waits."""
+        for member in self.members.values():
+            if RequestId(request_id) in member.turns.interrupts.open:
+                return member
+        return self.first
+
+    def roomiest(self, directory: str | None) -> Member:
+        """Return where a new context begins: the one with the fewest open tasks."""
+        if len(self.members) == 1:
+            return self.first
+        serving = [member for member in self.members.values() if member.serves(directory)]
+        if not serving:
+            text = "is not served by any OpenCode here"
+            raise InvalidParamsError(
+                f"{DIRECTORY_FIELD} {text}", violations=(Violation(DIRECTORY_FIELD, text),)
+            )
+        taking = [member for member in serving if not member.drain] or serving
+        # If all are away, the turn waits as it does for a single one.
+        there = [member for member in taking if member.up] or taking
+        room = [m for m in there if not m.max_turns or self.tasks[m.name] < m.max_turns]
+        if not room:
+            raise UpstreamBackpressureError(limit=sum(member.max_turns for member in there))
+        return min(room, key=lambda member: self.tasks[member.name])
+
+    # Whether they are there
+
+    async def recover_errands(self) -> None:
+        """Take up what was asked outside of tasks, and not settled, when the service stopped."""
+        for owner, asked, answer in await self.first.turns.interrupts.left():
+            member = await self.of_session(owner.context_id.removeprefix(DERIVED_CONTEXT))
+            member.errands.take_up(owner, asked, answer)
+
+    async def watch(self, lose: Callable[[Member], None]) -> None:
+        """Notice which members are away, and call ``lose`` for one that was away for too long."""
+        now = asyncio.get_running_loop().time
+        while True:
+            for member in self.members.values():
+                metrics.UPSTREAM_UP.labels(member.name).set(member.up)
+                metrics.UPSTREAM_RUNNING.labels(member.name).set(member.turns.running)
+                if member.up:
+                    member.away_since, member.lost = None, False
+                    continue
+                if member.away_since is None:
+                    member.away_since = now()
+                away = now() - member.away_since
+                several = len(self.members) > 1 and self._lost_seconds > 0
+                if several and not member.lost and away >= self._lost_seconds:
+                    member.lost = True
+                    logger.error("OpenCode is lost", upstream=member.name, seconds=round(away))
+                    lose(member)
+            await asyncio.sleep(WATCH_SECONDS)
