@@ -579,6 +579,7 @@ def test_what_holds_a_secret_is_known() -> None:
         "A2A_STATIC_AUTH_CREDENTIALS",
         "A2A_PEERS",
         "OPENCODE_AUTH_PASSWORD",
+        "OPENCODE_UPSTREAMS",
         "A2A_CLIENT_BEARER_TOKEN",
         "A2A_CLIENT_BASIC_AUTH",
         "A2A_TLS_KEY_PASSWORD",

@@ -169,7 +169,8 @@ class Fleet:
             raise InvalidParamsError(
                 f"{DIRECTORY_FIELD} {text}", violations=(Violation(DIRECTORY_FIELD, text),)
             )
-        taking = [member for member in serving if not member.drain] or serving
+        alive = [member for member in serving if not member.lost] or serving
+        taking = [member for member in alive if not member.drain] or alive
         # If all are away, the turn waits as it does for a single one.
         there = [member for member in taking if member.up] or taking
         room = [m for m in there if not m.max_turns or self.tasks[m.name] < m.max_turns]

@@ -1,0 +1,181 @@
+"""Several OpenCodes behind one service: where things run, and what becomes of a lost one."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import orjson
+import pytest
+import pytest_asyncio
+
+from opencode_a2a.events import Json
+from tests.support.answers import RefusedError
+from tests.support.caller import Caller
+from tests.support.front import started
+from tests.support.opencode import FakeOpenCode
+from tests.support.service import Running
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_databases]
+
+STORED = {"A2A_TASK_STORE_BACKEND": "database", "A2A_ALLOW_DIRECTORY_OVERRIDE": "true"}
+
+
+class Pair:
+    """Two OpenCodes of one workspace, ``a`` and ``b``, each of which can be ended on its own."""
+
+    def __init__(self, workspace: Path, state: Path) -> None:
+        self.workspace, self.state = workspace, state
+        self.a, self.b = FakeOpenCode(workspace), FakeOpenCode(workspace)
+        self.ends = {self.a: AsyncExitStack(), self.b: AsyncExitStack()}
+
+    @asynccontextmanager
+    async def serving(
+        self, *, a: dict[str, Json] | None = None, b: dict[str, Json] | None = None, **changes: str
+    ) -> AsyncGenerator[Running]:
+        entries: list[Json] = [
+            {"name": "a", "url": self.a.url, "shared": True, **(a or {})},
+            {"name": "b", "url": self.b.url, "shared": True, **(b or {})},
+        ]
+        variables = {"OPENCODE_UPSTREAMS": orjson.dumps(entries).decode(), **STORED, **changes}
+        async with started(self.a, self.state, **variables) as running:
+            fleet = running.service.fleet
+            assert fleet is not None
+            for member in fleet.members.values():
+                async with asyncio.timeout(10):
+                    await member.turns.feed.up.wait()
+            yield running
+
+    def prompts(self) -> tuple[int, int]:
+        return len(self.a.prompts), len(self.b.prompts)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def pair(tmp_path: Path) -> AsyncGenerator[Pair]:
+    workspace, state = tmp_path / "workspace", tmp_path / "state"
+    (workspace / "app").mkdir(parents=True)
+    pair = Pair(workspace, state)
+    for opencode, end in pair.ends.items():
+        await end.enter_async_context(opencode.running())
+    yield pair
+    for end in pair.ends.values():
+        await end.aclose()
+
+
+def directory(name: str) -> dict[str, Json]:
+    return {"opencode": {"directory": name}}
+
+
+async def test_contexts_are_spread_and_stay_where_they_are(pair: Pair) -> None:
+    async with pair.serving() as service:
+        caller = Caller(service)
+        hold = pair.a.hold()
+        async with caller.stream("one") as first:
+            await hold.reached.wait()
+            second = await caller.send("two")
+            assert pair.prompts() == (1, 1)
+            pair.a.release()
+            await first.rest()
+        again = await caller.send("more", context=second.context_id)
+        assert again.session_id == second.session_id
+        assert pair.prompts() == (1, 2)
+
+    async with pair.serving() as service:
+        later = await Caller(service).send("and more", context=second.context_id)
+        assert later.session_id == second.session_id
+        assert pair.prompts() == (1, 3)
+
+
+async def test_a_task_is_taken_up_where_it_ran(pair: Pair) -> None:
+    hold = pair.b.hold()
+    async with pair.serving(a={"drain": True}) as service:
+        task = await Caller(service).send("slow", blocking=False)
+        async with asyncio.timeout(10):
+            await hold.reached.wait()
+    pair.b.release()
+    async with (
+        pair.serving(a={"drain": True}) as service,
+        Caller(service).subscribe(task.id) as following,
+    ):
+        last = (await following.rest())[-1]
+    assert last.state == "completed"
+    assert pair.prompts() == (0, 1)
+
+
+async def test_a_directory_is_served_by_those_that_name_it(pair: Pair) -> None:
+    app = str(pair.workspace / "app")
+    async with pair.serving(b={"directories": [app]}) as service:
+        caller = Caller(service)
+        await caller.send("here", metadata=directory("app"))
+        await caller.send("at the root")
+        await caller.send("at the root again")
+    # The first of the two goes to the one with fewer tasks, which is the first of equals.
+    assert sum(pair.prompts()) == 3
+    assert len(pair.b.prompts) <= 1
+
+    async with pair.serving(a={"directories": [app]}, b={"directories": [app]}) as service:
+        with pytest.raises(RefusedError, match="is not served by any OpenCode"):
+            await Caller(service).send("at the root")
+
+
+async def test_one_that_drains_keeps_its_contexts_and_gets_no_new_ones(pair: Pair) -> None:
+    async with pair.serving(b={"drain": True}) as service:
+        task = await Caller(service).send("one")
+    async with pair.serving(a={"drain": True}) as service:
+        caller = Caller(service)
+        await caller.send("more", context=task.context_id)
+        await caller.send("new")
+    assert pair.prompts() == (2, 1)
+
+
+async def test_a_full_fleet_refuses(pair: Pair) -> None:
+    holds = pair.a.hold(), pair.b.hold()
+    async with pair.serving(a={"max_turns": 1}, b={"max_turns": 1}) as service:
+        caller = Caller(service)
+        for _ in holds:
+            await caller.send("fill", blocking=False)
+        for hold in holds:
+            await hold.reached.wait()
+        with pytest.raises(RefusedError, match="Too many calls to OpenCode"):
+            await caller.send("more")
+        pair.a.release()
+        pair.b.release()
+
+
+async def test_the_context_of_a_lost_one_goes_on_elsewhere_and_says_so(pair: Pair) -> None:
+    hold = pair.b.hold()
+    async with pair.serving(a={"drain": True}, OPENCODE_UPSTREAM_LOST_SECONDS="0.5") as service:
+        caller = Caller(service)
+        async with caller.stream("one") as following:
+            await hold.reached.wait()
+            await pair.ends[pair.b].aclose()
+            lost = (await following.rest())[-1]
+            context = following.task.context_id
+        health = (await service.http.get("/health")).json()
+        async with caller.stream("again", context=context) as following:
+            updates = await following.rest()
+
+    assert lost.state == "failed"
+    assert "UPSTREAM_LOST" in str(lost.raw)
+    assert [one["state"] for one in health["upstreams"]] == ["up", "lost"]
+    assert updates[-1].state == "completed"
+    assert any("replaced" in str(one.raw) for one in updates)
+    assert pair.prompts() == (1, 1)
+
+
+async def test_methods_find_the_session_wherever_it_is(pair: Pair) -> None:
+    async with pair.serving(a={"drain": True}) as service:
+        task = await Caller(service).send("one")
+        found = await Caller(service).method(
+            "opencode.sessions.get", {"session_id": task.session_id}
+        )
+    assert task.session_id in found["item"]["contextId"]
+
+
+async def test_a_permission_is_answered_where_it_was_asked(pair: Pair) -> None:
+    pair.b.play("permission-once")
+    async with pair.serving(a={"drain": True}) as service:
+        caller = Caller(service)
+        waiting = await caller.send("ask")
+        answered = await caller.send("yes", task=waiting.id)
+    assert (waiting.state, answered.state) == ("input_required", "completed")
