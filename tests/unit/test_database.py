@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from opencode_a2a.errors import StoreUnavailableError
-from opencode_a2a.ids import ContextId, Principal, SessionId
+from opencode_a2a.ids import MAIN, ContextId, Principal, SessionId
 from opencode_a2a.store import links
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
@@ -144,12 +144,12 @@ async def test_keys_may_be_as_long_as_a_caller_can_make_them(tmp_path: Path) -> 
     def write(connection: sa.Connection) -> None:
         no = rows.add_task(connection, row)
         rows.add_message(connection, alice, message, no, b"d" * 32)
-        links.link(connection, alice, context, directory, session, 1)
+        links.link(connection, alice, context, directory, session, MAIN, 1)
 
-    def read(connection: sa.Connection) -> tuple[SessionId | None, SessionId | None]:
+    def read(connection: sa.Connection) -> tuple[SessionId | None, object]:
         assert rows.find_message(connection, alice, message, b"d" * 32)
         found = links.linked(connection, alice, context, directory)
-        return found, links.linked(connection, alice, context, directory[:-1])
+        return found and found[0], links.linked(connection, alice, context, directory[:-1])
 
     async with Database(stores.url(tmp_path)) as database:
         await database.write(write)

@@ -187,7 +187,11 @@ async def test_the_form_of_protocol_03_is_read(old: Path, tmp_path: Path) -> Non
         )
     assert row is not None
     task = load_task(row)
-    assert (task.status.state, task.status.session_id, link) == ("completed", "ses_1", "ses_1")
+    assert (task.status.state, task.status.session_id, link) == (
+        "completed",
+        "ses_1",
+        ("ses_1", "main"),
+    )
     assert [channel.text for channel in task.channels.values()] == ["done"]
     [message] = task.history
     assert [(p.kind, p.text, p.raw, p.media_type, p.filename) for p in message.parts] == [

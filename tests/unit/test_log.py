@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from opencode_a2a.config import LimitSettings
+from opencode_a2a.config import LimitSettings, UpstreamEntry
 from opencode_a2a.errors import LimitExceededError
 from opencode_a2a.events import (
     Finished,
@@ -28,14 +28,17 @@ from opencode_a2a.events import (
     Usage,
     UsageCounted,
 )
-from opencode_a2a.ids import MessageId, Principal, SessionId
+from opencode_a2a.ids import MAIN, MessageId, Principal, SessionId
 from opencode_a2a.messages import Answered, Message, Part, PromptPart, TurnRequest
+from opencode_a2a.opencode.upstream import Upstream
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks import log as live
 from opencode_a2a.tasks.log import LogReader, LogWriter, Replay, TaskLog, stored_task
 from opencode_a2a.tasks.service import OpenTask, SendCommand, TaskService
 from opencode_a2a.tasks.state import Cursor, Entry, Recovered, State
+from opencode_a2a.turns.errands import Errands
+from opencode_a2a.turns.fleet import Fleet, Member
 from opencode_a2a.turns.turn import Turns
 from tests.support import stores
 
@@ -54,10 +57,13 @@ class Office:
         self.database = database
         self.writer = LogWriter(database)
         # No task is started, so that no turns are needed.
-        self.tasks = TaskService(database, self.writer, Turns.__new__(Turns), limits)
+        entry, behind = UpstreamEntry(name=MAIN, managed=1), Upstream("", "", None)
+        self.member = Member(entry, behind, Turns.__new__(Turns), Errands.__new__(Errands))
+        fleet = Fleet([self.member], database, 0)
+        self.tasks = TaskService(database, self.writer, fleet, limits)
 
     async def admit(self, command: SendCommand) -> OpenTask | TaskRow:
-        return await self.tasks.admit(command)
+        return await self.tasks.admit(command, self.member)
 
     async def task(self, message_id: str = "m1") -> TaskLog:
         task = await self.admit(order(message_id))

@@ -72,9 +72,11 @@ def examine(config: Path | None) -> Iterator[Finding]:
             yield Finding("settings", str(problem), "see docs/settings.md")
         return
     yield from check_settings(settings)
-    opencode = settings.opencode
-    managed = opencode.managed_server
-    yield check_command(opencode.command) if managed else check_reachable(settings)
+    if settings.opencode.managed_server:
+        yield check_command(settings.opencode.command)
+    for _, own in settings.fleet:
+        if not own.opencode.managed_server:
+            yield check_reachable(own)
     yield from check_rules(settings)
     yield check_search(settings)
     yield from check_state(settings)
