@@ -713,10 +713,10 @@ class TaskService:
         agent = routing.agent or planned.agent
         if routing.agent is not None:
             named = replace(planned, session_id=None, agent=routing.agent)
-            await self._turns.sessions.check(command.principal, named)
+            await task.member.turns.sessions.check(command.principal, named)
         if go and agent is None:
             # OpenCode would go on with the agent that planned.
-            agent = self._turns.settings.opencode.agent or DEFAULT_AGENT
+            agent = task.member.turns.settings.opencode.agent or DEFAULT_AGENT
         request = replace(
             command.request,
             routing=replace(
@@ -733,7 +733,7 @@ class TaskService:
             delivery=None,
         )
         if go:
-            if (request.rights & self._turns.rights).changes == "deny":
+            if (request.rights & task.member.turns.rights).changes == "deny":
                 raise AuthorizationForbiddenError(NOT_ALLOWED)
             text = "\n\n".join(filter(None, (APPROVED, decision.remark)))
             request = replace(request, prompt=(PromptPart(text=text),))
