@@ -286,8 +286,9 @@ async def test_an_answer_past_the_service_stops_the_turn_of_a_managed_opencode(
     }
     with capture_logs() as logs:
         async with serving(load({}, variables)) as service:
-            caller, upstream = Caller(service), service.service.upstream
-            assert upstream is not None
+            caller, fleet = Caller(service), service.service.fleet
+            assert fleet is not None
+            upstream = fleet.first.upstream
             asked = await caller.send(script([read], [{"say": "went on "}, {"gate": gate}]))
             async with past(upstream.url, upstream.password) as agent:
                 at = Location(directory=str(tmp_path / "workspace"))

@@ -343,8 +343,7 @@ async def test_the_behaviors_are_those_of_the_service(deployment: Deployment) ->
     assert again in stops["continue_with"]
 
 
-async def test_the_banner_names_the_versions_spoken(deployment: Deployment) -> None:
+async def test_the_record_of_the_start_names_the_versions_spoken(deployment: Deployment) -> None:
     spoken = deployment.said("wire_contract")["supported_protocol_versions"]
-    versions = deployment.service.service.banner()[0].split("  ·  ")[1]
 
-    assert set(versions.removeprefix("A2A ").split(" and ")) == set(spoken)
+    assert deployment.service.service.about()["protocol_versions"] == spoken
