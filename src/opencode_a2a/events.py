@@ -215,8 +215,18 @@ class Usage:
     cost: float = 0.0
 
     @property
+    def read(self) -> int:
+        """All that the model was given."""
+        return self.input + self.cache_read + self.cache_write
+
+    @property
+    def written(self) -> int:
+        """All that the model said and thought."""
+        return self.output + self.reasoning
+
+    @property
     def total(self) -> int:
-        return self.input + self.output + self.reasoning + self.cache_read + self.cache_write
+        return self.read + self.written
 
     def __add__(self, other: "Usage") -> "Usage":
         return Usage(

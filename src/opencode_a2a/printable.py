@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 _HIDDEN = re.compile(
@@ -52,3 +53,8 @@ def program() -> str:
     if shutil.which(name) is None and Path(started).name == name:
         return shlex.quote(started)
     return name
+
+
+def colours(environ: Mapping[str, str]) -> bool:
+    """Whether a terminal is to have colours (https://no-color.org)."""
+    return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"

@@ -18,11 +18,20 @@ from functools import lru_cache
 from typing import TextIO, cast
 
 import orjson
-import structlog
-from structlog.typing import FilteringBoundLogger, Processor
 
-from opencode_a2a.printable import clean, escaped
-from opencode_a2a.terminal import Lines
+# structlog imports rich where it finds it, for tracebacks that are not used here: they would show
+# local variables, and with them secrets. That takes a tenth of a second of every start.
+_UNUSED = "rich" not in sys.modules
+if _UNUSED:
+    sys.modules["rich"] = None  # type: ignore[assignment] # so an import of it fails
+import structlog  # noqa: E402 - see above
+from structlog.typing import FilteringBoundLogger, Processor  # noqa: E402
+
+if _UNUSED:
+    del sys.modules["rich"]
+
+from opencode_a2a.printable import clean, escaped  # noqa: E402
+from opencode_a2a.terminal import Lines  # noqa: E402
 
 MASK = "********"
 
@@ -120,7 +129,7 @@ def configure(level: str | None, stream: TextIO | None = None) -> None:
     output = stream or sys.stderr
     watched = output.isatty()
     number = logging.getLevelNamesMapping()[level or ("INFO" if watched else "WARNING")]
-    render: Processor = Lines(requests=level is not None) if watched else _json
+    render: Processor = Lines(everything=level is not None) if watched else _json
     fit: list[Processor] = [_printable] if watched else []
     steps: list[Processor] = [
         structlog.contextvars.merge_contextvars,

@@ -13,7 +13,7 @@ from typing import cast
 import structlog
 
 from opencode_a2a.figures import SHORT_ID, clock, short_path, spent
-from opencode_a2a.printable import clean, one_line
+from opencode_a2a.printable import clean, colours, one_line
 
 Record = Mapping[str, object]
 
@@ -24,17 +24,12 @@ _UNTOLD = {"event", "level", "timestamp", "logger", "audit", "request_id", "trac
 """Fields of a record that a line has no room for."""
 
 
-def colours(environ: Mapping[str, str]) -> bool:
-    """Whether a terminal is to have colours (https://no-color.org)."""
-    return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
-
-
 class Lines:
     """Renders each record as text; a processor of structlog's."""
 
-    def __init__(self, *, requests: bool) -> None:
-        self._requests = requests
-        """Whether every HTTP request is shown, too."""
+    def __init__(self, *, everything: bool) -> None:
+        self._all = everything
+        """Whether more than tasks, warnings and audit records is shown: requests, for example."""
         self._coloured = colours(os.environ)
         self._forms: dict[str, Callable[[Record], str]] = {
             "started": self._banner,
@@ -48,10 +43,12 @@ class Lines:
         }
 
     def __call__(self, _: object, __: str, record: Record) -> str:
-        event = str(record.get("event", ""))
-        if event == "request" and not self._requests and record.get("level") == "info":
+        form = self._forms.get(str(record.get("event", "")))
+        if form is not None:
+            return form(record)
+        if not self._all and record.get("level") == "info" and not record.get("audit"):
             raise structlog.DropEvent
-        return self._forms.get(event, self._other)(record)
+        return self._other(record)
 
     def _paint(self, text: str, style: str) -> str:
         return f"\x1b[{style}m{text}\x1b[0m" if self._coloured else text
@@ -89,7 +86,7 @@ class Lines:
 
     def _facts(self, record: Record) -> str:
         model, hosted = str(record.get("model") or "none"), bool(record.get("hosted"))
-        key = "for a real one set ANTHROPIC_API_KEY, or run `opencode auth login`"
+        key = "for a real one: ANTHROPIC_API_KEY=…, or `opencode auth login`"
         if record.get("demo"):
             rows = [("Model", "demo (scripted, no AI)", key)]
         elif not record.get("model"):
@@ -113,11 +110,14 @@ class Lines:
         return "\n".join(lines)
 
     def _rows(self, rows: list[tuple[str, str, str]]) -> list[str]:
-        width = max(36, *(len(value) for _, value, _ in rows)) if rows else 0
-        return [
-            f"  {name:<9}  {value:<{width}}  {self._paint(note, DIM)}".rstrip()
-            for name, value, note in rows
-        ]
+        columns = shutil.get_terminal_size().columns
+        lines: list[str] = []
+        for name, value, note in rows:
+            line = f"  {name:<9}  {value:<38}"
+            room = columns - len(line) - 2
+            shown = self._paint(one_line(note, room), DIM) if note and room > 12 else ""
+            lines.append(f"{line}  {shown}".rstrip())
+        return lines
 
     def _farewell(self, record: Record) -> str:
         waiting, working = _texts(record, "waiting"), _texts(record, "working")

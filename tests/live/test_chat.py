@@ -155,5 +155,5 @@ async def test_a_person_sees_why_nothing_comes_and_for_how_long(service: Running
         status = await terminal.ended()
 
     assert "Cannot connect to API" in told
-    assert answered.endswith("\r\x1b[K")
+    assert answered.endswith("\r\x1b[2K")  # the line is gone before the answer comes
     assert status == 0

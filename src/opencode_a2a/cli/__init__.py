@@ -4,11 +4,13 @@ Commands parse, call and report; what they report on lives elsewhere. ``--help``
 must answer at once, so nothing heavy is imported here.
 """
 
+import os
 from importlib import import_module
 
 import click
 
 from opencode_a2a import __version__
+from opencode_a2a.printable import colours
 
 COMMANDS = {
     "serve": ("serve", "Run the service, with or without starting OpenCode."),
@@ -59,5 +61,7 @@ class LazyGroup(click.Group):
 @click.pass_context
 def main(ctx: click.Context) -> None:
     """Turn an OpenCode server into an agent that any A2A client can talk to."""
+    if not colours(os.environ):
+        ctx.color = False
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

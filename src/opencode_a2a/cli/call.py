@@ -96,6 +96,7 @@ def task_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
     help="Have OpenCode plan first; answer the task with go to carry it out.",
 )
 @click.option("--no-stream", is_flag=True, help="Wait for the whole answer instead of streaming.")
+@click.option("--full", is_flag=True, help="Show changes whole.")
 @click.option("--json", "as_json", is_flag=True, help="Print each event as a line of JSON.")
 def call(
     words: tuple[str, ...],
@@ -105,6 +106,7 @@ def call(
     timeout: float,
     plan: bool,
     no_stream: bool,
+    full: bool,
     as_json: bool,
 ) -> None:
     """Send TEXT to the agent at URL and print the answer as it arrives.
@@ -124,7 +126,7 @@ def call(
     if math.isnan(timeout):
         raise click.UsageError("--timeout should be a number of seconds")
 
-    from opencode_a2a.cli.screen import JsonLines, Screen, report_end
+    from opencode_a2a.cli.screen import JsonLines, make_screen, report_end
     from opencode_a2a.cli.talk import exit_status, file_part, talk_to
     from opencode_a2a.messages import Part
     from opencode_a2a.peers.answer import PeerTask
@@ -143,12 +145,12 @@ def call(
         talk.ask(
             parts,
             answer,
-            JsonLines(answer) if as_json else Screen(),
+            JsonLines(answer) if as_json else make_screen(full=full),
             task_id=task and talk.whole_id(task),
             context_id=context,
+            metadata={"opencode": {"plan": True}} if plan else None,
             stream=not no_stream,
             seconds=timeout,
-            plan=plan,
         )
         if not as_json:
             report_end(talk, answer)
@@ -163,9 +165,9 @@ def chat(url: str | None, context: str | None) -> None:
 
     What the agent asks (a question, a permission) is shown, and your lines answer it until it is
     settled; what was typed before it could be read does not. A paste of several lines is one
-    message. "/plan TEXT" has OpenCode plan first, and "go" then carries it out. Ctrl-C cancels the
-    turn, a second one leaves; /new begins a new conversation, /quit or Ctrl-D leaves. Credentials
-    are found as by `call`.
+    message, and so are lines that end with a backslash. Ctrl-C cancels the turn, a second one
+    leaves; /help lists the commands. "/plan TEXT" has OpenCode plan first, and "go" then carries it
+    out. URL and credentials are found as by `call`.
 
     Exit status: that of `call` for the last turn, 1 also if the credential is refused.
     """
@@ -175,7 +177,8 @@ def chat(url: str | None, context: str | None) -> None:
 
     with talk_to(url) as talk, line_editing(talk.state_dir / "history"):
         card = talk.peer.card
-        click.echo(one_line(f"{card.name} {card.version}"), err=True)
+        hint = "   /help lists the commands" if sys.stdin.isatty() else ""
+        click.echo(one_line(f"{card.name} {card.version}") + hint, err=True)
         conversation = Conversation(talk, context)
         status = conversation.hold()
     if conversation.context_id:
@@ -225,7 +228,7 @@ def tasks(
             newest = table.watch(read, talk.url)
             if newest is None:
                 return
-            _follow(talk, newest, as_json=False)
+            _follow(talk, newest)
         found = read()
     if as_json:
         for task in found:
@@ -237,15 +240,15 @@ def tasks(
         table.print_lines(found)
 
 
-def _follow(talk: "Talk", task_id: str, *, as_json: bool) -> NoReturn:
+def _follow(talk: "Talk", task_id: str, *, as_json: bool = False, full: bool = False) -> NoReturn:
     """Show a task until it ends or waits, and exit as `call` does."""
-    from opencode_a2a.cli.screen import JsonLines, Screen, report_end
+    from opencode_a2a.cli.screen import JsonLines, make_screen, report_end
     from opencode_a2a.cli.talk import exit_status
     from opencode_a2a.peers.answer import PeerTask
 
     answer = PeerTask()
     try:
-        talk.follow(task_id, answer, JsonLines(answer) if as_json else Screen())
+        talk.follow(task_id, answer, JsonLines(answer) if as_json else make_screen(full=full))
     except KeyboardInterrupt:
         sys.exit(130)  # only the listening ends, the task goes on
     if not as_json:
@@ -256,13 +259,14 @@ def _follow(talk: "Talk", task_id: str, *, as_json: bool) -> NoReturn:
 @click.command()
 @click.argument("words", type=WORDS, nargs=-1, metavar="[URL] TASK", shell_complete=task_ids)
 @click.option("--follow", "-f", is_flag=True, help="Go on printing until the task ends or waits.")
+@click.option("--full", is_flag=True, help="Show changes whole.")
 @click.option("--json", "as_json", is_flag=True, help="Print the task, or its events, as JSON.")
-def task(words: tuple[str, ...], follow: bool, as_json: bool) -> None:
+def task(words: tuple[str, ...], follow: bool, full: bool, as_json: bool) -> None:
     """Print the state and the answer of TASK at the agent at URL.
 
     With --follow the exit status is that of `call`.
     """
-    from opencode_a2a.cli.screen import Screen, print_task
+    from opencode_a2a.cli.screen import make_screen, print_task
     from opencode_a2a.cli.talk import talk_to
     from opencode_a2a.peers.answer import PeerTask, state_word
     from opencode_a2a.printable import indented, one_line
@@ -272,7 +276,7 @@ def task(words: tuple[str, ...], follow: bool, as_json: bool) -> None:
     with talk_to(url) as talk:
         task_id = talk.whole_id(named)
         if follow:
-            _follow(talk, task_id, as_json=as_json)
+            _follow(talk, task_id, as_json=as_json, full=full)
         found = talk.run(talk.peer.task(task_id, 10))
     if as_json:
         print_task(found)
@@ -281,7 +285,7 @@ def task(words: tuple[str, ...], follow: bool, as_json: bool) -> None:
     click.echo(
         one_line(f"{found.task_id}  {state_word(found.status.state)}{context}", 300), err=True
     )
-    answer, screen = PeerTask(), Screen()
+    answer, screen = PeerTask(), make_screen(full=full)
     for event in answer.take(found):
         screen.show(event)
     screen.close()

@@ -1,25 +1,32 @@
 """A conversation at the terminal: lines in, turns out, the agent's questions answered in between.
 
-``cli.call`` declares the command. Nothing here knows the network; ``talk`` takes the turns.
+``cli.call`` declares the command. Nothing here knows the network; ``talk`` takes the turns. Lines
+that begin with a slash are commands, and never reach the model.
 """
 
 import contextlib
+import difflib
 import os
 import re
 import select
+import shutil
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import click
 
-from opencode_a2a.cli.screen import Screen, report_end
-from opencode_a2a.cli.talk import CanceledError, RefusedError, Talk, exit_status
-from opencode_a2a.events import Json
+from opencode_a2a.cli import table
+from opencode_a2a.cli.screen import make_screen, report_end, show_question, watched
+from opencode_a2a.cli.talk import CanceledError, RefusedError, Talk, exit_status, file_part
+from opencode_a2a.events import Interrupted, Json, JsonObject, Usage
+from opencode_a2a.figures import spent
+from opencode_a2a.ids import ModelRef
+from opencode_a2a.jsonguard import as_object, items_in, text_in
 from opencode_a2a.messages import Part
 from opencode_a2a.peers.answer import WAITING, PeerTask, state_word
-from opencode_a2a.printable import command, indented, one_line
+from opencode_a2a.printable import clean, command, one_line
 
 _REPLIES = {
     "o": "once",
@@ -30,6 +37,22 @@ _REPLIES = {
     "t": "yes for this task",
     "c": "yes for this conversation",
 }
+COMMANDS = {
+    "/help": "list these commands",
+    "/new": "begin a new conversation",
+    "/tasks": "list the tasks at the agent",
+    "/task ID": "show a task; the beginning of its id is enough",
+    "/plan TEXT": "have OpenCode plan first; go then carries it out",
+    "/model [PROVIDER/MODEL]": "use another model from now on; without a name, list them",
+    "/agent [NAME]": "let another agent of OpenCode's work; without a name, list them",
+    "/cancel": "cancel the task that waits for an answer",
+    "/diff": "show the last changes whole",
+    "/cost": "say what this conversation has used",
+    "/file PATH": "send a file along with the next message",
+    "/quit": "leave (also Ctrl-D)",
+}
+_PLAN = re.compile(r"/plan\s+(?=\S)")
+_KEYS = "[y] allow once   [n] deny   [e] deny with a reason"
 _HISTORY_LINES = 1000
 _REFLEX_SECONDS = 0.3
 """Time after a question in which nobody can have read it."""
@@ -45,6 +68,29 @@ class Conversation:
         self._talk = talk
         self._waiting: PeerTask | None = None
         """The task that waits for an answer; every line goes to it until that is settled."""
+        self._model: ModelRef | None = None
+        self._agent: str | None = None
+        self._files: list[Part] = []
+        """What goes along with the next message."""
+        self._used: dict[str, Usage] = {}
+        """What each task of the conversation has used."""
+        self._patch: str | None = None
+        """The last changes that an agent reported."""
+        self._commands: dict[str, Callable[[str], None]] = {
+            "/help": self._help,
+            "/new": self._new,
+            "/tasks": self._tasks,
+            "/task": self._task,
+            "/plan": self._plan,
+            "/model": self._choose_model,
+            "/agent": self._choose_agent,
+            "/cancel": self._cancel,
+            "/diff": self._diff,
+            "/cost": self._cost,
+            "/file": self._file,
+            "/quit": self._quit,
+            "/exit": self._quit,
+        }
 
     def hold(self) -> int:
         """Go on until the person leaves: end of input, /quit, or Ctrl-C twice.
@@ -86,17 +132,17 @@ class Conversation:
     def _turn(self, parts: list[Part]) -> int:
         task = self._waiting or PeerTask()
         task_id = task.task_id if self._waiting else None
-        planned = re.match(r"/plan\s+(?=\S)", parts[0].text or "") if not task_id else None
+        planned = _PLAN.match(parts[0].text or "") if not task_id else None
         if planned is not None:
             parts = [Part("text", text=(parts[0].text or "")[planned.end() :]), *parts[1:]]
         try:
             self._talk.ask(
                 parts,
                 task,
-                Screen(),
+                make_screen(),
                 task_id=task_id,
                 context_id=self.context_id,
-                plan=planned is not None,
+                metadata=None if self._waiting else self._metadata(plan=planned is not None),
             )
         except CanceledError:
             self._waiting = None
@@ -114,47 +160,197 @@ class Conversation:
             raise
         finally:
             self.context_id = task.context_id or self.context_id
+            self._patch = task.patch or self._patch
+            if task.usage is not None:
+                self._used[task.task_id or ""] = task.usage
         self._waiting = task if task.status.state in WAITING else None
         if self._waiting:
-            text = indented(task.said) or "The agent waits for an answer."
-            click.echo(text, err=True)
+            permission = task.asked is not None and task.asked.type == "permission"
+            show_question(task, _KEYS if permission and not task.several else None)
         else:
             report_end(self._talk, task)
         return exit_status(task.status.state)
 
+    def _metadata(self, *, plan: bool) -> JsonObject | None:
+        """Return what a new task is to be done with."""
+        metadata: JsonObject = {}
+        opencode: JsonObject = {"plan": True} if plan else {}
+        if self._model is not None:
+            model: JsonObject = {
+                "providerID": self._model.provider_id,
+                "modelID": self._model.model_id,
+            }
+            metadata["shared"] = {"model": model}
+        if self._agent is not None:
+            opencode["agent"] = self._agent
+        if opencode:
+            metadata["opencode"] = opencode
+        return metadata or None
+
     def _read(self) -> list[Part]:
         """Return what to send: a message, or the answer to what the agent asked."""
-        asked = self._waiting and self._waiting.asked
         if self._waiting:
             discard_early_input()
-        if asked and len(asked.questions) > 1:
-            answers: list[Json] = []
-            for question in asked.questions:
-                line = read_message(f"{one_line(question.header or question.question)}> ")
-                given = [item.strip() for item in line.split(",")] if question.multiple else [line]
-                # Numbers stand for options.
-                labels = {str(n): option.label for n, option in enumerate(question.options, 1)}
-                answers.append([labels.get(item, item) for item in given if item])
-            return [Part("data", data={"request_id": asked.request_id, "answers": answers})]
         while True:
-            text = read_message("answer> " if self._waiting else "> ")
-            if text == "/new" and self._waiting:
-                click.echo("Answer first, or press Ctrl-C to cancel the task.", err=True)
-            elif text == "/new":
-                self.context_id = None
-            elif text and asked and asked.type == "permission":
-                short = re.fullmatch(r"(#?\d+ +)?([a-z])", text, re.IGNORECASE)
-                reply = text
-                if short and short[2].lower() in _REPLIES:
-                    reply = (short[1] or "") + _REPLIES[short[2].lower()]
-                if self._waiting and self._waiting.several:
-                    return [Part("text", text=reply)]  # the person names what is meant
-                # Name the permission that was read: another may be asked by the time of the answer.
-                named = re.search(r"\b(all|\d+)\b", text.partition(":")[0])
-                name = "" if named else f"{asked.number or asked.request_id} "
-                return [Part("text", text=name + reply)]
-            elif text:
-                return [Part("text", text=text)]
+            task = self._waiting
+            asked = task and task.asked
+            if task and asked and len(asked.questions) > 1:
+                return self._answers(asked)
+            text = read_message("answer> " if task else "> ")
+            if re.match(r"/[A-Za-z]*(\s|$)", text) and (task or not _PLAN.match(text)):
+                self._run(text)
+                continue
+            text = text.strip()
+            if text and asked and asked.type == "permission":
+                return [Part("text", text=self._reply(text, asked))]
+            if text or self._files:
+                files, self._files = self._files, []
+                return [*([Part("text", text=text)] if text else []), *files]
+
+    def _answers(self, asked: Interrupted) -> list[Part]:
+        answers: list[Json] = []
+        for question in asked.questions:
+            line = read_message(f"{one_line(question.header or question.question)}> ").strip()
+            given = [item.strip() for item in line.split(",")] if question.multiple else [line]
+            # Numbers stand for options.
+            labels = {str(n): option.label for n, option in enumerate(question.options, 1)}
+            answers.append([labels.get(item, item) for item in given if item])
+        return [Part("data", data={"request_id": asked.request_id, "answers": answers})]
+
+    def _reply(self, text: str, asked: Interrupted) -> str:
+        """Return the answer to a permission, which names the one that was read."""
+        short = re.fullmatch(r"(#?\d+ +)?([a-z])", text, re.IGNORECASE)
+        key = short[2].lower() if short else ""
+        reply = text
+        if short and key == "e":
+            reason = read_message("reason> ").strip()
+            reply = (short[1] or "") + (f"no: {reason}" if reason else "no")
+        elif short and key in _REPLIES:
+            reply = (short[1] or "") + _REPLIES[key]
+        if self._waiting and self._waiting.several:
+            return reply  # the person names what is meant
+        # Name the permission that was read: another may be asked by the time of the answer.
+        named = re.search(r"\b(all|\d+)\b", text.partition(":")[0])
+        return reply if named else f"{asked.number or asked.request_id} {reply}"
+
+    # Commands
+
+    def _run(self, text: str) -> None:
+        name, *rest = text.split(maxsplit=1)
+        command = self._commands.get(name)
+        if command is not None:
+            try:
+                command(rest[0].strip() if rest else "")
+            except RefusedError:
+                raise
+            except click.ClickException as error:  # it is no turn: the exit status stays as it is
+                click.echo(f"Error: {error.message}", err=True)
+            return
+        close = difflib.get_close_matches(name, self._commands, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]}?" if close else "/help lists the commands."
+        click.echo(
+            f"There is no command {one_line(name, 30)}; {hint} "
+            "To send it as it is, begin with a space.",
+            err=True,
+        )
+
+    def _help(self, _: str) -> None:
+        width = max(map(len, COMMANDS))
+        for name, text in COMMANDS.items():
+            click.echo(f"  {name:<{width}}  {text}", err=True)
+        click.echo(
+            "A paste is one message, and so are lines that end with \\. Ctrl-C cancels the turn.",
+            err=True,
+        )
+
+    def _new(self, _: str) -> None:
+        if self._waiting:
+            click.echo("Answer first, or cancel the task with /cancel.", err=True)
+            return
+        self.context_id, self._files = None, []
+        self._used.clear()
+        click.echo("A new conversation.", err=True)
+
+    def _tasks(self, _: str) -> None:
+        found = self._talk.run(self._talk.peer.tasks(None, 20))
+        rows = table.lines(found, shutil.get_terminal_size().columns) if found else ["no tasks"]
+        click.echo("\n".join(rows), err=True)
+
+    def _task(self, task_id: str) -> None:
+        if not task_id:
+            click.echo("Name a task: /task ID; /tasks lists them.", err=True)
+            return
+        found = self._talk.run(self._talk.peer.task(self._talk.whole_id(task_id), 10))
+        click.echo(one_line(f"{found.task_id}  {state_word(found.status.state)}", 300), err=True)
+        seen, screen = PeerTask(), make_screen()
+        for event in seen.take(found):
+            screen.show(event)
+        screen.close()
+
+    def _choose_model(self, name: str) -> None:
+        if not name:
+            answer = self._talk.run(
+                self._talk.peer.invoke("opencode.models.list", {"connected": True})
+            )
+            for item in items_in(answer, "items"):
+                model = text_in(item, "model_id", "id")
+                shown = one_line(f"{text_in(item, 'provider_id')}/{model}", 200)
+                click.echo(f"  {shown}", err=True)
+            click.echo(f"Now: {self._model or 'as OpenCode is configured'}", err=True)
+            return
+        model = ModelRef.parse(name)
+        if model is None:
+            click.echo("A model is named PROVIDER/MODEL; /model lists them.", err=True)
+            return
+        self._model = model
+        click.echo(f"From the next message on, {model} answers.", err=True)
+
+    def _choose_agent(self, name: str) -> None:
+        if name:
+            self._agent = name
+            click.echo(f"From the next message on, the agent {one_line(name)} works.", err=True)
+            return
+        answer = self._talk.run(self._talk.peer.invoke("opencode.agents.list", {}))
+        for item in items_in(answer, "items"):
+            if as_object(item).get("mode") != "subagent" and not item.get("hidden"):
+                described = f"{text_in(item, 'name')}  {text_in(item, 'description') or ''}"
+                click.echo(f"  {one_line(described, 150)}", err=True)
+        click.echo(f"Now: {self._agent or 'as OpenCode is configured'}", err=True)
+
+    def _plan(self, _: str) -> None:
+        text = "Answer first" if self._waiting else "Say what to plan: /plan TEXT"
+        click.echo(text, err=True)
+
+    def _cancel(self, _: str) -> None:
+        waiting, self._waiting = self._waiting, None
+        said = self._talk.cancel(waiting) if waiting else "Nothing waits; Ctrl-C cancels a turn."
+        click.echo(said, err=True)
+
+    def _diff(self, _: str) -> None:
+        if self._patch is None:
+            click.echo("No changes were reported in this conversation.", err=True)
+        elif watched():
+            from opencode_a2a.cli.live import print_diff  # only at a terminal
+
+            print_diff(self._patch)
+        else:
+            click.echo(clean(self._patch), err=True)
+
+    def _cost(self, _: str) -> None:
+        used = sum(self._used.values(), Usage())
+        said = spent(None, used.read, used.written, used.cost)
+        click.echo(said or "Nothing was reported yet.", err=True)
+
+    def _file(self, path: str) -> None:
+        if not path:
+            click.echo("Name a file: /file PATH", err=True)
+            return
+        part = file_part(Path(path).expanduser())
+        self._files.append(part)
+        click.echo(f"{one_line(part.filename or path)} goes along with the next message.", err=True)
+
+    def _quit(self, _: str) -> None:
+        raise EOFError
 
 
 def read_message(prompt: str) -> str:
@@ -169,14 +365,14 @@ def read_message(prompt: str) -> str:
         prompt = ""
     try:
         lines = [input(prompt)]
-        while _is_pending(_PASTE_SECONDS):
-            lines.append(input())
-        text = "\n".join(lines).strip()
+        while (pasted := _is_pending(_PASTE_SECONDS)) or lines[-1].endswith("\\"):
+            if not pasted:
+                lines[-1] = lines[-1][:-1]
+            lines.append(input("… " if prompt and not pasted else ""))
+        text = "\n".join(lines).rstrip()
         text.encode()
     except UnicodeError:
         raise click.ClickException("not sent: the input should be valid UTF-8") from None
-    if text == "/quit":
-        raise EOFError
     return text
 
 

@@ -1,22 +1,24 @@
-"""How an answer looks on a terminal, and as JSON lines.
+"""How an answer looks in a pipe, on half a terminal, and as JSON lines.
 
 The answer goes to stdout as it is; reasoning, tools and progress go dim to stderr, and only if
-a person is looking there. Everything that an agent sends is cleaned before it is printed, see
-``printable``; in JSON it is escaped.
+a person is looking there. Where a person sees both, ``live`` shows more. Everything that an agent
+sends is cleaned before it is printed, see ``printable``; in JSON it is escaped.
 """
 
 import asyncio
+import os
 import shutil
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import click
 import orjson
 
-from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.events import Json, JsonObject, Usage
+from opencode_a2a.figures import SHORT_ID, span, spent
 from opencode_a2a.peers.answer import (
     SETTLED,
     WAITING,
@@ -37,6 +39,7 @@ from opencode_a2a.printable import clean, command, escaped, indented, one_line
 from opencode_a2a.tasks.state import State
 
 if TYPE_CHECKING:
+    from opencode_a2a.cli.live import LiveScreen
     from opencode_a2a.cli.talk import Talk
 
 _PATIENCE = 2.0
@@ -140,13 +143,19 @@ class StatusLine:
         waited = f" ({seconds} s)"
         width = max(20, shutil.get_terminal_size().columns - 1 - len(waited))
         text = one_line(self.reason or "Waiting for the agent", width) + waited
-        click.echo("\r\x1b[K" + click.style(text, dim=True), err=True, nl=False)
+        self._control()
+        click.secho(text, dim=True, err=True, nl=False)
         self._drawn = True
 
     def erase(self) -> None:
         if self._drawn:
-            click.echo("\r\x1b[K", err=True, nl=False)
+            self._control()
             self._drawn = False
+
+    def _control(self) -> None:
+        """Empty the line; not by click, which leaves that out together with colours."""
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
 
     def end(self) -> None:
         self.erase()
@@ -258,14 +267,54 @@ class Screen:
             self._aside_open = False
 
 
+class Output(Protocol):
+    """Shows a turn: a screen, or lines for programs."""
+
+    def begin(self) -> None: ...
+    def end(self) -> None: ...
+    def show(self, event: PeerEvent) -> None: ...
+
+
+def watched() -> bool:
+    """Whether a person looks at a terminal that can do more than print lines."""
+    return sys.stdout.isatty() and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def make_screen(*, full: bool = False) -> "Screen | LiveScreen":
+    """Return what shows a turn here; ``full`` shows diffs whole."""
+    if not watched():
+        return Screen()
+    from opencode_a2a.cli.live import LiveScreen  # a tenth of a second, only for people
+
+    return LiveScreen(full=full)
+
+
 def report_end(talk: "Talk", task: PeerTask) -> None:
-    """Say on stderr what a person has to know about a turn that did not complete."""
+    """Say on stderr what a person has to know about the end of a turn."""
     status = task.status
     if status.state in WAITING:
-        click.echo(indented(task.said) or "The agent waits for an answer.", err=True)
-        asks = status.state is State.INPUT_REQUIRED
-        then = command("call", *talk.named, "--task", task.task_id or "", "…")
-        click.echo(f"{'Answer' if asks else 'Sign in, then go on'} with: {then}", err=True)
+        show_question(task)
     elif status.state is not State.COMPLETED:
         word, text = state_word(status.state), indented(status.text or "").strip()
         click.echo(f"{word}: {text}" if text else word, err=True)
+    if sys.stderr.isatty():
+        used = task.usage or Usage()
+        took = spent(None, used.read, used.written, used.cost)
+        named = f"task {one_line(task.task_id, 100)[:SHORT_ID]}" if task.task_id else None
+        words = f"{state_word(status.state)} in {span(talk.seconds)}"
+        click.secho(" · ".join(filter(None, (words, took, named))), dim=True, err=True)
+    if status.state in WAITING:
+        asks = status.state is State.INPUT_REQUIRED
+        then = command("call", *talk.named, "--task", task.task_id or "", "…")
+        click.echo(f"{'Answer' if asks else 'Sign in, then go on'} with: {then}", err=True)
+
+
+def show_question(task: PeerTask, keys: str | None = None) -> None:
+    """Show what an agent waits for, and the keys that answer it."""
+    text = task.said or "The agent waits for an answer."
+    if not watched():
+        click.echo(indented(text), err=True)
+        return
+    from opencode_a2a.cli.live import print_question  # only for people
+
+    print_question(text, keys)

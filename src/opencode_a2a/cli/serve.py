@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
+import opencode_a2a.telemetry  # noqa: F401 # pyright: ignore[reportUnusedImport] - first, see there
 from opencode_a2a.config import (
     GROUPS,
     SETTINGS,

@@ -129,7 +129,7 @@ def watch(read: Callable[[], list[ReceivedTask]], head: str) -> str | None:
 
     The other screen of the terminal is used, so that nothing of it stays behind.
     """
-    click.echo("\x1b[?1049h\x1b[?25l", nl=False)
+    _control("\x1b[?1049h\x1b[?25l")
     newest: str | None = None
     try:
         while True:
@@ -140,7 +140,11 @@ def watch(read: Callable[[], list[ReceivedTask]], head: str) -> str | None:
             told = f"{head}   {waiting} waiting   Enter follows the newest, Ctrl-C leaves"
             drawn = [click.style(one_line(told, size.columns - 1), bold=True), ""]
             drawn += lines(tasks, size.columns - 1, size.lines - 3) if tasks else ["no tasks"]
-            click.echo("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in drawn) + "\x1b[J", nl=False)
+            _control("\x1b[H")
+            for line in drawn:
+                click.echo(line, nl=False)
+                _control("\x1b[K\n")
+            _control("\x1b[J")
             until = time.monotonic() + WATCH_SECONDS
             while (left := until - time.monotonic()) > 0:
                 if select.select([sys.stdin], [], [], left)[0]:
@@ -150,4 +154,10 @@ def watch(read: Callable[[], list[ReceivedTask]], head: str) -> str | None:
     except KeyboardInterrupt:
         return None
     finally:
-        click.echo("\x1b[?25h\x1b[?1049l", nl=False)
+        _control("\x1b[?25h\x1b[?1049l")
+
+
+def _control(sequence: str) -> None:
+    """Steer the terminal; not by click, which leaves that out together with colours."""
+    sys.stdout.write(sequence)
+    sys.stdout.flush()

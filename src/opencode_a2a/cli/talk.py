@@ -10,6 +10,7 @@ import base64
 import mimetypes
 import os
 import ssl
+import time
 import uuid
 from collections.abc import Coroutine, Generator
 from contextlib import contextmanager, suppress
@@ -22,8 +23,9 @@ from urllib.parse import urlsplit
 import click
 
 from opencode_a2a.announcement import running
-from opencode_a2a.cli.screen import JsonLines, Screen
+from opencode_a2a.cli.screen import Output
 from opencode_a2a.config import Settings, SettingsError, load_for_calls
+from opencode_a2a.events import JsonObject
 from opencode_a2a.messages import Message, Part
 from opencode_a2a.peers.answer import WAITING, ErrorCode, LostError, PeerError, PeerTask, state_word
 from opencode_a2a.peers.client import Peer, configured_credential
@@ -126,8 +128,14 @@ class Talk:
         self.named = [target.url] if url else []
         """What a suggested command has to say of the address."""
         self.state_dir = target.settings.a2a.state_dir
+        self._began = time.monotonic()
         self._runner = runner
         self.peer = self.run(_open(target))
+
+    @property
+    def seconds(self) -> float:
+        """How long the last turn has been listened to."""
+        return time.monotonic() - self._began
 
     def run(self, work: Coroutine[None, None, _T]) -> _T:
         """Do one thing with the agent; a failure ends the command with one line."""
@@ -154,28 +162,24 @@ class Talk:
         self,
         parts: list[Part],
         task: PeerTask,
-        output: Screen | JsonLines,
+        output: Output,
         *,
         task_id: str | None = None,
         context_id: str | None = None,
+        metadata: JsonObject | None = None,
         stream: bool = True,
         seconds: float | None = None,
-        plan: bool = False,
     ) -> None:
         """Send a message and show what comes back; Ctrl-C cancels the task."""
         asking = self.peer.ask(
-            Message(
-                str(uuid.uuid4()),
-                "user",
-                parts,
-                metadata={"opencode": {"plan": True}} if plan else None,
-            ),
+            Message(str(uuid.uuid4()), "user", parts, metadata),
             output.show,
             task_id=task_id,
             context_id=context_id,
             task=task,
             stream=stream,
         )
+        self._began = time.monotonic()
         try:
             self._runner.run(_shown(output, asking, seconds))
         except (TimeoutError, PeerError) as error:
@@ -183,8 +187,9 @@ class Talk:
         except KeyboardInterrupt as stop:
             raise CanceledError(self.cancel(task)) from stop
 
-    def follow(self, task_id: str, task: PeerTask, output: Screen | JsonLines) -> None:
+    def follow(self, task_id: str, task: PeerTask, output: Output) -> None:
         """Show what a task brings until it ends or waits."""
+        self._began = time.monotonic()
         self.run(_shown(output, self.peer.follow(task_id, output.show, task)))
 
     def cancel(self, task: PeerTask) -> str:
@@ -220,7 +225,7 @@ class Talk:
 
 
 async def _shown(
-    output: Screen | JsonLines, work: Coroutine[None, None, None], seconds: float | None = None
+    output: Output, work: Coroutine[None, None, None], seconds: float | None = None
 ) -> None:
     output.begin()
     try:

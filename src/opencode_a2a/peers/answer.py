@@ -7,6 +7,7 @@ a text belongs to, what a tool does, what a person is asked); of any other agent
 answer text. Pure: knows no HTTP.
 """
 
+import base64
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -34,6 +35,7 @@ from opencode_a2a.events import (
     Progressed,
     Question,
     QuestionOption,
+    Usage,
 )
 from opencode_a2a.ids import RequestId, SessionId
 from opencode_a2a.jsonguard import as_object, items_in, text_in
@@ -429,6 +431,8 @@ class PeerTask:
         """More is asked than ``asked``: an answer has to say what it is for."""
         self.settled = False
         """The task has ended, or waits for somebody; not so once a new message is sent."""
+        self.usage: Usage | None = None
+        """What the task has used, if the peer says so: its own steps and those of sub-agents."""
         self.last_words: str | None = None
         """What the last status said: its message, or its progress."""
         self._received: dict[tuple[str, str], _Received] = {}
@@ -445,6 +449,13 @@ class PeerTask:
     def said(self) -> str:
         """What the agent says to its state, without what was shown as its answer before."""
         return (self.status.text or "").removeprefix(self.answer).lstrip("\n")
+
+    @property
+    def patch(self) -> str | None:
+        """The files that the task changed, as a diff; None if the peer tells of no changes."""
+        parts = (part for received in self._received.values() for part in received.others)
+        patches = [part.raw for part in parts if part.media_type == DIFF_TYPE and part.raw]
+        return decode_text(patches[-1]) if patches else None
 
     def begin(self) -> None:
         """Expect the answer to a message that is about to be sent."""
@@ -518,6 +529,7 @@ class PeerTask:
 
     def _take_status(self, status: ReceivedStatus, metadata: JsonObject) -> Iterator[PeerEvent]:
         before, self.status = self.status, status
+        self.usage = _read_usage(metadata) or self.usage
         self.settled, self.asked = status.state in SETTLED, None
         if status.state is State.COMPLETED and not self._answered and status.message:
             # Many small agents put their whole answer into the last status.
@@ -546,6 +558,40 @@ def _is_words(part: Part) -> bool:
 
 def _shared(metadata: JsonObject, name: str) -> JsonObject:
     return as_object(as_object(metadata.get("shared")).get(name))
+
+
+DIFF_TYPE = "text/x-diff"
+
+
+def decode_text(raw: str) -> str | None:
+    """Return the text in a part's bytes; None if it is not base64."""
+    try:
+        return base64.b64decode(raw).decode(errors="replace")
+    except ValueError:
+        return None
+
+
+def _read_usage(metadata: JsonObject) -> Usage | None:
+    given = _shared(metadata, "usage")
+    if not given:
+        return None
+    used = Usage()
+    for one in (given, as_object(given.get("children"))):
+        cache, cost = as_object(one.get("cache_tokens")), one.get("cost")
+        used += Usage(
+            *(
+                count if isinstance(count, int) else 0
+                for count in (
+                    one.get("input_tokens"),
+                    one.get("output_tokens"),
+                    one.get("reasoning_tokens"),
+                    cache.get("read_tokens"),
+                    cache.get("write_tokens"),
+                )
+            ),
+            cost=float(cost) if isinstance(cost, int | float) else 0.0,
+        )
+    return used
 
 
 def _read_progress(metadata: JsonObject) -> Progressed | None:

@@ -526,6 +526,15 @@ class Peer:
                 return found
             params["pageToken"] = token
 
+    async def invoke(self, method: str, params: JsonObject) -> JsonObject:
+        """Call a method beyond A2A; services of our own kind have some, by JSON-RPC."""
+        at = next((one for one in self.card.interfaces if one.binding is Binding.JSONRPC), None)
+        if at is None:
+            raise PeerError(ErrorCode.UNSUPPORTED, f"the agent does not offer {method}")
+        body: JsonObject = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        request = PeerRequest("POST", at.url, orjson.dumps(body))
+        return await self._connection.fetch(request, {VERSION_HEADER: at.version.value})
+
     async def cancel(self, task_id: str) -> ReceivedTask:
         return read_task(await self._call(CANCEL_TASK, {"id": task_id}))
 

@@ -83,8 +83,8 @@ def _note(ref: TaskRef, before: Status, after: Status, at: int) -> None:
             task_id=ref.id,
             state=after.state.value,
             seconds=(at - ref.created_at) / 1000,
-            input_tokens=usage.input + usage.cache_read + usage.cache_write if usage else 0,
-            output_tokens=usage.output + usage.reasoning if usage else 0,
+            input_tokens=usage.read if usage else 0,
+            output_tokens=usage.written if usage else 0,
             cost=usage.cost if usage else 0.0,
             reason=after.failure and after.failure.message,
         )
