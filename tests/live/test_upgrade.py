@@ -179,20 +179,20 @@ async def test_migrate_takes_what_is_finished_and_leaves_the_source_alone(
     assert (status, lines) == (
         0,
         [
-            "took 3 tasks",
-            f"took {held.owners} session owners",
-            f"took {held.links} context links",
-            "left 1 tasks that are not finished",
+            "tasks: 3 taken",
+            f"session owners: {held.owners} taken",
+            f"context links: {held.links} taken",
+            "tasks that are not finished: 1 left",
             end_line,
         ],
     )
     assert again == (
         0,
         [
-            "left 3 tasks that are here already",
-            "left 1 tasks that are not finished",
-            f"left {held.owners} session owners that are here already",
-            f"left {held.links} context links that are here already",
+            "tasks that are here already: 3 left",
+            "tasks that are not finished: 1 left",
+            f"session owners that are here already: {held.owners} left",
+            f"context links that are here already: {held.links} left",
             end_line,
         ],
     )

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.answers import PARAMS, UNSUPPORTED
+from opencode_a2a.events import JsonObject
+from opencode_a2a.tasks import service
+from tests.support.answers import PARAMS, UNSUPPORTED, Wire
 from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
 
@@ -50,6 +52,42 @@ async def test_a_queued_message_goes_on_with_the_task_and_is_sent_once(
     assert (before, prompted(opencode)) == (["hello"], ["hello", "more"])
     assert (ended.state, ended.text) == ("completed", f"{ANSWER}\n\n{ANSWER}")
     assert len(ended.raw["history"]) == 2
+
+
+@pytest.mark.parametrize("wire", [Wire.RPC])
+async def test_a_message_with_narrower_rights_does_not_steer_a_task_with_wider_ones(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    task_id = await running(caller, opencode)
+    narrow: JsonObject = {"opencode": {"profile": "read-only"}}
+
+    refused = await caller.ask("send", caller.message("more", taskId=task_id, metadata=narrow))
+    opencode.release()
+    ended = await caller.ended(task_id)
+
+    refused.refuses(UNSUPPORTED)
+    assert b"narrower" in refused.content
+    assert prompted(opencode) == ended.history == ["hello"]
+
+
+@pytest.mark.parametrize("wire", [Wire.RPC])
+async def test_no_more_than_so_many_messages_wait_to_be_handed_on(
+    caller: Caller, opencode: FakeOpenCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "MAX_ADDITIONS", 2)
+    task_id = await running(caller, opencode)
+
+    for name in ("one", "two"):
+        await caller.begin(name, task=task_id, metadata=QUEUE)
+    refused = await caller.ask(
+        "send", caller.message("three", taskId=task_id, metadata={"shared": {"delivery": "queue"}})
+    )
+    opencode.release()
+    ended = await caller.ended(task_id)
+
+    assert refused.status == 200
+    assert b"LIMIT_EXCEEDED" in refused.content
+    assert ended.history == ["hello", "one", "two"]
 
 
 @pytest.mark.requirement("I6")

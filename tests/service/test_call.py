@@ -610,3 +610,24 @@ async def test_a_person_sees_reasoning_and_tools_dim_beside_the_answer() -> None
     assert out == b"the answer\n"
     assert "\x1b[2mlet me think\x1b[0m" in seen
     assert "\x1b[2mbash running list files\x1b[0m" in seen
+
+
+async def test_a_message_that_is_refused_is_sent_once_and_the_reason_told() -> None:
+    async def refusing(made: Stranger, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "GET":
+            return await reply(send, card_json(made.url))
+        body = orjson.loads((await receive())["body"])
+        if body["method"] == "tasks/get":
+            task = {"kind": "task", "id": "t", "contextId": "c", "status": {"state": "working"}}
+            return await reply(send, orjson.dumps({"jsonrpc": "2.0", "id": 1, "result": task}))
+        if body["method"].startswith("message/"):
+            sent.append(body["method"])
+        error = {"code": -32004, "message": f"refusal {len(sent)}"}
+        return await reply(send, orjson.dumps({"jsonrpc": "2.0", "id": 1, "error": error}))
+
+    sent: list[str] = []
+    async with stranger(refusing) as made:
+        result = await run("call", made.url, "7 yes", "--task", "t")
+
+    assert sent == ["message/stream"]
+    assert (result.exit_code, "refusal 1" in result.stderr) == (1, True)

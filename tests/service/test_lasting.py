@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from opencode_a2a.turns.turn import Log, Turn
 from tests.support import stores
 from tests.support.answers import Answer, Update, Wire, fold
 from tests.support.caller import Caller
@@ -51,6 +52,36 @@ async def test_an_ended_task_is_the_same_after_a_restart(
             assert more.session_id == task.session_id
 
     assert len(opencode.prompts) == 2 * len(Wire)
+
+
+@pytest.mark.requirement("I6")
+@pytest.mark.parametrize("waits", ["for a sign-in", "for a go"])
+async def test_a_message_that_ends_a_pause_is_not_lost_in_a_crash_before_its_turn(
+    opencode: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: str
+) -> None:
+    planned = {"opencode": {"plan": True}} if waits == "for a go" else None
+    opencode.agents[:] = [{"name": name, "mode": "primary"} for name in ("build", "plan")]
+    opencode.play("plain-text" if planned else "error-401")
+    async with started(opencode, tmp_path, **STORED) as service:
+        caller = Caller(service)
+        paused = await caller.send("do it", metadata=planned)
+
+        async def crash(turn: Turn, log: Log) -> None:
+            await asyncio.get_running_loop().create_future()
+
+        monkeypatch.setattr(Turn, "run", crash)
+        await caller.begin("go", task=paused.id, message_id="m")
+    monkeypatch.undo()
+    opencode.play("plain-text")
+    prompts = len(opencode.prompts)
+    async with started(opencode, tmp_path, **STORED) as service:
+        ended = await Caller(service).ended(paused.id)
+        again = await Caller(service).send("go", task=paused.id, message_id="m")
+    opencode.agents.clear()
+
+    assert paused.state == ("input_required" if planned else "auth_required")
+    assert (ended.state, ended.text) == ("completed", "one two three four")
+    assert (again.raw, len(opencode.prompts) - prompts) == (ended.raw, 1)
 
 
 @pytest.mark.sqlite_only

@@ -1,6 +1,7 @@
 """The tool as OpenCode meets it: MCP over HTTP in front, agents of somebody else behind."""
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,8 +14,10 @@ from starlette.types import Receive, Scope, Send
 
 from opencode_a2a.config import load
 from opencode_a2a.events import Progressed
+from opencode_a2a.ids import Principal
 from opencode_a2a.peers.client import HOPS_HEADER
 from opencode_a2a.peers.tool import PeerTool
+from opencode_a2a.turns.tools import CallingTurn
 from tests.support.peer import ANSWER, Stranger, card_json, reply, sdk_agent, stranger
 from tests.support.running import running
 
@@ -299,6 +302,35 @@ class TestOrigins:
         assert [(p.type, p.title) for p in mine] == [("peer", "other")] * len(mine)
         assert (mine[0].status, mine[-1].status) == ("submitted", "completed")
         assert agent.requests[-1][2][HOPS_HEADER.lower()] == "2"
+
+    async def test_a_task_of_another_caller_at_an_agent_does_not_exist(self) -> None:
+        async with sdk_agent() as agent, offered(A2A_PEERS=named(agent.url)) as side:
+            origins = side.tool.calling_turns
+            ann, bob = (
+                origins.enter(0, lambda _: None, Principal(name)) for name in ("ann", "bob")
+            )
+
+            async def use(turn: CallingTurn, name: str, **given: str) -> tuple[str, bool]:
+                origins.began(turn, f"{name} {given}", name, {**given})
+                used = await side.use(name, **given)
+                turn.running.clear()
+                return used
+
+            asked, _ = await use(ann, "call", agent="other", message="ask")
+            (task_id,) = re.findall(r"task_id '([^']+)'", asked)
+            handle = f"{task_id}@other"
+            answered = {"agent": "other", "task_id": task_id, "message": "blue"}
+            sent = len(agent.requests)
+            foreign = [await use(bob, "result", handle=handle), await use(bob, "call", **answered)]
+            unknown = await side.use("result", handle=handle)  # whose turn calls cannot be told
+            reached = len(agent.requests)
+            own = await use(ann, "result", handle=handle)
+
+        assert all(failed for _, failed in (*foreign, unknown))
+        assert {text for text, _ in foreign} == {
+            f"a2a_call_failed: there is no {task_id!r} of yours"
+        }
+        assert (reached, own[1]) == (sent, False)
 
     async def test_two_turns_with_the_same_call_are_told_nothing(self) -> None:
         told: list[Progressed] = []

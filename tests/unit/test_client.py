@@ -542,15 +542,21 @@ async def test_a_page_of_messages_keeps_unknown_parts_and_the_cursor(server: Rec
     assert [type(part) for part in page.items[0].parts] == [TextPart, UnknownPart]
 
 
-async def test_a_known_part_that_is_malformed_is_not_taken_for_an_unknown_one(
-    server: Recorder,
-) -> None:
-    part = {"id": "prt_1", "type": "text", "text": 5, "sessionID": SES, "messageID": "msg_a"}
-    server.answer = Canned(body=orjson.dumps([{"info": ASSISTANT, "parts": [part]}]))
+async def test_a_stored_part_that_is_malformed_does_not_hide_the_others(server: Recorder) -> None:
+    where = {"sessionID": SES, "messageID": "msg_a"}
+    parts = [
+        {"id": "prt_1", "type": "text", "text": 5, **where},
+        {"id": "prt_2", "type": "text", "text": "hi", **where},
+        "no part at all",
+    ]
+    messages = [{"info": ASSISTANT, "parts": parts}, {"info": ASSISTANT, "parts": parts[1:2]}]
+    server.answer = Canned(body=orjson.dumps(messages))
 
     async with OpenCode(server.url) as opencode:
-        with pytest.raises(UpstreamPayloadError):
-            await opencode.messages(SES)
+        page = await opencode.messages(SES)
+
+    kept = [[part.id for part in message.parts] for message in page.items]
+    assert kept == [["prt_2"], ["prt_2"]]
 
 
 async def test_status_tells_busy_from_retry(server: Recorder) -> None:

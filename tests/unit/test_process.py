@@ -34,6 +34,7 @@ from opencode_a2a.opencode.process import (
     birth,
     listening_url,
     marked_processes,
+    recorded_in,
 )
 from opencode_a2a.opencode.upstream import managed_record, withheld
 
@@ -374,6 +375,34 @@ async def test_an_opencode_with_a_record_is_left_to_whom_the_record_belongs(
     assert birth(kept.pid) is not None
     kept.kill()
     await kept.wait()
+
+
+@linux
+@pytest.mark.parametrize("written", [None, b"{", "of another"], ids=["deleted", "damaged", "other"])
+async def test_an_opencode_that_its_record_lost_is_ended_by_the_owner_of_the_record(
+    tmp_path: Path, written: bytes | str | None
+) -> None:
+    file = tmp_path / "managed" / "opencode.json"
+    gone = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
+    await gone.wait()
+    lost = await sleeper(f"{gone.pid}.abc{recorded_in(file)}")
+    others = await sleeper(f"{gone.pid}.abc{recorded_in(tmp_path / 'other.json')}")
+    file.parent.mkdir()
+    if isinstance(written, bytes):
+        file.write_bytes(written)
+    elif written is not None:
+        Record(marker=f"1.def{recorded_in(file)}", password="p").write(file)  # noqa: S106 - none
+    settings = OpenCodeSettings(command=double(tmp_path, "sys.exit(1)"))
+
+    with pytest.raises(OpenCodeStartError):
+        async with ManagedOpenCode(settings, {}, record=file):
+            pass
+
+    async with asyncio.timeout(5):
+        assert await lost.wait() == -signal.SIGKILL
+    assert birth(others.pid) is not None
+    others.kill()
+    await others.wait()
 
 
 @linux

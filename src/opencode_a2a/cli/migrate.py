@@ -66,9 +66,9 @@ def migrate(source: str, target: str | None, config: Path | None) -> None:
     except (DatabaseError, ImportFailedError) as error:
         fail(str(error))
     for kind, number in report.taken.items():
-        click.echo(f"took {number} {kind}")
+        click.echo(f"{kind}: {number} taken")
     for kind, number in report.left.items():
-        click.echo(f"left {number} {kind}")
+        click.echo(f"{kind}: {number} left")
     click.echo(f"{file} is unchanged; the tasks are in {into or report.target}")
 
 

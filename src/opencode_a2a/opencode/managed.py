@@ -38,7 +38,6 @@ from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.process import (
     LAST_WORDS_SECONDS,
     MARKER,
-    RECORDED,
     STOP_SECONDS,
     Claim,
     OpenCodeProcess,
@@ -48,6 +47,7 @@ from opencode_a2a.opencode.process import (
     birth,
     kill_abandoned,
     kill_leftovers,
+    recorded_in,
 )
 
 logger = logging.getLogger(__name__)
@@ -225,7 +225,9 @@ class ManagedOpenCode:
         self._directory = directory.absolute() if directory else None
         self._record = record
         self._claim = Claim(record) if record else None
-        self._marker = f"{os.getpid()}.{secrets.token_hex(8)}" + (RECORDED if record else "")
+        self._marker = f"{os.getpid()}.{secrets.token_hex(8)}" + (
+            recorded_in(record) if record else ""
+        )
         self._process: OpenCodeProcess | None = None
         self._port = 0
         self._keeper: asyncio.Task[None] | None = None
@@ -263,7 +265,7 @@ class ManagedOpenCode:
             )
             self._record = self._claim = None
         try:
-            if abandoned := await asyncio.to_thread(kill_abandoned):
+            if abandoned := await asyncio.to_thread(kill_abandoned, self._record):
                 logger.warning("ended %d processes of an OpenCode whose owner is gone", abandoned)
             if not await self._take_over():
                 await self._start_on_a_port()

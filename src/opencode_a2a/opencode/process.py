@@ -14,6 +14,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen
 from typing import Annotated, Final, Self
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 MARKER: Final = "OPENCODE_A2A_INSTANCE"
 """In the environment of OpenCode and of all that it starts: ``<our pid>.<random>``."""
 RECORDED: Final = ".recorded"
-"""End of a marker whose OpenCode has a record: only the reader of that record may end it."""
+"""End of a marker whose OpenCode has a record: only the owner of that record may end it."""
 WITHHELD: Final = "opencode-a2a: the password is withheld from tools"
 """What the plugin `withhold.js` prints when it has done its work."""
 TAIL_LINES: Final = 40
@@ -102,18 +103,35 @@ def kill_leftovers(marker: str) -> int:
     return len(killed)
 
 
-def kill_abandoned() -> int:
-    """Kill what an earlier run of this program left behind because it was killed itself."""
+def recorded_in(record: Path) -> str:
+    """Return the end of a marker whose OpenCode is written down in this file."""
+    return f".{sha256(os.fsencode(record.absolute())).hexdigest()[:16]}{RECORDED}"
+
+
+def kill_abandoned(record: Path | None = None) -> int:
+    """Kill what an earlier run of this program left behind because it was killed itself.
+
+    ``record`` is the file that this run owns. What should stand in it, but does not, since the file
+    was deleted or damaged, would be found by nobody else.
+    """
     marked = list(marked_processes())
     if not marked:
         return 0
     running = set(os.listdir("/proc"))
     # This very process may have been started by some OpenCode's shell.
     inherited = {marker for pid, marker in marked if pid == os.getpid()}
+    left = Record.read(record) if record is not None else None
+    lost = {
+        marker
+        for _, marker in marked
+        if record is not None and marker.endswith(recorded_in(record))
+        if left is None or marker != left.marker
+    }
     abandoned = {
         marker
         for _, marker in marked
-        if marker.partition(".")[0] not in running and not marker.endswith(RECORDED)
+        if marker.partition(".")[0] not in running
+        and (marker in lost or not marker.endswith(RECORDED))
     }
     return sum(kill_leftovers(marker) for marker in abandoned - inherited)
 

@@ -16,6 +16,7 @@ from pydantic import (
     ConfigDict,
     Field,
     GetPydanticSchema,
+    OnErrorOmit,
     PlainSerializer,
     ValidationError,
     ValidatorFunctionWrapHandler,
@@ -383,7 +384,8 @@ Part = Annotated[KnownPart | UnknownPart, Field(union_mode="left_to_right")]
 
 class MessageWithParts(Wire):
     info: Message
-    parts: list[Part]
+    parts: list[OnErrorOmit[Part]]
+    """A part that a plugin or another version stored wrongly must not hide all the others."""
 
 
 # Interrupts

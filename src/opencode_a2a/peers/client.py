@@ -35,7 +35,7 @@ from opencode_a2a.a2a.operations import (
 from opencode_a2a.a2a.types import VERSION_HEADER, SendRequest, Version
 from opencode_a2a.a2a.v03 import Spelling
 from opencode_a2a.config import Binding, ClientSettings
-from opencode_a2a.errors import ParseError
+from opencode_a2a.errors import ParseError, UnsupportedOperationError
 from opencode_a2a.events import JsonObject
 from opencode_a2a.jsonguard import as_object, decode, items_in, text_in, whole_characters
 from opencode_a2a.messages import Message
@@ -554,8 +554,10 @@ class Peer:
                     ErrorCode.RETRYABLE, "the connection broke before the agent answered"
                 ) from error
         except PeerError as error:
-            goes_on = error.retryable if following.received else error.code is ErrorCode.UNSUPPORTED
-            if not goes_on:
+            # Its card says that it streams: "unsupported operation" is then about the message.
+            unknown = error.rpc_code != UnsupportedOperationError.code
+            goes_on = unknown and error.code is ErrorCode.UNSUPPORTED
+            if not (error.retryable if following.received else goes_on):
                 raise
 
     async def _finish(self, following: _Following, seconds: float) -> None:

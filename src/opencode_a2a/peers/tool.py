@@ -8,7 +8,8 @@ at the peer, so that it is valid after a restart too.
 
 import asyncio
 import uuid
-from collections.abc import Coroutine
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,6 +18,7 @@ from pydantic import BaseModel, Field, SecretStr, ValidationError
 
 from opencode_a2a.config import Settings
 from opencode_a2a.events import JsonObject, Progressed
+from opencode_a2a.ids import Principal
 from opencode_a2a.messages import Message, Part
 from opencode_a2a.peers.answer import (
     WAITING,
@@ -44,6 +46,8 @@ SERVER = "a2a"
 """OpenCode puts it before the names of the tools: ``a2a_call``, ``a2a_agents``, ``a2a_result``."""
 _ANSWER_CHARACTERS = 100_000
 _LINE = 300
+_OWNERS = 10_000
+"""Tasks and contexts at other agents whose callers are remembered."""
 _CANCEL_SECONDS = 20.0
 
 CALL = """\
@@ -60,6 +64,11 @@ class _CallArguments(BaseModel):
     message: str = Field(min_length=1, description="What to ask, complete in itself.")
     context_id: str | None = Field(None, description="Conversation to go on with.")
     task_id: str | None = Field(None, description="Task that asked for this message.")
+
+    @property
+    def named(self) -> list[str]:
+        """The tasks and contexts that have to be the caller's."""
+        return [name for name in (self.task_id, self.context_id) if name]
 
     async def run(self, peer: Peer, call: "_PeerCall") -> None:
         await peer.ask(
@@ -78,6 +87,10 @@ class _ResultArguments(BaseModel):
     @property
     def agent(self) -> str:
         return self.handle.rpartition("@")[2]
+
+    @property
+    def named(self) -> list[str]:
+        return [self.handle.rpartition("@")[0]]
 
     async def run(self, peer: Peer, call: "_PeerCall") -> None:
         await peer.follow(self.handle.rpartition("@")[0], call.report, call.task)
@@ -109,6 +122,8 @@ class PeerTool:
         }
         self._pool = Pool(self._rules, settings.client)
         self._stopping: set[asyncio.Task[None]] = set()
+        self._owners: OrderedDict[tuple[str, str], Principal] = OrderedDict()
+        """Whose turn began a task or context at an agent, by the agent's URL and the id there."""
         call, result = _CallArguments, _ResultArguments
         self.server = ToolServer(
             [
@@ -185,7 +200,11 @@ class PeerTool:
         try:
             asked = arguments_type.model_validate(arguments)
             agent = self._agent(asked.agent)
-            call = _PeerCall(agent, await self.calling_turns.find(tool, arguments))
+            call = _PeerCall(agent, await self.calling_turns.find(tool, arguments), self._own)
+            for name in asked.named:
+                # To an agent all callers of this service are one, so it is told apart here.
+                if self._owners.get((agent.url, name), call.turn.principal) != call.turn.principal:
+                    raise PeerError(ErrorCode.CALL_FAILED, f"there is no {name!r} of yours")
             async with self._pool.peer(agent.url, agent.credential) as peer:
                 return await self._follow(call, asked.run(peer, call))
         except PeerError as error:
@@ -193,6 +212,15 @@ class PeerTool:
         except ValidationError as error:
             wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
             return ToolResult(f"{ErrorCode.INVALID_INPUT}: {wrong}", failed=True)
+
+    def _own(self, call: "_PeerCall") -> None:
+        """Note whose the task and the context of a call are, as far as that is known."""
+        principal = call.turn.principal
+        for name in filter(None, (call.task.task_id, call.task.context_id)):
+            if principal is not None:
+                self._owners.setdefault((call.agent.url, name), principal)
+            if len(self._owners) > _OWNERS:
+                self._owners.popitem(last=False)
 
     async def _follow(self, call: "_PeerCall", asking: Coroutine[None, None, None]) -> ToolResult:
         """Report what the peer does until its task ends or waits, or the time is up."""
@@ -240,7 +268,10 @@ class PeerTool:
 class _PeerCall:
     """One task at one agent, reported to the turn that asked and at the end to its model."""
 
-    def __init__(self, agent: _Agent, turn: CallingTurn) -> None:
+    def __init__(
+        self, agent: _Agent, turn: CallingTurn, own: Callable[["_PeerCall"], None]
+    ) -> None:
+        self._own = own
         self.agent = agent
         self.turn = turn
         self.task = PeerTask()
@@ -266,6 +297,7 @@ class _PeerCall:
         self.answered.set()
         match event:
             case TaskOpened():
+                self._own(self)
                 status, text = "submitted", None
             case TaskStatusChanged():
                 status, text = state_word(event.state), event.text

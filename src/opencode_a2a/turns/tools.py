@@ -13,6 +13,7 @@ import structlog
 
 from opencode_a2a.errors import UpstreamError
 from opencode_a2a.events import JsonObject, Progressed
+from opencode_a2a.ids import Principal
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.events import PartUpdated
 from opencode_a2a.opencode.feed import FeedItem
@@ -32,6 +33,8 @@ class CallingTurn:
     hops: int
     """How many agents its request went through."""
     tell: Callable[[Progressed], None]
+    principal: Principal | None = None
+    """Whose it is; None when it is not known which turn calls."""
     running: dict[str, tuple[str, JsonObject]] = field(
         default_factory=dict[str, tuple[str, JsonObject]]
     )
@@ -52,8 +55,10 @@ class CallingTurns:
         self._turns: set[CallingTurn] = set()
         self._change = asyncio.Event()
 
-    def enter(self, hops: int, tell: Callable[[Progressed], None]) -> CallingTurn:
-        turn = CallingTurn(hops, tell)
+    def enter(
+        self, hops: int, tell: Callable[[Progressed], None], principal: Principal | None = None
+    ) -> CallingTurn:
+        turn = CallingTurn(hops, tell, principal)
         self._turns.add(turn)
         return turn
 
@@ -80,7 +85,8 @@ class CallingTurns:
         if len(found) == 1:
             return found[0]
         hops = max((turn.hops for turn in found or self._turns), default=0)
-        return CallingTurn(hops, lambda _: None)
+        whose = {turn.principal for turn in found}
+        return CallingTurn(hops, lambda _: None, whose.pop() if len(whose) == 1 else None)
 
     def _matching(self, tool: str, given: JsonObject) -> list[CallingTurn]:
         return [turn for turn in self._turns if (tool, given) in turn.running.values()]

@@ -497,7 +497,9 @@ class Attempt:
         self._tick_timer: asyncio.TimerHandle | None = None
         self._start_timer: asyncio.TimerHandle | None = None
         tools = self._turns.tools
-        self._caller = tools and tools.callers.enter(turn.request.routing.hops, self._note)
+        self._caller = tools and tools.callers.enter(
+            turn.request.routing.hops, self._note, turn.owner.principal
+        )
         self._turns.interrupts.sessions_with_turn[session.session_id] = turn.interrupts
         rights = self._turns.sessions.rights
         self._work = rights.register(session.session_id, turn.owner.rights)
