@@ -65,8 +65,7 @@ from opencode_a2a.server.openapi import OpenApi
 from opencode_a2a.server.operations import Operations
 from opencode_a2a.server.rest import RestBinding
 from opencode_a2a.server.sse import Streams
-from opencode_a2a.store.database import Database
-from opencode_a2a.store.engine import DatabaseError, Replica
+from opencode_a2a.store.database import Database, DatabaseError, Replica
 from opencode_a2a.store.sqlite import EarlierDatabaseError
 from opencode_a2a.tasks.log import LogWriter
 from opencode_a2a.tasks.recovery import recover, sweep

@@ -13,8 +13,7 @@ from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.ids import MAIN, ContextId, Principal, SessionId
 from opencode_a2a.store import links
 from opencode_a2a.store import tasks as rows
-from opencode_a2a.store.database import Database
-from opencode_a2a.store.engine import DatabaseError
+from opencode_a2a.store.database import Database, DatabaseError
 from opencode_a2a.store.schema import STEPS, version
 from opencode_a2a.store.tasks import TaskRow
 from tests.support import stores

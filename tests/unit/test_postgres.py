@@ -21,8 +21,7 @@ from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.opencode.managed import free_port
 from opencode_a2a.store import schema
 from opencode_a2a.store import tasks as rows
-from opencode_a2a.store.database import Database, examine
-from opencode_a2a.store.engine import DatabaseError, Replica
+from opencode_a2a.store.database import Database, DatabaseError, Replica, examine
 from opencode_a2a.store.tasks import TaskRow
 from tests.support import stores
 from tests.support.postgres import PASSWORD, ROLE, PostgresServer

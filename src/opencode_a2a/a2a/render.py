@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import lru_cache, partial
+from typing import assert_never
 
 import orjson
 
@@ -35,6 +36,8 @@ from opencode_a2a.events import (
     ReasoningGrew,
     ResultGiven,
     Resumed,
+    SessionBound,
+    Started,
     TextGrew,
     ToolChanged,
     Usage,
@@ -42,8 +45,9 @@ from opencode_a2a.events import (
 )
 from opencode_a2a.ids import ContextId, Principal, TaskId
 from opencode_a2a.media import accepts
-from opencode_a2a.messages import Message, Part
+from opencode_a2a.messages import Added, Answered, Message, Part
 from opencode_a2a.tasks.state import (
+    Accepted,
     Cursor,
     Entry,
     Query,
@@ -177,8 +181,20 @@ def update(entry: Entry, ref: TaskRef) -> JsonObject | None:
             return _artifact_update(ref, _diff(event, ref, seq), append=False, last=True)
         case ResultGiven():
             return _artifact_update(ref, _result(event, ref, seq), append=False, last=True)
-        case _:
+        case (
+            SessionBound()
+            | Started()
+            | Progressed()
+            | Interrupted()
+            | Resumed()
+            | Finished()
+            | Recovered()
+        ):
             return entry.status and _status_update(entry, entry.status, ref)
+        case Accepted() | Added() | Answered() | UsageCounted():
+            return None  # see TaskRef.tells
+        case _:
+            assert_never(event)
 
 
 def growth(

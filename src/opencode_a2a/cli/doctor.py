@@ -239,8 +239,7 @@ def check_database(settings: Settings) -> Finding:
 
 
 def check_postgresql(url: str) -> Finding:
-    from opencode_a2a.store.database import examine
-    from opencode_a2a.store.engine import DatabaseError
+    from opencode_a2a.store.database import DatabaseError, examine
 
     try:
         return Finding("database", examine(url))

@@ -57,7 +57,7 @@ def migrate(source: str, target: str | None, config: Path | None) -> None:
     if into is not None and into.exists() and into.samefile(file):
         fail("both databases are the same file; name another one with --to")
 
-    from opencode_a2a.store.engine import DatabaseError  # half a second to import
+    from opencode_a2a.store.database import DatabaseError  # half a second to import
     from opencode_a2a.tasks.earlier import ImportFailedError, import_database
 
     days = settings.tasks.task_retention_days

@@ -4,16 +4,17 @@ A session named by a caller is first only *claimed*: the claim ends by itself un
 that it was made for confirms it.
 """
 
+import hashlib
 from collections.abc import Iterable, Sequence
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.ids import ContextId, Principal, SessionId
-from opencode_a2a.store.database import Database
-from opencode_a2a.store.engine import Prepared, index_key
+from opencode_a2a.store.database import Database, Prepared
 from opencode_a2a.store.schema import links, owners, places
 
+LONGEST_KEY = 512
 _LINKED = Prepared(
     "SELECT links.session_id, owners.upstream FROM links"
     " JOIN owners ON owners.session_id = links.session_id"
@@ -33,6 +34,14 @@ _OWN = Prepared(
 )
 _UPSTREAM = Prepared("SELECT upstream FROM owners WHERE session_id = :session_id")
 _OWNER = Prepared("SELECT principal, claimed_until FROM owners WHERE session_id = :session_id")
+
+
+def index_key(connection: Connection, text: str) -> str:
+    """Return what stands for a directory in an index, whose rows end at 2.7 kB in PostgreSQL."""
+    data = text.encode(errors="surrogatepass")
+    if connection.dialect.name != "postgresql" or len(data) <= LONGEST_KEY:
+        return text
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def linked(

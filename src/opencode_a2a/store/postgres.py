@@ -27,7 +27,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool, QueuePool
 
-from opencode_a2a.store.engine import (
+from opencode_a2a.store.database import (
     UNWANTED,
     DatabaseError,
     Engine,

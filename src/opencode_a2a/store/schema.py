@@ -4,13 +4,10 @@ A new database gets the tables as they are declared here; an older one is taken 
 it lacks. Steps only go forward, and a database written by a newer program is refused.
 """
 
-from pathlib import Path
-
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.ids import MAIN
-from opencode_a2a.store.engine import index_key
 
 metadata = sa.MetaData()
 
@@ -280,25 +277,3 @@ def migrate(connection: Connection) -> None:
                     statement = statement.replace(word, other)
                 connection.exec_driver_sql(statement)
         connection.execute(version.update().values(version=len(STEPS), oldest=OLDEST))
-
-
-def copy_tables(file: Path, target: Connection) -> None:
-    """Copy everything in a SQLite file of the newest schema into a database that is empty."""
-    engine = sa.create_engine(f"sqlite:///{file}")
-    with engine.connect() as source:
-        for table in metadata.sorted_tables:
-            if table is version:
-                continue
-            all_rows = source.execution_options(stream_results=True).execute(sa.select(table))
-            for rows in all_rows.mappings().partitions(500):
-                found = [dict(row) for row in rows]
-                for column in {links.c.place, places.c.name} & set(table.c):
-                    for row in found:
-                        row[column.name] = index_key(target, row[column.name])
-                target.execute(table.insert(), found)
-            if table.autoincrement_column is not None and target.dialect.name == "postgresql":
-                # Rows that bring their number do not move what numbers the next one.
-                last = sa.select(sa.func.coalesce(sa.func.max(table.c.no), 0) + 1)
-                sequence = sa.func.pg_get_serial_sequence(table.name, "no")
-                target.execute(sa.select(sa.func.setval(sequence, last.scalar_subquery(), False)))
-    engine.dispose()

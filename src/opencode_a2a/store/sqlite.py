@@ -14,8 +14,8 @@ from sqlalchemy.engine import Connection, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool, QueuePool
 
+from opencode_a2a.store.database import DatabaseError, Engine, PendingWrite, Result, cause
 from opencode_a2a.store.earlier import Form, form_of
-from opencode_a2a.store.engine import DatabaseError, Engine, PendingWrite, Result, cause
 from opencode_a2a.store.schema import SchemaTooNewError, migrate
 
 T = TypeVar("T")

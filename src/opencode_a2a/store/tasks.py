@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.ids import MAIN
-from opencode_a2a.store.engine import Prepared
+from opencode_a2a.store.database import Prepared
 from opencode_a2a.store.schema import entries, grants, interrupts, messages, tasks
 
 
@@ -152,7 +152,7 @@ def set_request(connection: Connection, task_no: int, request: bytes | None) -> 
 
 def append(connection: Connection, segments: Sequence[Segment], moves: Sequence[Move]) -> None:
     """Write entries of any number of tasks, and the statuses they lead to."""
-    _ADD_ENTRIES.run_many(connection, [segment._asdict() for segment in segments])
+    _ADD_ENTRIES.run(connection, *(segment._asdict() for segment in segments))
     statements: dict[Prepared, list[dict[str, object]]] = {_SET_STATUS: [], _MOVE: [], _END: []}
     changes: Counter[tuple[str, str]] = Counter()
     for move in moves:
@@ -161,13 +161,15 @@ def append(connection: Connection, segments: Sequence[Segment], moves: Sequence[
         changes[move.principal, move.before] -= 1
         changes[move.principal, move.state] += 1
     for statement, values in statements.items():
-        statement.run_many(connection, values)
-    counts = [
-        {"principal": principal, "state": state, "change": change}
-        for (principal, state), change in changes.items()
-        if change
-    ]
-    _COUNT.run_many(connection, counts)
+        statement.run(connection, *values)
+    _COUNT.run(
+        connection,
+        *(
+            {"principal": principal, "state": state, "change": change}
+            for (principal, state), change in changes.items()
+            if change
+        ),
+    )
 
 
 def exists(connection: Connection, task_id: str) -> bool:

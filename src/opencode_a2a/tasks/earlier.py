@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Literal, NamedTuple
 
 import orjson
+import sqlalchemy as sa
 from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic import Json as Encoded
 from pydantic.alias_generators import to_camel
@@ -41,10 +42,9 @@ from opencode_a2a.ids import MAIN, ContextId, MessageId, Principal, SessionId, T
 from opencode_a2a.messages import Answered, Message, Part
 from opencode_a2a.store import links as session_links
 from opencode_a2a.store import tasks as rows
-from opencode_a2a.store.database import Database
+from opencode_a2a.store.database import Database, cause
 from opencode_a2a.store.earlier import Form, SourceChangedError, columns_of, form_of, reading
-from opencode_a2a.store.engine import cause
-from opencode_a2a.store.schema import copy_tables
+from opencode_a2a.store.schema import links, metadata, places, version
 from opencode_a2a.tasks.state import (
     Accepted,
     LogEvent,
@@ -368,3 +368,25 @@ def _events(task: _Task, session_id: SessionId | None) -> Iterator[LogEvent]:
         said = last.message().text if last else ""
         failure = Failure(metadata.error, said or "The task failed.", code)
     yield Finished(outcome, message_id, failure=failure)
+
+
+def copy_tables(file: Path, target: Connection) -> None:
+    """Copy everything in a SQLite file of the newest schema into a database that is empty."""
+    engine = sa.create_engine(f"sqlite:///{file}")
+    with engine.connect() as source:
+        for table in metadata.sorted_tables:
+            if table is version:
+                continue
+            all_rows = source.execution_options(stream_results=True).execute(sa.select(table))
+            for rows in all_rows.mappings().partitions(500):
+                found = [dict(row) for row in rows]
+                for column in {links.c.place, places.c.name} & set(table.c):
+                    for row in found:
+                        row[column.name] = session_links.index_key(target, row[column.name])
+                target.execute(table.insert(), found)
+            if table.autoincrement_column is not None and target.dialect.name == "postgresql":
+                # Rows that bring their number do not move what numbers the next one.
+                last = sa.select(sa.func.coalesce(sa.func.max(table.c.no), 0) + 1)
+                sequence = sa.func.pg_get_serial_sequence(table.name, "no")
+                target.execute(sa.select(sa.func.setval(sequence, last.scalar_subquery(), False)))
+    engine.dispose()

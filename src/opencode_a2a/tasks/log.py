@@ -19,8 +19,7 @@ from opencode_a2a.errors import StoreUnavailableError, StreamEndedError
 from opencode_a2a.events import PlanGrew, ReasoningGrew, TextGrew, Usage
 from opencode_a2a.ids import ContextId, Principal, TaskId
 from opencode_a2a.store import tasks as rows
-from opencode_a2a.store.database import Database
-from opencode_a2a.store.engine import Write
+from opencode_a2a.store.database import Database, Write
 from opencode_a2a.store.tasks import Move, Segment, TaskRow
 from opencode_a2a.tasks.state import (
     FIRM,
@@ -293,7 +292,8 @@ class LogReader:
 
     Render the task before the next await: what is appended later follows as entries. With
     ``until_asked`` the reader ends when the task waits for a person, else only with the task.
-    A ``patient`` one is shown nothing before it is stored, so that no crash takes it back.
+    A ``patient`` one is shown nothing before it is stored, so that no crash takes it back; readers
+    of A2A 1.1 will be (``docs/architecture.md``), and until then only tests are.
     """
 
     def __init__(

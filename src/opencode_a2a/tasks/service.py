@@ -57,8 +57,7 @@ from opencode_a2a.messages import (
 from opencode_a2a.rights import NARROWEST
 from opencode_a2a.store import interrupts as interrupt_rows
 from opencode_a2a.store import tasks as rows
-from opencode_a2a.store.database import Database
-from opencode_a2a.store.engine import Write
+from opencode_a2a.store.database import Database, Write
 from opencode_a2a.store.tasks import Key, Segment, TaskRow
 from opencode_a2a.tasks.log import LogReader, LogWriter, TaskLog, load_task
 from opencode_a2a.tasks.state import (

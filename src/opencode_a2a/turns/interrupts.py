@@ -40,8 +40,7 @@ from opencode_a2a.opencode.translate import interrupted
 from opencode_a2a.rights import NARROWEST, QUESTION, Action, Rights
 from opencode_a2a.store import grants as grant_rows
 from opencode_a2a.store import interrupts as rows
-from opencode_a2a.store.database import Database
-from opencode_a2a.store.engine import Write
+from opencode_a2a.store.database import Database, Write
 from opencode_a2a.store.grants import GrantRow
 from opencode_a2a.store.interrupts import InterruptRow
 from opencode_a2a.telemetry import AUDIT, now_ms

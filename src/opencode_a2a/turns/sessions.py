@@ -25,8 +25,7 @@ from opencode_a2a.opencode.client import Location, OpenCode, well_formed
 from opencode_a2a.opencode.types import Session, SessionDraft
 from opencode_a2a.rights import FULL
 from opencode_a2a.store import links
-from opencode_a2a.store.database import Database
-from opencode_a2a.store.engine import Write
+from opencode_a2a.store.database import Database, Write
 from opencode_a2a.store.links import Places
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.rights import SessionRights, Work

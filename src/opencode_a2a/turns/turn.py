@@ -59,7 +59,7 @@ from opencode_a2a.opencode.types import (
 )
 from opencode_a2a.rights import STRUCTURED_OUTPUT
 from opencode_a2a.schemas import mismatches
-from opencode_a2a.store.engine import Write
+from opencode_a2a.store.database import Write
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.grants import Owner
 from opencode_a2a.turns.interrupts import Interrupts, TurnInterrupts
@@ -546,7 +546,7 @@ class Attempt:
             await self._log.append([bound], session.link)
         self._tick()
         while not self._reader.finished:
-            await self._write(self._hear(await self._subscription.batch(self._grow)))
+            await self._write(self._hear(await self._subscription.batch(self._on_text)))
             try:
                 events = await self._decide()
             except SessionNotFoundError:
@@ -655,7 +655,7 @@ class Attempt:
         self._limits.heard = self._limits.now()
         self.wake()
 
-    def _grow(self, deltas: list[PartDelta]) -> None:
+    def _on_text(self, deltas: list[PartDelta]) -> None:
         """Hear growing text, after which there is nothing to decide."""
         self._limits.heard = self._limits.now()
         self._log.append_now(self._reader.feed(deltas))
