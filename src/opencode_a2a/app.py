@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 from starlette.applications import Starlette
@@ -92,6 +93,9 @@ from opencode_a2a.web.server import (
 )
 from opencode_a2a.web.tls import ServerTls
 
+if TYPE_CHECKING:
+    from opencode_a2a.web.oidc import Issuer
+
 logger = structlog.get_logger(__name__)
 
 FEED_SILENCE_SECONDS = 35.0
@@ -114,6 +118,7 @@ class Service:
         """What OpenCode's model asks other agents with."""
         if settings.offers_peers and settings.opencode_is_here:
             self.tool = PeerTool(settings)
+        self.issuer = _issuer(settings)
         self.trouble: str | None = None
         """Why OpenCode cannot be used, with the remedy; as it was at the start."""
         self._tasks: TaskService | None = None
@@ -171,7 +176,7 @@ class Service:
             "opencode_pid": managed.pid if managed else None,
             "upstreams": [member.name for member in members],
             "workspace": str(settings.workspace) if settings.workspace else None,
-            "token_file": None if settings.auth.configured else str(self.token_file),
+            "token_file": None if settings.knows_callers else str(self.token_file),
             "database": str(file) if file else show(settings.database_url),
             "waiting": waiting,
             "running": len(tasks) - waiting,
@@ -226,6 +231,8 @@ class Service:
         await stack.enter_async_context(self._beside(database.run(), "database"))
         if self.tls is not None:
             await stack.enter_async_context(self._beside(self.tls.watch(), "certificate"))
+        if self.issuer is not None:
+            await stack.enter_async_context(self._beside(self.issuer.run(), "issuer"))
         if self.tool is not None:
             stack.push_async_callback(self.tool.aclose)
         writer = LogWriter(database)
@@ -273,13 +280,19 @@ class Service:
                     failed.append(error)
             raise failed[0]
 
-        readiness = Readiness({"database": database.check, "opencode": check_opencode})
+        checks = {"database": database.check, "opencode": check_opencode}
+        if self.issuer is not None:
+            # Asked for at the beginning, beside everything else; whether it answers or not.
+            await self.issuer.tried.wait()
+            checks["issuer"] = self.issuer.check
+        readiness = Readiness(checks)
         about = pages(readiness, self._health, figures=settings.a2a.metrics_enabled)
-        credentials = accepted_credentials(settings.auth, self.token_file)
+        credentials = accepted_credentials(settings, self.token_file)
         sign_ins = SignIns(credentials)
         protocol = self._protocol(fleet, workspace, tasks)
         router = Router([*protocol, *about, *sign_ins.routes()], redirect_slashes=False)
-        self._app = edge(router, settings, credentials, sign_ins)
+        verify = self.issuer.verify if self.issuer else None
+        self._app = edge(router, settings, credentials, sign_ins, verify)
 
     async def _member(
         self,
@@ -468,6 +481,15 @@ async def _farewell(member: Member, tasks: list[TaskState], *, keep: bool) -> li
     ]
 
 
+def _issuer(settings: Settings) -> "Issuer | None":
+    """Return the identity provider whose tokens are accepted."""
+    if settings.oidc.issuer is None:
+        return None
+    from opencode_a2a.web.oidc import Issuer  # what it needs is optional
+
+    return Issuer(settings.oidc, settings.auth.rights)
+
+
 def create_app(settings: Settings, tls: ServerTls | None = None) -> Service:
     """Return the service; its lifespan has to be run for it to answer."""
     return Service(settings, tls)
@@ -526,7 +548,7 @@ async def _serve(
         with ended_by_signals(runner, tls.look if tls else None) as received:
             async with AsyncExitStack() as stack:
                 await stack.enter_async_context(service.running())
-                generated = not settings.auth.configured
+                generated = not settings.knows_callers
                 with suppress(OSError):  # without a place to write, the commands need the URL
                     # With TLS the name counts that the certificate is for.
                     url = settings.public_url if tls else settings.local_url

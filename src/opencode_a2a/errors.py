@@ -359,6 +359,20 @@ class UnauthenticatedError(ServiceError):
     message = "Send the header Authorization with a valid credential"
 
 
+class InvalidTokenError(UnauthenticatedError):
+    """The identity provider signed the token, but it has expired or is not for this service."""
+
+    reason = "INVALID_TOKEN"
+    message = "The token is not valid"
+
+
+class IssuerUnavailableError(ServiceError):
+    """No token can be verified: the keys of the identity provider have not been fetched yet."""
+
+    code, http, status, reason = -31018, 503, "UNAVAILABLE", "ISSUER_UNAVAILABLE"
+    message = "The keys of the identity provider are not available; try again in a few seconds"
+
+
 class RateLimitError(ServiceError):
     """Too many requests; ``retry_after_seconds`` says how long to wait."""
 

@@ -21,6 +21,12 @@ REQUEST_SECONDS = Histogram(
 AUTH_REJECTED = Counter(
     "a2a_auth_rejected", "Requests without a good credential.", registry=REGISTRY
 )
+OIDC_REFRESHES = Counter(
+    "a2a_oidc_refreshes",
+    "Fetches of the identity provider's keys, by outcome.",
+    ("outcome",),
+    registry=REGISTRY,
+)
 RATE_LIMIT_REJECTED = Counter(
     "a2a_rate_limit_rejected", "Requests over the rate limit.", registry=REGISTRY
 )

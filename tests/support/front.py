@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import orjson
 from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
+from a2a.client.auth import AuthInterceptor, CredentialService
 
 from tests.support import stores
 from tests.support.answers import Wire
@@ -40,8 +41,15 @@ async def started(opencode: FakeOpenCode, state: Path, **changes: str) -> AsyncG
 
 
 @asynccontextmanager
-async def sdk_client(service: Running, wire: Wire, token: str = TOKEN) -> AsyncGenerator[Client]:
-    headers = {"Authorization": f"Bearer {token}"}
+async def sdk_client(
+    service: Running,
+    wire: Wire,
+    token: str = TOKEN,
+    *,
+    by_card: CredentialService | None = None,
+) -> AsyncGenerator[Client]:
+    """Yield a client; ``by_card`` has the SDK itself choose how to send which credential."""
+    headers = {} if by_card else {"Authorization": f"Bearer {token}"}
     async with httpx.AsyncClient(headers=headers, timeout=30, trust_env=False) as http:
         card = await A2ACardResolver(http, service.url).get_agent_card()
         line = "1.0" if wire.modern else "0.3"
@@ -50,4 +58,5 @@ async def sdk_client(service: Running, wire: Wire, token: str = TOKEN) -> AsyncG
         card.supported_interfaces.extend(spoken)
         bindings = ["JSONRPC" if wire.rpc else "HTTP+JSON"]
         config = ClientConfig(httpx_client=http, supported_protocol_bindings=bindings)
-        yield ClientFactory(config).create(card)
+        interceptors = [AuthInterceptor(by_card)] if by_card else None
+        yield ClientFactory(config).create(card, interceptors)  # type: ignore[arg-type] # a list of them

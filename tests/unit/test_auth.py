@@ -109,12 +109,12 @@ async def test_a_bad_credential_is_refused_with_a_challenge(value: bytes) -> Non
 
 
 @given(st.binary(max_size=80))
-def test_no_value_whatever_is_more_than_refused(value: bytes) -> None:
+async def test_no_value_whatever_is_more_than_refused(value: bytes) -> None:
     app = Authentication(whoami, (SERVICE, ANN))
     scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"authorization", value)]}
 
     with pytest.raises(ServiceError) as refused:
-        app.caller(scope)
+        await app.admit(scope)
 
     assert refused.value.http in (401, 429)
 
@@ -194,13 +194,13 @@ def test_made_up_names_do_not_push_out_what_counts_against_a_guesser() -> None:
     assert len(throttle) == 100
 
 
-def test_requests_without_credential_do_not_count_as_guesses() -> None:
+async def test_requests_without_credential_do_not_count_as_guesses() -> None:
     throttle = Throttle(1, 60)
     app = Authentication(whoami, (SERVICE,), throttle)
 
     for _ in range(5):
         with pytest.raises(UnauthenticatedError):
-            app.caller({"type": "http", "method": "GET", "path": "/", "headers": []})
+            await app.admit({"type": "http", "method": "GET", "path": "/", "headers": []})
 
     assert len(throttle) == 0
 

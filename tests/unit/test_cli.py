@@ -1,5 +1,6 @@
 """The program: what it prints and how it exits."""
 
+import asyncio
 import json
 import os
 import socket
@@ -12,8 +13,9 @@ from click.testing import CliRunner, Result
 
 from opencode_a2a import __version__
 from opencode_a2a.cli import COMMANDS, main
-from opencode_a2a.cli.doctor import check_database, check_port, judge_version
-from opencode_a2a.config import SETTINGS, ServiceSettings, Settings, TaskSettings
+from opencode_a2a.cli.doctor import check_database, check_issuer, check_port, judge_version
+from opencode_a2a.config import SETTINGS, ServiceSettings, Settings, TaskSettings, load
+from tests.support.issuer import local_issuer
 
 
 @pytest.fixture(autouse=True)
@@ -145,6 +147,18 @@ def test_the_doctor_names_rules_that_settle_nothing() -> None:
     assert "advice  settings: A2A_PERMISSION_RULES: OpenCode never asks for write" in result.stdout
     assert "advice  rules: zzz_tool is not a permission of OpenCode's own; check" in result.stdout
     assert "rules: bash" not in result.stdout
+
+
+async def test_the_doctor_asks_the_identity_provider() -> None:
+    async with local_issuer() as provider:
+        settings = load({}, {"A2A_OIDC_ISSUER": provider.url, "A2A_OIDC_AUDIENCE": "x"})
+        well = await asyncio.to_thread(check_issuer, settings)
+        provider.mode = "another"
+        ill = await asyncio.to_thread(check_issuer, settings)
+
+    assert (well.failed, well.found) == (False, f"{provider.url}: 1 keys")
+    assert ill.failed
+    assert "calls itself 'https://another.example'" in ill.found
 
 
 def test_the_doctor_names_a_missing_opencode() -> None:

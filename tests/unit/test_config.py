@@ -309,6 +309,60 @@ def test_an_open_address_needs_a_credential() -> None:
     assert load({}, {"A2A_HOST": "::1"}).public_url == "http://[::1]:8000"
 
 
+OIDC = {"A2A_OIDC_ISSUER": "https://login.example/", "A2A_OIDC_AUDIENCE": "agent"}
+
+
+def test_an_identity_provider_is_a_credential_enough() -> None:
+    settings = load({}, {**OIDC, "A2A_HOST": "0.0.0.0", "A2A_PUBLIC_URL": "https://a.example"})  # noqa: S104 - the case under test
+
+    assert settings.oidc.issuer == "https://login.example/"  # compared as it is written
+    assert settings.knows_callers
+    assert not settings.auth.configured
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"A2A_OIDC_AUDIENCE": ""}, "A2A_OIDC_AUDIENCE: should be set"),
+        ({"A2A_OIDC_ISSUER": ""}, "A2A_OIDC_AUDIENCE: has no effect without A2A_OIDC_ISSUER"),
+        ({"A2A_OIDC_ISSUER": "http://login.example"}, "A2A_OIDC_ISSUER: should be an https"),
+        ({"A2A_OIDC_ISSUER": "https://x.example/?a=b"}, "A2A_OIDC_ISSUER: should be the issuer"),
+        ({"A2A_OIDC_JWKS_URL": "http://x.example"}, "A2A_OIDC_JWKS_URL: should be an https"),
+        ({"A2A_OIDC_ALGORITHMS": "HS256"}, "A2A_OIDC_ALGORITHMS: 0: "),
+        ({"A2A_OIDC_ALGORITHMS": "none"}, "A2A_OIDC_ALGORITHMS: 0: "),
+        ({"A2A_OIDC_CAPABILITY_SCOPES": '{"x": "root"}'}, "A2A_OIDC_CAPABILITY_SCOPES: x"),
+        ({"A2A_OIDC_PROFILE_SCOPES": "x"}, "A2A_OIDC_PROFILE_SCOPES: should be a JSON object"),
+        ({"A2A_OIDC_REQUIRED_SCOPES": 'a"b'}, "A2A_OIDC_REQUIRED_SCOPES: 0: "),
+        (
+            {
+                "A2A_STATIC_AUTH_CREDENTIALS": '[{"scheme": "bearer", "principal": "oidc:x", '
+                f'"token": "{TOKEN}"}}]'
+            },
+            "A2A_STATIC_AUTH_CREDENTIALS: oidc:x: names that begin with oidc:",
+        ),
+    ],
+)
+def test_wrong_settings_of_an_identity_provider_are_named(
+    given: dict[str, str], problem: str
+) -> None:
+    [found] = problems({**OIDC, **given})
+
+    assert found.startswith(problem)
+
+
+def test_the_packages_for_tokens_are_named_where_they_are_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def nothing(_: str) -> None: ...
+
+    monkeypatch.setattr("importlib.util.find_spec", nothing)
+
+    [problem] = problems(OIDC)
+
+    assert problem.startswith("A2A_OIDC_ISSUER: needs packages that are not installed")
+    assert "extra `security`" in problem
+
+
 PUBLIC = [{"A2A_HOST": "0.0.0.0"}, {"A2A_PUBLIC_URL": "https://agent.example"}]  # noqa: S104 - the case under test
 
 

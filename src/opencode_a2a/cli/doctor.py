@@ -3,6 +3,7 @@
 Nothing is started and nothing is changed: a check looks, and says what to do.
 """
 
+import asyncio
 import os
 import shutil
 import socket
@@ -82,6 +83,8 @@ def examine(config: Path | None) -> Iterator[Finding]:
     yield from check_state(settings)
     yield check_database(settings)
     yield from check_certificate(settings)
+    if settings.oidc.issuer:
+        yield check_issuer(settings)
     yield check_port(settings)
 
 
@@ -199,7 +202,7 @@ def check_search(settings: Settings) -> Finding:
 
 def check_state(settings: Settings) -> Iterator[Finding]:
     """Try to write where `serve` will: permissions alone say little, and nothing to root."""
-    if settings.auth.configured and not settings.opencode.managed_server:
+    if settings.knows_callers and not settings.opencode.managed_server:
         return  # nothing is kept there
     directory = settings.a2a.state_dir
     try:
@@ -264,6 +267,16 @@ def check_certificate(settings: Settings) -> Iterator[Finding]:
         found = f"{settings.tls.cert_file} expired on {expires:%Y-%m-%d}"
     remedy = "renew it" if expires - now < WARNING else None
     yield Finding("certificate", found, remedy, advice=expires > now)
+
+
+def check_issuer(settings: Settings) -> Finding:
+    from opencode_a2a.web.oidc import Issuer, KeysError
+
+    try:
+        found = asyncio.run(Issuer(settings.oidc, settings.auth.rights).examine())
+    except KeysError as error:
+        return Finding("issuer", str(error), "check A2A_OIDC_ISSUER and A2A_OIDC_JWKS_URL")
+    return Finding("issuer", found)
 
 
 def check_port(settings: Settings) -> Finding:

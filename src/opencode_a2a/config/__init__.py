@@ -8,6 +8,7 @@ from opencode_a2a.config.load import default_file, load, load_for_calls, provide
 from opencode_a2a.config.settings import (
     CONFIG_VARIABLE,
     GROUPS,
+    ISSUED_PRINCIPAL,
     SETTINGS,
     UNGUESSABLE,
     VARIABLES,
@@ -20,6 +21,7 @@ from opencode_a2a.config.settings import (
     EnvironmentSettings,
     InterruptSettings,
     LimitSettings,
+    OidcSettings,
     OpenCodeSettings,
     Problem,
     ReplicaSettings,
@@ -46,6 +48,7 @@ from opencode_a2a.config.settings import (
 __all__ = [
     "CONFIG_VARIABLE",
     "GROUPS",
+    "ISSUED_PRINCIPAL",
     "SETTINGS",
     "UNGUESSABLE",
     "VARIABLES",
@@ -58,6 +61,7 @@ __all__ = [
     "EnvironmentSettings",
     "InterruptSettings",
     "LimitSettings",
+    "OidcSettings",
     "OpenCodeSettings",
     "Problem",
     "ReplicaSettings",

@@ -9,6 +9,7 @@ from ``SETTINGS``. Nothing here reads the environment.
 import base64
 import binascii
 import hashlib
+import importlib.util
 import ipaddress
 import json
 import os
@@ -85,6 +86,15 @@ def _decode(value: object) -> object:
         raise ValueError("should be a JSON array") from None  # the parser's text quotes the value
 
 
+def _decode_object(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        raise ValueError("should be a JSON object") from None
+
+
 def _http_url(value: str) -> str:
     try:
         parts = urlsplit(value)
@@ -96,6 +106,21 @@ def _http_url(value: str) -> str:
     if "@" in urlsplit(value).netloc:
         raise ValueError("should not hold a user name or password; there are settings for these")
     return value.rstrip("/")
+
+
+def _secure_url(value: str) -> str:
+    """Return the URL as it is written; on the network it has to be https."""
+    _http_url(value)
+    parts = urlsplit(value)
+    if parts.scheme != "https" and not loopback(parts.hostname or ""):
+        raise ValueError("should be an https:// URL; http:// is for this machine only")
+    return value
+
+
+def _issuer(value: str) -> str:
+    if {"?", "#"} & set(value):
+        raise ValueError("should be the issuer's URL, without a query or fragment")
+    return value
 
 
 def _host(value: str) -> str:
@@ -239,6 +264,8 @@ DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
 Level = Annotated[LogLevel, BeforeValidator(_log_level)]
 Host = Annotated[str, AfterValidator(_host)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
+SecureUrl = Annotated[str, AfterValidator(_secure_url)]
+IssuerUrl = Annotated[SecureUrl, AfterValidator(_issuer), Field(max_length=512)]
 PathPrefix = Annotated[str, AfterValidator(_path_prefix)]
 LocalPath = Annotated[Path, AfterValidator(_path)]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_split)]
@@ -252,6 +279,18 @@ Bindings = Annotated[
     BeforeValidator(_split),
     Field(min_length=1),
 ]
+TokenAlgorithm: TypeAlias = Literal[
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
+]
+TokenAlgorithms = Annotated[
+    tuple[TokenAlgorithm, ...], BeforeValidator(_split), Field(min_length=1)
+]
+Granted: TypeAlias = Literal[Capability, "supervise"]
+Scopes = Annotated[
+    tuple[Annotated[str, Field(pattern=r"^[ !#-\[\]-~]+$")], ...], BeforeValidator(_split)
+]
+CapabilityScopes = Annotated[dict[Text, Granted], BeforeValidator(_decode_object)]
+ProfileScopes = Annotated[dict[Text, Profile], BeforeValidator(_decode_object)]
 Ask: TypeAlias = Literal["bash", "edit", "webfetch"]
 Asks = Annotated[tuple[Ask, ...], BeforeValidator(_asks)]
 
@@ -263,23 +302,25 @@ class CredentialEntry(BaseModel):
 
     model_config = STRICT
 
-    scheme: Literal["bearer", "basic"]
+    scheme: Literal["bearer", "basic", "api_key"]
     credential_id: Text | None = None
     principal: Text | None = None
     token: Token | None = None
     username: Annotated[Text, AfterValidator(_basic_user)] | None = None
     password: Secret | None = None
-    capabilities: frozenset[Capability | Literal["supervise"]] | None = None
+    capabilities: frozenset[Granted] | None = None
     profile: Profile = "auto"
     enabled: bool = True
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        bearer = (self.principal, self.token)
+        token = (self.principal, self.token)
         basic = (self.username, self.password)
-        if self.scheme == "bearer" and (None in bearer or any(basic)):
-            raise ValueError("bearer needs principal and token, and neither username nor password")
-        if self.scheme == "basic" and (None in basic or any(bearer)):
+        if self.scheme != "basic" and (None in token or any(basic)):
+            raise ValueError(
+                f"{self.scheme} needs principal and token, and neither username nor password"
+            )
+        if self.scheme == "basic" and (None in basic or any(token)):
             raise ValueError("basic needs username and password, and neither principal nor token")
         return self
 
@@ -476,8 +517,9 @@ class AccessSettings(Group, prefix="A2A_"):
     bearer_token: Token | None = setting(None, "The one bearer token.")
     static_auth_credentials: Credentials | None = setting(
         None,
-        "Several credentials: a list of `{scheme, principal, token}` (bearer) or "
-        "`{scheme, username, password}` (basic), each with optional `credential_id`, "
+        "Several credentials: a list of `{scheme, principal, token}` (`bearer`, or `api_key` for "
+        "the header `X-API-Key`) or `{scheme, username, password}` (`basic`), each with optional "
+        "`credential_id`, "
         "`capabilities` (`session_shell`, `workspace_mutation`, `supervise`), `profile` and "
         "`enabled`.",
     )
@@ -548,6 +590,55 @@ class SigningSettings(Group, prefix="A2A_SIGNING_"):
     previous_key_files: Paths = setting(
         (), "Earlier keys, public or private, that are still published there."
     )
+
+
+class OidcSettings(Group, prefix="A2A_OIDC_"):
+    """Tokens of an identity provider (OpenID Connect), accepted beside other credentials."""
+
+    issuer: IssuerUrl | None = setting(
+        None,
+        "The provider's issuer, exactly as its tokens name it; its JWTs are accepted as bearer "
+        "tokens. Needs the extra `security`.",
+    )
+    audience: Texts = setting(
+        (), "Audiences (`aud`) of which a token must name one; required with an issuer."
+    )
+    jwks_url: SecureUrl | None = setting(
+        None, "Where the provider's keys are; by default its discovery document says so."
+    )
+    algorithms: TokenAlgorithms = setting(
+        ("RS256", "PS256", "ES256", "ES384", "EdDSA"), "Algorithms a token may be signed with."
+    )
+    clock_skew_seconds: Annotated[float, Field(ge=0, le=300)] = setting(
+        30, "How far the clocks of provider and service may be apart."
+    )
+    principal_claim: Text = setting(
+        "sub", "Claim that says who calls; one that never passes to another person."
+    )
+    scope_claim: Text | None = setting(
+        None,
+        "Claim with the scopes, roles or groups: words or a list; a path such as "
+        "`realm_access.roles` is possible. By default `scope`, else `scp`.",
+    )
+    required_scopes: Scopes = setting((), "Scopes without which a token is refused.")
+    capability_scopes: CapabilityScopes = setting(
+        {"a2a:session_shell": "session_shell", "a2a:workspace_mutation": "workspace_mutation"},
+        "What a scope grants: scopes, and for each `session_shell`, `workspace_mutation` or "
+        "`supervise`.",
+    )
+    profile: Profile = setting("auto", "Profile of callers whose token says nothing else.")
+    profile_scopes: ProfileScopes = setting(
+        {}, "Profile by scope; the first scope of the list that the token has decides."
+    )
+    token_url: SecureUrl | None = setting(
+        None, "Where clients get tokens by client credentials; the card then says so."
+    )
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """All scopes that mean something here."""
+        named = (*self.required_scopes, *self.capability_scopes, *self.profile_scopes)
+        return tuple(dict.fromkeys(named))
 
 
 class LogSettings(Group, prefix="A2A_LOG_"):
@@ -834,6 +925,7 @@ class Settings(BaseModel):
     auth: AccessSettings = AccessSettings()
     tls: TlsSettings = TlsSettings()
     signing: SigningSettings = SigningSettings()
+    oidc: OidcSettings = OidcSettings()
     opencode: OpenCodeSettings = OpenCodeSettings()
     tasks: TaskSettings = TaskSettings()
     replica: ReplicaSettings = ReplicaSettings()
@@ -902,6 +994,11 @@ class Settings(BaseModel):
                 settings = self.model_copy(update={"opencode": opencode, "upstream": name})
                 found.append((entry.model_copy(update={"name": name}), settings))
         return tuple(found)
+
+    @property
+    def knows_callers(self) -> bool:
+        """Whether it is configured who may call; if not, a token is generated."""
+        return self.auth.configured or self.oidc.issuer is not None
 
     @property
     def opencode_is_here(self) -> bool:
@@ -1024,6 +1121,8 @@ def show(value: object) -> str:
             return str(value).lower()
         case float():
             return f"{value:g}"
+        case dict():
+            return json.dumps(value)
         case tuple():
             return ",".join(show(item) for item in cast("tuple[object, ...]", value))
         case BaseModel():
@@ -1102,7 +1201,8 @@ def loopback(host: str) -> bool:
 
 def conflicts(settings: Settings) -> Iterator[Problem]:
     """Yield what is wrong between settings that are right by themselves."""
-    yield from _access_conflicts(settings.a2a, settings.auth)
+    yield from _access_conflicts(settings)
+    yield from _oidc_conflicts(settings)
     public = urlsplit(settings.public_url).hostname or ""
     only_here = loopback(settings.a2a.host) and loopback(public)
     if not only_here and not settings.auth.allow_short_tokens:
@@ -1154,7 +1254,8 @@ def client_conflicts(client: ClientSettings) -> Iterator[Problem]:
         )
 
 
-def _access_conflicts(a2a: ServiceSettings, auth: AccessSettings) -> Iterator[Problem]:
+def _access_conflicts(settings: Settings) -> Iterator[Problem]:
+    a2a, auth = settings.a2a, settings.auth
     entries, variable = auth.static_auth_credentials or (), "A2A_STATIC_AUTH_CREDENTIALS"
     if entries and not any(entry.enabled for entry in entries):
         yield Problem(variable, "should have at least one enabled entry")
@@ -1162,8 +1263,8 @@ def _access_conflicts(a2a: ServiceSettings, auth: AccessSettings) -> Iterator[Pr
         yield Problem(variable, "has the same credential_id twice")
     if _repeated(entry.username or entry.token for entry in entries):
         yield Problem(variable, "has the same token or username twice")
-    if not loopback(a2a.host) and not auth.configured:
-        remedy = f"so set A2A_BEARER_TOKEN or {variable}"
+    if not loopback(a2a.host) and not settings.knows_callers:
+        remedy = f"so set A2A_BEARER_TOKEN, {variable} or A2A_OIDC_ISSUER"
         yield Problem("A2A_HOST", f"can be reached from other machines, {remedy}")
     if a2a.protocol_version not in a2a.supported_protocol_versions:
         yield Problem("A2A_PROTOCOL_VERSION", "is not among A2A_SUPPORTED_PROTOCOL_VERSIONS")
@@ -1182,6 +1283,37 @@ def _signing_conflicts(a2a: ServiceSettings, signing: SigningSettings) -> Iterat
 
 def _is_loopback(url: str) -> bool:
     return loopback(urlsplit(url).hostname or "")
+
+
+ISSUED_PRINCIPAL = "oidc:"
+"""How the principals of an identity provider begin."""
+
+
+def _oidc_conflicts(settings: Settings) -> Iterator[Problem]:
+    oidc = settings.oidc
+    if oidc.issuer is None:
+        for key in settings.sources:
+            if key.startswith("oidc."):
+                yield Problem(SETTINGS[key].variable, "has no effect without A2A_OIDC_ISSUER")
+        return
+    if not oidc.audience:
+        yield Problem(
+            "A2A_OIDC_AUDIENCE",
+            "should be set with A2A_OIDC_ISSUER: a token for another service must not be good here",
+        )
+    if importlib.util.find_spec("jwt") is None or importlib.util.find_spec("cryptography") is None:
+        yield Problem(
+            "A2A_OIDC_ISSUER",
+            "needs packages that are not installed; install this program with its extra "
+            "`security`, or run `pip install 'pyjwt[crypto]'`",
+        )
+    for entry in settings.auth.static_auth_credentials or ():
+        if entry.owner.startswith(ISSUED_PRINCIPAL):
+            yield Problem(
+                "A2A_STATIC_AUTH_CREDENTIALS",
+                f"{entry.owner}: names that begin with {ISSUED_PRINCIPAL} belong to the callers of "
+                "A2A_OIDC_ISSUER",
+            )
 
 
 def _is_root(directory: Path) -> bool:

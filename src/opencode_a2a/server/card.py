@@ -16,6 +16,7 @@ from email.utils import format_datetime, parsedate_to_datetime
 from typing import Literal
 
 import orjson
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -33,7 +34,9 @@ from opencode_a2a.server.contracts import (
     CARD_PATH,
     CATALOG_PATH,
     EARLIER_CARD_PATH,
-    auth_schemes,
+    RESOURCE_PATH,
+    protected_resource,
+    security_schemes,
     spoken_versions,
 )
 from opencode_a2a.telemetry import now_ms
@@ -104,6 +107,9 @@ class Cards:
         self._catalog = Document(
             _catalog(settings), private=False, media_type="application/ai-catalog+json"
         )
+        self._resource: Document | None = None
+        if settings.oidc.issuer:
+            self._resource = Document(protected_resource(settings), private=False)
 
     async def refresh(self) -> None:
         """Let the extended card follow a change of OpenCode's agents."""
@@ -154,10 +160,16 @@ class Cards:
         async def catalog(request: Request) -> Response:
             return self._catalog.respond(request, self._modified, Version.V1)
 
+        async def resource(request: Request) -> Response:
+            if self._resource is None:
+                raise HTTPException(404)
+            return self._resource.respond(request, self._modified, Version.V1)
+
         return [
             Route(CARD_PATH, discover, methods=["GET"]),
             Route(EARLIER_CARD_PATH, discover03, methods=["GET"]),
             Route(CATALOG_PATH, catalog, methods=["GET"]),
+            Route(RESOURCE_PATH, resource, methods=["GET"]),
         ]
 
 
@@ -183,16 +195,10 @@ def _forms(
 ) -> dict[_Form, Document]:
     """Return a card as each version writes it, and in a form that both can read."""
     url, versions = settings.public_url, spoken_versions(settings)
-    schemes: dict[str, JsonObject] = {
-        f"{name}Auth": {"scheme": name} for name in auth_schemes(settings)
-    }
-    if "bearerAuth" in schemes:
-        schemes["bearerAuth"]["bearerFormat"] = "opaque"
-    schemes1: JsonObject = {name: {"httpAuthSecurityScheme": it} for name, it in schemes.items()}
-    schemes03: JsonObject = {name: {"type": "http", **it} for name, it in schemes.items()}
-    mixed: JsonObject = {
-        name: {"httpAuthSecurityScheme": it, "type": "http", **it} for name, it in schemes.items()
-    }
+    schemes = security_schemes(settings)
+    schemes1: JsonObject = {name: {one.kind: one.v1} for name, one in schemes.items()}
+    schemes03: JsonObject = {name: one.v03 for name, one in schemes.items()}
+    mixed: JsonObject = {name: {one.kind: one.v1, **one.v03} for name, one in schemes.items()}
     only1: JsonObject = {
         "supportedInterfaces": [
             {"url": url, "protocolBinding": binding, "protocolVersion": version.value}
@@ -200,7 +206,9 @@ def _forms(
             for binding in BINDINGS
         ],
         "securitySchemes": schemes1,
-        "securityRequirements": [{"schemes": {name: {"list": []}}} for name in schemes],
+        "securityRequirements": [
+            {"schemes": {name: {"list": [*one.scopes]}}} for name, one in schemes.items()
+        ],
     }
     only03: JsonObject = {
         "protocolVersion": "0.3.0",
@@ -208,7 +216,7 @@ def _forms(
         "preferredTransport": BINDINGS[0],
         "additionalInterfaces": [{"url": url, "transport": binding} for binding in BINDINGS],
         "securitySchemes": schemes03,
-        "security": [{name: []} for name in schemes],
+        "security": [{name: [*one.scopes]} for name, one in schemes.items()],
         "supportsAuthenticatedExtendedCard": True,
     }
     both = _common(settings, extended=extended, agents=agents)

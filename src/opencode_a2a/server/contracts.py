@@ -4,6 +4,8 @@ Both are computed from the operations of A2A, the declared methods of the extens
 settings of the deployment. The cards and the OpenAPI document carry the same values.
 """
 
+from dataclasses import dataclass, replace
+
 from opencode_a2a.a2a import operations
 from opencode_a2a.a2a.operations import (
     CARD_PATHS,
@@ -25,8 +27,11 @@ BINDINGS = tuple(Binding)
 CARD_PATH = "/.well-known/agent-card.json"
 EARLIER_CARD_PATH = "/.well-known/agent.json"
 CATALOG_PATH = "/.well-known/ai-catalog.json"
-DISCOVERY = (CARD_PATH, EARLIER_CARD_PATH, CATALOG_PATH)
-"""What everybody may read: the public card, where it was earlier, and the AI Catalog."""
+RESOURCE_PATH = "/.well-known/oauth-protected-resource"
+DISCOVERY = (CARD_PATH, EARLIER_CARD_PATH, CATALOG_PATH, RESOURCE_PATH)
+"""What everybody may read: the public card, where it was earlier, the AI Catalog, and where to get
+a token (RFC 9728), if an identity provider is configured."""
+API_KEY_HEADER = "X-API-Key"
 
 
 def spoken_versions(settings: Settings) -> tuple[Version, ...]:
@@ -34,13 +39,81 @@ def spoken_versions(settings: Settings) -> tuple[Version, ...]:
     return tuple(one for one in Version if one.value in settings.a2a.supported_protocol_versions)
 
 
-def auth_schemes(settings: Settings) -> list[str]:
-    """Return the schemes of the credentials that are accepted."""
-    auth = settings.auth
-    found = {entry.scheme for entry in auth.static_auth_credentials or () if entry.enabled}
-    if auth.bearer_token or not found:
-        found.add("bearer")
-    return sorted(found, reverse=True)
+def discovery(settings: Settings) -> list[str]:
+    """Return the open paths that this deployment answers."""
+    return [path for path in DISCOVERY if path != RESOURCE_PATH or settings.oidc.issuer]
+
+
+@dataclass(frozen=True, slots=True)
+class SecurityScheme:
+    """A way to authenticate, as each version of A2A writes it; OpenAPI writes it as 0.3 does."""
+
+    kind: str
+    """The field of 1.0 that it is."""
+    v1: JsonObject
+    v03: JsonObject
+    scopes: tuple[str, ...] = ()
+    """What a token needs in any case."""
+
+    @classmethod
+    def http(cls, scheme: str, form: str | None = None) -> "SecurityScheme":
+        written: JsonObject = {"scheme": scheme, **({"bearerFormat": form} if form else {})}
+        return cls("httpAuthSecurityScheme", written, {"type": "http", **written})
+
+
+def security_schemes(settings: Settings) -> dict[str, SecurityScheme]:
+    """Return by name how callers may authenticate; each is enough by itself."""
+    auth, oidc = settings.auth, settings.oidc
+    static = {entry.scheme for entry in auth.static_auth_credentials or () if entry.enabled}
+    found: dict[str, SecurityScheme] = {}
+    if oidc.issuer and oidc.jwks_url is None:
+        url: JsonObject = {"openIdConnectUrl": openid_configuration(oidc.issuer)}
+        found["oidc"] = SecurityScheme(
+            "openIdConnectSecurityScheme",
+            url,
+            {"type": "openIdConnect", **url},
+            oidc.required_scopes,
+        )
+    elif oidc.issuer:  # there may be no document to discover
+        jwt = SecurityScheme.http("bearer", "JWT")
+        found["jwtAuth"] = replace(jwt, scopes=oidc.required_scopes)
+    if oidc.issuer and oidc.token_url:
+        scopes: JsonObject = {scope: f"Scope {scope}" for scope in oidc.scopes}
+        credentials: JsonObject = {"tokenUrl": oidc.token_url, "scopes": scopes}
+        flows: JsonObject = {"flows": {"clientCredentials": credentials}}
+        found["oauth2"] = SecurityScheme(
+            "oauth2SecurityScheme", flows, {"type": "oauth2", **flows}, oidc.required_scopes
+        )
+    if auth.bearer_token or "bearer" in static or not settings.knows_callers:
+        found["bearerAuth"] = SecurityScheme.http("bearer", "opaque")
+    if "basic" in static:
+        found["basicAuth"] = SecurityScheme.http("basic")
+    if "api_key" in static:
+        named: JsonObject = {"name": API_KEY_HEADER}
+        found["apiKeyAuth"] = SecurityScheme(
+            "apiKeySecurityScheme",
+            {"location": "header", **named},
+            {"type": "apiKey", "in": "header", **named},
+        )
+    return found
+
+
+def openid_configuration(issuer: str) -> str:
+    """Return where an issuer describes itself."""
+    return f"{issuer.rstrip('/')}/.well-known/openid-configuration"
+
+
+def protected_resource(settings: Settings) -> JsonObject:
+    """Return who gives tokens for this service, and which scopes mean something (RFC 9728)."""
+    about = settings.a2a.documentation_url
+    return {
+        "resource": settings.public_url,
+        "resource_name": settings.a2a.title,
+        "authorization_servers": [settings.oidc.issuer],
+        "scopes_supported": [*settings.oidc.scopes],
+        "bearer_methods_supported": ["header"],
+        **({"resource_documentation": about} if about else {}),
+    }
 
 
 # --- what both contracts say ------------------------------------------------------------------
@@ -61,7 +134,7 @@ def endpoints(settings: Settings) -> list[str]:
         for verb in verbs
     ]
     cards = [path for path, version in CARD_PATHS if version in versions]
-    return [*found, *(f"GET {path}" for path in (*cards, *DISCOVERY)), f"POST {RPC_PATH}"]
+    return [*found, *(f"GET {path}" for path in (*cards, *discovery(settings))), f"POST {RPC_PATH}"]
 
 
 def protocol_summary(settings: Settings) -> JsonObject:

@@ -38,8 +38,10 @@ from opencode_a2a.server.contracts import (
     CARD_PATH,
     CATALOG_PATH,
     EARLIER_CARD_PATH,
-    auth_schemes,
+    RESOURCE_PATH,
     core_methods,
+    discovery,
+    security_schemes,
     spoken_versions,
 )
 from opencode_a2a.tasks.state import Query
@@ -73,7 +75,7 @@ class OpenApi:
 
 
 def _openapi(settings: Settings) -> JsonObject:
-    offered, versions = auth_schemes(settings), spoken_versions(settings)
+    offered, versions = security_schemes(settings), spoken_versions(settings)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -85,7 +87,7 @@ def _openapi(settings: Settings) -> JsonObject:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": settings.public_url}],
-        "security": [{f"{scheme}Auth": []} for scheme in offered],
+        "security": [{name: [*one.scopes]} for name, one in offered.items()],
         "paths": {
             "/": {"post": _rpc(settings)},
             **{
@@ -111,9 +113,7 @@ def _openapi(settings: Settings) -> JsonObject:
                     "schema": {"type": "string", "enum": [*versions]},
                 }
             },
-            "securitySchemes": {
-                f"{scheme}Auth": {"type": "http", "scheme": scheme} for scheme in offered
-            },
+            "securitySchemes": {name: one.v03 for name, one in offered.items()},
         },
     }
 
@@ -127,6 +127,7 @@ def _content(name: str) -> JsonObject:
 
 
 _VERSION: JsonObject = {"$ref": "#/components/parameters/version"}
+_OBJECT: JsonObject = {_JSON: {"schema": {"type": "object"}}}
 _CATALOG: JsonObject = {"application/ai-catalog+json": {"schema": {"type": "object"}}}
 _EVENTS: JsonObject = {"text/event-stream": {"schema": {"type": "string"}}}
 _ERROR: JsonObject = {
@@ -291,6 +292,13 @@ def _cards(settings: Settings) -> JsonObject:
     public[CATALOG_PATH] = _reading(
         "catalog", "The AI Catalog: where the card is", listed, security=[]
     )
+    if RESOURCE_PATH in discovery(settings):
+        public[RESOURCE_PATH] = _reading(
+            "protected_resource",
+            "Who gives tokens for this service (RFC 9728)",
+            {"200": {"description": "The metadata", "content": _OBJECT}},
+            security=[],
+        )
     return extended | public
 
 

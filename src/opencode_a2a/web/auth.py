@@ -16,40 +16,59 @@ import secrets
 import stat
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from ipaddress import IPv6Address, ip_address, ip_network
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Literal, Self
+from typing import Literal, Self, TypeAlias
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from opencode_a2a import metrics
-from opencode_a2a.config import UNGUESSABLE, AccessSettings, CredentialEntry, Settings, StateError
-from opencode_a2a.errors import ServiceError, TooManyFailuresError, UnauthenticatedError
+from opencode_a2a.config import UNGUESSABLE, CredentialEntry, Settings, StateError
+from opencode_a2a.errors import (
+    InvalidTokenError,
+    ServiceError,
+    TooManyFailuresError,
+    UnauthenticatedError,
+)
 from opencode_a2a.ids import SCOPE_KEY, Caller, Principal
 from opencode_a2a.rights import CAPABILITIES, PROFILES, Rights
-from opencode_a2a.server.contracts import DISCOVERY
+from opencode_a2a.server.contracts import API_KEY_HEADER, DISCOVERY, RESOURCE_PATH
 
 OPEN_PATHS = frozenset({*DISCOVERY, "/livez", "/readyz"})
 _CHALLENGES = {
-    "bearer": ("WWW-Authenticate", 'Bearer realm="opencode-a2a"'),
-    "basic": ("WWW-Authenticate", 'Basic realm="opencode-a2a", charset="UTF-8"'),
+    "bearer": 'Bearer realm="opencode-a2a"',
+    "basic": 'Basic realm="opencode-a2a", charset="UTF-8"',
+    # Nothing registered fits, and an answer with 401 needs a challenge.
+    "api_key": f'ApiKey realm="opencode-a2a", header="{API_KEY_HEADER}"',
 }
-_REMEDY = "send the header Authorization: Bearer <token>, or Basic if that is offered"
+_REMEDY = {
+    "bearer": "the header Authorization: Bearer <token>",
+    "basic": "the header Authorization: Basic with user and password",
+    "api_key": f"the header {API_KEY_HEADER}",
+}
+CREDENTIAL = "credential"
+"""In the scope: the ``AcceptedCredential`` that the caller sent."""
+_API_KEY = API_KEY_HEADER.lower().encode()
 _LONGEST_AUTHORIZATION = 8192
 _LOOKED_AT = 64
 """Entries of a full table that are compared for the one to forget."""
+
+
+Scheme: TypeAlias = Literal["bearer", "basic", "api_key"]
+Verify = Callable[[bytes], Awaitable[Caller]]
+"""Says whose a token of an identity provider is, or raises."""
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptedCredential:
     """One secret that is accepted, and the caller it stands for."""
 
-    scheme: Literal["bearer", "basic"]
+    scheme: Scheme
     digest: bytes
     caller: Caller
     guessable: bool
@@ -67,7 +86,7 @@ class AcceptedCredential:
     @classmethod
     def of_entry(cls, entry: CredentialEntry, rights: Rights) -> Self:
         """Return one of several credentials; it may do only what its entry grants."""
-        given = entry.token if entry.scheme == "bearer" else entry.password
+        given = entry.password if entry.scheme == "basic" else entry.token
         secret = given.get_secret_value() if given else ""
         guessable = len(secret) < UNGUESSABLE
         if entry.scheme == "basic":
@@ -82,8 +101,9 @@ class AcceptedCredential:
         return cls(entry.scheme, sha256(secret.encode()).digest(), caller, guessable)
 
 
-def accepted_credentials(auth: AccessSettings, token_file: Path) -> list[AcceptedCredential]:
-    """Return the credentials that were configured, or else the generated one."""
+def accepted_credentials(settings: Settings, token_file: Path) -> list[AcceptedCredential]:
+    """Return the credentials that were configured; the generated one if nobody could call."""
+    auth = settings.auth
     found = [
         AcceptedCredential.of_entry(entry, auth.rights)
         for entry in auth.static_auth_credentials or ()
@@ -92,7 +112,9 @@ def accepted_credentials(auth: AccessSettings, token_file: Path) -> list[Accepte
     if auth.bearer_token:
         token = auth.bearer_token.get_secret_value()
         found.insert(0, AcceptedCredential.of_token(token, auth.rights))
-    return found or [AcceptedCredential.of_token(generate_token(token_file), auth.rights)]
+    if not settings.knows_callers:
+        found.append(AcceptedCredential.of_token(generate_token(token_file), auth.rights))
+    return found
 
 
 class Throttle:
@@ -151,33 +173,50 @@ class Authentication:
         credentials: Iterable[AcceptedCredential],
         throttle: Throttle | None = None,
         also: Callable[[bytes, Scope], AcceptedCredential | None] | None = None,
+        verify: Verify | None = None,
+        url: str = "",
     ) -> None:
         self._app = app
         self._also = also
         """Finds whose a bearer token is that was given out while the service runs."""
+        self._verify = verify
         self._credentials = tuple(credentials)
         self._throttle = Throttle() if throttle is None else throttle
-        if not self._credentials:
-            raise ValueError("at least one credential must be enabled")
         schemes = {credential.scheme for credential in self._credentials}
-        self._challenges = tuple(_CHALLENGES[scheme] for scheme in sorted(schemes, reverse=True))
+        if verify is not None:
+            schemes.add("bearer")
+        if not schemes:
+            raise ValueError("at least one credential must be enabled")
+        self._takes_keys = "api_key" in schemes
+        offered = sorted(schemes, key=list(_CHALLENGES).index)
+        self._remedy = f"send {', or '.join(_REMEDY[scheme] for scheme in offered)}"
+        self._challenges = [_CHALLENGES[scheme] for scheme in offered]
+        if verify is not None:
+            # Where a client finds out by itself from whom to get a token (RFC 9728).
+            self._challenges[0] += f', resource_metadata="{url}{RESOURCE_PATH}"'
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] not in OPEN_PATHS or scope["method"] not in ("GET", "HEAD"):
             try:
-                scope[SCOPE_KEY] = self.caller(scope)
+                found = await self.admit(scope)
             except ServiceError:
                 metrics.AUTH_REJECTED.inc()
                 raise
+            scope[CREDENTIAL], scope[SCOPE_KEY] = found, found.caller
         await self._app(scope, receive, send)
 
-    def caller(self, scope: Scope) -> Caller:
-        """Return who sends a request; raise when that is not known."""
+    async def admit(self, scope: Scope) -> AcceptedCredential:
+        """Return the credential that a request was sent with; raise if it is not a good one."""
         sent = [value for name, value in scope["headers"] if name == b"authorization"]
-        if not sent:
-            error = UnauthenticatedError(f"No credential was sent; {_REMEDY}")
-            raise error.with_headers(*self._challenges)
-        scheme, name, secret = read_authorization(sent)
+        keys = [value for name, value in scope["headers"] if name == _API_KEY]
+        if keys and self._takes_keys:
+            # Two credentials are two callers.
+            one = len(keys) == 1 and not sent
+            scheme, name, secret = (b"api_key" if one else b""), b"", b"".join(keys)
+        elif sent:
+            scheme, name, secret = read_authorization(sent)
+        else:
+            raise self._refusal(f"No credential was sent; {self._remedy}")
         digest = sha256(secret).digest()
         found: AcceptedCredential | None = None
         for credential in self._credentials:
@@ -186,6 +225,15 @@ class Authentication:
                 found = credential
         if found is None and scheme == b"bearer" and self._also is not None:
             found = self._also(secret, scope)
+        wrong = f"The credential is not valid; {self._remedy}"
+        if found is None and scheme == b"bearer" and self._verify and secret.count(b".") == 2:
+            try:
+                caller = await self._verify(secret)
+                found = AcceptedCredential("bearer", digest, caller, guessable=False)
+            except InvalidTokenError as error:  # not a guess: the provider did sign it
+                raise self._refusal(error.message, kind=InvalidTokenError) from None
+            except UnauthenticatedError as error:
+                wrong = error.message
         # Failures count for an address and a name, in a form of fixed size.
         key = sha256(b"\0".join((peer_address(scope).encode(), scheme, name))).digest()
         wait = self._throttle.wait(key)
@@ -199,9 +247,19 @@ class Authentication:
             ).with_headers(("Retry-After", str(seconds)))
         if found is None:
             self._throttle.failed(key, digest)
-            error = UnauthenticatedError(f"The credential is not valid; {_REMEDY}")
-            raise error.with_headers(*self._challenges)
-        return found.caller
+            raise self._refusal(wrong, kind=UnauthenticatedError)
+        return found
+
+    def _refusal(
+        self, message: str, kind: type[UnauthenticatedError] | None = None
+    ) -> UnauthenticatedError:
+        """Return the error that says how to call; ``kind`` is given if a credential was sent."""
+        challenges = list(self._challenges)
+        if kind is not None and self._verify is not None:
+            challenges[0] += f', error="invalid_token", error_description="{message}"'
+        return (kind or UnauthenticatedError)(message).with_headers(
+            *(("WWW-Authenticate", challenge) for challenge in challenges)
+        )
 
 
 def read_authorization(sent: list[bytes]) -> tuple[bytes, bytes, bytes]:
@@ -247,7 +305,7 @@ def _network_of(host: str) -> str:
 def check_state(settings: Settings) -> None:
     """Raise StateError if the state directory cannot serve, before anything is started."""
     directory = settings.a2a.state_dir
-    if settings.auth.configured and not settings.opencode.managed_server:
+    if settings.knows_callers and not settings.opencode.managed_server:
         return
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -258,7 +316,7 @@ def check_state(settings: Settings) -> None:
             f"cannot write to the state directory {directory}: {error.strerror}; "
             "set A2A_STATE_DIR to one that can be written"
         ) from error
-    if not settings.auth.configured:
+    if not settings.knows_callers:
         generate_token(directory / "token")
 
 

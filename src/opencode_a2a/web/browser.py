@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from opencode_a2a.errors import LimitExceededError, UnauthenticatedError
 from opencode_a2a.ids import SCOPE_KEY, Caller
 from opencode_a2a.telemetry import AUDIT
-from opencode_a2a.web.auth import AcceptedCredential, read_authorization
+from opencode_a2a.web.auth import CREDENTIAL, AcceptedCredential, read_authorization
 
 CONSOLE = "/console"
 CODES = f"{CONSOLE}/codes"
@@ -135,29 +135,32 @@ class SignIns:
         return None
 
     async def _new_code(self, request: Request) -> Response:
-        caller: Caller = request.scope[SCOPE_KEY]
         now = time.monotonic()
         self._codes = {key: one for key, one in self._codes.items() if now < one[0]}
         if len(self._codes) >= MOST_CODES:
             raise LimitExceededError(
                 "Too many sign-in codes at once; try again in a minute", limit=MOST_CODES
             )
-        _, _, secret = read_authorization([request.headers["authorization"].encode("latin-1")])
+        _, _, secret = read_authorization(
+            [request.headers.get("authorization", "").encode("latin-1")]
+        )
         if secret.startswith(b"console."):
             raise UnauthenticatedError(
                 "A session of the console gets no code; use the token or password itself"
             )
-        code = secrets.token_urlsafe(32)
         # Callers may be alike: the session has to end with the very secret that it came from.
-        digest = sha256(secret).digest()
-        credential = next(
-            one for one in self._credentials if (one.caller, one.digest) == (caller, digest)
-        )
+        credential: AcceptedCredential = request.scope[CREDENTIAL]
+        if credential not in self._credentials:
+            raise UnauthenticatedError(
+                "A token of an identity provider gets no code: the session would outlive it. "
+                "Sign in with the token itself."
+            )
+        code = secrets.token_urlsafe(32)
         self._codes[sha256(code.encode()).digest()] = (now + CODE_SECONDS, credential)
         return _json({"code": code, "expires_in": CODE_SECONDS})
 
     async def _begin(self, request: Request) -> Response:
-        sent = request.headers["authorization"].partition(" ")[2].strip()
+        sent = request.headers.get("authorization", "").partition(" ")[2].strip()
         _, credential = self._codes.pop(sha256(sent.encode()).digest(), (0.0, None))
         if credential is None:
             raise UnauthenticatedError("Only a code of the command `console` is taken here, once")
@@ -168,7 +171,7 @@ class SignIns:
         return _json({"token": token, "expires_in": SESSION_SECONDS})
 
     async def _end(self, request: Request) -> Response:
-        sent = request.headers["authorization"].partition(" ")[2].strip()
+        sent = request.headers.get("authorization", "").partition(" ")[2].strip()
         now = time.monotonic()
         self._ended = {key: until for key, until in self._ended.items() if now < until}
         if sent.startswith("console."):

@@ -44,7 +44,7 @@ _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _PREFLIGHT = {
     "access-control-allow-methods": "GET, HEAD, POST, DELETE",
     "access-control-allow-headers": (
-        "Authorization, Content-Type, A2A-Version, A2A-Extensions, X-A2A-Extensions, "
+        "Authorization, X-API-Key, Content-Type, A2A-Version, A2A-Extensions, X-A2A-Extensions, "
         "Last-Event-ID, If-None-Match, Traceparent, Tracestate"
     ),
     "access-control-max-age": "600",

@@ -40,7 +40,7 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.server.http import refused
 from opencode_a2a.server.sse import WRITE_NOW, Streams
-from opencode_a2a.web.auth import AcceptedCredential, Authentication
+from opencode_a2a.web.auth import AcceptedCredential, Authentication, Verify
 from opencode_a2a.web.browser import Pages, SignIns
 from opencode_a2a.web.limits import BodyGuard, Boundary, RateLimit
 from opencode_a2a.web.observe import AccessLog, PayloadLog
@@ -62,6 +62,7 @@ def edge(
     settings: Settings,
     credentials: Iterable[AcceptedCredential],
     sign_ins: SignIns | None = None,
+    verify: Verify | None = None,
 ) -> ASGIApp:
     """Return the application behind all its guards, the outermost last."""
     if settings.log.payloads:
@@ -69,10 +70,10 @@ def edge(
     app = BodyGuard(app, settings.limits)
     if settings.limits.rate_limit_enabled:
         app = RateLimit(app, settings.limits)
-    if sign_ins is None:
-        app = Authentication(app, credentials)
-    else:
-        app = Pages(Authentication(app, credentials, also=sign_ins.find))
+    also = sign_ins.find if sign_ins else None
+    app = Authentication(app, credentials, also=also, verify=verify, url=settings.public_url)
+    if sign_ins is not None:
+        app = Pages(app)
     app = Boundary(app, settings)
     if settings.a2a.http_gzip_minimum_size:
         app = Compression(app, settings.a2a.http_gzip_minimum_size, _GZIP_LEVEL)

@@ -1,0 +1,310 @@
+"""Tokens of an identity provider: the keys it signs with, and who a token stands for.
+
+``auth`` asks ``Issuer`` about bearer tokens that it does not know itself. Keys are fetched in the
+background, kept while the provider is away, and fetched anew for a key that nobody has seen; a
+request waits only for that. What a token may do is decided by the settings alone. Nothing that a
+token says about where its key is to be found is read.
+"""
+
+import asyncio
+import base64
+import math
+import ssl
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from functools import cached_property
+from hashlib import sha256
+from typing import NoReturn
+from urllib.parse import urlsplit
+
+import httpx2
+import jwt
+import orjson
+import structlog
+
+from opencode_a2a import metrics
+from opencode_a2a.config import ISSUED_PRINCIPAL, OidcSettings, loopback
+from opencode_a2a.errors import (
+    AuthorizationForbiddenError,
+    InvalidTokenError,
+    IssuerUnavailableError,
+    ParseError,
+    UnauthenticatedError,
+)
+from opencode_a2a.events import JsonObject
+from opencode_a2a.ids import Caller, Principal
+from opencode_a2a.jsonguard import as_object, decode, text_in
+from opencode_a2a.keys import VerificationKey, verification_keys
+from opencode_a2a.peers.network import Egress, EgressError, client, read
+from opencode_a2a.rights import CAPABILITIES, PROFILES, Rights
+from opencode_a2a.server.contracts import openid_configuration
+from opencode_a2a.telemetry import AUDIT
+
+logger = structlog.get_logger(__name__)
+
+REFRESH_SECONDS = 900.0
+RETRY_SECONDS = 5.0
+"""After the first failure; twice as long after each further one, up to a minute."""
+KEPT_SECONDS = 86_400.0
+"""How long keys are used while the provider is away."""
+UNKNOWN_KEY_SECONDS = 30.0
+"""How often, at the most, a token with an unknown key has the keys fetched."""
+FETCH_SECONDS = 5.0
+FETCH_BYTES = 256 * 1024
+REMEMBERED = 4096
+REMEMBERED_SECONDS = 60.0
+_TYPES = frozenset({"jwt", "at+jwt", "application/at+jwt"})
+_OAUTH = "/.well-known/oauth-authorization-server"
+
+
+class KeysError(Exception):
+    """The provider's keys could not be fetched; the text says why, for the operator."""
+
+
+class Issuer:
+    """An identity provider whose tokens are accepted."""
+
+    def __init__(self, settings: OidcSettings, ceiling: Rights) -> None:
+        self._settings = settings
+        self._ceiling = ceiling
+        """What the agent may do for any caller."""
+        self._keys: list[VerificationKey] = []
+        self._document: JsonObject = {}
+        self._fetched = self._asked = -math.inf
+        """When the keys were fetched last, and when for a key that was not known."""
+        self._fetching = asyncio.Lock()
+        self._trouble: str | None = None
+        self._verified: OrderedDict[bytes, tuple[Caller, float]] = OrderedDict()
+        """By digest whose token it is, and until when that is taken for granted."""
+        self.tried = asyncio.Event()
+        """The keys have been asked for once, with or without success."""
+
+    async def run(self) -> NoReturn:
+        """Follow the provider's keys."""
+        wait = RETRY_SECONDS
+        while True:
+            async with self._fetching:
+                well = await self._refresh()
+            self.tried.set()
+            await asyncio.sleep(REFRESH_SECONDS if well else wait)
+            wait = RETRY_SECONDS if well else min(2 * wait, 60.0)
+
+    async def check(self) -> None:
+        """Raise unless there are keys; that the provider is away does not matter before."""
+        if not self._usable():
+            raise IssuerUnavailableError
+
+    async def verify(self, token: bytes) -> Caller:
+        """Return who a token stands for.
+
+        Raises InvalidTokenError if its signature is right and the token is not, otherwise
+        UnauthenticatedError; AuthorizationForbiddenError if a scope is missing.
+        """
+        digest = sha256(token).digest()
+        caller, until = self._verified.get(digest, (None, 0.0))
+        if caller is not None and time.monotonic() < until:
+            self._verified.move_to_end(digest)
+            return caller
+        if not self._usable():
+            raise IssuerUnavailableError().with_headers(
+                ("Retry-After", str(math.ceil(RETRY_SECONDS)))
+            )
+        key, algorithm = await self._key_of(token)
+        claims = self._claims(token, key, algorithm)
+        caller = self._caller(claims)
+        # The library has read it as a number.
+        left = float(str(claims["exp"])) + self._settings.clock_skew_seconds - time.time()
+        self._verified[digest] = (caller, time.monotonic() + min(left, REMEMBERED_SECONDS))
+        if len(self._verified) > REMEMBERED:
+            self._verified.popitem(last=False)
+        return caller
+
+    async def examine(self) -> str:
+        """Fetch the keys and say what was found; raise KeysError."""
+        keys = verification_keys(await self._fetch())
+        if not self._fitting(keys):
+            raise KeysError("no key there fits A2A_OIDC_ALGORITHMS")
+        return f"{self._settings.issuer}: {len(keys)} keys"
+
+    def _usable(self) -> bool:
+        return bool(self._keys) and time.monotonic() - self._fetched < KEPT_SECONDS
+
+    async def _key_of(self, token: bytes) -> tuple[VerificationKey, str]:
+        """Return the one key that a token can be signed with, and the algorithm."""
+        head = token.partition(b".")[0]
+        try:
+            header = as_object(
+                orjson.loads(base64.urlsafe_b64decode(head + b"=" * (-len(head) % 4)))
+            )
+        except ValueError:
+            header = {}
+        algorithm, kid, kind = header.get("alg"), header.get("kid"), header.get("typ", "JWT")
+        if not isinstance(algorithm, str) or not isinstance(kid, str | None):
+            raise UnauthenticatedError("The token is not a JWT")
+        if not isinstance(kind, str) or kind.lower() not in _TYPES or "crit" in header:
+            raise UnauthenticatedError("The token is not an access token that is understood here")
+        if algorithm not in self._settings.algorithms:
+            raise UnauthenticatedError("The token is signed with an algorithm that is not accepted")
+        if kid is not None and all(key.kid != kid for key in self._keys):
+            async with self._fetching:
+                # Whoever waited here finds what was fetched meanwhile.
+                unknown = all(key.kid != kid for key in self._keys)
+                if unknown and time.monotonic() - self._asked >= UNKNOWN_KEY_SECONDS:
+                    self._asked = time.monotonic()
+                    await self._refresh()
+        fitting = [
+            key
+            for key in self._keys
+            if algorithm in key.algorithms and (kid is None or key.kid == kid)
+        ]
+        if len(fitting) != 1:
+            raise UnauthenticatedError(
+                "The token is not signed with a key of the identity provider"
+            )
+        return fitting[0], algorithm
+
+    def _claims(self, token: bytes, key: VerificationKey, algorithm: str) -> JsonObject:
+        settings = self._settings
+        try:
+            claims: JsonObject = jwt.decode(
+                token,
+                key.public,
+                algorithms=[algorithm],
+                audience=settings.audience,
+                issuer=settings.issuer,
+                leeway=settings.clock_skew_seconds,
+                options={"require": ["iss", "aud", "exp", "sub"]},
+            )
+        except (jwt.InvalidSignatureError, jwt.InvalidKeyError):
+            raise UnauthenticatedError("The token's signature is wrong") from None
+        except jwt.ExpiredSignatureError:
+            raise InvalidTokenError("The token has expired; get a new one") from None
+        except jwt.ImmatureSignatureError:
+            raise InvalidTokenError("The token is not valid yet; check the clocks") from None
+        except jwt.InvalidAudienceError:
+            raise InvalidTokenError("The token is for another audience") from None
+        except jwt.InvalidIssuerError:
+            raise InvalidTokenError("The token is of another issuer") from None
+        except jwt.MissingRequiredClaimError as error:
+            raise InvalidTokenError(f"The token lacks the claim {error.claim}") from None
+        except jwt.PyJWTError:
+            raise UnauthenticatedError("The token is malformed") from None
+        if "cnf" in claims:  # whoever has stolen it must not be able to use it
+            raise InvalidTokenError("The token is bound to a key, which is not checked here")
+        return claims
+
+    def _caller(self, claims: JsonObject) -> Caller:
+        settings = self._settings
+        name = claims.get(settings.principal_claim)
+        if not isinstance(name, str) or not 0 < len(name) <= 256 or not name.isprintable():
+            raise InvalidTokenError(f"The claim {settings.principal_claim} names nobody")
+        scopes = frozenset(scopes_of(claims, settings.scope_claim))
+        if missing := [scope for scope in settings.required_scopes if scope not in scopes]:
+            wanted = " ".join(settings.required_scopes)
+            raise AuthorizationForbiddenError(
+                f"The token lacks the scope {missing[0]}"
+            ).with_headers(
+                ("WWW-Authenticate", f'Bearer error="insufficient_scope", scope="{wanted}"')
+            )
+        granted = [what for scope, what in settings.capability_scopes.items() if scope in scopes]
+        profiles = (kind for scope, kind in settings.profile_scopes.items() if scope in scopes)
+        return Caller(
+            Principal(f"{ISSUED_PRINCIPAL}{settings.issuer}#{name}"),
+            CAPABILITIES.intersection(granted),
+            rights=self._ceiling & PROFILES[next(profiles, settings.profile)],
+            supervises="supervise" in granted,
+        )
+
+    async def _refresh(self) -> bool:
+        """Fetch the keys; what there is stays if that fails."""
+        try:
+            document = await self._fetch()
+            keys = self._fitting(verification_keys(document))
+            if not keys:
+                raise KeysError("no key there fits A2A_OIDC_ALGORITHMS")
+        except KeysError as error:
+            metrics.OIDC_REFRESHES.labels("failed").inc()
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                logger.warning("the keys of the issuer cannot be fetched", cause=self._trouble)
+            return False
+        metrics.OIDC_REFRESHES.labels("ok").inc()
+        if self._trouble is not None:
+            logger.warning("the keys of the issuer can be fetched again")
+        if document != self._document:
+            AUDIT.info("issuer keys changed", keys=len(keys))
+            self._verified.clear()  # a key that was taken back is of no use from now on
+        self._keys, self._document, self._trouble = keys, document, None
+        self._fetched = time.monotonic()
+        return True
+
+    def _fitting(self, keys: list[VerificationKey]) -> list[VerificationKey]:
+        return [key for key in keys if not key.algorithms.isdisjoint(self._settings.algorithms)]
+
+    async def _fetch(self) -> JsonObject:
+        """Return the provider's set of keys."""
+        settings = self._settings
+        # The operator chose the provider, which may well be in a private network.
+        rules = Egress(allow_private=True)
+        try:
+            async with (
+                asyncio.timeout(FETCH_SECONDS),
+                client(rules, timeout=FETCH_SECONDS, tls=self._tls) as http,
+            ):
+                return await _get(http, settings.jwks_url or await self._discover(http))
+        except TimeoutError:
+            raise KeysError(f"{settings.issuer} does not answer in time") from None
+        except (EgressError, httpx2.HTTPError, httpx2.InvalidURL) as error:
+            cause = str(error) or type(error).__name__
+            raise KeysError(f"{settings.issuer} cannot be reached: {cause}") from None
+
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        return ssl.create_default_context()  # takes milliseconds
+
+    async def _discover(self, http: httpx2.AsyncClient) -> str:
+        """Return where the keys are, by the provider's own word (OpenID Connect, or RFC 8414)."""
+        issuer = self._settings.issuer or ""
+        parts = urlsplit(issuer)
+        try:
+            document = await _get(http, openid_configuration(issuer))
+        except KeysError:
+            root = f"{parts.scheme}://{parts.netloc}"
+            document = await _get(http, root + _OAUTH + parts.path.rstrip("/"))
+        if document.get("issuer") != issuer:
+            named = text_in(document, "issuer")
+            raise KeysError(f"it calls itself {named!r}; set A2A_OIDC_ISSUER to exactly that")
+        url = text_in(document, "jwks_uri") or ""
+        plain = url.startswith("http://") and loopback(parts.hostname or "")
+        if not url.startswith("https://") and not plain:
+            raise KeysError("its discovery document names no https address of keys (jwks_uri)")
+        return url
+
+
+async def _get(http: httpx2.AsyncClient, url: str) -> JsonObject:
+    headers = {"accept": "application/json", "accept-encoding": "identity"}
+    async with http.stream("GET", url, headers=headers) as response:
+        if response.status_code != 200:
+            raise KeysError(f"{url} answers {response.status_code}")
+        body = await read(response, FETCH_BYTES)
+    if body is None:
+        raise KeysError(f"the answer of {url} is larger than {FETCH_BYTES} bytes")
+    try:
+        return as_object(decode(body))
+    except ParseError:
+        raise KeysError(f"{url} does not answer with JSON") from None
+
+
+def scopes_of(claims: JsonObject, claim: str | None) -> Iterator[str]:
+    """Yield the scopes of a token; ``claim`` may be the path of a nested one."""
+    names = ("scope", "scp") if claim is None else (claim,)
+    found = next((claims[name] for name in names if name in claims), None)
+    if found is None and claim is not None:
+        found = claims
+        for step in claim.split("."):
+            found = as_object(found).get(step)
+    if isinstance(found, str):
+        yield from found.split()
+    elif isinstance(found, list):
+        yield from (one for one in found if isinstance(one, str))
