@@ -503,7 +503,11 @@ def serve(settings: Settings, ready: Callable[[], None] | None = None) -> int:
 
     ``ready`` is called once the service answers, in a thread of its own.
     """
-    telemetry.configure(settings.log.level)
+    try:
+        audit = telemetry.configure(settings.log.level, audit=settings.a2a.audit_file)
+    except SettingsError as error:
+        print(f"opencode-a2a: {error}", file=sys.stderr)
+        return 2
     for warning in settings.warnings:
         telemetry.OPERATOR.warning(warning)
     loop_factory = prepare_process()
@@ -525,6 +529,9 @@ def serve(settings: Settings, ready: Callable[[], None] | None = None) -> int:
     except (BindError, OpenCodeStartError) as error:
         print(f"opencode-a2a: {error}", file=sys.stderr)
         return 1
+    finally:
+        if audit is not None:
+            audit.close()
 
 
 async def _serve(
@@ -544,8 +551,16 @@ async def _serve(
         grace=settings.a2a.shutdown_grace_seconds,
         lifespan="off",
     )
+
+    def reread() -> None:
+        if tls is not None:
+            tls.look()
+        # The audit file is looked at before every record; who rotates it may say so nevertheless.
+
     try:
-        with ended_by_signals(runner, tls.look if tls else None) as received:
+        with ended_by_signals(
+            runner, reread if tls or settings.a2a.audit_file else None
+        ) as received:
             async with AsyncExitStack() as stack:
                 await stack.enter_async_context(service.running())
                 generated = not settings.knows_callers

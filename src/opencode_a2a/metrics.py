@@ -65,6 +65,9 @@ CANCEL_SECONDS = Histogram(
     registry=REGISTRY,
 )
 
+AUDIT_LOST = Counter(
+    "a2a_audit_lost", "Audit records that went to the log instead of the file.", registry=REGISTRY
+)
 CERTIFICATE_DAYS = Gauge(
     "a2a_certificate_days_left", "Days until the TLS certificate expires.", registry=REGISTRY
 )

@@ -15,7 +15,8 @@ from collections.abc import Mapping, MutableMapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TextIO, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO, cast
 
 import orjson
 
@@ -32,6 +33,9 @@ if _UNUSED:
 
 from opencode_a2a.printable import clean, escaped  # noqa: E402
 from opencode_a2a.terminal import Lines  # noqa: E402
+
+if TYPE_CHECKING:
+    from opencode_a2a.audit import AuditFile
 
 MASK = "********"
 
@@ -112,6 +116,10 @@ AUDIT: FilteringBoundLogger = structlog.wrap_logger(
     None, wrapper_class=_ALWAYS, cache_logger_on_first_use=False, audit=True
 )
 """Who did what. Every audit record is written through this logger, whatever the log level is."""
+ROUTINE: FilteringBoundLogger = structlog.wrap_logger(
+    None, wrapper_class=_ALWAYS, cache_logger_on_first_use=False, audit=True, routine=True
+)
+"""What happens all the time: always in the audit file, but in the log only at INFO."""
 OPERATOR: FilteringBoundLogger = structlog.wrap_logger(
     None, wrapper_class=_ALWAYS, cache_logger_on_first_use=False
 )
@@ -120,23 +128,54 @@ _WORK = frozenset({"title", "what"})
 """What people see at the terminal, but what is no business of a log file: words of a caller."""
 
 
-def configure(level: str | None, stream: TextIO | None = None) -> None:
+def configure(
+    level: str | None, stream: TextIO | None = None, audit: Path | None = None
+) -> "AuditFile | None":
     """Send all log records of this level and above to the stream: JSON unless it is a terminal.
 
     By default a terminal has what happens to tasks (INFO, without the requests), a file warnings.
-    Records of libraries that use ``logging`` take the same way.
+    Records of libraries that use ``logging`` take the same way. Audit records go to the audit file
+    as well, which is returned; its owner closes it.
     """
     output = stream or sys.stderr
     watched = output.isatty()
     number = logging.getLevelNamesMapping()[level or ("INFO" if watched else "WARNING")]
     render: Processor = Lines(everything=level is not None) if watched else _json
     fit: list[Processor] = [_printable] if watched else []
+
+    def instead(line: str) -> None:
+        print(line, file=output, flush=True)
+
+    file: AuditFile | None = None
+    if audit:
+        from opencode_a2a.audit import AuditFile  # commands have no metrics to load
+
+        file = AuditFile(audit, instead)
+    shown = number <= logging.INFO
+
+    def skip(_: object, __: str, record: MutableMapping[str, object]) -> Mapping[str, object]:
+        if "routine" in record and file is None and not shown:
+            raise structlog.DropEvent
+        return record
+
+    def keep(_: object, __: str, record: MutableMapping[str, object]) -> Mapping[str, object]:
+        """Put audit records into the file; those of routine are no audit records of the log."""
+        routine = bool(record.pop("routine", False))
+        written = bool(record.get("audit")) and file is not None and file.take(_json(_, __, record))
+        if routine:
+            if not shown and written:
+                raise structlog.DropEvent
+            record.pop("audit", None)
+        return record
+
     steps: list[Processor] = [
+        skip,
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
         _redact_record,
+        keep,
     ]
     structlog.configure(
         processors=[*steps, *fit, render],
@@ -156,6 +195,7 @@ def configure(level: str | None, stream: TextIO | None = None) -> None:
     root.setLevel(number)
     for chatty in CHATTY:
         logging.getLogger(chatty).setLevel(max(number, logging.WARNING))
+    return file
 
 
 def _json(_: object, __: str, record: Mapping[str, object]) -> str:

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 import pytest_asyncio
 
@@ -66,3 +67,46 @@ async def test_every_interrupt_leaves_a_record(program: Program, opencode: FakeO
         ("interrupt settled", answered.id, "once"),
         ("interrupt settled", canceled.id, "void"),
     ]
+
+
+async def test_all_records_are_in_the_audit_file_also_after_it_was_moved(
+    opencode: FakeOpenCode, tmp_path: Path
+) -> None:
+    file, moved = tmp_path / "audit.jsonl", tmp_path / "audit.jsonl.1"
+    variables = variables_for(opencode, tmp_path / "state", A2A_AUDIT_FILE=str(file))
+    async with Program(variables) as program:
+        caller = Caller(program)
+        first = await caller.send("hello")
+        wrong = {"Authorization": "Bearer a-token-that-nobody-has"}
+        for _ in range(3):
+            assert (await program.http.get("/health", headers=wrong)).status_code == 401
+        file.rename(moved)
+        opencode.play("permission-once")
+        second = await caller.send("run it")
+        await caller.cancel(second.id)
+        assert await program.stop() == 0
+
+    assert moved.stat().st_mode & 0o777 == file.stat().st_mode & 0o777 == 0o600
+    text = moved.read_text() + file.read_text()
+    assert "a-token-that-nobody-has" not in text
+    records = [orjson.loads(line) for line in text.splitlines()]
+    assert all(record["audit"] and record["timestamp"] for record in records)
+    told = [(record["event"], record.get("task_id")) for record in records]
+    assert sorted(told, key=str) == sorted(
+        [
+            ("task started", first.id),
+            ("task ended", first.id),
+            ("credential refused", None),
+            ("task started", second.id),
+            ("task canceled", second.id),
+            ("task ended", second.id),
+            ("interrupt settled", second.id),
+        ],
+        key=str,
+    )
+    started = next(record for record in records if record["event"] == "task started")
+    assert started["address"] == "127.0.0.1"
+    assert {"principal", "request_id", "trace_id"} <= started.keys()
+    assert "title" not in started
+    logged = [record["event"] for record in program.records() if record.get("audit")]
+    assert logged == ["interrupt settled"]

@@ -499,6 +499,11 @@ class ServiceSettings(Group, prefix="A2A_"):
         8192, "Responses of this size and above are compressed; 0 means never."
     )
     metrics_enabled: bool = setting(True, "Offer `/metrics`.")
+    audit_file: LocalPath | None = setting(
+        None,
+        "File that audit records are appended to, as lines of JSON, besides the log. It may be "
+        "renamed at any time; a new one is begun.",
+    )
     shutdown_grace_seconds: SecondsOrOff = setting(10, "Time for open work to settle at shutdown.")
 
 
@@ -1424,6 +1429,7 @@ def misplaced(settings: Settings, workspace: Path) -> Iterator[Problem]:
         remedy = "leave it out, or name a file outside"
         yield Problem("A2A_TASK_STORE_DATABASE_URL", f"{exposed(file, workspace)}; {remedy}")
     given = {
+        "A2A_AUDIT_FILE": settings.a2a.audit_file,
         "A2A_SIGNING_KEY_FILE": settings.signing.key_file,
         "A2A_TLS_KEY_FILE": settings.tls.key_file,
         "A2A_TLS_CERT_FILE": settings.tls.cert_file,

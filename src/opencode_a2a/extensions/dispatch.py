@@ -82,6 +82,7 @@ class Dispatcher:
                     method.audit,
                     method=method.name,
                     identity=caller.principal,
+                    principal=caller.principal,
                     credential_id=caller.credential_id,
                     task_id=None,
                     context_id=f"{DERIVED_CONTEXT}{known}" if known else None,

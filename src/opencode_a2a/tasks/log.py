@@ -38,7 +38,7 @@ from opencode_a2a.tasks.state import (
     load_entries,
     load_state,
 )
-from opencode_a2a.telemetry import now_ms
+from opencode_a2a.telemetry import ROUTINE, now_ms
 
 logger = structlog.get_logger(__name__)
 
@@ -67,7 +67,7 @@ Push = Callable[[list[Entry]], bool]
 def _note(ref: TaskRef, before: Status, after: Status, at: int) -> None:
     """Log what an operator follows of a task: its start, what it asks, its end."""
     if after.state is State.WORKING and before.state is State.SUBMITTED:
-        logger.info("task started", task_id=ref.id, principal=ref.principal, title=after.subject)
+        ROUTINE.info("task started", task_id=ref.id, principal=ref.principal, title=after.subject)
     for asked in after.pending:
         if asked not in before.pending:
             what = ", ".join(asked.patterns) or " / ".join(q.question for q in asked.questions)
@@ -77,9 +77,11 @@ def _note(ref: TaskRef, before: Status, after: Status, at: int) -> None:
         logger.info("task asks", task_id=ref.id, what="a sign-in to the model provider")
     if after.state.terminal:
         usage = after.usage and after.usage.own + (after.usage.children or Usage())
-        logger.info(
+        ROUTINE.info(
             "task ended",
             task_id=ref.id,
+            context_id=ref.context_id,
+            principal=ref.principal,
             state=after.state.value,
             seconds=(at - ref.created_at) / 1000,
             input_tokens=usage.read if usage else 0,

@@ -70,7 +70,7 @@ from opencode_a2a.tasks.state import (
     dump_entries,
     load_status,
 )
-from opencode_a2a.telemetry import now_ms
+from opencode_a2a.telemetry import ROUTINE, now_ms
 from opencode_a2a.turns.answers import (
     Answer,
     NotUnderstoodError,
@@ -832,6 +832,7 @@ class TaskService:
         else:
             # What cannot be stored is refused while the turn still runs, not waited for.
             await self._database.ready()
+            ROUTINE.info("task canceled", task_id=task_id, principal=principal)
             await task.cancel()
             state = await task.log.steady()
         if state.status.state is not State.CANCELED:

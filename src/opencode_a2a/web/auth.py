@@ -25,6 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Literal, Self, TypeAlias
 
+import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from opencode_a2a import metrics
@@ -38,6 +39,7 @@ from opencode_a2a.errors import (
 from opencode_a2a.ids import SCOPE_KEY, Caller, Principal
 from opencode_a2a.rights import CAPABILITIES, PROFILES, Rights
 from opencode_a2a.server.contracts import API_KEY_HEADER, DISCOVERY, RESOURCE_PATH
+from opencode_a2a.telemetry import ROUTINE
 
 OPEN_PATHS = frozenset({*DISCOVERY, "/livez", "/readyz"})
 _CHALLENGES = {
@@ -164,6 +166,25 @@ class Throttle:
             del self._guesses[min(oldest, key=lambda old: len(self._guesses[old][0]))]
 
 
+class _Refusals:
+    """Which addresses were refused within a minute: one audit record is enough for each."""
+
+    def __init__(self, seconds: float = 60.0, most: int = 10_000) -> None:
+        self._seconds = seconds
+        self._most = most
+        self._until: OrderedDict[str, float] = OrderedDict()
+
+    def first(self, address: str) -> bool:
+        now = time.monotonic()
+        if self._until.get(address, now) > now:
+            return False
+        self._until.pop(address, None)
+        self._until[address] = now + self._seconds
+        if len(self._until) > self._most:
+            self._until.popitem(last=False)
+        return True
+
+
 class Authentication:
     """Let a request with a good credential pass, with its caller in the scope."""
 
@@ -182,6 +203,7 @@ class Authentication:
         self._verify = verify
         self._credentials = tuple(credentials)
         self._throttle = Throttle() if throttle is None else throttle
+        self._refusals = _Refusals()
         schemes = {credential.scheme for credential in self._credentials}
         if verify is not None:
             schemes.add("bearer")
@@ -197,12 +219,18 @@ class Authentication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] not in OPEN_PATHS or scope["method"] not in ("GET", "HEAD"):
+            address = peer_address(scope)
             try:
                 found = await self.admit(scope)
-            except ServiceError:
+            except ServiceError as error:
                 metrics.AUTH_REJECTED.inc()
+                if self._refusals.first(address):
+                    ROUTINE.info("credential refused", address=address, outcome=error.reason)
                 raise
             scope[CREDENTIAL], scope[SCOPE_KEY] = found, found.caller
+            structlog.contextvars.bind_contextvars(
+                address=address, credential_id=found.caller.credential_id
+            )
         await self._app(scope, receive, send)
 
     async def admit(self, scope: Scope) -> AcceptedCredential:
