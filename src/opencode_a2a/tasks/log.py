@@ -180,7 +180,7 @@ class TaskLog:
             if after.state is not before.state:
                 _OPEN[before.state].dec()
                 (_ENDED if after.state.terminal else _OPEN)[after.state].inc()
-            if logger.is_enabled_for(logging.INFO):
+            if after.state is not before.state or logger.is_enabled_for(logging.INFO):
                 _note(self.ref, before, after, at)
         elif len(entries) == 1 and self._shown == first - 1 and type(entries[0].event) in _GROWTH:
             # Most of the time: there is no more to it.
