@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
@@ -146,11 +146,7 @@ def configure(
     def instead(line: str) -> None:
         print(line, file=output, flush=True)
 
-    file: AuditFile | None = None
-    if audit:
-        from opencode_a2a.audit import AuditFile  # commands have no metrics to load
-
-        file = AuditFile(audit, instead)
+    file = _open_audit(audit, instead) if audit else None
     shown = number <= logging.INFO
 
     def skip(_: object, __: str, record: MutableMapping[str, object]) -> Mapping[str, object]:
@@ -196,6 +192,12 @@ def configure(
     for chatty in CHATTY:
         logging.getLogger(chatty).setLevel(max(number, logging.WARNING))
     return file
+
+
+def _open_audit(path: Path, instead: Callable[[str], None]) -> "AuditFile":
+    from opencode_a2a.audit import AuditFile  # loads the metrics, which commands do without
+
+    return AuditFile(path, instead)
 
 
 def _json(_: object, __: str, record: Mapping[str, object]) -> str:
