@@ -66,6 +66,7 @@ from opencode_a2a.server.openapi import OpenApi
 from opencode_a2a.server.operations import Operations
 from opencode_a2a.server.rest import RestBinding
 from opencode_a2a.server.sse import Streams
+from opencode_a2a.signing import signing_keys
 from opencode_a2a.store.database import Database, DatabaseError, Replica
 from opencode_a2a.store.sqlite import EarlierDatabaseError
 from opencode_a2a.tasks.log import LogWriter
@@ -111,6 +112,8 @@ class Service:
         self.settings = settings
         self.streams = Streams()
         self.tls = tls
+        self.keys = signing_keys(settings.signing)
+        """What cards and webhooks are signed with."""
         self.fleet: Fleet | None = None
         self.failed = False
         """A part without which the service cannot go on has failed."""
@@ -391,7 +394,7 @@ class Service:
             found = await fleet.serving(at.directory).turns.opencode.agents(at=at)
             return [AgentSkill(one.name, one.description) for one in found if one.selectable]
 
-        cards = Cards(settings, now_ms(), agents)
+        cards = Cards(settings, now_ms(), agents, self.keys)
 
         operations = Operations(tasks, cards, fetch)
         terms = Terms(

@@ -162,7 +162,7 @@ async def test_every_extension_of_the_card_can_be_asked_for(
     )
 
     assert uris
-    assert not any(one["required"] for one in card["capabilities"]["extensions"])
+    assert not any(one.get("required") for one in card["capabilities"]["extensions"])
     assert answer.headers[header] == ", ".join(uris)
 
 

@@ -68,3 +68,11 @@ class Authority:
 
 def _named(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def private_key(file: Path) -> Path:
+    """Write a key of P-256 that only its owner can read."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    file.touch(0o600)
+    file.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return file

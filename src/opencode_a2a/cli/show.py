@@ -7,7 +7,8 @@ import click
 
 from opencode_a2a import __version__
 from opencode_a2a.cli.serve import config_option, load_settings
-from opencode_a2a.config import SETTINGS, show
+from opencode_a2a.config import SETTINGS, SettingsError, show
+from opencode_a2a.signing import signing_keys
 from opencode_a2a.telemetry import mask_url, now_ms
 
 
@@ -35,7 +36,10 @@ def card(config: Path | None, extended: bool) -> None:
     from opencode_a2a.server.card import Cards  # takes most of a second to import
 
     effective = load_settings({}, config)
-    cards = Cards(effective, now_ms())
+    try:
+        cards = Cards(effective, now_ms(), keys=signing_keys(effective.signing))
+    except SettingsError as error:
+        raise click.UsageError(str(error)) from error
     click.echo(json.dumps(cards.hybrid if extended else cards.public, indent=2))
 
 

@@ -2,7 +2,8 @@
 
 The documents are made and compressed at start and served as they are. The public card is readable
 by both versions; with ``A2A-Version: 1.0`` it has the pure 1.0 form, at the old address the pure
-0.3 form. It claims only what the service does.
+0.3 form. It claims only what the service does. With a key of its own the service signs the forms of
+1.0; 0.3 fixes no bytes that could be signed.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from opencode_a2a import __version__
+from opencode_a2a.a2a.signatures import sign_card, without_empty
 from opencode_a2a.a2a.types import VERSION_HEADER, Version
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import ServiceError
@@ -39,6 +41,7 @@ from opencode_a2a.server.contracts import (
     security_schemes,
     spoken_versions,
 )
+from opencode_a2a.signing import JWKS_PATH, SigningKeys
 from opencode_a2a.telemetry import now_ms
 
 _Form = Literal["1.0", "0.3", "hybrid"]
@@ -95,11 +98,13 @@ class Cards:
         settings: Settings,
         modified_at: int,
         agents: Callable[[], Awaitable[list[AgentSkill]]] = _no_agents,
+        keys: SigningKeys | None = None,
     ) -> None:
         self._settings = settings
+        self._keys = keys
         self._modified = self._extended_modified = _http_date(modified_at)
-        self._public = _forms(settings, extended=False)
-        self._extended = _forms(settings, extended=True)
+        self._public = _forms(settings, keys, extended=False)
+        self._extended = _forms(settings, keys, extended=True)
         self._ask_agents = agents
         self._agents: list[AgentSkill] = []
         self._asked_at = -math.inf
@@ -124,7 +129,7 @@ class Cards:
             self._asked_at = time.monotonic()
             if agents != self._agents:
                 self._agents = agents
-                self._extended = _forms(self._settings, extended=True, agents=agents)
+                self._extended = _forms(self._settings, self._keys, extended=True, agents=agents)
                 self._extended_modified = _http_date(now_ms())
 
     def extended(self, version: Version) -> JsonObject:
@@ -165,12 +170,20 @@ class Cards:
                 raise HTTPException(404)
             return self._resource.respond(request, self._modified, Version.V1)
 
-        return [
+        routes: list[BaseRoute] = [
             Route(CARD_PATH, discover, methods=["GET"]),
             Route(EARLIER_CARD_PATH, discover03, methods=["GET"]),
             Route(CATALOG_PATH, catalog, methods=["GET"]),
             Route(RESOURCE_PATH, resource, methods=["GET"]),
         ]
+        if self._keys is not None:
+            keys = Document(self._keys.jwks, private=False, media_type="application/jwk-set+json")
+
+            async def published(request: Request) -> Response:
+                return keys.respond(request, self._modified, Version.V1)
+
+            routes.append(Route(JWKS_PATH, published, methods=["GET"]))
+        return routes
 
 
 def _catalog(settings: Settings) -> JsonObject:
@@ -191,7 +204,11 @@ def _http_date(at: int) -> str:
 
 
 def _forms(
-    settings: Settings, *, extended: bool, agents: Sequence[AgentSkill] = ()
+    settings: Settings,
+    keys: SigningKeys | None,
+    *,
+    extended: bool,
+    agents: Sequence[AgentSkill] = (),
 ) -> dict[_Form, Document]:
     """Return a card as each version writes it, and in a form that both can read."""
     url, versions = settings.public_url, spoken_versions(settings)
@@ -199,6 +216,13 @@ def _forms(
     schemes1: JsonObject = {name: {one.kind: one.v1} for name, one in schemes.items()}
     schemes03: JsonObject = {name: one.v03 for name, one in schemes.items()}
     mixed: JsonObject = {name: {one.kind: one.v1, **one.v03} for name, one in schemes.items()}
+    door: JsonObject = {}
+    if settings.tls.client_ca_file:
+        # Besides each of the credentials, not instead of it.
+        door = {"mutualTLS": {}}
+        schemes1["mutualTLS"] = {"mtlsSecurityScheme": {}}
+        schemes03["mutualTLS"] = {"type": "mutualTLS"}
+        mixed["mutualTLS"] = {"mtlsSecurityScheme": {}, "type": "mutualTLS"}
     only1: JsonObject = {
         "supportedInterfaces": [
             {"url": url, "protocolBinding": binding, "protocolVersion": version.value}
@@ -207,7 +231,8 @@ def _forms(
         ],
         "securitySchemes": schemes1,
         "securityRequirements": [
-            {"schemes": {name: {"list": [*one.scopes]}}} for name, one in schemes.items()
+            {"schemes": {name: {"list": [*one.scopes]} if one.scopes else {}, **door}}
+            for name, one in schemes.items()
         ],
     }
     only03: JsonObject = {
@@ -216,7 +241,9 @@ def _forms(
         "preferredTransport": BINDINGS[0],
         "additionalInterfaces": [{"url": url, "transport": binding} for binding in BINDINGS],
         "securitySchemes": schemes03,
-        "security": [{name: [*one.scopes]} for name, one in schemes.items()],
+        "security": [
+            {name: [*one.scopes], **{other: [] for other in door}} for name, one in schemes.items()
+        ],
         "supportsAuthenticatedExtendedCard": True,
     }
     both = _common(settings, extended=extended, agents=agents)
@@ -227,6 +254,14 @@ def _forms(
         "0.3": {**both, **only03, "capabilities": capabilities},
         "hybrid": {**both, **only03, **only1, **modern, "securitySchemes": mixed},
     }
+    if keys is not None and Version.V1 in versions:
+        pure, url = forms["1.0"], f"{url}{JWKS_PATH}"
+        # Verifiers differ in what they take for the content of a card: what the schema of 1.0
+        # knows of it, the same without empty values, or the document as it is. They are content
+        # with one signature that is valid.
+        for name in ("1.0", "hybrid"):
+            payloads = (pure, without_empty(pure), forms[name])
+            forms[name] = {**forms[name], "signatures": sign_card(keys.current, payloads, url)}
     if len(versions) == 1:
         forms = dict.fromkeys(forms, forms[versions[0].value])
     return {name: Document(form, private=extended) for name, form in forms.items()}
@@ -298,7 +333,6 @@ def _capabilities(settings: Settings, *, extended: bool) -> JsonObject:
         {
             "uri": extension.uri,
             "description": extension.summary,
-            "required": False,
             "params": extension.public_params(settings)
             | (extension.extended_params(settings) if extended else {}),
         }
@@ -306,7 +340,7 @@ def _capabilities(settings: Settings, *, extended: bool) -> JsonObject:
     ]
     # Whoever looks for an earlier name finds it; in few words, since the public card is small.
     earlier: list[Json] = [
-        {"uri": alias, "required": False, "params": {"alias_of": f"#{extension.anchor}"}}
+        {"uri": alias, "params": {"alias_of": f"#{extension.anchor}"}}
         for extension in ALL_EXTENSIONS
         for alias in extension.aliases
     ]

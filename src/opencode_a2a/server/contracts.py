@@ -21,6 +21,7 @@ from opencode_a2a.errors import MethodNotFoundError, RequestTooLargeError, Unsup
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions import EXTENSIONS, METHODS
 from opencode_a2a.extensions.registry import PROFILE, Extension, Method, aliases
+from opencode_a2a.signing import JWKS_PATH
 
 BINDINGS = tuple(Binding)
 """The preferred one first."""
@@ -28,9 +29,9 @@ CARD_PATH = "/.well-known/agent-card.json"
 EARLIER_CARD_PATH = "/.well-known/agent.json"
 CATALOG_PATH = "/.well-known/ai-catalog.json"
 RESOURCE_PATH = "/.well-known/oauth-protected-resource"
-DISCOVERY = (CARD_PATH, EARLIER_CARD_PATH, CATALOG_PATH, RESOURCE_PATH)
-"""What everybody may read: the public card, where it was earlier, the AI Catalog, and where to get
-a token (RFC 9728), if an identity provider is configured."""
+DISCOVERY = (CARD_PATH, EARLIER_CARD_PATH, CATALOG_PATH, RESOURCE_PATH, JWKS_PATH)
+"""What everybody may read: the public card, where it was earlier, the AI Catalog, where to get a
+token (RFC 9728), if an identity provider is configured, and the keys that we sign with, if any."""
 API_KEY_HEADER = "X-API-Key"
 
 
@@ -41,7 +42,8 @@ def spoken_versions(settings: Settings) -> tuple[Version, ...]:
 
 def discovery(settings: Settings) -> list[str]:
     """Return the open paths that this deployment answers."""
-    return [path for path in DISCOVERY if path != RESOURCE_PATH or settings.oidc.issuer]
+    conditions = {RESOURCE_PATH: settings.oidc.issuer, JWKS_PATH: settings.signing.key_file}
+    return [path for path in DISCOVERY if conditions.get(path, True)]
 
 
 @dataclass(frozen=True, slots=True)
