@@ -4,9 +4,10 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from opencode_a2a.events import JsonObject
@@ -19,6 +20,10 @@ ROOT = Path(__file__).parent.parent
 # A shell that runs the tests in the background lets them, and all they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# How long an example takes depends on what else the machine does.
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marked = metafunc.definition.get_closest_marker
@@ -27,6 +32,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     elif (both := marked("both_databases")) and not marked("sqlite_only"):
         engines = [*stores.ENGINES, *both.args]
         metafunc.parametrize("database", engines, indirect=True, scope="module")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files that take longest first: at the end, no process has to wait for another."""
+    order = ["live", "browser", "service", "unit", "tests"]
+    items.sort(key=lambda item: order.index(item.path.parent.name))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -58,17 +69,32 @@ def opencode_command() -> str:
 ASKING: JsonObject = {
     "permission": {"webfetch": "ask", "external_directory": "ask", "doom_loop": "ask"}
 }
+UNTRACKED: JsonObject = {"snapshot": False}
+"""To look for changed files after every step is half of what a turn costs OpenCode."""
+
+
+Stages = Callable[[str, JsonObject], Backstage]
+"""Makes a real OpenCode with the scripted model, by name and configuration; ``with`` starts it."""
 
 
 @pytest.fixture(scope="session")
-def backstage(
-    opencode_command: str, tmp_path_factory: pytest.TempPathFactory
-) -> Generator[Backstage]:
-    """A real OpenCode with the scripted model behind it, one for the whole run."""
-    workspace = tmp_path_factory.mktemp("workspace")
-    make_repository(workspace)
-    state = tmp_path_factory.mktemp("opencode")
-    with Backstage(opencode_command, state, workspace, ASKING) as running:
+def stages(opencode_command: str, tmp_path_factory: pytest.TempPathFactory) -> Stages:
+    def make(name: str, config: JsonObject) -> Backstage:
+        workspace = tmp_path_factory.mktemp(name)
+        make_repository(workspace)
+        state = tmp_path_factory.mktemp(f"{name}-opencode")
+        return Backstage(opencode_command, state, workspace, config)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def backstage(stages: Stages) -> Generator[Backstage]:
+    """The OpenCode of most live tests, one for the whole run.
+
+    It does not keep track of changed files; see ``tracking_backstage``.
+    """
+    with stages("workspace", {**ASKING, **UNTRACKED}) as running:
         yield running
 
 

@@ -17,7 +17,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, ConsoleMessage, Error, Page, Request, async_playwright
 
 from opencode_a2a.events import JsonObject
-from tests.conftest import ROOT, make_repository
+from tests.conftest import ROOT, Stages
 from tests.support.backstage import Backstage
 from tests.support.service import TOKEN, Running, serving, settings_for
 
@@ -58,12 +58,9 @@ async def browser() -> AsyncGenerator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def stage(opencode_command: str, tmp_path_factory: pytest.TempPathFactory) -> Generator[Backstage]:
+def stage(stages: Stages) -> Generator[Backstage]:
     """A real OpenCode that asks before it does anything, and the scripted model."""
-    workspace = tmp_path_factory.mktemp("project")
-    make_repository(workspace)
-    state = tmp_path_factory.mktemp("opencode")
-    with Backstage(opencode_command, state, workspace, ASKING) as running:
+    with stages("project", ASKING) as running:
         yield running
 
 

@@ -1,6 +1,5 @@
 """The console in a real browser, before a real OpenCode with the scripted model."""
 
-import asyncio
 import json
 import re
 from contextlib import AsyncExitStack
@@ -447,7 +446,8 @@ async def test_axe_finds_nothing(look: Look, service: Running, scheme: str) -> N
 
 
 async def check(page: Page, where: str) -> None:
-    await asyncio.sleep(0.35)  # a card takes no clicks for a moment, and axe takes it for disabled
+    # A card takes no clicks for a moment, and axe takes it for disabled.
+    await expect(page.locator("[inert]")).to_have_count(0)
     found = await page.evaluate(
         "axe.run({resultTypes: ['violations']}).then(({violations}) => violations.map("
         "(v) => `${v.id}: ${v.nodes.slice(0, 3).map((n) => n.html.slice(0, 200)).join(' | ')}`))"

@@ -1,5 +1,6 @@
 """What the live tests share: callers, and an OpenCode that asks before it does anything."""
 
+import os
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import AsyncExitStack
@@ -10,12 +11,17 @@ import pytest
 from opencode_a2a.events import JsonObject
 from opencode_a2a.opencode.client import OpenCode
 from opencode_a2a.opencode.managed import USERNAME, install_nothing
-from tests.conftest import make_repository
+from tests.conftest import ASKING, UNTRACKED, Stages
 from tests.support import mcp_echo
 from tests.support.backstage import Backstage
 from tests.support.caller import Caller
-from tests.support.service import TOKEN, Running, serving, settings_for
+from tests.support.forked import ForkedProgram
+from tests.support.program import Program
+from tests.support.service import TOKEN, Running, serving, settings_for, variables_for
 
+KILLS = int(os.environ.get("OPENCODE_A2A_TEST_KILLS", "3"))
+"""How often a test kills the service at a random moment; ``make kills`` does it more often."""
+SEED = int(os.environ.get("OPENCODE_A2A_TEST_SEED", "11"))
 ECHO = str(Path(mcp_echo.__file__))
 EVERYTHING_ASKED: JsonObject = {
     "permission": dict.fromkeys(
@@ -23,6 +29,7 @@ EVERYTHING_ASKED: JsonObject = {
         "ask",
     ),
     "mcp": {"echo": {"type": "local", "command": [sys.executable, ECHO]}},
+    **UNTRACKED,
 }
 
 Serve = Callable[..., Awaitable[Running]]
@@ -30,14 +37,16 @@ Serve = Callable[..., Awaitable[Running]]
 
 
 @pytest.fixture(scope="session")
-def asking_backstage(
-    opencode_command: str, tmp_path_factory: pytest.TempPathFactory
-) -> Generator[Backstage]:
+def asking_backstage(stages: Stages) -> Generator[Backstage]:
     """An OpenCode that asks for permission, one for the whole run."""
-    workspace = tmp_path_factory.mktemp("asking")
-    make_repository(workspace)
-    state = tmp_path_factory.mktemp("asking-opencode")
-    with Backstage(opencode_command, state, workspace, EVERYTHING_ASKED) as running:
+    with stages("asking", EVERYTHING_ASKED) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def tracking_backstage(stages: Stages) -> Generator[Backstage]:
+    """An OpenCode as users have it, which keeps track of changed files."""
+    with stages("tracking", ASKING) as running:
         yield running
 
 
@@ -57,6 +66,13 @@ async def serve(backstage: Backstage, tmp_path: Path) -> AsyncGenerator[Serve]:
             return await stack.enter_async_context(serving(settings))
 
         yield start
+
+
+@pytest.fixture
+async def program(backstage: Backstage, tmp_path: Path) -> AsyncGenerator[Program]:
+    """The service as a process that a test may kill and start again."""
+    async with ForkedProgram(variables_for(backstage, tmp_path)) as running:
+        yield running
 
 
 @pytest.fixture

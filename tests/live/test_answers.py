@@ -5,7 +5,6 @@ The service is a process of its own, killed at exact and at random moments; Open
 
 import asyncio
 import contextlib
-import os
 import random
 import uuid
 from collections.abc import AsyncGenerator
@@ -23,10 +22,11 @@ from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import RequestId
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.managed import USERNAME
-from tests.live.conftest import Serve
+from tests.live.conftest import KILLS, SEED, Serve
 from tests.support.answers import RefusedError, Task, Update
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller
+from tests.support.forked import ForkedProgram
 from tests.support.heard import listening
 from tests.support.program import Program
 from tests.support.proxy import Moment, Proxy
@@ -34,9 +34,6 @@ from tests.support.service import TOKEN, serving, variables_for
 
 pytestmark = pytest.mark.live
 
-KILLS = int(os.environ.get("OPENCODE_A2A_TEST_KILLS", "4"))
-"""How often the service is killed at a random moment; ``make kills`` does it more often."""
-SEED = int(os.environ.get("OPENCODE_A2A_TEST_SEED", "11"))
 BROKEN = (httpx2.TransportError, ConnectionError)
 DONE: JsonObject = {"say": "done"}
 
@@ -52,7 +49,7 @@ async def program(
     asking_backstage: Backstage, wire: Proxy, tmp_path: Path
 ) -> AsyncGenerator[Program]:
     variables = variables_for(asking_backstage, tmp_path, OPENCODE_BASE_URL=wire.url)
-    async with Program(variables) as running:
+    async with ForkedProgram(variables) as running:
         yield running
 
 

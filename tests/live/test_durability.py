@@ -7,7 +7,6 @@ model behind it live on.
 import asyncio
 import random
 import uuid
-from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,11 @@ from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.client import OpenCode
 from opencode_a2a.opencode.types import TextPart
+from tests.live.conftest import KILLS, SEED
 from tests.support.answers import Task, Update, Wire, fold
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller, Following
+from tests.support.forked import ForkedProgram
 from tests.support.heard import listening
 from tests.support.program import Program
 from tests.support.proxy import Proxy
@@ -35,12 +36,6 @@ every_wire = pytest.mark.parametrize("wire", list(Wire), ids=lambda wire: wire.v
 BROKEN = (httpx2.TransportError, ConnectionError)
 TRUE: JsonObject = {"tool": "bash", "input": {"command": "true", "description": "d"}}
 ANSWER = " ".join(f"word{number}" for number in range(40))
-
-
-@pytest.fixture
-async def program(backstage: Backstage, tmp_path: Path) -> AsyncGenerator[Program]:
-    async with Program(variables_for(backstage, tmp_path)) as running:
-        yield running
 
 
 @pytest.fixture
@@ -76,6 +71,7 @@ async def working(program: Program) -> list[Any]:
 # A stream in the middle
 
 
+@pytest.mark.sqlite_only  # on PostgreSQL one wire is resumed below, over several kills
 @every_wire
 async def test_a_reader_goes_on_with_its_last_id_after_a_kill(
     program: Program, backstage: Backstage, opencode: OpenCode, gate: str, wire: Wire
@@ -298,10 +294,10 @@ async def test_no_task_is_lost_or_doubled_whenever_the_service_is_killed(
     program: Program, opencode: OpenCode
 ) -> None:
     """I1, I2, I3, I5, I6, with kills at seeded random moments."""
-    chance = random.Random(20)  # noqa: S311 - no secret
+    chance = random.Random(SEED)  # noqa: S311 - no secret
     caller = Caller(program)
     sent: dict[str, str] = {}
-    for _ in range(6):
+    for _ in range(KILLS):
         sent |= {str(uuid.uuid4()): f"{uuid.uuid4().hex} {ANSWER}" for _ in range(4)}
         async with asyncio.TaskGroup() as group:
             for message_id, answer in list(sent.items())[-4:]:
@@ -332,32 +328,20 @@ async def send_and_drop(caller: Caller, message_id: str, answer: str) -> None:
         return
 
 
-@pytest.fixture
-def quick_backstage(
-    opencode_command: str, tmp_path_factory: pytest.TempPathFactory
-) -> Generator[Backstage]:
-    """An OpenCode that does not look for changed files: that is most of the work of a turn."""
-    workspace, state = tmp_path_factory.mktemp("quick"), tmp_path_factory.mktemp("quick-opencode")
-    with Backstage(opencode_command, state, workspace, {"snapshot": False}) as running:
-        yield running
+async def test_many_background_tasks_all_end(program: Program) -> None:
+    """More at once, before an OpenCode that costs less: ``tests/service/test_lasting.py``."""
+    caller = Caller(program)
+    contexts = [str(uuid.uuid4()) for _ in range(10)]
+    begun = [
+        await caller.begin(script({"say": f"answer {n}"}), context=contexts[n % 10])
+        for n in range(30)
+    ]
 
+    ended = [await caller.ended(task.id) for task in begun]
 
-async def test_two_hundred_background_tasks_all_end(
-    quick_backstage: Backstage, tmp_path: Path
-) -> None:
-    async with Program(variables_for(quick_backstage, tmp_path)) as program:
-        caller = Caller(program)
-        contexts = [str(uuid.uuid4()) for _ in range(20)]
-        begun = [
-            await caller.begin(script({"say": f"answer {n}"}), context=contexts[n % 20])
-            for n in range(200)
-        ]
-
-        ended = [await caller.ended(task.id) for task in begun]
-
-        wanted = [("completed", f"answer {n}") for n in range(200)]
-        assert [(task.state, task.text) for task in ended] == wanted
-        assert await working(program) == []
+    wanted = [("completed", f"answer {n}") for n in range(30)]
+    assert [(task.state, task.text) for task in ended] == wanted
+    assert await working(program) == []
 
 
 # A stock client
@@ -370,7 +354,7 @@ async def test_a_stock_client_survives_a_turn_that_is_silent_for_long(
     variables = variables_for(backstage, tmp_path, A2A_STREAM_KEEPALIVE_SECONDS="0.1")
     headers = {"Authorization": f"Bearer {TOKEN}"}
     async with (
-        Program(variables) as program,
+        ForkedProgram(variables) as program,
         httpx.AsyncClient(timeout=1.5, headers=headers, trust_env=False) as http,
     ):
         config = ClientConfig(streaming=True, httpx_client=http)

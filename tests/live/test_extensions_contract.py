@@ -249,7 +249,6 @@ def generate(operation: Any, count: int) -> list[Any]:
     @settings(
         max_examples=count,
         database=None,
-        deadline=None,
         derandomize=True,
         phases=[Phase.generate],
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -45,6 +45,11 @@ PNG = base64.b64encode(
 
 
 @pytest.fixture
+def backstage(tracking_backstage: Backstage) -> Backstage:
+    return tracking_backstage
+
+
+@pytest.fixture
 async def shared(backstage: Backstage, tmp_path: Path) -> AsyncGenerator[Running]:
     """A service with two callers, and everything switched on."""
     settings = settings_for(

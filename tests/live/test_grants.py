@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from tests.support.answers import Task, Wire
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller
-from tests.support.program import Program
+from tests.support.forked import ForkedProgram
 from tests.support.proxy import Moment, Proxy
 from tests.support.service import Running, serving, settings_for, variables_for
 
@@ -168,7 +168,7 @@ async def test_a_grant_survives_a_kill_between_the_answer_and_its_use(
 ) -> None:
     async with Proxy(asking_backstage.url) as wire:
         variables = variables_for(asking_backstage, tmp_path, OPENCODE_BASE_URL=wire.url)
-        async with Program(variables) as program:
+        async with ForkedProgram(variables) as program:
             ann, answer = Caller(program), str(uuid.uuid4())
             asked = await ann.send(script(*git("-1", "-2", "-3"), [DONE]))
             hold = wire.hold(b"/reply", moment)

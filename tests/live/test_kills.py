@@ -8,7 +8,6 @@ The suite runs a few rounds; ``make kills KILLS=200 SEED=7`` runs many.
 """
 
 import asyncio
-import os
 import random
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
@@ -22,32 +21,31 @@ from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.client import OpenCode
 from opencode_a2a.opencode.managed import USERNAME
+from tests.conftest import UNTRACKED, Stages
+from tests.live.conftest import KILLS, SEED
 from tests.support.answers import Task, Update, fold
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller
+from tests.support.forked import ForkedProgram
 from tests.support.program import Program
 from tests.support.service import variables_for
 
 pytestmark = [pytest.mark.live, pytest.mark.both_databases]
 
 T = TypeVar("T")
-KILLS = int(os.environ.get("OPENCODE_A2A_TEST_KILLS", "4"))
-SEED = int(os.environ.get("OPENCODE_A2A_TEST_SEED", "11"))
 PATIENCE = 120.0
 BROKEN = (httpx2.TransportError, ConnectionError)
 ANSWER = " ".join(f"word{number}" for number in range(60))
 RUN, ASKED = "run.sh", "asked.sh"
 
 
-@pytest.fixture
-def stage(opencode_command: str, tmp_path_factory: pytest.TempPathFactory) -> Generator[Backstage]:
+@pytest.fixture(scope="module")
+def stage(stages: Stages) -> Generator[Backstage]:
     """An OpenCode that runs one command freely and asks before the other."""
-    workspace, state = tmp_path_factory.mktemp("kills"), tmp_path_factory.mktemp("kills-opencode")
-    for name in (RUN, ASKED):
-        (workspace / name).write_text('echo ran >> "$1"\n')
     rules: JsonObject = {"*": "allow", f"sh {ASKED} *": "ask"}
-    config: JsonObject = {"snapshot": False, "permission": {"bash": rules}}
-    with Backstage(opencode_command, state, workspace, config) as running:
+    with stages("kills", {"permission": {"bash": rules}, **UNTRACKED}) as running:
+        for name in (RUN, ASKED):
+            (running.workspace / name).write_text('echo ran >> "$1"\n')
         yield running
 
 
@@ -99,7 +97,7 @@ class Killed:
 async def killed(stage: Backstage, tmp_path: Path) -> AsyncGenerator[Killed]:
     async with (
         OpenCode(stage.url, username=USERNAME, password=stage.password) as opencode,
-        Program(variables_for(stage, tmp_path)) as program,
+        ForkedProgram(variables_for(stage, tmp_path)) as program,
     ):
         yield Killed(program, stage, opencode)
 

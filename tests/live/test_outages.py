@@ -9,7 +9,7 @@ import pytest
 from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.types import Prompt, TextInput
-from tests.conftest import make_repository
+from tests.conftest import Stages
 from tests.live.conftest import EVERYTHING_ASKED, Serve
 from tests.support.answers import Task
 from tests.support.backstage import Backstage, script
@@ -23,14 +23,9 @@ BASH = {"tool": "bash", "input": {"command": "echo ran", "description": "d"}}
 
 
 @pytest.fixture(scope="module")
-def fragile(
-    opencode_command: str, tmp_path_factory: pytest.TempPathFactory
-) -> Generator[Backstage]:
+def fragile(stages: Stages) -> Generator[Backstage]:
     """An OpenCode that may be killed; it asks before it runs a command."""
-    workspace = tmp_path_factory.mktemp("fragile")
-    make_repository(workspace)
-    state = tmp_path_factory.mktemp("fragile-opencode")
-    with Backstage(opencode_command, state, workspace, EVERYTHING_ASKED) as running:
+    with stages("fragile", EVERYTHING_ASKED) as running:
         yield running
 
 

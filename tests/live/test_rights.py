@@ -13,7 +13,7 @@ from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.types import Prompt, TextInput
-from tests.conftest import make_repository
+from tests.conftest import UNTRACKED, Stages
 from tests.live.conftest import ECHO
 from tests.support.backstage import Backstage, script
 from tests.support.caller import PATIENCE, Caller
@@ -38,10 +38,8 @@ CREDENTIALS: list[JsonObject] = [
 
 
 @pytest.fixture(scope="module")
-def free(opencode_command: str, tmp_path_factory: pytest.TempPathFactory) -> Generator[Backstage]:
+def free(stages: Stages) -> Generator[Backstage]:
     """An OpenCode that does everything unasked, but for what looks like a removal."""
-    workspace = tmp_path_factory.mktemp("free")
-    make_repository(workspace)
     config: JsonObject = {
         "permission": {"bash": {"*": "allow", "rm *": "deny", "echo *": "ask"}},
         "mcp": {"echo": {"type": "local", "command": [sys.executable, ECHO]}},
@@ -49,9 +47,9 @@ def free(opencode_command: str, tmp_path_factory: pytest.TempPathFactory) -> Gen
             "note": {"template": "Note: $ARGUMENTS"},
             "show": {"template": "Show !`cat $1`"},
         },
+        **UNTRACKED,
     }
-    state = tmp_path_factory.mktemp("free-opencode")
-    with Backstage(opencode_command, state, workspace, config) as running:
+    with stages("free", config) as running:
         yield running
 
 

@@ -1,29 +1,22 @@
-"""A message on a task that is working: seen at the next step, after the turn, or at once.
-
-``OPENCODE_A2A_TEST_STEERS=100`` sends as many, and kills the service between each and its answer.
-"""
+"""A message on a task that is working: seen at the next step, after the turn, or at once."""
 
 import asyncio
-import os
 import random
 import uuid
-from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.client import OpenCode
+from tests.live.conftest import KILLS, SEED
 from tests.support.answers import Task
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller
 from tests.support.program import Program
-from tests.support.service import variables_for
 
 pytestmark = pytest.mark.live
 
-STEERS = int(os.environ.get("OPENCODE_A2A_TEST_STEERS", "6"))
 READ = {"tool": "read", "input": {"filePath": "notes.txt"}}
 
 
@@ -143,19 +136,13 @@ async def test_a_failed_turn_does_not_go_on_with_what_was_queued(
     assert progress == ["accepted", "dropped"]
 
 
-@pytest.fixture
-async def program(backstage: Backstage, tmp_path: Path) -> AsyncGenerator[Program]:
-    async with Program(variables_for(backstage, tmp_path)) as running:
-        yield running
-
-
 @pytest.mark.parametrize("how", ["steer", "queue", "interrupt"])
 async def test_a_message_survives_a_kill_and_is_never_doubled(
     program: Program, backstage: Backstage, opencode: OpenCode, how: str
 ) -> None:
-    chance = random.Random(how)  # noqa: S311 - the moments are to be the same in every run
+    chance = random.Random(f"{how}{SEED}")  # noqa: S311 - the moments are to be the same in every run
     caller = Caller(program)
-    for number in range(STEERS):
+    for number in range(KILLS):
         gate = str(uuid.uuid4())
         prompt, mark = marked(f"answer {number}")
         begun = await caller.begin(script([{"gate": gate}, READ], {"say": "first"}))

@@ -17,6 +17,11 @@ pytestmark = pytest.mark.live
 every_wire = pytest.mark.parametrize("wire", list(Wire), ids=lambda wire: wire.value)
 
 
+@pytest.fixture
+def backstage(tracking_backstage: Backstage) -> Backstage:
+    return tracking_backstage
+
+
 def named(task: Task) -> dict[str, Any]:
     """Return the last state of each tool call, by the tool's name."""
     return {tool["tool"]: tool for tool in task.tools}

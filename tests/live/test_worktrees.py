@@ -12,7 +12,7 @@ import pytest
 
 from opencode_a2a.events import JsonObject
 from opencode_a2a.opencode.managed import USERNAME
-from tests.conftest import ASKING, make_repository
+from tests.conftest import ASKING, UNTRACKED, Stages
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller
 from tests.support.service import serving, settings_for
@@ -167,16 +167,11 @@ async def test_a_worktree_of_another_caller_does_not_exist(
 
 
 @pytest.fixture(scope="module")
-def with_workspaces(
-    opencode_command: str, tmp_path_factory: pytest.TempPathFactory
-) -> Generator[Backstage]:
+def with_workspaces(stages: Stages) -> Generator[Backstage]:
     """An OpenCode with workspaces switched on."""
-    workspace = tmp_path_factory.mktemp("project")
-    make_repository(workspace)
-    state = tmp_path_factory.mktemp("workspaces-opencode")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPENCODE_EXPERIMENTAL_WORKSPACES", "1")
-        with Backstage(opencode_command, state, workspace, ASKING) as running:
+        with stages("project", {**ASKING, **UNTRACKED}) as running:
             yield running
 
 

@@ -25,12 +25,6 @@ async def running(caller: Caller, opencode: FakeOpenCode) -> str:
     return task.id
 
 
-def prompted(opencode: FakeOpenCode) -> list[Any]:
-    """Return the texts that OpenCode was prompted with, in order."""
-    prompts: list[Any] = [*opencode.prompts]
-    return [part["text"] for prompt in prompts for part in prompt["parts"]]
-
-
 def is_message(progress: Any) -> bool:
     return progress is not None and progress["type"] == "message"
 
@@ -43,13 +37,13 @@ async def test_a_queued_message_goes_on_with_the_task_and_is_sent_once(
 
     added = await caller.begin("more", task=task_id, message_id="more", metadata=QUEUE)
     again = await caller.begin("more", task=task_id, message_id="more", metadata=QUEUE)
-    before = prompted(opencode)
+    before = opencode.texts
     opencode.release()
     ended = await caller.ended(task_id)
     late = await caller.send("more", task=task_id, message_id="more", metadata=QUEUE)
 
     assert added.id == again.id == late.id == task_id
-    assert (before, prompted(opencode)) == (["hello"], ["hello", "more"])
+    assert (before, opencode.texts) == (["hello"], ["hello", "more"])
     assert (ended.state, ended.text) == ("completed", f"{ANSWER}\n\n{ANSWER}")
     assert len(ended.raw["history"]) == 2
 
@@ -102,11 +96,10 @@ async def test_a_message_on_a_working_task_is_sent_at_once_and_shown(
         await caller.begin("more", task=following.task.id, message_id="more")
         await following.until(lambda update: is_message(update.progress))
         told = following.updates[-1].progress
-        async with asyncio.timeout(5):
-            while prompted(opencode) != ["hello", "more"]:  # noqa: ASYNC110 - nothing tells it
-                await asyncio.sleep(0.01)
+        await opencode.prompted(2)
         opencode.release()
 
+    assert opencode.texts == ["hello", "more"]
     assert (told["status"], told["part_id"], told["title"]) == ("accepted", "more", "more")
 
 
@@ -158,5 +151,5 @@ async def test_a_canceled_task_drops_what_was_queued(
     opencode.release()
 
     assert canceled.state == "canceled"
-    assert prompted(opencode) == ["hello"]
+    assert opencode.texts == ["hello"]
     (await caller.ask("send", caller.message("more", taskId=task_id))).refuses(UNSUPPORTED)

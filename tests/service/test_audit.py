@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from opencode_a2a.extensions import METHODS
 from tests.support.caller import Caller
+from tests.support.forked import ForkedProgram
 from tests.support.opencode import FakeOpenCode
 from tests.support.program import Program
 from tests.support.service import variables_for
@@ -25,7 +26,7 @@ async def program(opencode: FakeOpenCode, tmp_path: Path) -> AsyncGenerator[Prog
         "A2A_ENABLE_SESSION_SHELL": "true",
         "A2A_ENABLE_WORKSPACE_MUTATIONS": "true",
     }
-    async with Program(variables_for(opencode, tmp_path, **switched_on)) as running:
+    async with ForkedProgram(variables_for(opencode, tmp_path, **switched_on)) as running:
         yield running
 
 

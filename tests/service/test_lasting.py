@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import uuid
 from contextlib import closing
 from pathlib import Path
 
@@ -132,6 +133,25 @@ async def test_a_locked_database_holds_nobody_for_long(
     assert read.raw == known.raw
     assert after.state == "completed"
     assert len(opencode.prompts) == 2
+
+
+async def test_two_hundred_background_tasks_all_end(opencode: FakeOpenCode, tmp_path: Path) -> None:
+    async with started(opencode, tmp_path, **STORED) as service:
+        caller = Caller(service)
+        contexts = [str(uuid.uuid4()) for _ in range(20)]
+        begun = [
+            await caller.begin(f"message {n}", context=contexts[n % 20], message_id=f"many {n}")
+            for n in range(200)
+        ]
+
+        ended = [await caller.ended(task.id) for task in begun]
+
+    assert [(task.state, task.text) for task in ended] == [
+        ("completed", "one two three four")
+    ] * 200
+    for place in range(20):
+        wanted = [f"message {n}" for n in range(200) if n % 20 == place]
+        assert [text for text in opencode.texts if text in wanted] == wanted
 
 
 def _id(updates: list[Update]) -> str:

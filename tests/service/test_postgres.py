@@ -11,9 +11,9 @@ import pytest
 from tests.support import stores
 from tests.support.answers import Answer, Update, Wire, fold
 from tests.support.caller import Caller
+from tests.support.forked import ForkedProgram
 from tests.support.front import started
 from tests.support.opencode import FakeOpenCode
-from tests.support.program import Program
 from tests.support.relay import Cut, Relay
 from tests.support.service import variables_for
 
@@ -134,9 +134,7 @@ async def test_a_send_in_doubt_is_refused_and_runs_once_when_the_database_is_bac
             refused = await caller.ask("send", caller.message("hello", messageId="doubt"))
             relay.on_cut = None
             await asyncio.to_thread(server.start)
-            async with asyncio.timeout(20):
-                while len(opencode.prompts) < 2:  # noqa: ASYNC110 - no event
-                    await asyncio.sleep(0.05)
+            await opencode.prompted(2)
             task = await caller.send("hello", message_id="doubt")
 
     assert b"TASK_STORE_UNAVAILABLE" in refused.content
@@ -151,13 +149,13 @@ async def test_a_frozen_service_is_replaced_and_changes_nothing_when_it_wakes(
 ) -> None:
     variables = variables_for(opencode, tmp_path, A2A_REPLICA_LEASE_SECONDS="4")
     hold = opencode.hold(count=2)
-    async with Program(variables) as first:
+    async with ForkedProgram(variables) as first:
         begun = await Caller(first).begin("hello")
         async with asyncio.timeout(10):
             await hold.reached.wait()
         first.signal(Signals.SIGSTOP)
 
-        async with Program(variables) as second:
+        async with ForkedProgram(variables) as second:
             taken_up = await Caller(second).get(begun.id)
             first.signal(Signals.SIGCONT)
             status = await first.ended()
@@ -178,7 +176,7 @@ async def test_a_killed_service_is_replaced_at_once_under_its_name(
 ) -> None:
     variables = variables_for(opencode, tmp_path, A2A_REPLICA_LEASE_SECONDS="60")
     hold = opencode.hold(count=2)
-    async with Program(variables) as program:
+    async with ForkedProgram(variables) as program:
         begun = await Caller(program).begin("hello")
         async with asyncio.timeout(10):
             await hold.reached.wait()

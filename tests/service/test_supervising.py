@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from tests.support.answers import RefusedError, Wire
 from tests.support.caller import Caller
+from tests.support.forked import ForkedProgram
 from tests.support.opencode import FakeOpenCode
 from tests.support.program import Program
 from tests.support.service import variables_for
@@ -28,7 +29,7 @@ CREDENTIALS = [
 async def program(opencode: FakeOpenCode, tmp_path: Path) -> AsyncGenerator[Program]:
     credentials = orjson.dumps(CREDENTIALS).decode()
     changes = {"A2A_STATIC_AUTH_CREDENTIALS": credentials}
-    async with Program(variables_for(opencode, tmp_path, **changes)) as running:
+    async with ForkedProgram(variables_for(opencode, tmp_path, **changes)) as running:
         yield running
 
 

@@ -211,6 +211,17 @@ class FakeOpenCode:
         async with asyncio.timeout(10), self._asking:
             await self._asking.wait_for(lambda: self._asked[what] >= wanted)
 
+    @property
+    def texts(self) -> list[Any]:
+        """The texts that were sent as prompts, in order."""
+        prompts: list[Any] = [*self.prompts]
+        return [part["text"] for prompt in prompts for part in prompt["parts"]]
+
+    async def prompted(self, count: int) -> None:
+        """Wait until so many prompts were sent."""
+        async with asyncio.timeout(20), self._asking:
+            await self._asking.wait_for(lambda: len(self.prompts) >= count)
+
     async def _count(self, what: str) -> None:
         async with self._asking:
             self._asked[what] += 1
@@ -364,6 +375,7 @@ class FakeOpenCode:
 
     async def _play(self, session_id: SessionId, prompt: JsonObject) -> None:
         self.prompts.append(prompt)
+        await self._count("prompt")
         turn = self._turns[session_id] = _Turn(self, session_id, prompt)
         self._at_work.add(turn)
         try:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from signal import Signals
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import httpx2
 import orjson
@@ -23,6 +23,18 @@ from tests.support.service import TOKEN
 
 PATIENCE = 60.0
 """Seconds after which a test gives up waiting for the process."""
+
+
+class Process(Protocol):
+    """A process that was started."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def returncode(self) -> int | None: ...
+    @property
+    def stdout(self) -> asyncio.StreamReader | None: ...
+    async def wait(self) -> int: ...
 
 
 class Program:
@@ -51,7 +63,7 @@ class Program:
         )
         self.lines: list[str] = []
         """All that was printed, by all its lives."""
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Process | None = None
         self._pids: list[int] = []
         self._printed = asyncio.Condition()
         self._reading: asyncio.Task[None] | None = None
@@ -93,7 +105,14 @@ class Program:
 
     async def spawn(self) -> None:
         """Start it and wait for nothing."""
-        self._process = await asyncio.create_subprocess_exec(
+        self._process = await self._begin()
+        self._pids.append(self._process.pid)
+        assert self._process.stdout is not None
+        self._silent = False
+        self._reading = asyncio.create_task(self._read(self._process.stdout))
+
+    async def _begin(self) -> Process:
+        return await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "opencode_a2a",
@@ -105,10 +124,6 @@ class Program:
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=self._detached,
         )
-        self._pids.append(self._process.pid)
-        assert self._process.stdout is not None
-        self._silent = False
-        self._reading = asyncio.create_task(self._read(self._process.stdout))
 
     async def _read(self, output: asyncio.StreamReader) -> None:
         while not self._silent:

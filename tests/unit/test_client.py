@@ -224,9 +224,7 @@ IDS = st.one_of(
 
 
 @pytest.mark.parametrize("name", CALLS)
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(value=IDS)
 @example(value="ses_abc")
 @example(value="ses_a/../../global/dispose")
@@ -257,7 +255,7 @@ async def _awaited(awaitable: Awaitable[object]) -> object:
     return await awaitable
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(directory=st.text(min_size=1), pattern=st.text(min_size=1))
 @example(directory="/a b/ü&workspace=wrk_1#x?y=%2F..", pattern="+%20&directory=/etc")
 def test_query_values_arrive_as_they_are_and_change_nothing_else(

@@ -112,7 +112,7 @@ def texts(items: list[FeedItem]) -> list[str]:
 
 
 @given(st.binary(min_size=1), st.integers(1, 40), st.integers(1, 80))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_frames_do_not_depend_on_where_the_stream_is_cut(
     noise: bytes, size: int, large: int
 ) -> None:

@@ -115,7 +115,7 @@ def seen(entries: list[Entry]) -> list[tuple[int, object, object]]:
     taps=st.lists(st.integers(0, 40), min_size=1, max_size=4),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 def test_every_reader_sees_the_log_whenever_it_comes_and_however_often_it_leaves(
     texts: list[str], taps: list[int], seed: int
 ) -> None:
@@ -338,7 +338,7 @@ class MortalWriter(LogWriter):
     ),
     plain=st.booleans(),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @example(lives=[[("text", True), ("text", False)], [("text", False), ("text", True)]], plain=False)
 def test_the_generations_that_a_patient_reader_is_told_neither_repeat_nor_skip(
     lives: list[list[tuple[str, bool]]], plain: bool

@@ -291,12 +291,22 @@ async def test_a_restart_of_the_idle_database_is_not_noticed(
         assert await stored(database) == {"task 1": 1}
 
 
-async def test_a_process_that_is_frozen_inside_a_transaction_is_ended(url: str) -> None:
+async def test_a_process_that_is_frozen_inside_a_transaction_is_ended(
+    server: PostgresServer, url: str
+) -> None:
     tries = list[int]()
 
+    def frozen_until_it_is_gone(session: int) -> None:
+        query, deadline = "SELECT FROM pg_stat_activity WHERE pid = %s", time.monotonic() + 20
+        with server.admin() as admin:
+            while admin.execute(query, (session,)).rowcount and time.monotonic() < deadline:
+                time.sleep(0.02)
+
     def freeze(connection: Connection) -> int:
+        session = connection.scalar(sa.func.pg_backend_pid())
         tries.append(add(1)(connection))
-        time.sleep(0.8 if len(tries) == 1 else 0)
+        if len(tries) == 1:
+            frozen_until_it_is_gone(session)
         return rows.add_task(connection, row(2))
 
     frozen = url.replace(

@@ -190,7 +190,7 @@ def assert_interrupts(play: Play) -> None:
     assert {key: resolutions[key] for key in pending} == {key: recorded[key] for key in pending}
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.sampled_from(list(TURNS)), MOVES)
 @example("abort-during-tool 1", [("play", 3), ("snapshot", 12)])
 @example(
