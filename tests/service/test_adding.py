@@ -61,7 +61,7 @@ async def test_a_message_with_narrower_rights_does_not_steer_a_task_with_wider_o
 
     refused.refuses(UNSUPPORTED)
     assert b"narrower" in refused.content
-    assert prompted(opencode) == ended.history == ["hello"]
+    assert opencode.texts == ended.history == ["hello"]
 
 
 @pytest.mark.parametrize("wire", [Wire.RPC])

@@ -14,7 +14,11 @@ from click.testing import CliRunner, Result
 from opencode_a2a import __version__
 from opencode_a2a.cli import COMMANDS, main
 from opencode_a2a.cli.doctor import check_database, check_issuer, check_port, judge_version
+from opencode_a2a.cli.screen import Screen
 from opencode_a2a.config import SETTINGS, ServiceSettings, Settings, TaskSettings, load
+from opencode_a2a.events import Progressed
+from opencode_a2a.peers.answer import TaskStatusChanged
+from opencode_a2a.tasks.state import State
 from tests.support.issuer import local_issuer
 
 
@@ -208,3 +212,17 @@ def test_an_old_opencode_fails_and_an_unknown_one_is_advised_against() -> None:
     assert str(old).startswith("failed  opencode: 1.0.185 (opencode); OpenCode 1.0.185 is too old")
     assert str(known) == "ok      opencode: 1.18.33 (opencode)"
     assert str(new).startswith("advice  opencode: 1.19.0 (opencode); OpenCode 1.19.0 was not ")
+
+
+def test_a_title_that_is_found_meanwhile_does_not_hide_why_nothing_comes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    screen = Screen()
+
+    screen.show(TaskStatusChanged(State.WORKING, None, Progressed("retry", "waiting")))
+    drawn = capsys.readouterr().err
+    screen.show(TaskStatusChanged(State.WORKING, None))  # as a stream tells a title
+
+    assert "Retrying" in drawn
+    assert capsys.readouterr().err == ""

@@ -176,11 +176,13 @@ class Screen:
         self._behind_answer = False
         """The cursor of the shared terminal stands behind an answer that may go on."""
         self._aside_open = False
+        self._state: State | None = None
         self._tools: dict[str, str] = {}
         """The line that was last printed for each tool call."""
 
     def begin(self) -> None:
         """A turn begins; the event loop runs."""
+        self._state = None
         if self._watched:
             self._status.begin(self._tick)
 
@@ -213,7 +215,10 @@ class Screen:
             case FileGiven():
                 named = event.name or event.artifact_id
                 self._aside(one_line(f"file {named} {event.part.media_type or ''}"))
+            case TaskStatusChanged(text=None, progress=None) if event.state == self._state:
+                pass  # it has a title now, and goes on as before
             case TaskStatusChanged() if event.state not in SETTLED:
+                self._state = event.state
                 self._status.reason = event.progress and progress_text(event.progress)
                 if event.progress is None:
                     if event.text:
