@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import orjson
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -893,3 +894,56 @@ def test_a_rule_for_what_is_never_asked_is_a_warning_with_the_nearest_name() -> 
     assert [text.rpartition("; ")[2] for text in told] == [
         *("did you mean edit?", "did you mean bash?")
     ]
+
+
+def fleet(*entries: dict[str, object], **variables: str) -> dict[str, str]:
+    return {"OPENCODE_UPSTREAMS": orjson.dumps(entries).decode(), **variables}
+
+
+A, B = {"name": "a", "url": "http://oc-a:4096"}, {"name": "b", "url": "http://oc-b:4096"}
+
+
+def test_upstreams_are_settings_of_their_own() -> None:
+    secured = {**A, "password_variable": "OC_A", "max_turns": 3}
+    loaded = load({}, fleet(secured, {"name": "own", "managed": 2}, OC_A="secret"))
+
+    own = {entry.name: settings.opencode for entry, settings in loaded.fleet}
+
+    assert list(own) == ["a", "own-1", "own-2"]
+    assert own["a"].base_url == "http://oc-a:4096"
+    assert own["a"].auth_password is not None
+    assert own["a"].auth_password.get_secret_value() == "secret"
+    assert own["a"].max_concurrent_streams == 3
+    assert [one.managed_server for one in own.values()] == [False, True, True]
+
+
+def test_an_upstream_of_one_replica_bears_its_name() -> None:
+    database = {"A2A_TASK_STORE_DATABASE_URL": "postgresql://x@db/x", "A2A_REPLICA_NAME": "r1"}
+    here = {"name": "here", "url": "http://127.0.0.1:4096"}
+    everybodys = {"name": "all", "url": "http://127.0.0.1:4097", "shared": True}
+
+    loaded = load({}, fleet(A, here, everybodys, {"name": "own", "managed": 1}, **database))
+
+    assert [entry.name for entry, _ in loaded.fleet] == ["a", "here@r1", "all", "own@r1"]
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ([A, {**B, "name": "a"}], "has the same name twice"),
+        ([A, {**B, "url": "http://oc-a:4096/"}], "has the same url twice"),
+        ([{"name": "a"}], "should have either url or managed"),
+        ([{**A, "managed": 1}], "should have either url or managed"),
+        ([{"name": "a", "managed": 1, "shared": True}], "are for an entry with a url"),
+        ([{"name": "a", "managed": 2}, {**A, "name": "a-1"}], "has the same name twice"),
+        ([{**A, "drain": True}], "drains every entry"),
+        ([{**A, "password_variable": "OC_A"}], "a: the variable OC_A is not set"),
+        ([{**A, "directories": ["/elsewhere"]}, B], "is outside of OPENCODE_WORKSPACE_ROOT"),
+        ([{**A, "name": "a b"}], "name"),
+    ],
+)
+def test_a_wrong_fleet_is_refused(entries: list[dict[str, object]], said: str) -> None:
+    [problem] = problems(fleet(*entries, OPENCODE_WORKSPACE_ROOT="/srv"))
+
+    assert problem.startswith("OPENCODE_UPSTREAMS: ")
+    assert said in problem
