@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import orjson
@@ -896,7 +897,7 @@ def test_a_rule_for_what_is_never_asked_is_a_warning_with_the_nearest_name() -> 
     ]
 
 
-def fleet(*entries: dict[str, object], **variables: str) -> dict[str, str]:
+def fleet(*entries: Mapping[str, object], **variables: str) -> dict[str, str]:
     return {"OPENCODE_UPSTREAMS": orjson.dumps(entries).decode(), **variables}
 
 
@@ -942,7 +943,7 @@ def test_an_upstream_of_one_replica_bears_its_name() -> None:
         ([{**A, "name": "a b"}], "name"),
     ],
 )
-def test_a_wrong_fleet_is_refused(entries: list[dict[str, object]], said: str) -> None:
+def test_a_wrong_fleet_is_refused(entries: list[Mapping[str, object]], said: str) -> None:
     [problem] = problems(fleet(*entries, OPENCODE_WORKSPACE_ROOT="/srv"))
 
     assert problem.startswith("OPENCODE_UPSTREAMS: ")
