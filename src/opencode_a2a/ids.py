@@ -6,9 +6,6 @@ OpenCode's ids are known: their shape, which sorts by time, and how a model is n
 
 import dataclasses
 import hashlib
-import os
-import threading
-import time
 from typing import Annotated, NewType
 
 from pydantic import AliasChoices, ConfigDict, Field
@@ -67,24 +64,8 @@ class ModelRef:
         return cls(provider, model) if provider and model else None
 
 
-_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-
-
-class _MessageIds:
-    """Makes OpenCode message ids; each sorts after every one made before it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._last = 0
-
-    def __call__(self) -> MessageId:
-        tail = "".join(_ALPHABET[byte % 62] for byte in os.urandom(14))
-        with self._lock:
-            self._last = max(time.time_ns() // 1_000_000 * 4096, self._last + 1)
-            return MessageId(f"msg_{self._last % 2**48:012x}{tail}")
-
-
-new_message_id = _MessageIds()
+ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+"""Of the random end of OpenCode's ids."""
 
 
 def scoped_id(session_id: SessionId, given: str) -> str:
@@ -95,4 +76,4 @@ def scoped_id(session_id: SessionId, given: str) -> str:
     """
     digest = hashlib.sha256(f"{session_id} {given}".encode()).digest()
     kind, _, rest = given.partition("_")
-    return f"{kind}_{rest[:12]}" + "".join(_ALPHABET[byte % 62] for byte in digest[:14])
+    return f"{kind}_{rest[:12]}" + "".join(ALPHABET[byte % 62] for byte in digest[:14])

@@ -5,11 +5,14 @@ both: the messages in the log as the history of a task, the request for a restar
 parts and metadata are kept exactly as they came.
 """
 
+import os
+import threading
+import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.ids import MessageId, ModelRef, new_message_id
+from opencode_a2a.ids import ALPHABET, MessageId, ModelRef
 from opencode_a2a.rights import FULL, Rights
 
 Kind = Literal["text", "raw", "url", "data"]
@@ -104,6 +107,23 @@ class Routing:
 
 ANYWHERE = Routing()
 """The caller does not say where."""
+
+
+class _MessageIds:
+    """Makes OpenCode message ids; each sorts after every one made before it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last = 0
+
+    def __call__(self) -> MessageId:
+        tail = "".join(ALPHABET[byte % 62] for byte in os.urandom(14))
+        with self._lock:
+            self._last = max(time.time_ns() // 1_000_000 * 4096, self._last + 1)
+            return MessageId(f"msg_{self._last % 2**48:012x}{tail}")
+
+
+new_message_id = _MessageIds()
 
 
 @dataclass(frozen=True, slots=True)

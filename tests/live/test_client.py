@@ -16,7 +16,8 @@ from opencode_a2a.errors import (
     UpstreamNotFoundError,
     UpstreamPayloadError,
 )
-from opencode_a2a.ids import MessageId, RequestId, SessionId, new_message_id
+from opencode_a2a.ids import MessageId, RequestId, SessionId
+from opencode_a2a.messages import new_message_id
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.managed import ManagedOpenCode
 from opencode_a2a.opencode.types import (

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import NoneType
 from typing import Final, Literal, Self, TypeVar
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
@@ -289,9 +290,7 @@ class OpenCode:
     ) -> None:
         """Start a turn; only events say what becomes of it."""
         path = _session(session_id, "/prompt_async")
-        request = _Request("POST", path, at, body=_encoded(prompt))
-        if (await self._send(request)).body:
-            raise UpstreamPayloadError(detail=f"{request.name}: expected no content")
+        await self.call(NoneType, "POST", path, at, body=prompt)
 
     async def run_command(
         self, session_id: SessionId, command: CommandCall, *, at: Location = HERE
@@ -474,8 +473,12 @@ class OpenCode:
         endless: bool = False,
         urgent: bool = False,
     ) -> T:
-        """Send a request, and return the answer as this type."""
-        encoded = None if body is None else _encoded(body)
+        """Send a request, without what is None in its body, and return the answer as this type."""
+        encoded = None
+        if isinstance(body, Wire):
+            encoded = body.__pydantic_serializer__.to_json(body, by_alias=True, exclude_none=True)
+        elif body is not None:
+            encoded = orjson.dumps({key: value for key, value in body.items() if value is not None})
         del body  # it may hold large files, and the answer may take as long as a turn
         request = _Request(method, path, at, query, encoded, endless, urgent)
         return _decode(kind, request, await self._send(request))
@@ -540,13 +543,6 @@ def _session(session_id: SessionId, rest: str = "") -> str:
     return f"/session/{session_id}{rest}"
 
 
-def _encoded(body: Wire | JsonObject) -> bytes:
-    """Return a body as JSON, without what is None."""
-    if isinstance(body, Wire):
-        return body.__pydantic_serializer__.to_json(body, by_alias=True, exclude_none=True)
-    return orjson.dumps({key: value for key, value in body.items() if value is not None})
-
-
 # Answers
 
 
@@ -557,16 +553,19 @@ def _adapter(kind: type[T]) -> TypeAdapter[T]:
 
 
 def _decode(kind: type[T], request: _Request, reply: Reply) -> T:
+    adapter = _adapter(kind)
+    if kind is NoneType and not reply.body:
+        return adapter.validate_python(None)
     _check_media_type(request, reply, "application/json")
     try:
         try:
-            return _adapter(kind).validate_json(reply.body)
+            return adapter.validate_json(reply.body)
         except ValidationError:
             # OpenCode's tools cut text in the middle of a character.
             whole = whole_characters(reply.body)
             if whole == reply.body:
                 raise
-            return _adapter(kind).validate_json(whole)
+            return adapter.validate_json(whole)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(step) for step in first["loc"])

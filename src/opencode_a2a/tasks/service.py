@@ -226,6 +226,7 @@ class OpenTask:
         self.member = member
         self.routing = ANYWHERE
         """Where the latest turn was to run."""
+        self._owner = Owner(log.ref.id, log.ref.context_id, log.ref.principal)
         self._turns = member.turns
         self._registered = registered
         self._turn: Turn | None = None
@@ -285,10 +286,6 @@ class OpenTask:
             self._registered(self)
         else:
             self.pause()
-
-    @property
-    def _owner(self) -> Owner:
-        return Owner(self.log.ref.id, self.log.ref.context_id, self.log.ref.principal)
 
     @property
     def ended(self) -> bool:

@@ -128,7 +128,14 @@ class SessionRights:
         and what the prompt has to say as ``tools``: nothing, unless it ``widens`` the session.
         """
         async with self._limiting.setdefault(work.session_id, asyncio.Lock()):
-            begun = {one: self._begun(one, besides=work) for one in lineage}
+            begun = {
+                one: [
+                    other
+                    for other in self._work.get(one, ())
+                    if other is not work and other.begun is not None
+                ]
+                for one in lineage
+            }
             for other in (other for others in begun.values() for other in others):
                 if other.begun is not None and not other.begun <= work.rights:
                     raise WiderWorkError(other)
@@ -150,10 +157,6 @@ class SessionRights:
                 agent = await self.narrow(work.session_id, rights, agent, at, tools)
             work.begun = rights
             return agent, said
-
-    def _begun(self, session_id: SessionId, besides: Work) -> list[Work]:
-        works = self._work.get(session_id, ())
-        return [work for work in works if work is not besides and work.begun is not None]
 
     async def narrow(
         self,

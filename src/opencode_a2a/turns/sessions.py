@@ -93,17 +93,13 @@ class BoundSession:
     """A session that a turn may use."""
 
     session_id: SessionId
-    directory: str
+    location: Location
     named: bool = False
     """The caller chose it; it is theirs once the prompt was taken."""
     link: Write | None = None
     """Lets the context keep a new session; to be written before the session is prompted."""
     replaces: bool = False
     """The context had a session in an OpenCode that is lost."""
-
-    @property
-    def location(self) -> Location:
-        return Location(directory=self.directory)
 
 
 class Sessions:
@@ -400,7 +396,7 @@ class Sessions:
             raise SessionNotFoundError  # for the caller it does not exist
         _keep(self._parents, session.id, session.parent_id)
         self.rights.note(session)
-        bound = BoundSession(session.id, session.directory)
+        bound = BoundSession(session.id, Location(directory=session.directory))
         _keep(self._known, session.id, bound)
         return bound
 

@@ -305,6 +305,8 @@ class Turn:
         self.turns = turns
         self.owner = owner
         self.request = request
+        self.plans = request.routing.plan
+        """Whether the turn only plans."""
         self.emitted = emitted
         self.additions = [Addition(one, stored=True) for one in added]
         """Further messages that OpenCode does not have yet, as far as it is known."""
@@ -460,15 +462,10 @@ class Turn:
         model = self.request.routing.model or self.turns.default_model
         return SessionBound(
             session.session_id,
-            session.directory,
+            session.location.directory,
             model=str(model) if model else None,
             agent=self.agent(),
         )
-
-    @property
-    def plans(self) -> bool:
-        """Whether the turn only plans."""
-        return self.request.routing.plan
 
     def agent(self, named: str | None = None) -> str | None:
         """Return the agent to prompt; None leaves it to OpenCode."""
