@@ -82,11 +82,11 @@ from opencode_a2a.turns.tools import Tools
 from opencode_a2a.turns.turn import Turns
 from opencode_a2a.web.auth import accepted_credentials, check_state
 from opencode_a2a.web.browser import SignIns
+from opencode_a2a.web.edge import edge
 from opencode_a2a.web.observe import Readiness, pages
 from opencode_a2a.web.server import (
     BindError,
     bind,
-    edge,
     ended_by_signals,
     listening_here,
     prepare_process,

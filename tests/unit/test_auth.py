@@ -22,7 +22,7 @@ from opencode_a2a.web.auth import (
     generate_token,
     peer_address,
 )
-from opencode_a2a.web.server import Refusals
+from opencode_a2a.web.edge import Refusals
 from tests.support.running import answer, raw, running
 
 TOKEN = "a-token-that-nobody-can-guess"  # noqa: S105 # made up here

@@ -23,7 +23,7 @@ from opencode_a2a.server.operations import Operations
 from opencode_a2a.server.rest import RestBinding
 from opencode_a2a.server.sse import Streams
 from opencode_a2a.tasks.service import TaskService
-from opencode_a2a.web.server import Refusals
+from opencode_a2a.web.edge import Refusals
 
 ONE = {"A2A-Version": "1.0"}
 

@@ -7,7 +7,7 @@ import pytest
 from opencode_a2a.events import Emitted
 from opencode_a2a.opencode.client import HERE, Location
 from opencode_a2a.opencode.events import MessageUpdated, PartUpdated
-from opencode_a2a.opencode.state import TurnState
+from opencode_a2a.opencode.reader import TurnState
 from opencode_a2a.opencode.types import PatchPart, UserMessage
 from opencode_a2a.turns.snapshot import Shared
 from tests.support.opencode_state import recording

@@ -1,6 +1,6 @@
 """The running texts of a turn, each made of parts that grow, end, die or are held back.
 
-``opencode.state`` reports what is heard about a part; a channel decides what can be emitted now,
+``opencode.reader`` reports what is heard about a part; a channel decides what can be emitted now,
 so that what was emitted is always a beginning of what OpenCode will have stored. Only when
 OpenCode dies is more emitted than stored: it stays. Each part keeps what was emitted of it beside
 what is known: texts grow long, and the difference must not be computed from the beginning.

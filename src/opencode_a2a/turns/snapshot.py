@@ -1,6 +1,6 @@
 """Reads from OpenCode what it has stored about a turn.
 
-``turns.turn`` asks after a gap and at the end of a turn; ``opencode.state`` makes sense of it.
+``turns.turn`` asks after a gap and at the end of a turn; ``opencode.reader`` makes sense of it.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import structlog
 from opencode_a2a.errors import SessionNotFoundError, UpstreamHttpError
 from opencode_a2a.ids import MessageId, SessionId
 from opencode_a2a.opencode.client import Location, OpenCode
-from opencode_a2a.opencode.state import Snapshot
+from opencode_a2a.opencode.reader import Snapshot
 from opencode_a2a.opencode.types import (
     FileDiff,
     MessageWithParts,

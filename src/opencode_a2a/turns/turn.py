@@ -46,8 +46,7 @@ from opencode_a2a.messages import Added, Answered, Delivery, TurnRequest
 from opencode_a2a.opencode.client import OpenCode
 from opencode_a2a.opencode.events import Event, PartDelta
 from opencode_a2a.opencode.feed import Feed, FeedItem, Gap, Wake
-from opencode_a2a.opencode.reader import Reader
-from opencode_a2a.opencode.state import Snapshot
+from opencode_a2a.opencode.reader import Reader, Snapshot
 from opencode_a2a.opencode.types import (
     FileInput,
     InputPart,

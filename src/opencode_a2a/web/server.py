@@ -1,9 +1,8 @@
-"""The HTTP server: the guards around the application, and uvicorn under them.
+"""The HTTP server: uvicorn, with what it lacks.
 
-``edge`` puts the guards in their order. ``server`` is uvicorn with what it lacks: by itself it
-waits for ever for the rest of a header and for 60 s for a TLS handshake, keeps headers of any
-length, stops only after every stream has ended by itself, and ends the process by the signal that
-stopped it.
+By itself it waits for ever for the rest of a header and for 60 s for a TLS handshake, keeps headers
+of any length, stops only after every stream has ended by itself, and ends the process by the signal
+that stopped it. What stands between it and the application is in ``edge``.
 """
 
 import asyncio
@@ -11,117 +10,35 @@ import contextlib
 import ctypes
 import gc
 import os
-import re
 import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Literal
 
 import orjson
 import uvicorn
-from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
-from starlette.middleware.gzip import GZipMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 from uvicorn.config import STARTUP_FAILURE, Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from opencode_a2a.a2a.errors import rest_error
-from opencode_a2a.a2a.types import DEFAULT_VERSION, Version
-from opencode_a2a.config import Settings, loopback
+from opencode_a2a.a2a.types import Version
 from opencode_a2a.errors import (
     BadHttpError,
     HeadersTooLargeError,
-    MethodNotAllowedError,
-    MethodNotFoundError,
     RequestTimeoutError,
     ServiceError,
 )
-from opencode_a2a.server.http import refused
 from opencode_a2a.server.sse import WRITE_NOW, Streams
-from opencode_a2a.web.auth import AcceptedCredential, Authentication, Verify
-from opencode_a2a.web.browser import Pages, SignIns
-from opencode_a2a.web.limits import BodyGuard, Boundary, RateLimit
-from opencode_a2a.web.observe import AccessLog, PayloadLog
 from opencode_a2a.web.tls import HANDSHAKE_SECONDS, ServerTls
 
 HEADER_SECONDS = 15.0
 HEADER_BYTES = 64 * 1024
 BODY_SECONDS = 60.0
-"""A last resort behind ``limits.BodyGuard``, which answers politely."""
+"""A last resort behind ``edge.BodyGuard``, which answers politely."""
 _M_MMAP_THRESHOLD = -3
 """The name of the setting in glibc's malloc.h."""
-_GZIP_LEVEL = 5
-_ONLY_HTTPS = (b"strict-transport-security", b"max-age=31536000")
-_REFUSES_GZIP = re.compile(r"\bgzip\s*;\s*q=0(\.0*)?\s*(,|$)", re.IGNORECASE)
-
-
-def edge(
-    app: ASGIApp,
-    settings: Settings,
-    credentials: Iterable[AcceptedCredential],
-    sign_ins: SignIns | None = None,
-    verify: Verify | None = None,
-) -> ASGIApp:
-    """Return the application behind all its guards, the outermost last."""
-    if settings.log.payloads:
-        app = PayloadLog(app, settings.log.body_limit)
-    app = BodyGuard(app, settings.limits)
-    if settings.limits.rate_limit_enabled:
-        app = RateLimit(app, settings.limits)
-    also = sign_ins.find if sign_ins else None
-    app = Authentication(app, credentials, also=also, verify=verify, url=settings.public_url)
-    if sign_ins is not None:
-        app = Pages(app)
-    app = Boundary(app, settings)
-    if settings.a2a.http_gzip_minimum_size:
-        app = Compression(app, settings.a2a.http_gzip_minimum_size, _GZIP_LEVEL)
-    app = Refusals(app, Version(settings.a2a.protocol_version))
-    secure = settings.tls.cert_file and not loopback(settings.a2a.host)
-    return AccessLog(app, [_ONLY_HTTPS] if secure else [])
-
-
-class Refusals:
-    """Answer what a guard or the router refuses, in the form of the version and binding called."""
-
-    def __init__(self, app: ASGIApp, default: Version = Version.V03) -> None:
-        self._app = app
-        self._default = default
-        """The version in which those are answered who name none."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[DEFAULT_VERSION] = self._default
-        scope["app"] = self  # so that Starlette's router raises what it refuses
-        try:
-            await self._app(scope, receive, send)
-            return
-        except ServiceError as raised:
-            error = raised
-        except HTTPException as raised:
-            if raised.status_code == 405:
-                allowed = sorted((raised.headers or {}).get("Allow", "").split(", "))
-                error = MethodNotAllowedError().with_headers(("Allow", ", ".join(allowed)))
-            else:
-                error = MethodNotFoundError("There is nothing at this path")
-        response = refused(error, scope)
-        response.headers["Cache-Control"] = "no-store"
-        for name, value in error.headers:
-            response.headers.append(name, value)
-        await response(scope, receive, send)
-
-
-class Compression(GZipMiddleware):
-    """Starlette's, which would take ``gzip;q=0`` for a yes.
-
-    It leaves streams of events alone, and compresses large bodies in a thread.
-    """
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if _REFUSES_GZIP.search(Headers(scope=scope).get("accept-encoding", "")):
-            await self.app(scope, receive, send)
-        else:
-            await super().__call__(scope, receive, send)
 
 
 class Connection(HttpToolsProtocol):

@@ -1,39 +1,67 @@
-"""What a request must keep to before anyone reads it.
+"""What a request passes before anything of A2A reads it, from the outside in.
 
-Each guard is one ASGI class: which names the service is called by and which pages may call it
-(``Boundary``), how often (``RateLimit``), and how large, how slow and of which kind a body may be
-(``BodyGuard``). A guard raises a ``ServiceError``, and ``server.Refusals`` turns it into an answer.
-None of them knows A2A. What the JSON inside may look like is checked by whoever parses the body.
+``edge`` puts the layers in their order; each is one small ASGI class, and stands here in that
+order: the access log with the trace (``AccessLog``), what a refusal looks like (``Refusals``),
+compression, which names the service is called by and which pages may call it (``Boundary``), how
+often it is called (``RateLimit``), and how large, how slow and of which kind a body may be
+(``BodyGuard``). The pages of the console (``browser``) and authentication (``auth``) stand between
+them. A layer refuses by raising a ``ServiceError``. What the JSON inside may look like is checked
+by whoever parses the body.
 """
 
 import asyncio
+import contextlib
+import logging
+import os
+import re
 import sys
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from urllib.parse import urlsplit
 
+import orjson
+import structlog
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.typing import FilteringBoundLogger
 
 from opencode_a2a import metrics
+from opencode_a2a.a2a.types import DEFAULT_VERSION, Version
 from opencode_a2a.config import LimitSettings, Settings, loopback
 from opencode_a2a.errors import (
     BadHttpError,
     ContentEncodingNotSupportedError,
     HostNotAllowedError,
     MediaTypeNotSupportedError,
+    MethodNotAllowedError,
+    MethodNotFoundError,
     OriginNotAllowedError,
     RateLimitError,
     RequestTimeoutError,
     RequestTooLargeError,
+    ServiceError,
 )
+from opencode_a2a.events import Json
 from opencode_a2a.ids import SCOPE_KEY, Caller
 from opencode_a2a.server.contracts import DISCOVERY
-from opencode_a2a.web.auth import OPEN_PATHS, peer_address
-from opencode_a2a.web.observe import ANSWER_HEADERS
+from opencode_a2a.server.http import OPERATION, refused
+from opencode_a2a.telemetry import PAYLOADS, begin_trace, current_trace, redact
+from opencode_a2a.web.auth import (
+    OPEN_PATHS,
+    AcceptedCredential,
+    Authentication,
+    Verify,
+    peer_address,
+)
+from opencode_a2a.web.browser import Pages, SignIns
+
+logger: FilteringBoundLogger = structlog.get_logger()
 
 BODY_SECONDS = 30.0
 """How long a body may take to arrive."""
@@ -58,6 +86,158 @@ _READABLE = (
     ),
     (b"vary", b"Origin"),
 )
+_GZIP_LEVEL = 5
+_REFUSES_GZIP = re.compile(r"\bgzip\s*;\s*q=0(\.0*)?\s*(,|$)", re.IGNORECASE)
+_ONLY_HTTPS = (b"strict-transport-security", b"max-age=31536000")
+_ANSWER_HEADERS = "answer_headers"
+"""In the scope: headers that every answer to this request gets, also one that refuses it."""
+_KNOWN_PATHS = frozenset(
+    {
+        "/",
+        "/livez",
+        "/readyz",
+        "/health",
+        "/metrics",
+        *DISCOVERY,
+    }
+)
+_KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_SECRET_WORK = ("opencode.", "a2a.interrupt.")
+"""Methods that carry a person's work."""
+_SIGN_IN = "/console/"
+"""Paths whose answers hold a code or a session of a person."""
+
+
+def edge(
+    app: ASGIApp,
+    settings: Settings,
+    credentials: Iterable[AcceptedCredential],
+    sign_ins: SignIns | None = None,
+    verify: Verify | None = None,
+) -> ASGIApp:
+    """Return the application behind all its guards, the outermost last."""
+    if settings.log.payloads:
+        app = PayloadLog(app, settings.log.body_limit)
+    app = BodyGuard(app, settings.limits)
+    if settings.limits.rate_limit_enabled:
+        app = RateLimit(app, settings.limits)
+    also = sign_ins.find if sign_ins else None
+    app = Authentication(app, credentials, also=also, verify=verify, url=settings.public_url)
+    if sign_ins is not None:
+        app = Pages(app)
+    app = Boundary(app, settings)
+    if settings.a2a.http_gzip_minimum_size:
+        app = Compression(app, settings.a2a.http_gzip_minimum_size, _GZIP_LEVEL)
+    app = Refusals(app, Version(settings.a2a.protocol_version))
+    secure = settings.tls.cert_file and not loopback(settings.a2a.host)
+    return AccessLog(app, [_ONLY_HTTPS] if secure else [])
+
+
+class AccessLog:
+    """Trace every request, log who asked for what and how it ended, and count it for ``/metrics``.
+
+    A request gets an id and a trace: in its log records, its answer, and calls onward. The router
+    leaves the route it chose in the scope, and the bindings leave the operation there. Paths and
+    methods as they came never become a label.
+    """
+
+    def __init__(self, app: ASGIApp, always: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        self._app = app
+        self._always = always
+        """Headers of every answer."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began, status = time.monotonic(), 0
+        headers = Headers(scope=scope)
+        parent = headers.get("traceparent")
+        trace = begin_trace(parent, headers.get("tracestate") if parent else None)
+        # A request runs in a task, hence in a context, of its own: there is nothing to undo.
+        current_trace.set(trace)
+        structlog.contextvars.bind_contextvars(
+            request_id=os.urandom(8).hex(), trace_id=trace.trace_id
+        )
+        traced = (b"traceparent", trace.traceparent.encode())
+        added = scope[_ANSWER_HEADERS] = [traced, *self._always]
+
+        async def note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                duration = time.monotonic() - began
+                metrics.REQUEST_SECONDS.labels(_route(scope)).observe(duration)
+                message = {**message, "headers": [*message.get("headers", ()), *added]}
+            await send(message)
+
+        try:
+            await self._app(scope, receive, note)
+        finally:
+            method = scope["method"] if scope["method"] in _KNOWN_METHODS else "other"
+            metrics.REQUESTS.labels(method, _route(scope), str(status)).inc()
+            level = logging.ERROR if status >= 500 else logging.INFO
+            if logger.is_enabled_for(level):
+                caller: Caller | None = scope.get(SCOPE_KEY)
+                logger.log(
+                    level,
+                    "request",
+                    principal=caller.principal if caller else None,
+                    address=peer_address(scope),
+                    method=method,
+                    route=_route(scope),
+                    operation=scope.get(OPERATION),
+                    status=status,
+                    duration_ms=round((time.monotonic() - began) * 1000, 1),
+                )
+
+
+def _route(scope: Scope) -> str:
+    """Return the template of the path, or a word for those nobody serves."""
+    found: BaseRoute | None = scope.get("route")
+    if isinstance(found, Route):
+        return found.path
+    path: str = scope["path"]
+    return path if path in _KNOWN_PATHS else "other"
+
+
+class Refusals:
+    """Answer what a guard or the router refuses, in the form of the version and binding called."""
+
+    def __init__(self, app: ASGIApp, default: Version = Version.V03) -> None:
+        self._app = app
+        self._default = default
+        """The version in which those are answered who name none."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[DEFAULT_VERSION] = self._default
+        scope["app"] = self  # so that Starlette's router raises what it refuses
+        try:
+            await self._app(scope, receive, send)
+            return
+        except ServiceError as raised:
+            error = raised
+        except HTTPException as raised:
+            if raised.status_code == 405:
+                allowed = sorted((raised.headers or {}).get("Allow", "").split(", "))
+                error = MethodNotAllowedError().with_headers(("Allow", ", ".join(allowed)))
+            else:
+                error = MethodNotFoundError("There is nothing at this path")
+        response = refused(error, scope)
+        response.headers["Cache-Control"] = "no-store"
+        for name, value in error.headers:
+            response.headers.append(name, value)
+        await response(scope, receive, send)
+
+
+class Compression(GZipMiddleware):
+    """Starlette's, which would take ``gzip;q=0`` for a yes.
+
+    It leaves streams of events alone, and compresses large bodies in a thread.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if _REFUSES_GZIP.search(Headers(scope=scope).get("accept-encoding", "")):
+            await self.app(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
 
 
 class Boundary:
@@ -115,7 +295,7 @@ class Boundary:
             await Response(status_code=204, headers=granted)(scope, receive, send)
             return
         granting = (b"access-control-allow-origin", reader.encode("latin-1"))
-        scope.setdefault(ANSWER_HEADERS, []).extend((granting, *_READABLE))
+        scope.setdefault(_ANSWER_HEADERS, []).extend((granting, *_READABLE))
         await self._app(scope, receive, send)
 
 
@@ -237,6 +417,75 @@ class BodyGuard:
             return {"type": "http.request", "body": whole, "more_body": False}
 
         await self._app(scope, replay, send)
+
+
+class PayloadLog:
+    """Log the bodies of requests and answers, at any log level.
+
+    Without secrets, cut at a limit, never those of methods that carry a person's work, and never a
+    stream. Stands where bodies are already bounded.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int = 0) -> None:
+        self._app = app
+        self._limit = limit
+        """Bytes shown of a body; 0 shows all of it."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request, response, media_type, size = b"", bytearray(), "", 0
+
+        async def read(receive: Receive = receive) -> Message:
+            nonlocal request
+            message = await receive()
+            if message["type"] == "http.request":
+                request += message.get("body", b"")
+            return message
+
+        async def write(message: Message) -> None:
+            nonlocal media_type, size
+            if message["type"] == "http.response.start":
+                media_type = Headers(raw=message["headers"]).get("content-type", "")
+            elif message["type"] == "http.response.body":
+                body: bytes = message.get("body", b"")
+                size += len(body)
+                if "json" in media_type:
+                    response.extend(body)
+            await send(message)
+
+        try:
+            await self._app(scope, read, write)
+        finally:
+            method: str | None = None
+            with contextlib.suppress(orjson.JSONDecodeError):
+                called: Json = orjson.loads(request)
+                if isinstance(called, dict) and isinstance(name := called.get("method"), str):
+                    method = name
+            secret = method is not None and method.startswith(_SECRET_WORK)
+            secret = secret or scope["path"].startswith(_SIGN_IN)
+            hidden = "omitted: sensitive method" if secret else ""
+            if media_type.startswith("text/event-stream"):
+                answer = "streaming"
+            elif "json" not in media_type:
+                answer = f"omitted: {media_type or 'no content type'}"
+            else:
+                answer = hidden or self._preview(bytes(response))
+            PAYLOADS.info(
+                "payload",
+                route=_route(scope),
+                method=method,
+                request=hidden or self._preview(request),
+                response=answer,
+                response_bytes=size,
+            )
+
+    def _preview(self, body: bytes) -> str:
+        try:
+            shown = orjson.dumps(redact(orjson.loads(body)))
+        except orjson.JSONDecodeError:
+            return f"omitted: {len(body)} bytes, not JSON"
+        if self._limit and len(shown) > self._limit:
+            return shown[: self._limit].decode(errors="ignore") + "…"
+        return shown.decode()
 
 
 @lru_cache(maxsize=1024)
