@@ -132,7 +132,7 @@ def _compatibility(settings: Settings) -> Iterator[str]:
             pass
     yield "\n## Methods of A2A\n\n| 0.3 | 1.0 |\n|---|---|"
     yield from (f"| {f'`{m.v03}`' if m.v03 else ''} | `{m.name}` |" for m in OPERATIONS)
-    yield "\nPush configuration is refused with PUSH_NOTIFICATION_NOT_SUPPORTED."
+    yield "\nPush configuration is refused with PUSH_NOTIFICATION_NOT_SUPPORTED if it is off."
     yield "\n## Methods of the extensions\n\n| Method | Availability | Retention | Setting |"
     yield "|---|---|---|---|"
     retention = profile(settings)["method_retention"]

@@ -64,12 +64,14 @@ from opencode_a2a.server.http import Terms
 from opencode_a2a.server.jsonrpc import RpcBinding
 from opencode_a2a.server.openapi import OpenApi
 from opencode_a2a.server.operations import Operations
+from opencode_a2a.server.push import WebhookSender
 from opencode_a2a.server.rest import RestBinding
 from opencode_a2a.server.sse import Streams
 from opencode_a2a.signing import signing_keys
 from opencode_a2a.store.database import Database, DatabaseError, Replica
 from opencode_a2a.store.sqlite import EarlierDatabaseError
 from opencode_a2a.tasks.log import LogWriter
+from opencode_a2a.tasks.outbox import Outbox
 from opencode_a2a.tasks.recovery import recover, sweep
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.tasks.state import TaskState
@@ -254,7 +256,10 @@ class Service:
             for entry, own in settings.fleet
         ]
         fleet = self.fleet = Fleet(members, database, settings.opencode.upstream_lost_seconds)
-        tasks = self._tasks = TaskService(database, writer, fleet, settings.limits)
+        sender = WebhookSender(settings.push, settings.public_url)
+        stack.push_async_callback(sender.aclose)
+        outbox = Outbox(database, settings.push, sender)
+        tasks = self._tasks = TaskService(database, writer, fleet, settings.limits, outbox)
         for member in members:
             await stack.enter_async_context(self._beside(member.turns.feed.run(), "feed"))
         await stack.enter_async_context(self._beside(writer.run(), "writer"))
@@ -263,6 +268,9 @@ class Service:
         taken_up = await recover(database, writer, tasks, fleet)
         if taken_up:
             logger.warning("tasks taken up after a restart", count=taken_up)
+        stack.push_async_callback(outbox.close)
+        if settings.push.enabled:
+            await outbox.recover({task.log.no: task.log for task in tasks.open_tasks()})
         retention = settings.tasks.task_retention_days * 86_400.0
         await stack.enter_async_context(self._beside(sweep(database, retention), "sweep"))
         await fleet.recover_errands()
@@ -292,7 +300,7 @@ class Service:
         about = pages(readiness, self._health, figures=settings.a2a.metrics_enabled)
         credentials = accepted_credentials(settings, self.token_file)
         sign_ins = SignIns(credentials)
-        protocol = self._protocol(fleet, workspace, tasks)
+        protocol = self._protocol(fleet, workspace, tasks, outbox, sender)
         router = Router([*protocol, *about, *sign_ins.routes()], redirect_slashes=False)
         verify = self.issuer.verify if self.issuer else None
         self._app = edge(router, settings, credentials, sign_ins, verify)
@@ -375,7 +383,12 @@ class Service:
             signal.raise_signal(signal.SIGTERM)
 
     def _protocol(
-        self, fleet: Fleet, workspace: WorkspaceRoot, tasks: TaskService
+        self,
+        fleet: Fleet,
+        workspace: WorkspaceRoot,
+        tasks: TaskService,
+        outbox: Outbox,
+        sender: WebhookSender,
     ) -> list[BaseRoute]:
         """Return the routes of the cards, of A2A in both bindings, and of the methods beyond it."""
         settings = self.settings
@@ -384,6 +397,7 @@ class Service:
             fleet=fleet,
             workspace=workspace,
             tasks=tasks,
+            outbox=outbox,
             defaults=settings.opencode,
             fetch=fetch,
         )
@@ -396,7 +410,7 @@ class Service:
 
         cards = Cards(settings, now_ms(), agents, self.keys)
 
-        operations = Operations(tasks, cards, fetch)
+        operations = Operations(tasks, cards, fetch, outbox, sender)
         terms = Terms(
             Version(settings.a2a.protocol_version),
             settings.stream,

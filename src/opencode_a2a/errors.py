@@ -175,12 +175,12 @@ class TaskNotCancelableError(ServiceError):
 
 
 class PushNotSupportedError(ServiceError):
-    """Push configuration is not offered."""
+    """Push notifications are switched off here (`A2A_PUSH_ENABLED`)."""
 
     code, http, status = -32003, 400, "FAILED_PRECONDITION"
     reason = "PUSH_NOTIFICATION_NOT_SUPPORTED"
     name03 = "PushNotificationNotSupportedError"
-    message = "Push notifications are not supported"
+    message = "Push notifications are not offered here; subscribe to the task, or get it later"
 
 
 class UnsupportedOperationError(ServiceError):
@@ -322,6 +322,14 @@ class GrantNotFoundError(ServiceError):
     code, http, status, reason = -31020, 404, "NOT_FOUND", "GRANT_NOT_FOUND"
     message = "No such grant"
     data_fields = ("grant_id",)
+
+
+class WebhookNotFoundError(ServiceError):
+    """The webhook, or its task, is unknown or another caller's; the three look alike."""
+
+    code, http, status, reason = -31021, 404, "NOT_FOUND", "WEBHOOK_NOT_FOUND"
+    message = "The task has no webhook with this id"
+    data_fields = ("task_id", "id")
 
 
 class AuthorizationForbiddenError(ServiceError):

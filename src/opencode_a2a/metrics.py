@@ -72,6 +72,24 @@ CERTIFICATE_DAYS = Gauge(
     "a2a_certificate_days_left", "Days until the TLS certificate expires.", registry=REGISTRY
 )
 CERTIFICATE_DAYS.set(float("nan"))  # as long as there is none, so that no alert takes it for 0
+PUSH_ATTEMPTS = Counter(
+    "a2a_push_attempts",
+    "Notifications sent to webhooks, by outcome.",
+    ("outcome",),
+    registry=REGISTRY,
+)
+PUSH_ENDED = Counter(
+    "a2a_push_ended",
+    "Webhooks that are served no more: done, stopped by their receiver, or failed.",
+    ("outcome",),
+    registry=REGISTRY,
+)
+PUSH_PENDING = Gauge(
+    "a2a_push_pending", "Webhooks whose receiver has yet to take a notification.", registry=REGISTRY
+)
+PUSH_OLDEST = Gauge(
+    "a2a_push_oldest_seconds", "How long the oldest of these has been waiting.", registry=REGISTRY
+)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -2,8 +2,7 @@
 
 A test names what it holds with ``@pytest.mark.requirement("<id>")``. Ids of A2A begin with the
 section of the specification of 1.0 ("proto" where only its data model says it), those of the
-older line with 0.3. Extension support that is required, and delivery of push notifications,
-are not here: nothing is required, and nothing is delivered.
+older line with 0.3. Extension support that is required is not here: nothing is required.
 """
 
 REQUIREMENTS = {
@@ -71,6 +70,8 @@ REQUIREMENTS = {
     "7.6-auth-required": "a task that needs a sign-in says so and takes messages",
     # Push
     "3.1.7-push-unsupported": "without the capability every operation is refused",
+    "3.1.7-push-config": "configurations are created, read, listed and deleted",
+    "4.3.3-push-delivery": "a webhook is told at least once, with the given authentication",
     # Card
     "8-well-known-path": "the card is at its well-known path, open to all",
     "8-caching": "Cache-Control, ETag, 304",
@@ -146,5 +147,7 @@ REQUIREMENTS = {
     "I15": "every interrupt has an owner, a deadline, a default and an audit record",
     "I16": "a jump of the wall clock decides nothing",
     "I17": "what the card says is what the server does",
+    "I21": "a notification is sent once its state is stored, in order, at least once",
+    "I22": "a secret that a caller gave is not given back, logged, or kept after its use",
     "I23": "nothing runs without the approval that it needed",
 }

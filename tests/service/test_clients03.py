@@ -19,6 +19,7 @@ from tests.support.foreign import (
 )
 from tests.support.front import Serve
 from tests.support.opencode import FakeOpenCode
+from tests.support.receiver import receiving
 from tests.support.service import Running
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.live]
@@ -61,6 +62,25 @@ async def test_it_sends_streams_reads_and_cancels(
         await hold.reached.wait()
     canceled = Task(await client.call("cancel", taskId=begun.id))
     assert canceled.state == "canceled"
+
+
+@pytest.mark.parametrize("run", ["python"], indirect=True)
+@pytest.mark.requirement("3.1.7-push-config")
+async def test_it_sets_a_webhook_that_is_told(
+    run: Run, wire: Wire, serve: Serve, opencode: FakeOpenCode
+) -> None:
+    service = await serve(A2A_PUSH_ALLOW_PRIVATE_HOSTS="true")
+    async with run(service, wire) as client, receiving() as receiver:
+        task = Task(await client.call("send", text="hello"))
+        config = {"id": "c", "url": receiver.url, "token": "t"}
+        made = await client.call("set_push", taskId=task.id, config=config)
+        read = await client.call("get_push", taskId=task.id, configId="c")
+        (told,) = await receiver.ended()
+
+    assert made == read
+    assert made["taskId"] == task.id
+    assert made["pushNotificationConfig"] == {"id": "c", "url": receiver.url}
+    assert (Task(told.content).id, Task(told.content).text) == (task.id, task.text)
 
 
 @pytest.mark.requirement("ours-keep-alive")

@@ -40,7 +40,7 @@ async def test_one_card_is_readable_by_both_lines_without_a_credential(service: 
     modern, old = parse_agent_card(orjson.loads(answer.content)), v03.AgentCard.model_validate(body)
     assert modern.name == old.name
     assert (old.url, old.protocol_version) == (service.url, "0.3.0")
-    assert (modern.capabilities.streaming, modern.capabilities.push_notifications) == (True, False)
+    assert (modern.capabilities.streaming, modern.capabilities.push_notifications) == (True, True)
     assert modern.capabilities.extended_agent_card
     assert old.supports_authenticated_extended_card
 

@@ -28,6 +28,8 @@ LOCAL = {
     "a2a.interrupt.grants.revoke",
     "opencode.permissions.list",
     "opencode.questions.list",
+    "opencode.webhooks.list",
+    "opencode.webhooks.retry",
 }
 """Know most of what they need without OpenCode."""
 FORCE: JsonObject = {"force": True}
@@ -86,7 +88,8 @@ def settings_for(url: str, state: Path, **changes: str) -> Settings:
 def expected(method: Method, reason: str) -> set[str]:
     """Return what a method may end in when OpenCode fails in this way."""
     if method.name in LOCAL:
-        return {"INTERRUPT_REQUEST_NOT_FOUND", "GRANT_NOT_FOUND", reason, "OK"}
+        absent = {"INTERRUPT_REQUEST_NOT_FOUND", "GRANT_NOT_FOUND", "WEBHOOK_NOT_FOUND"}
+        return {*absent, reason, "OK"}
     return {reason, "INVALID_FIELD"} if method.name in PATHS else {reason}
 
 

@@ -22,6 +22,7 @@ from tests.support.answers import (
     Wire,
 )
 from tests.support.caller import Caller
+from tests.support.front import Serve
 from tests.support.opencode import FakeOpenCode
 from tests.support.service import Running
 
@@ -426,23 +427,19 @@ async def test_no_odd_id_is_a_failure_of_ours(caller: Caller) -> None:
 
 
 @pytest.mark.requirement("3.1.7-push-unsupported")
-@pytest.mark.parametrize("operation", ["push create", "push get", "push list", "push delete"])
-async def test_push_configuration_is_not_offered(caller: Caller, operation: str) -> None:
-    params = {"id": "any", "taskId": "any", "url": "https://example.org", "token": "t"}
+async def test_push_configuration_can_be_switched_off(serve: Serve, opencode: FakeOpenCode) -> None:
+    service = await serve(A2A_PUSH_ENABLED="false")
+    config: JsonObject = {"url": "https://example.org"}
 
-    (await caller.ask(operation, params)).refuses(PUSH)
-
-
-@pytest.mark.requirement("3.1.7-push-unsupported")
-async def test_a_push_configuration_with_a_message_is_refused_before_it_is_a_task(
-    caller: Caller, opencode: FakeOpenCode
-) -> None:
-    field = "taskPushNotificationConfig" if caller.wire.modern else "pushNotificationConfig"
-    configuration = {field: {"url": "https://example.org"}}
-    params = caller.message("hello") | {"configuration": configuration}
-
-    for operation in ("send", "stream"):
-        (await caller.ask(operation, params)).refuses(PUSH)
+    for caller in (Caller(service, wire) for wire in Wire):
+        field = "taskPushNotificationConfig" if caller.wire.modern else "pushNotificationConfig"
+        params: JsonObject = {"id": "any", "taskId": "any"}
+        params |= config if caller.wire.modern else {"pushNotificationConfig": config}
+        for operation in ("push create", "push get", "push list", "push delete"):
+            (await caller.ask(operation, params)).refuses(PUSH)
+        sent = caller.message("hello") | {"configuration": {field: config}}
+        for operation in ("send", "stream"):
+            (await caller.ask(operation, sent)).refuses(PUSH)
     assert opencode.prompts == []
 
 

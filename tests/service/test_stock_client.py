@@ -25,7 +25,6 @@ from a2a.utils.errors import (
     A2AError,
     ContentTypeNotSupportedError,
     InvalidParamsError,
-    PushNotificationNotSupportedError,
     TaskNotCancelableError,
     TaskNotFoundError,
     UnsupportedOperationError,
@@ -148,7 +147,7 @@ async def test_it_recognises_every_error(agent: Client) -> None:
     cancel = agent.cancel_task(CancelTaskRequest(id=ended))
     assert await error_of(cancel) is TaskNotCancelableError
     config = agent.get_task_push_notification_config(push)
-    assert await error_of(config) is PushNotificationNotSupportedError
+    assert await error_of(config) is TaskNotFoundError
     more = heard(agent, message(task_id=ended))
     assert await error_of(more) is UnsupportedOperationError
     assert await error_of(heard(agent, message(zipped))) is ContentTypeNotSupportedError

@@ -52,10 +52,10 @@ ROUTES = {
     "cancel": ("POST", "/tasks/{id}:cancel"),
     "subscribe": ("POST", "/tasks/{id}:subscribe"),
     "card": ("GET", "/extendedAgentCard"),
-    "push create": ("POST", "/tasks/{id}/pushNotificationConfigs"),
-    "push get": ("GET", "/tasks/{id}/pushNotificationConfigs/c"),
-    "push list": ("GET", "/tasks/{id}/pushNotificationConfigs"),
-    "push delete": ("DELETE", "/tasks/{id}/pushNotificationConfigs/c"),
+    "push create": ("POST", "/tasks/{taskId}/pushNotificationConfigs"),
+    "push get": ("GET", "/tasks/{taskId}/pushNotificationConfigs/{id}"),
+    "push list": ("GET", "/tasks/{taskId}/pushNotificationConfigs"),
+    "push delete": ("DELETE", "/tasks/{taskId}/pushNotificationConfigs/{id}"),
 }
 
 
@@ -271,7 +271,9 @@ class Caller:
         verb, path = ROUTES[operation]
         if operation == "card" and not self.wire.modern:
             return verb, "/v1/card"
-        return verb, ("" if self.wire.modern else "/v1") + path.format(id=params.get("id"))
+        return verb, ("" if self.wire.modern else "/v1") + path.format_map(
+            {"id": params.get("id"), "taskId": params.get("taskId")}
+        )
 
     def message(self, *parts: Json, **fields: Json) -> dict[str, Any]:
         """Return params of a message in the spelling of the line; text and data are parts."""

@@ -10,7 +10,7 @@ from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from opencode_a2a.a2a.types import Version
-from opencode_a2a.config import Settings, StreamSettings
+from opencode_a2a.config import PushSettings, Settings, StreamSettings
 from opencode_a2a.errors import SessionNotFoundError
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import SCOPE_KEY, Caller, Principal
@@ -20,8 +20,10 @@ from opencode_a2a.server.contracts import EXTENSION_NAMES
 from opencode_a2a.server.http import Terms
 from opencode_a2a.server.jsonrpc import RpcBinding
 from opencode_a2a.server.operations import Operations
+from opencode_a2a.server.push import WebhookSender
 from opencode_a2a.server.rest import RestBinding
 from opencode_a2a.server.sse import Streams
+from opencode_a2a.tasks.outbox import Outbox
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.web.edge import Refusals
 
@@ -59,7 +61,10 @@ def echo() -> Echo:
 async def agent(echo: Echo) -> AsyncIterator[httpx.AsyncClient]:
     """The bindings around tasks that must not be reached."""
     cards = Cards(Settings(), 0)
-    operations = Operations(TaskService.__new__(TaskService), cards, fetch)
+    tasks, outbox = TaskService.__new__(TaskService), Outbox.__new__(Outbox)
+    operations = Operations(
+        tasks, cards, fetch, outbox, WebhookSender(PushSettings(), "https://a.test")
+    )
     terms = Terms(Version.V03, StreamSettings(), Streams(), EXTENSION_NAMES)
     routes = [
         RpcBinding(operations, terms, [echo]).route(),

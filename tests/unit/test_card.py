@@ -69,7 +69,7 @@ async def test_with_the_header_the_card_is_pure_1_0(discovery: httpx.AsyncClient
     card = ParseDict(orjson.loads(answer.content), AgentCard(), ignore_unknown_fields=False)
 
     assert card.capabilities.extended_agent_card
-    assert not card.capabilities.push_notifications
+    assert card.capabilities.push_notifications
     assert card.security_schemes["bearerAuth"].http_auth_security_scheme.scheme == "bearer"
     assert [list(r.schemes) for r in card.security_requirements] == [["bearerAuth"], ["basicAuth"]]
     assert answer.headers["a2a-version"] == "1.0"

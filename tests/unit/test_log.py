@@ -35,6 +35,7 @@ from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks import log as live
 from opencode_a2a.tasks.log import LogReader, LogWriter, Replay, TaskLog, stored_task
+from opencode_a2a.tasks.outbox import Outbox
 from opencode_a2a.tasks.service import OpenTask, SendCommand, TaskService
 from opencode_a2a.tasks.state import Cursor, Entry, Recovered, State
 from opencode_a2a.turns.errands import Errands
@@ -56,11 +57,11 @@ class Office:
     def __init__(self, database: Database, limits: LimitSettings) -> None:
         self.database = database
         self.writer = LogWriter(database)
-        # No task is started, so that no turns are needed.
+        # No task is started, so that no turns are needed; nor are webhooks.
         entry, behind = UpstreamEntry(name=MAIN, managed=1), Upstream("", "", None)
         self.member = Member(entry, behind, Turns.__new__(Turns), Errands.__new__(Errands))
         fleet = Fleet([self.member], database, 0)
-        self.tasks = TaskService(database, self.writer, fleet, limits)
+        self.tasks = TaskService(database, self.writer, fleet, limits, Outbox.__new__(Outbox))
 
     async def admit(self, command: SendCommand) -> OpenTask | TaskRow:
         return await self.tasks.admit(command, self.member)

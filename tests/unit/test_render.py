@@ -152,7 +152,8 @@ def at(value: Json, *path: str | int) -> Json:
     return value
 
 
-def reads(rendered: JsonObject, proto: ProtoMessage) -> ProtoMessage:
+def reads(rendered: Json, proto: ProtoMessage) -> ProtoMessage:
+    assert isinstance(rendered, dict)
     return ParseDict(rendered, proto, ignore_unknown_fields=False)
 
 

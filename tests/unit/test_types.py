@@ -19,6 +19,7 @@ from opencode_a2a.a2a.v03 import Spelling, rest_spelling
 from opencode_a2a.errors import InvalidParamsError
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.messages import Message, Part
+from opencode_a2a.tasks.outbox import PushConfig
 from opencode_a2a.tasks.state import State
 
 BIG = 2**53 + 1
@@ -62,7 +63,7 @@ def test_a_message_of_1_0_is_read_in_either_case_of_names() -> None:
 
     assert sent.message == Message("m1", "user", [Part("text", "hi")], reference_task_ids=["t0"])
     assert (sent.task_id, sent.context_id) == ("t1", "c1")
-    assert (sent.blocking, sent.history_length, sent.push) == (False, 2, False)
+    assert (sent.blocking, sent.history_length, sent.push) == (False, 2, None)
 
 
 @given(JSON, st.dictionaries(st.text(), JSON, max_size=3))
@@ -189,7 +190,9 @@ def test_a_message_of_0_3_means_the_same_as_one_of_1_0() -> None:
         Part("url", url="https://x/y", filename="y"),
         Part("data", data={"n": BIG}),
     ]
-    assert (sent.blocking, sent.push) == (False, True)
+    within = "configuration.pushNotificationConfig."
+    assert sent.push == PushConfig("https://x", version="0.3", within=within)
+    assert sent.blocking is False
 
 
 @pytest.mark.parametrize("return_immediately", [True, False])

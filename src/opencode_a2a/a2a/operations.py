@@ -6,7 +6,15 @@ this table. What the server does for each of them is in ``server.operations``.
 
 from dataclasses import dataclass
 
-from opencode_a2a.a2a.types import NoParams, SendRequest, TaskParams, Version
+from opencode_a2a.a2a.types import (
+    NoParams,
+    PushList,
+    PushRef,
+    PushRequest,
+    SendRequest,
+    TaskParams,
+    Version,
+)
 from opencode_a2a.tasks.state import Query
 
 PREFIXES = {Version.V1: "", Version.V03: "/v1"}
@@ -29,14 +37,15 @@ class Operation:
     returns: str = "Task"
     streams: bool = False
     body: bool = False
-    """Whether its params are the body of an HTTP request; else they are in path and query."""
+    """Whether its params are the body of an HTTP request and its path; else they are in path and
+    query."""
 
     def named(self, version: Version) -> str | None:
         """Return the method of JSON-RPC in a version."""
         return self.name if version is Version.V1 else self.v03
 
 
-_PUSH = "/tasks/{id}/pushNotificationConfigs"
+_PUSH = "/tasks/{taskId}/pushNotificationConfigs"
 
 SEND_MESSAGE = Operation(
     "SendMessage",
@@ -80,22 +89,39 @@ GET_EXTENDED_CARD = Operation(
     path="/extendedAgentCard",
     returns="Card",
 )
-PUSH_OPERATIONS = tuple(
-    Operation(
-        f"{verb}TaskPushNotificationConfig{'s' * (verb == 'List')}",
-        v03=f"tasks/pushNotificationConfig/{old}",
-        verbs=(http,),
-        path=path,
-    )
-    for verb, old, http, path in (
-        ("Create", "set", "POST", _PUSH),
-        ("Get", "get", "GET", f"{_PUSH}/{{config}}"),
-        ("List", "list", "GET", _PUSH),
-        ("Delete", "delete", "DELETE", f"{_PUSH}/{{config}}"),
-    )
+CREATE_PUSH_CONFIG = Operation(
+    "CreateTaskPushNotificationConfig",
+    v03="tasks/pushNotificationConfig/set",
+    verbs=("POST",),
+    path=_PUSH,
+    takes=PushRequest,
+    body=True,
+    returns="PushConfig",
 )
-"""All of them are refused."""
-
+GET_PUSH_CONFIG = Operation(
+    "GetTaskPushNotificationConfig",
+    v03="tasks/pushNotificationConfig/get",
+    verbs=("GET",),
+    path=f"{_PUSH}/{{id}}",
+    takes=PushRef,
+    returns="PushConfig",
+)
+LIST_PUSH_CONFIGS = Operation(
+    "ListTaskPushNotificationConfigs",
+    v03="tasks/pushNotificationConfig/list",
+    verbs=("GET",),
+    path=_PUSH,
+    takes=PushList,
+    returns="PushConfigs",
+)
+DELETE_PUSH_CONFIG = Operation(
+    "DeleteTaskPushNotificationConfig",
+    v03="tasks/pushNotificationConfig/delete",
+    verbs=("DELETE",),
+    path=f"{_PUSH}/{{id}}",
+    takes=PushRef,
+    returns="Nothing",
+)
 OPERATIONS = (
     SEND_MESSAGE,
     SEND_STREAMING_MESSAGE,
@@ -103,7 +129,10 @@ OPERATIONS = (
     LIST_TASKS,
     CANCEL_TASK,
     SUBSCRIBE_TO_TASK,
-    *PUSH_OPERATIONS,
+    CREATE_PUSH_CONFIG,
+    GET_PUSH_CONFIG,
+    LIST_PUSH_CONFIGS,
+    DELETE_PUSH_CONFIG,
     GET_EXTENDED_CARD,
 )
 

@@ -21,7 +21,17 @@ import orjson
 
 from opencode_a2a.a2a import types, v03
 from opencode_a2a.a2a.texts import interrupt_text
-from opencode_a2a.a2a.types import NoParams, SendRequest, TaskParams, Version, check, timestamp
+from opencode_a2a.a2a.types import (
+    NoParams,
+    PushList,
+    PushRef,
+    PushRequest,
+    SendRequest,
+    TaskParams,
+    Version,
+    check,
+    timestamp,
+)
 from opencode_a2a.a2a.v03 import Spelling
 from opencode_a2a.events import (
     Channel,
@@ -46,6 +56,7 @@ from opencode_a2a.events import (
 from opencode_a2a.ids import ContextId, Principal, TaskId
 from opencode_a2a.media import accepts
 from opencode_a2a.messages import Added, Answered, Message, Part
+from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks.state import (
     Accepted,
     Cursor,
@@ -128,6 +139,36 @@ def task(
 def snapshot(state: TaskState, history_length: int | None = None) -> tuple[bytes, JsonObject]:
     """Return a task as an event of a stream, and the cursor of a reader that has it."""
     return cursor(state.seq, state), {"task": task(state, history_length, streamed=True)}
+
+
+def present(state: TaskState) -> JsonObject:
+    """Return the status of a task as the event of a stream that led to it."""
+    status, ref = state.status, state.ref
+    shared = known(
+        session=status.session_id and known(id=status.session_id, title=status.title),
+        usage=status.usage and _usage(status.usage),
+        interrupt=_waiting(status),
+    )
+    shared["stream"] = _hints(ref, "status", None, None)
+    return {
+        "statusUpdate": {
+            "taskId": ref.id,
+            "contextId": ref.context_id,
+            "status": _status(status, ref),
+            "metadata": known(shared=shared, opencode=_outcome(status, ref) or None),
+        }
+    }
+
+
+def push_config(task_id: str, row: HookRow) -> JsonObject:
+    """Return a push notification configuration: what is secret in it is never given back."""
+    authentication: JsonObject | None = {"scheme": row.scheme} if row.scheme else None
+    return {
+        "taskId": task_id,
+        "id": row.config_id,
+        "url": row.url,
+        **known(authentication=authentication),
+    }
 
 
 def message(sent: Message, ref: TaskRef) -> JsonObject | None:
@@ -561,6 +602,13 @@ _TEXT, _SEQ = secrets.token_hex(12), secrets.token_hex(12)
 _GROWTH = (TextGrew, ReasoningGrew)
 
 
+ReadPush = tuple[
+    Callable[[JsonObject], PushRequest],
+    Callable[[JsonObject], PushRef],
+    Callable[[JsonObject], PushList],
+]
+
+
 class Encoding:
     """One version of A2A, in one of its spellings."""
 
@@ -569,21 +617,26 @@ class Encoding:
         version: Version,
         read_send: Callable[[JsonObject], SendRequest],
         read_list: Callable[[JsonObject], Query],
-        downgrade: Callable[..., JsonObject] | None = None,
+        push: ReadPush,
+        downgrade: Callable[..., Json] | None = None,
     ) -> None:
         self.version = version
         self.read_send = read_send
         self.read_list = read_list
+        read_push, read_push_ref, read_push_list = push
         self.read: dict[type, Callable[[JsonObject], object]] = {
             SendRequest: read_send,
             Query: read_list,
+            PushRequest: read_push,
+            PushRef: read_push_ref,
+            PushList: read_push_list,
             TaskParams: partial(check, TaskParams),
             NoParams: partial(check, NoParams),
         }
         """How the params of an operation are checked, by what it takes."""
         self._downgrade = downgrade
 
-    def result(self, result: JsonObject) -> JsonObject:
+    def result(self, result: JsonObject) -> Json:
         """Return the result of an operation as the caller reads it."""
         return result if self._downgrade is None else self._downgrade(result)
 
@@ -605,7 +658,7 @@ class Encoding:
             head, middle, tail, end = frame
             number = b"%d" % entry.seq
             return b"".join((head, orjson.dumps(event.text), middle, number, tail, number, end))
-        rendered = update(entry, ref)
+        rendered: Json = update(entry, ref)
         if rendered is None:
             return None
         if self._downgrade is not None:
@@ -637,11 +690,15 @@ def _frame(
     return head, middle, tail.removesuffix(b'"'), end.removeprefix(b'"')
 
 
-V1 = Encoding(Version.V1, types.read_send, types.read_list)
+_PUSH = (types.read_push, types.read_push_ref, types.read_push_list)
+_REST_PUSH = (v03.read_push_proto, types.read_push_ref, types.read_push_list)
+
+V1 = Encoding(Version.V1, types.read_send, types.read_list, _PUSH)
 V03 = Encoding(
     Version.V03,
     v03.read_send,
     v03.read_list,
+    (v03.read_push, v03.read_push_ref, v03.read_push_list),
     partial(v03.downgrade, spelling=Spelling.JSON, bare=True),
 )
 """0.3 over JSON-RPC."""
@@ -649,6 +706,7 @@ V03_REST = Encoding(
     Version.V03,
     v03.read_send,
     v03.read_list,
+    _REST_PUSH,
     partial(v03.downgrade, spelling=Spelling.JSON),
 )
 """0.3 over HTTP+JSON, in the JSON of its specification."""
@@ -656,6 +714,7 @@ V03_PROTO = Encoding(
     Version.V03,
     v03.read_send_proto,
     v03.read_list,
+    _REST_PUSH,
     partial(v03.downgrade, spelling=Spelling.PROTO),
 )
 """0.3 over HTTP+JSON, in ProtoJSON."""

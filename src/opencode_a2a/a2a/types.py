@@ -14,7 +14,7 @@ came.
 import base64
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Literal, Self, TypeVar, get_args
@@ -37,12 +37,17 @@ from pydantic.json_schema import SkipJsonSchema
 from opencode_a2a.errors import InvalidParamsError, VersionNotSupportedError
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.messages import Kind, Message, Part
+from opencode_a2a.tasks.outbox import PushConfig
 from opencode_a2a.tasks.state import Query, State
 from opencode_a2a.validation import FREE, FREE_OBJECT, listed, violations, wrong
 
 MAX_PARTS = 1000
 """Checking a part takes 10 µs of the event loop."""
 _ID_LIMIT = 256
+_URL_LIMIT = 2048
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
+SIGNING_KEY = "whsec_"
+"""How a token begins that is not sent, but signs what is sent."""
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 M = TypeVar("M", bound=BaseModel)
@@ -121,20 +126,44 @@ class SendRequest:
     accepted_output_modes: tuple[str, ...]
     history_length: int | None
     blocking: bool
-    push: bool
-    """A push configuration came with it."""
+    push: PushConfig | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PushRequest:
+    """A push notification configuration for a task that exists."""
+
+    task_id: str
+    config: PushConfig
+
+
+@dataclass(frozen=True, slots=True)
+class PushRef:
+    """Which push notification configuration of a task."""
+
+    task_id: str
+    config_id: str | None
+    """None, which only 0.3 allows, means the oldest."""
+
+
+@dataclass(frozen=True, slots=True)
+class PushList:
+    """The push notification configurations of a task."""
+
+    task_id: str
 
 
 def read_send(params: JsonObject) -> SendRequest:
     sent = check(_Send, params)
     given = sent.configuration or _Configuration()
+    push = given.task_push_notification_config
     return send_request(
         sent.message,
         [part.part() for part in sent.message.parts],
         given,
         metadata=sent.metadata,
         blocking=not given.return_immediately,
-        push=given.task_push_notification_config is not None,
+        push=push and push.config("configuration.taskPushNotificationConfig."),
     )
 
 
@@ -145,7 +174,7 @@ def send_request(
     *,
     metadata: JsonObject | None,
     blocking: bool,
-    push: bool,
+    push: PushConfig | None,
 ) -> SendRequest:
     """Return a request from what all versions and spellings of it have in common, and the rest."""
     message = Message(
@@ -184,13 +213,30 @@ def read_list(params: JsonObject) -> Query:
     return check(TaskListParams, params).query()
 
 
-def check(model: type[M], params: JsonObject) -> M:
-    """Return params as their declared type; raise InvalidParamsError naming what is wrong."""
+def read_push(params: JsonObject) -> PushRequest:
+    sent = check(_PushOfTask, params)
+    return PushRequest(sent.task_id, sent.config())
+
+
+def read_push_ref(params: JsonObject) -> PushRef:
+    sent = check(PushRefParams, params)
+    return PushRef(sent.task_id, sent.config_id)
+
+
+def read_push_list(params: JsonObject) -> PushList:
+    return PushList(check(PushListParams, params).task_id)
+
+
+def check(model: type[M], params: JsonObject, within: str = "") -> M:
+    """Return params as their declared type; raise InvalidParamsError naming what is wrong.
+
+    ``within`` is where they stand in the request.
+    """
     try:
         return model.model_validate(params)
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)
-    found = violations(details)
+    found = tuple(replace(one, field=f"{within}{one.field}") for one in violations(details))
     raise InvalidParamsError(f"Invalid parameters: {listed(found, len(details))}", violations=found)
 
 
@@ -204,6 +250,45 @@ def _identifier(value: str) -> str:
         raise wrong(f"must not be longer than {_ID_LIMIT} characters")
     if not value.isprintable():
         raise wrong("must not hold control characters")
+    return value
+
+
+def _config_id(value: str | None) -> str | None:
+    if value and "/" in value:
+        raise wrong("must not hold a slash")
+    return _identifier(value) if value else None
+
+
+def _sendable(most: int) -> AfterValidator:
+    """Demand what can stand in a header as it is; an empty text counts as none."""
+
+    def check(value: str | None) -> str | None:
+        if not value:
+            return None
+        if len(value) > most:
+            raise wrong(f"must not be longer than {most} characters")
+        if not (value.isascii() and value.isprintable()) or value != value.strip():
+            raise wrong("must be visible ASCII characters, without spaces around them")
+        return value
+
+    return AfterValidator(check)
+
+
+def _scheme(value: str | None) -> str | None:
+    if value and not _TOKEN.fullmatch(value):
+        raise wrong("must be the name of an authentication scheme, such as Bearer")
+    return value or None
+
+
+def _signing_key(value: str | None) -> str | None:
+    """Demand of a token that announces itself as a key that it is one (Standard Webhooks)."""
+    if value is not None and value.startswith(SIGNING_KEY):
+        try:
+            size = len(base64.b64decode(value.removeprefix(SIGNING_KEY), validate=True))
+        except ValueError:
+            size = 0
+        if not 24 <= size <= 64:
+            raise wrong(f"begins with {SIGNING_KEY}, so the rest must be base64 of 24 to 64 bytes")
     return value
 
 
@@ -291,6 +376,8 @@ _Id = Annotated[str, AfterValidator(_identifier)]
 _OptionalId = Annotated[str | None, AfterValidator(lambda v: _identifier(v) if v else None)]
 _Count = Annotated[int | None, _within(0, 2**31 - 1)]
 Base64 = Annotated[str | None, AfterValidator(_standard_base64)]
+_ConfigId = Annotated[str | None, AfterValidator(_config_id)]
+Scheme = Annotated[str | None, AfterValidator(_scheme)]
 STATE_NAMES = {f"TASK_STATE_{state.name}": state for state in State}
 
 Never = SkipJsonSchema[None]
@@ -303,6 +390,10 @@ _File = Annotated[
 Content = Annotated[Never, foreign("is the ProtoJSON of A2A 0.3; here the field is named parts")]
 _Blocking = Annotated[Never, foreign("is A2A 0.3; in 1.0 write returnImmediately")]
 _Push03 = Annotated[Never, foreign("is A2A 0.3; in 1.0 write taskPushNotificationConfig")]
+_Nested = Annotated[
+    Never, foreign("is A2A 0.3; in 1.0 the fields of the configuration stand beside taskId")
+]
+_Schemes = Annotated[Never, foreign("is A2A 0.3; in 1.0 write scheme")]
 
 
 # --- declarations -----------------------------------------------------------------------------
@@ -409,9 +500,60 @@ class _Message(MessageBase):
     content: Content = None
 
 
+class PushParams(Params):
+    id: _ConfigId = None
+    url: Annotated[str, Field(min_length=1, max_length=_URL_LIMIT)]
+    token: Annotated[str | None, _sendable(1024), AfterValidator(_signing_key)] = None
+
+
+class AuthenticationParams(Params):
+    credentials: Annotated[str | None, _sendable(4096)] = None
+
+
+class _Authentication(AuthenticationParams):
+    scheme: Scheme = None
+    schemes: _Schemes = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.credentials and not self.scheme:
+            raise wrong("is required with credentials", "scheme")
+        return self
+
+
+class _Push(PushParams):
+    authentication: _Authentication | None = None
+    push_notification_config: _Nested = None
+
+    def config(self, within: str = "") -> PushConfig:
+        sent = self.authentication or _Authentication()
+        return PushConfig(
+            self.url, self.id, sent.scheme, sent.credentials, self.token, Version.V1.value, within
+        )
+
+
+class _PushOfTask(_Push):
+    task_id: _Id
+
+
+class PushListParams(Params):
+    task_id: _Id
+
+
+class PushRefParams(PushListParams):
+    config_id: Annotated[str, AfterValidator(_config_id), AfterValidator(_identifier)] = Field(
+        validation_alias="id"
+    )
+
+
+PUSH_PARAMS: type[Params] = _PushOfTask
+PUSH_BODY: type[Params] = _Push
+"""The declarations of a push notification configuration, for those who describe it."""
+
+
 class _Configuration(ConfigurationBase):
     return_immediately: StrictBool | None = None
-    task_push_notification_config: Object | None = None
+    task_push_notification_config: _Push | None = None
     blocking: _Blocking = None
     push_notification_config: _Push03 = None
 

@@ -18,6 +18,7 @@ from pydantic import AliasChoices, Field, StrictBool, model_validator
 from opencode_a2a.a2a.types import (
     MAX_PARTS,
     STATE_NAMES,
+    AuthenticationParams,
     Base64,
     ConfigurationBase,
     Content,
@@ -25,9 +26,17 @@ from opencode_a2a.a2a.types import (
     Never,
     Object,
     Params,
+    PushList,
+    PushListParams,
+    PushParams,
+    PushRef,
+    PushRequest,
+    Scheme,
     SendBase,
     SendRequest,
     TaskListParams,
+    TaskParams,
+    Version,
     check,
     foreign,
     send_request,
@@ -37,6 +46,7 @@ from opencode_a2a.a2a.types import (
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.jsonguard import as_object, items_in, text_in
 from opencode_a2a.messages import Part
+from opencode_a2a.tasks.outbox import PushConfig
 from opencode_a2a.tasks.state import Query, State
 from opencode_a2a.validation import wrong
 
@@ -60,13 +70,14 @@ def rest_spelling(body: JsonObject) -> Spelling:
 def read_send(params: JsonObject) -> SendRequest:
     sent = check(_Send03, params)
     given = sent.configuration or _Configuration03()
+    push = given.push_notification_config
     return send_request(
         sent.message,
         [part.part() for part in sent.message.parts],
         given,
         metadata=sent.metadata,
         blocking=given.blocking is not False,
-        push=given.push_notification_config is not None,
+        push=push and push.config("configuration.pushNotificationConfig."),
     )
 
 
@@ -75,18 +86,51 @@ def read_send_proto(params: JsonObject) -> SendRequest:
     # ProtoJSON leaves false out: a configuration without the field says false. To send no
     # configuration at all still means to wait.
     given = sent.configuration or _ConfigurationProto(blocking=True)
+    push = given.push_notification
     return send_request(
         sent.message,
         [part.part() for part in sent.message.parts],
         given,
         metadata=sent.metadata,
         blocking=bool(given.blocking),
-        push=given.push_notification is not None,
+        push=push and push.config("configuration.pushNotification."),
     )
 
 
 def read_list(params: JsonObject) -> Query:
     return check(_ListParams03, params).query()
+
+
+def read_push(params: JsonObject) -> PushRequest:
+    sent = check(_PushOfTask03, params)
+    return PushRequest(
+        sent.task_id, sent.push_notification_config.config("pushNotificationConfig.")
+    )
+
+
+def read_push_proto(params: JsonObject) -> PushRequest:
+    """Read the body of a REST request: ``{configId, config: {pushNotificationConfig}}``.
+
+    Clients leave out one or the other of what is around the configuration.
+    """
+    sent, within = params, ""
+    for name in ("config", "pushNotificationConfig", "push_notification_config"):
+        if isinstance(inner := sent.get(name), dict):
+            sent, within = inner, f"{within}{name}."
+    named = params.get("configId", params.get("config_id"))
+    if named and not sent.get("id"):
+        sent = {**sent, "id": named}
+    task_id = check(PushListParams, params).task_id
+    return PushRequest(task_id, check(_Push, sent, within).config(within))
+
+
+def read_push_ref(params: JsonObject) -> PushRef:
+    sent = check(PushRefParams03, params)
+    return PushRef(sent.task_id, sent.push_notification_config_id)
+
+
+def read_push_list(params: JsonObject) -> PushList:
+    return PushList(check(TaskParams, params).task_id)
 
 
 _STATE_NAMES = (
@@ -97,6 +141,8 @@ _STATE_NAMES = (
 )
 _Part1 = Annotated[Never, foreign("is A2A 1.0; in 0.3 write kind file with a file object")]
 _Returns = Annotated[Never, foreign("is A2A 1.0; in 0.3 write blocking")]
+_Scheme1 = Annotated[Never, foreign("is A2A 1.0; in 0.3 write schemes")]
+_Flat = Annotated[Never, foreign("is A2A 1.0; in 0.3 it stands in pushNotificationConfig")]
 
 
 class _ListParams03(TaskListParams):
@@ -146,9 +192,50 @@ class _Message03(MessageBase):
     content: Content = None
 
 
+class _Authentication(AuthenticationParams):
+    schemes: list[Scheme] | None = Field(default=None, max_length=20)
+    scheme: _Scheme1 = None
+
+
+class _Push(PushParams):
+    authentication: _Authentication | None = None
+
+    def config(self, within: str) -> PushConfig:
+        sent = self.authentication or _Authentication()
+        known = {scheme.lower(): scheme for scheme in reversed(sent.schemes or []) if scheme}
+        # The first that clients and servers have in common, else whatever comes first.
+        scheme = known.get("bearer") or known.get("basic") or next(reversed(known.values()), None)
+        return PushConfig(
+            self.url, self.id, scheme, sent.credentials, self.token, Version.V03.value, within
+        )
+
+
+class _PushOfTask03(PushListParams):
+    push_notification_config: _Push
+    url: _Flat = None
+
+
+class PushRefParams03(TaskParams):
+    push_notification_config_id: str | None = None
+
+
+class _PushProto(Params):
+    push_notification_config: _Push
+
+
+class _PushBodyProto(Params):
+    config_id: str | None = None
+    config: _PushProto
+
+
+PUSH_PARAMS: type[Params] = _PushOfTask03
+PUSH_BODY: type[Params] = _PushBodyProto
+"""The declarations of a push notification configuration, for those who describe it."""
+
+
 class _Configuration03(ConfigurationBase):
     blocking: StrictBool | None = None
-    push_notification_config: Object | None = None
+    push_notification_config: _Push | None = None
     return_immediately: _Returns = None
 
 
@@ -206,7 +293,7 @@ class _MessageProto(MessageBase):
 
 class _ConfigurationProto(ConfigurationBase):
     blocking: StrictBool | None = None
-    push_notification: Object | None = None
+    push_notification: _Push | None = None
     return_immediately: _Returns = None
 
 
@@ -264,7 +351,7 @@ _FILE_NAMES = {"mediaType": "mimeType", "filename": "name"}
 
 def downgrade(
     result: JsonObject, spelling: Spelling, *, bare: bool = False, final: bool = False
-) -> JsonObject:
+) -> Json:
     """Return the result of an operation, or an event of a stream, as 0.3 has it.
 
     ``bare`` is the form of JSON-RPC, where a field of an object says of which kind it is, and not
@@ -275,6 +362,13 @@ def downgrade(
             result = {"statusUpdate": {**update, "final": final}}
         case {"id": _, "status": _}:
             return downgrade_object("task", result, spelling)
+        case {"taskId": str(), "url": str()}:
+            return _push_config(result, spelling)
+        case {"configs": [*configs]}:
+            made: list[Json] = [_push_config(as_object(one), spelling) for one in configs]
+            return made if bare else {"configs": made}
+        case {} if not result and bare:
+            return None  # what was deleted
         case _:
             pass
     changed = downgrade_object("", result, spelling)
@@ -283,6 +377,16 @@ def downgrade(
         if isinstance(inner, dict):
             return inner
     return changed
+
+
+def _push_config(config: JsonObject, spelling: Spelling) -> JsonObject:
+    inner: JsonObject = {"id": config["id"], "url": config["url"]}
+    if scheme := text_in(as_object(config.get("authentication")), "scheme"):
+        inner["authentication"] = {"schemes": [scheme]}
+    if spelling is Spelling.JSON:
+        return {"taskId": config["taskId"], "pushNotificationConfig": inner}
+    name = f"tasks/{config['taskId']}/pushNotificationConfigs/{config['id']}"
+    return {"name": name, "pushNotificationConfig": inner}
 
 
 def downgrade_object(name: str, value: JsonObject, spelling: Spelling) -> JsonObject:

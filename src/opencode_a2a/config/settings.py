@@ -744,6 +744,22 @@ class TaskSettings(Group, prefix="A2A_"):
     )
 
 
+class PushSettings(Group, prefix="A2A_PUSH_"):
+    """Push notifications: webhooks that are told when the state of a task changes."""
+
+    enabled: bool = setting(True, "Let callers have notifications sent to a webhook.")
+    allowed_hosts: Texts = setting(
+        (), "Hosts that notifications may be sent to: names, or `*.suffix`; empty = all."
+    )
+    allow_private_hosts: bool = setting(
+        False, "Send them to loopback and private addresses too, and over plain http."
+    )
+    timeout_seconds: Seconds = setting(15, "Time for one notification.")
+    give_up_hours: Seconds = setting(24, "Hours without success after which a webhook is given up.")
+    max_per_task: Count = setting(10, "Webhooks of one task.")
+    max_per_principal: Count = setting(1000, "Webhooks of one caller that are still in use.")
+
+
 class ReplicaSettings(Group, prefix="A2A_REPLICA_"):
     """This process among those that can reach the same PostgreSQL."""
 
@@ -933,6 +949,7 @@ class Settings(BaseModel):
     oidc: OidcSettings = OidcSettings()
     opencode: OpenCodeSettings = OpenCodeSettings()
     tasks: TaskSettings = TaskSettings()
+    push: PushSettings = PushSettings()
     replica: ReplicaSettings = ReplicaSettings()
     interrupts: InterruptSettings = InterruptSettings()
     turn: TurnSettings = TurnSettings()

@@ -11,6 +11,7 @@ from opencode_a2a.extensions.metadata import (
 from opencode_a2a.extensions.providers import PROVIDERS
 from opencode_a2a.extensions.registry import Extension
 from opencode_a2a.extensions.sessions import SESSIONS
+from opencode_a2a.extensions.webhooks import WEBHOOKS
 from opencode_a2a.extensions.workspaces import WORKSPACES
 
 EXTENSIONS: tuple[Extension, ...] = (
@@ -24,8 +25,9 @@ EXTENSIONS: tuple[Extension, ...] = (
     INTERRUPTS,
     RECOVERY,
     WORKSPACES,
+    WEBHOOKS,
 )
 """All that have metadata or methods; the contracts about them are in ``server.contracts``."""
-SKILLS = (SESSIONS, PROVIDERS, WORKSPACES, RECOVERY, INTERRUPTS)
+SKILLS = (SESSIONS, PROVIDERS, WORKSPACES, RECOVERY, INTERRUPTS, WEBHOOKS)
 """Those that the extended card lists as skills too, in this order."""
 METHODS = [method for extension in EXTENSIONS for method in extension.methods.values()]

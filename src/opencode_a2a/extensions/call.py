@@ -20,6 +20,7 @@ from opencode_a2a.opencode.types import ProviderCatalogue, Session
 from opencode_a2a.peers.network import Fetch
 from opencode_a2a.rights import PROFILES, Rights
 from opencode_a2a.store.links import Places
+from opencode_a2a.tasks.outbox import Outbox
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.turns.fleet import Fleet, Member
 from opencode_a2a.turns.interrupts import Interrupts
@@ -34,6 +35,7 @@ class Deps:
     fleet: Fleet
     workspace: WorkspaceRoot
     tasks: TaskService
+    outbox: Outbox
     defaults: OpenCodeSettings
     fetch: Fetch
     catalogues: dict[Location, tuple[float, ProviderCatalogue]] = field(

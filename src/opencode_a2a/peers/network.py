@@ -14,6 +14,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -29,6 +30,7 @@ FILES_AT_ONCE = 4
 """Files of one message that are fetched at the same time."""
 MESSAGES_AT_ONCE = 8
 """Messages whose files are fetched at the same time; others wait, within their own time."""
+LOOKUPS_AT_ONCE = 2
 
 _SHARED = ip_network("100.64.0.0/10")
 _PRIVATE_V6 = ip_network("fc00::/7")
@@ -64,6 +66,8 @@ class Egress:
     """Names or ``*.suffix``, which does not mean the name without the star; empty means all."""
     allow_private: bool = False
     """Whether loopback and private networks count as public; link-local never does."""
+    lookups: "Lookups | None" = None
+    """How addresses are found, if names are not to be looked up like any other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,43 @@ class Fetched:
 FetchResult = Fetched | EgressError | FetchError
 Fetch = Callable[[Sequence[str]], Awaitable[list[FetchResult]]]
 """Fetches the files of one message, in this order; raises TooManyFilesError."""
+
+
+class Lookups:
+    """Finds the addresses of names that strangers chose, a few at a time.
+
+    The system finds names in four threads for the whole process. Names of a name server that
+    never answers must not take them all.
+    """
+
+    def __init__(self) -> None:
+        self._room = asyncio.Semaphore(LOOKUPS_AT_ONCE)
+        self._running: dict[str, asyncio.Task[tuple[str, ...]]] = {}
+
+    async def find(self, host: str) -> tuple[str, ...]:
+        """Return the addresses of a name; who waits for the same one shares the answer."""
+
+        async def look() -> tuple[str, ...]:
+            async with self._room:
+                return await _addresses(host)
+
+        running = self._running.get(host)
+        if running is None:
+            # Whoever waits may give up, but the thread is busy until the system has an answer.
+            running = self._running[host] = asyncio.create_task(look(), name="lookup")
+            running.add_done_callback(lambda done: self._done(host, done))
+        return await asyncio.shield(running)
+
+    def _done(self, host: str, done: asyncio.Task[tuple[str, ...]]) -> None:
+        del self._running[host]
+        if not done.cancelled():
+            done.exception()  # it was told to those who still wait
+
+
+async def _addresses(host: str) -> tuple[str, ...]:
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return tuple(dict.fromkeys(str(info[4][0]) for info in found))
 
 
 class HostNotFoundError(EgressError):
@@ -153,11 +194,10 @@ def check(url: str, rules: Egress) -> SplitResult:
 async def resolve(host: str, rules: Egress) -> tuple[Address, ...]:
     """Return the addresses of a name; raise EgressError unless every one may be called."""
     try:
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        found = await (rules.lookups.find(host) if rules.lookups else _addresses(host))
     except (OSError, UnicodeError):
         raise HostNotFoundError("The host cannot be found") from None
-    addresses = tuple(dict.fromkeys(ip_address(str(info[4][0])) for info in found))
+    addresses = tuple(map(ip_address, found))
     if not addresses or not all(permits(address, rules) for address in addresses):
         raise EgressError("The host is not at a public address")
     return addresses
@@ -220,6 +260,8 @@ def client(
         follow_redirects=False,
         # Proxies of the environment would connect in our place, to wherever they like.
         trust_env=False,
+        # What one server sets is nothing to another, nor to its own next caller.
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
     )
 
 

@@ -344,7 +344,11 @@ def _capabilities(settings: Settings, *, extended: bool) -> JsonObject:
         for extension in ALL_EXTENSIONS
         for alias in extension.aliases
     ]
-    return {"streaming": True, "pushNotifications": False, "extensions": [*listed, *earlier]}
+    return {
+        "streaming": True,
+        "pushNotifications": settings.push.enabled,
+        "extensions": [*listed, *earlier],
+    }
 
 
 def _is_fresh(request: Request, etag: str, modified: str) -> bool:

@@ -152,8 +152,9 @@ def protocol_summary(settings: Settings) -> JsonObject:
                 *("JSON-RPC", "HTTP+JSON", "streaming", "resubscription with Last-Event-ID"),
                 "task list" if version is Version.V1 else "task list over HTTP+JSON only",
                 *("cancellation", "extended agent card", "extension methods"),
+                *(("push notifications",) if settings.push.enabled else ()),
             ],
-            "known_gaps": ["push notifications are refused"],
+            "known_gaps": [] if settings.push.enabled else ["push notifications are refused"],
         }
         for version in spoken_versions(settings)
     }

@@ -17,7 +17,6 @@ from opencode_a2a import __version__
 from opencode_a2a.a2a import render, types, v03
 from opencode_a2a.a2a.operations import (
     CARD_PATHS,
-    GET_EXTENDED_CARD,
     GET_TASK,
     OPERATIONS,
     PREFIXES,
@@ -25,7 +24,17 @@ from opencode_a2a.a2a.operations import (
     SEND_MESSAGE,
     Operation,
 )
-from opencode_a2a.a2a.types import VERSION_HEADER, SendBase, SendRequest, Version
+from opencode_a2a.a2a.types import (
+    VERSION_HEADER,
+    NoParams,
+    Params,
+    PushList,
+    PushRef,
+    PushRequest,
+    SendRequest,
+    TaskParams,
+    Version,
+)
 from opencode_a2a.a2a.v03 import Spelling
 from opencode_a2a.config import Settings
 from opencode_a2a.events import Json, JsonObject
@@ -218,6 +227,8 @@ def _operation(operation: Operation, version: Version, verb: str, path: str) -> 
     answer: JsonObject = {"description": "Events", "content": _EVENTS}
     if not operation.streams:
         name = "A2ATask" if operation.returns == "Task" else operation.returns
+        if version is Version.V03 and f"{name}03" in _BASIC:
+            name += "03"
         answer = {"description": "The answer", "content": _content(name)}
     described: JsonObject = {
         "operationId": f"{verb.lower()}_{path}_{version}",
@@ -250,6 +261,9 @@ def _operation(operation: Operation, version: Version, verb: str, path: str) -> 
         named: JsonObject = {name: {"value": value} for name, value in examples.items()}
         content: JsonObject = {_JSON: {"schema": schema, "examples": named}}
         described["requestBody"] = {"required": True, "content": content}
+    elif operation.takes is PushRequest:
+        form = "PushConfigBody" if version is Version.V1 else "PushConfigBody03"
+        described["requestBody"] = {"required": True, "content": _content(form)}
     return described
 
 
@@ -326,41 +340,56 @@ def _pages(settings: Settings) -> JsonObject:
 
 # --- schemas ----------------------------------------------------------------------------------
 
-_SENDS: tuple[tuple[str, Version, type[SendBase], str], ...] = (
+_DECLARED: tuple[tuple[str, Version, type[Params], str | None], ...] = (
     ("SendMessage", Version.V1, types.SEND_PARAMS, "ROLE_USER"),
     ("SendMessage03", Version.V03, v03.SEND_PARAMS[Spelling.JSON], "user"),
     ("SendMessage03Proto", Version.V03, v03.SEND_PARAMS[Spelling.PROTO], "ROLE_USER"),
+    ("PushConfigParams", Version.V1, types.PUSH_PARAMS, None),
+    ("PushConfigBody", Version.V1, types.PUSH_BODY, None),
+    ("PushRefParams", Version.V1, types.PushRefParams, None),
+    ("PushListParams", Version.V1, types.PushListParams, None),
+    ("PushConfigParams03", Version.V03, v03.PUSH_PARAMS, None),
+    ("PushConfigBody03", Version.V03, v03.PUSH_BODY, None),
+    ("PushRefParams03", Version.V03, v03.PushRefParams03, None),
 )
-"""The params of a send: schema, version, declaration, and the role of a caller."""
+"""Params by their declarations: schema, version, declaration, and the role of a caller."""
+_PARAMS: dict[tuple[type, Version], str | None] = {
+    (SendRequest, Version.V1): "SendMessage",
+    (SendRequest, Version.V03): "SendMessage03",
+    (PushRequest, Version.V1): "PushConfigParams",
+    (PushRequest, Version.V03): "PushConfigParams03",
+    (PushRef, Version.V1): "PushRefParams",
+    (PushRef, Version.V03): "PushRefParams03",
+    (PushList, Version.V1): "PushListParams",
+    (PushList, Version.V03): "TaskParams",
+    **dict.fromkeys([(Query, version) for version in Version], "ListTasksParams"),
+    **dict.fromkeys([(TaskParams, version) for version in Version], "TaskParams"),
+    **dict.fromkeys([(NoParams, version) for version in Version]),
+}
+"""The schema of what an operation takes; None where anything will do."""
 
 
 def _schemas(settings: Settings) -> JsonObject:
     versions = spoken_versions(settings)
     schemas = _method_schemas(settings) | _BASIC
-    for name, version, model, role in _SENDS:
+    for name, version, model, role in _DECLARED:
         if version not in versions:
             continue
         made = model.model_json_schema(ref_template=f"{_REF}{name}.{{model}}")
         # The models are private to their module; their names here are not.
         own = orjson.loads(orjson.dumps(made).replace(f"{name}._".encode(), f"{name}.".encode()))
-        parts = own.pop("$defs")
+        parts = own.pop("$defs", {})
         schemas[name] = own | {"title": name}
         for private, schema in parts.items():
             inner = f"{name}.{private.removeprefix('_')}"
             schemas[inner] = schema | {"title": inner}
-            if "role" in schema["properties"]:
+            if role and "role" in schema["properties"]:
                 schema["properties"]["role"] = {"type": "string", "enum": [role]}
     for version in versions:
         for operation in OPERATIONS:
             if name := operation.named(version):
-                params = _ref("TaskParams")
-                if operation.takes is SendRequest:
-                    params = _ref("SendMessage" if version is Version.V1 else "SendMessage03")
-                elif operation.takes is Query:
-                    params = _ref("ListTasksParams")
-                elif operation is GET_EXTENDED_CARD:
-                    params = _FREE
-                schemas[_request_name(name)] = _request(name, params)
+                params = _PARAMS[operation.takes, version]
+                schemas[_request_name(name)] = _request(name, _ref(params) if params else _FREE)
     for method in METHODS:
         request = _request(method.name, _ref(schema_name(method.params)))
         request["description"] = method.summary
@@ -416,6 +445,12 @@ _LISTING: dict[str, Json] = {
     "statusTimestampAfter": {"type": "string", "format": "date-time"},
     "includeArtifacts": {"type": "boolean"},
 }
+_PUSH_CONFIG = _object(
+    *("taskId", "id", "url"), taskId=_TEXT, id=_TEXT, url=_TEXT, authentication=_FREE
+)
+_PUSH_CONFIG03 = _object(
+    *("name", "pushNotificationConfig"), name=_TEXT, pushNotificationConfig=_FREE
+)
 _RPC_ERROR = _object("code", "message", code={"type": "integer"}, message=_TEXT, data={})
 _BASIC: JsonObject = {
     "JsonRpcResponse": _object(
@@ -427,5 +462,10 @@ _BASIC: JsonObject = {
     "ListTasksParams": _object(**_LISTING | {"statusTimestampAfter": _TEXT}),
     "A2ATask": _object("id", "contextId", "status", id=_TEXT, contextId=_TEXT, status=_FREE),
     "TaskPage": _object("tasks", tasks={"type": "array", "items": _ref("A2ATask")}),
+    "PushConfig": _PUSH_CONFIG,
+    "PushConfig03": _PUSH_CONFIG03,
+    "PushConfigs": _object("configs", configs={"type": "array", "items": _ref("PushConfig")}),
+    "PushConfigs03": _object("configs", configs={"type": "array", "items": _ref("PushConfig03")}),
+    "Nothing": _FREE,
     "SendResponse": _object(task=_ref("A2ATask"), message=_FREE),
 }

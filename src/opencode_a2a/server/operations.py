@@ -20,7 +20,15 @@ import orjson
 from opencode_a2a.a2a import operations as a2a
 from opencode_a2a.a2a import render
 from opencode_a2a.a2a.texts import interrupt_text
-from opencode_a2a.a2a.types import NoParams, SendRequest, TaskParams, Version
+from opencode_a2a.a2a.types import (
+    NoParams,
+    PushList,
+    PushRef,
+    PushRequest,
+    SendRequest,
+    TaskParams,
+    Version,
+)
 from opencode_a2a.errors import (
     ContentTypeNotSupportedError,
     InvalidParamsError,
@@ -52,7 +60,9 @@ from opencode_a2a.peers.network import Fetch, Fetched, TooManyFilesError
 from opencode_a2a.rights import FULL, PROFILES, Rights
 from opencode_a2a.schemas import SchemaError, check_schema
 from opencode_a2a.server.card import AGENT_SKILL, Cards
+from opencode_a2a.server.push import WebhookSender
 from opencode_a2a.tasks.log import LogReader
+from opencode_a2a.tasks.outbox import Outbox, PushConfig
 from opencode_a2a.tasks.service import AnswerExpectedError, SendCommand, Submitted, TaskService
 from opencode_a2a.tasks.state import Cursor, Query, TaskState
 from opencode_a2a.telemetry import AUDIT
@@ -88,8 +98,17 @@ class TaskStream:
 
 
 class Operations:
-    def __init__(self, tasks: TaskService, cards: Cards, fetch: Fetch) -> None:
+    def __init__(
+        self,
+        tasks: TaskService,
+        cards: Cards,
+        fetch: Fetch,
+        outbox: Outbox,
+        sender: WebhookSender,
+    ) -> None:
         self._tasks = tasks
+        self._outbox = outbox
+        self._sender = sender
         self._cards = cards
         self._fetch = fetch
         self._listed: dict[Principal, float] = {}
@@ -119,13 +138,18 @@ class Operations:
         return TaskStream(reader, task, follow=not submitted.log.stopped(submitted.seq))
 
     async def _submit(self, call: OperationCall, request: SendRequest) -> Submitted:
-        if request.push:
-            raise PushNotSupportedError
+        push, principal = request.push, call.caller.principal
+        if push is not None:
+            await self._check_push(push)
+            if request.task_id is not None:
+                await self._outbox.check_room(
+                    await self._tasks.log(principal, request.task_id), push
+                )
         message = request.message
         routing, delivery = read_metadata(request.metadata, message.metadata)
         routing = replace(routing, hops=call.hops)
         command = SendCommand(
-            principal=call.caller.principal,
+            principal=principal,
             message=message,
             request=TurnRequest(
                 await read_prompt(message, self._fetch),
@@ -136,11 +160,15 @@ class Operations:
             task_id=request.task_id,
             context_id=request.context_id,
             output_modes=read_output_modes(request.accepted_output_modes),
+            push=push,
         )
         try:
-            return await self._tasks.submit(command)
+            submitted = await self._tasks.submit(command)
         except AnswerExpectedError as error:
             raise _unanswered(error) from None
+        if push is not None and not submitted.new:
+            await self._outbox.put(submitted.log, push)
+        return submitted
 
     async def get(self, call: OperationCall, params: TaskParams) -> JsonObject:
         whose = await self._whose(call, params.task_id, "GetTask")
@@ -206,8 +234,43 @@ class Operations:
             )
         return TaskStream(reader, render.snapshot(reader.state) if reader.resync else None)
 
-    async def push(self, call: OperationCall, params: NoParams) -> JsonObject:
-        raise PushNotSupportedError
+    async def create_push(self, call: OperationCall, request: PushRequest) -> JsonObject:
+        """Have the changes of a task's state sent to a webhook."""
+        await self._check_push(request.config)
+        log = await self._tasks.log(call.caller.principal, request.task_id)
+        return render.push_config(log.ref.id, await self._outbox.put(log, request.config))
+
+    async def _check_push(self, config: PushConfig) -> None:
+        """Refuse a push notification configuration before anything is done for it."""
+        self._offer_push()
+        await self._sender.vet(config)
+
+    def _offer_push(self) -> None:
+        if not self._outbox.settings.enabled:
+            raise PushNotSupportedError
+
+    async def get_push(self, call: OperationCall, params: PushRef) -> JsonObject:
+        self._offer_push()
+        log = await self._tasks.log(call.caller.principal, params.task_id)
+        return render.push_config(log.ref.id, await self._outbox.find(log, params.config_id))
+
+    async def list_push(self, call: OperationCall, params: PushList) -> JsonObject:
+        self._offer_push()
+        log = await self._tasks.log(call.caller.principal, params.task_id)
+        found = await self._outbox.of_task(log)
+        configs: list[Json] = [render.push_config(log.ref.id, row) for row in found]
+        return {"configs": configs, "nextPageToken": ""}
+
+    async def delete_push(self, call: OperationCall, params: PushRef) -> JsonObject:
+        """Forget a configuration; one that is not there is as good as forgotten."""
+        self._offer_push()
+        log = await self._tasks.log(call.caller.principal, params.task_id)
+        if params.config_id is None:
+            field = "pushNotificationConfigId"
+            wrong = Violation(field, "is required")
+            raise InvalidParamsError(f"{field} is required", violations=(wrong,))
+        await self._outbox.delete(log, params.config_id)
+        return {}
 
     async def extended_card(self, call: OperationCall, params: NoParams) -> JsonObject:
         await self._cards.refresh()
@@ -256,7 +319,10 @@ HANDLERS: dict[a2a.Operation, Run] = {
     a2a.LIST_TASKS: Operations.list_tasks,
     a2a.CANCEL_TASK: Operations.cancel,
     a2a.SUBSCRIBE_TO_TASK: Operations.subscribe,
-    **dict.fromkeys(a2a.PUSH_OPERATIONS, Operations.push),
+    a2a.CREATE_PUSH_CONFIG: Operations.create_push,
+    a2a.GET_PUSH_CONFIG: Operations.get_push,
+    a2a.LIST_PUSH_CONFIGS: Operations.list_push,
+    a2a.DELETE_PUSH_CONFIG: Operations.delete_push,
     a2a.GET_EXTENDED_CARD: Operations.extended_card,
 }
 NOTIFIED: dict[a2a.Operation, Run] = HANDLERS | {

@@ -18,6 +18,7 @@ from opencode_a2a.a2a.errors import rest_error_frame
 from opencode_a2a.a2a.operations import (
     CARD_PATHS,
     GET_EXTENDED_CARD,
+    GET_TASK,
     LIST_TASKS,
     PREFIXES,
     ROUTES,
@@ -82,12 +83,13 @@ class RestBinding:
                 await self._cards.refresh()
                 return self._cards.respond_extended(request, version)
             # A read of ``…:cancel`` looks like the read of a task with such a name.
-            if request.method != "POST" and request.path_params.get("id", "").endswith(":cancel"):
+            if operation is GET_TASK and request.path_params["id"].endswith(":cancel"):
                 raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "POST"})
             if operation.body:
-                params = await read_body(request)
-                if not isinstance(params, dict):
+                body = await read_body(request)
+                if not isinstance(body, dict):
                     raise InvalidRequestError("The body must be a JSON object")
+                params = body | request.path_params
             else:
                 params = _query(request)
             if not asked and Version.V1 in supported and only_v1(params):

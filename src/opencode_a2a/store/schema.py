@@ -140,6 +140,33 @@ places = sa.Table(
     sqlite_with_rowid=False,
 )
 
+# Who is to be told about a task, and how far that has come: a webhook is a reader of the log whose
+# place is stored. Rows are found by their due time, so that several processes could share them.
+webhooks = sa.Table(
+    "webhooks",
+    metadata,
+    sa.Column("no", NUMBER, primary_key=True, autoincrement=True),
+    sa.Column("task_no", NUMBER, nullable=False),
+    sa.Column("config_id", TEXT, nullable=False, comment="unique for the task only"),
+    sa.Column("key", TEXT, nullable=False, comment="begins the id of each notification"),
+    sa.Column("principal", TEXT, nullable=False),
+    sa.Column("version", TEXT, nullable=False, comment="of A2A, for what is sent"),
+    sa.Column("url", TEXT, nullable=False),
+    sa.Column("scheme", TEXT),
+    sa.Column("credentials", TEXT, comment="empty once it is not needed any more"),
+    sa.Column("token", TEXT, comment="likewise"),
+    sa.Column("acked", sa.BigInteger, nullable=False, comment="the log is told up to here"),
+    sa.Column("state", TEXT, nullable=False, comment="active, done or failed"),
+    sa.Column("attempts", sa.Integer, nullable=False, comment="that failed since the last success"),
+    sa.Column("failing_since", sa.BigInteger),
+    sa.Column("next_at", sa.BigInteger),
+    sa.Column("last_outcome", TEXT),
+    sa.Index("webhooks_by_task", "task_no", "config_id", unique=True),
+    sa.Index("webhooks_by_principal", "principal", "state"),
+    sa.Index("webhooks_due", "state", "next_at"),
+    sqlite_autoincrement=True,
+)
+
 # Processes that use the database, where several can reach it; SQLite has none.
 replicas = sa.Table(
     "replicas",
@@ -220,6 +247,18 @@ STEPS: tuple[tuple[str, ...], ...] = (
     (  # several OpenCodes behind one service
         f"ALTER TABLE tasks ADD COLUMN upstream VARCHAR NOT NULL DEFAULT '{MAIN}'",
         f"ALTER TABLE owners ADD COLUMN upstream VARCHAR NOT NULL DEFAULT '{MAIN}'",
+    ),
+    (  # push notifications
+        """CREATE TABLE webhooks (
+            no INTEGER PRIMARY KEY AUTOINCREMENT, task_no BIGINT NOT NULL,
+            config_id VARCHAR NOT NULL, key VARCHAR NOT NULL, principal VARCHAR NOT NULL,
+            version VARCHAR NOT NULL, url VARCHAR NOT NULL, scheme VARCHAR, credentials VARCHAR,
+            token VARCHAR, acked BIGINT NOT NULL, state VARCHAR NOT NULL,
+            attempts INTEGER NOT NULL, failing_since BIGINT, next_at BIGINT, last_outcome VARCHAR
+        )""",
+        "CREATE UNIQUE INDEX webhooks_by_task ON webhooks (task_no, config_id)",
+        "CREATE INDEX webhooks_by_principal ON webhooks (principal, state)",
+        "CREATE INDEX webhooks_due ON webhooks (state, next_at)",
     ),
 )
 """The statements that lead from each version of the schema to the next.

@@ -150,6 +150,7 @@ def _prepare(connection: Any, _record: object) -> None:
         "synchronous=NORMAL",
         "temp_store=MEMORY",
         "journal_size_limit=67108864",
+        "secure_delete=FAST",  # the secrets of a webhook leave no trace when they are erased
     ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()

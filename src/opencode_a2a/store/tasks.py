@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a.ids import MAIN
 from opencode_a2a.store.database import Prepared
-from opencode_a2a.store.schema import entries, grants, interrupts, messages, tasks
+from opencode_a2a.store.schema import entries, grants, interrupts, messages, tasks, webhooks
 
 
 class TaskRow(NamedTuple):
@@ -69,6 +69,7 @@ def _select(which: str, *more: str, brief: bool = False) -> Prepared:
 
 
 _LOAD = _select("WHERE id = :id AND principal = :principal")
+_LOAD_BY_NUMBER = _select("WHERE no = :no")
 _FIND_MESSAGE = _select(
     "JOIN messages ON messages.task_no = tasks.no WHERE messages.principal = :principal"
     " AND messages.message_id = :message_id AND messages.digest = :digest",
@@ -186,6 +187,12 @@ def load(connection: Connection, principal: str, task_id: str) -> TaskRow | None
     return TaskRow(*row) if row else None
 
 
+def load_by_number(connection: Connection, no: int) -> TaskRow | None:
+    """Return a task whoever it belongs to."""
+    row = _LOAD_BY_NUMBER.run(connection, {"no": no}).fetchone()
+    return TaskRow(*row) if row else None
+
+
 def load_open(connection: Connection, states: Sequence[str]) -> list[TaskRow]:
     """Return every task in one of these states, oldest first."""
     columns = [tasks.c[name] for name in TaskRow._fields]
@@ -261,10 +268,15 @@ def _listing(given: tuple[str, ...], continued: bool, brief: bool) -> tuple[Prep
 
 
 def forget_logs(connection: Connection, states: Sequence[str], before: int, limit: int) -> int:
-    """Delete the logs of tasks that ended before a time; the tasks themselves stay readable."""
+    """Delete the logs of tasks that ended before a time; the tasks themselves stay readable.
+
+    A log of which a webhook has yet to be told is kept.
+    """
     ended = sa.select(tasks.c.no).where(tasks.c.updated_at < before, tasks.c.state.in_(states))
     logged = sa.exists().where(entries.c.task_no == tasks.c.no).correlate(tasks)
-    numbers = list(connection.scalars(ended.where(logged).limit(limit)))
+    hooked = sa.exists().where(webhooks.c.task_no == tasks.c.no, webhooks.c.state == "active")
+    unread = hooked.correlate(tasks)
+    numbers = list(connection.scalars(ended.where(logged, ~unread).limit(limit)))
     connection.execute(entries.delete().where(entries.c.task_no.in_(numbers)))
     return len(numbers)
 
@@ -284,7 +296,7 @@ def forget_tasks(connection: Connection, states: Sequence[str], before: int, lim
         interrupts.delete().where(interrupts.c.task_id == "", interrupts.c.settled_at < before)
     )
     numbers = [row.no for row in rows]
-    for table in (entries, messages):
+    for table in (entries, messages, webhooks):
         connection.execute(table.delete().where(table.c.task_no.in_(numbers)))
     connection.execute(tasks.delete().where(tasks.c.no.in_(numbers)))
     # What was allowed for a conversation ends with its last task.

@@ -111,6 +111,8 @@ class TaskLog:
         self._stop = state.seq if state.status.state.interrupted else 0
         """Where the task last stopped: ended, or began to wait for a person."""
         self._stopping: set[asyncio.Future[None]] = set()
+        self._changing: set[asyncio.Future[None]] = set()
+        """Those who wait for a change of state to be stored, and for nothing else."""
         self._left = False
         self.readers: set[LogReader] = set()
         """Those that have seen all there is."""
@@ -203,6 +205,10 @@ class TaskLog:
             entries = self._tail[before - self._base + 1 : seq - self._base + 1]
             for reader in self.patient:
                 reader.offer(entries)
+        if self._changing and self.state.changes and self.state.changes[-1].seq > before:
+            for waiter in self._changing:
+                if not waiter.done():
+                    waiter.set_result(None)
         spare = min(len(self._tail) - TAIL, seq - self._base + 1)
         if spare > 0:
             del self._tail[:spare]
@@ -236,6 +242,23 @@ class TaskLog:
             await waiter
         finally:
             self._stopping.discard(waiter)
+
+    async def next_change(self, after: int) -> Entry | None:
+        """Wait until a change of state after an entry is stored, and return the first there is.
+
+        None if it is too long ago to be remembered here. Growing text wakes nobody who waits.
+        """
+        while after >= self.state.unremembered:
+            for entry in self.state.changes:
+                if after < entry.seq <= self._stored:
+                    return entry
+            waiter = asyncio.get_running_loop().create_future()
+            self._changing.add(waiter)
+            try:
+                await waiter
+            finally:
+                self._changing.discard(waiter)
+        return None
 
     async def steady(self) -> TaskState:
         """Return the state once nothing in it waits to be stored; valid until the next await."""

@@ -59,7 +59,9 @@ from opencode_a2a.store import interrupts as interrupt_rows
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database, Write
 from opencode_a2a.store.tasks import Key, Segment, TaskRow
+from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks.log import LogReader, LogWriter, TaskLog, load_task
+from opencode_a2a.tasks.outbox import Outbox, PushConfig
 from opencode_a2a.tasks.state import (
     Accepted,
     Cursor,
@@ -162,6 +164,8 @@ class SendCommand:
     task_id: str | None = None
     context_id: str | None = None
     output_modes: tuple[str, ...] | None = None
+    push: PushConfig | None = None
+    """Stored with a new task. It is not part of the content: a repeat may name another."""
 
     @property
     def digest(self) -> bytes:
@@ -192,6 +196,8 @@ class Submitted:
 
     log: TaskLog
     seq: int
+    new: bool = False
+    """Whether the task was made for the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,12 +412,18 @@ class OpenTask:
 
 class TaskService:
     def __init__(
-        self, database: Database, writer: LogWriter, fleet: Fleet, limits: LimitSettings
+        self,
+        database: Database,
+        writer: LogWriter,
+        fleet: Fleet,
+        limits: LimitSettings,
+        outbox: Outbox,
     ) -> None:
         self._database = database
         self._writer = writer
         self._fleet = fleet
         self._limits = limits
+        self._outbox = outbox
         # One process has all open tasks, and counts them for the limits.
         self._open: dict[TaskId, OpenTask] = {}
         self._planned: dict[TaskId, OpenTask] = {}
@@ -456,7 +468,7 @@ class TaskService:
         if isinstance(task, TaskRow):
             return Submitted(await self._log(task), 0)
         task.start(command.request, new_context=command.context_id is None)
-        return Submitted(task.log, task.log.state.seq)
+        return Submitted(task.log, task.log.state.seq, new=True)
 
     async def admit(self, command: SendCommand, member: Member) -> OpenTask | TaskRow:
         """Store a new task before anything runs; if the message is a repeat, return its task.
@@ -493,7 +505,7 @@ class TaskService:
         elif self._counts.total() >= (most := self._limits.max_open_tasks):
             full = LimitExceededError(ALL_TASKS.format(most), limit=most)
 
-        def write(connection: Connection) -> int | TaskRow:
+        def write(connection: Connection) -> tuple[int, HookRow | None] | TaskRow:
             message = (principal, command.message.message_id)
             earlier = rows.find_message(connection, *message, digest)
             if earlier is not None:
@@ -506,16 +518,23 @@ class TaskService:
             no = rows.add_task(connection, row)
             rows.add_message(connection, *message, no, digest)
             rows.append(connection, [Segment(no, 1, 1, segment)], [])
-            return no
+            push = command.push
+            return no, push and self._outbox.store(connection, no, ref, push)
 
-        def late(outcome: int | TaskRow) -> None:
+        def admitted(no: int, hook: HookRow | None) -> OpenTask:
+            log = TaskLog(no, state, self._writer, self._database)
+            task = self.adopt(log, member, command.request.routing)
+            if hook is not None:
+                self._outbox.begin(hook, task.log)
+            return task
+
+        def late(outcome: tuple[int, HookRow | None] | TaskRow) -> None:
             """Run what was stored after its sender was told that the database is away.
 
             The sender can send the message again, and finds this task.
             """
             if not isinstance(outcome, TaskRow):
-                log = TaskLog(outcome, state, self._writer, self._database)
-                task = self.adopt(log, member, command.request.routing)
+                task = admitted(*outcome)
                 task.start(command.request, new_context=command.context_id is None)
 
         # The place is held during the write, in which others ask for room. It is given back after
@@ -524,10 +543,7 @@ class TaskService:
         self._fleet.tasks[member.name] += 1
         try:
             outcome = await self._database.write(write, late=late)
-            if isinstance(outcome, TaskRow):
-                return outcome
-            log = TaskLog(outcome, state, self._writer, self._database)
-            return self.adopt(log, member, command.request.routing)
+            return outcome if isinstance(outcome, TaskRow) else admitted(*outcome)
         finally:
             self._counts[principal] -= full is None
             self._fleet.tasks[member.name] -= 1
@@ -809,13 +825,16 @@ class TaskService:
         supervised: bool = False,
     ) -> LogReader:
         """Return a reader of a task's log; see ``LogReader``."""
+        log = await self.log(principal, task_id)
+        return LogReader(log, after, until_asked=until_asked, supervises=supervised)
+
+    async def log(self, principal: Principal, task_id: str) -> TaskLog:
+        """Return the log of a task, with nothing in its state that waits to be stored."""
         task = self._found(principal, task_id)
         if task is None:
-            log = await self._log(await self._row(principal, task_id))
-        else:
-            log = task.log
-            await log.steady()
-        return LogReader(log, after, until_asked=until_asked, supervises=supervised)
+            return await self._log(await self._row(principal, task_id))
+        await task.log.steady()
+        return task.log
 
     # Ending
 

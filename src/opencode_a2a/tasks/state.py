@@ -6,6 +6,7 @@ read back is equal to what was written.
 """
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -163,6 +164,8 @@ class Entry:
     status: Status | None = None
     generation: int = 0
     """How many events readers have been told of with this one, the task itself included."""
+    changes: bool = False
+    """Whether it changed the state, or asked a person something more."""
 
     @property
     def stops(self) -> bool:
@@ -206,6 +209,10 @@ class Query:
     """How many messages of each task to return."""
 
 
+CHANGES = 32
+"""Changes of state that a task remembers."""
+
+
 class TerminalError(Exception):
     """An entry was to follow a terminal state."""
 
@@ -232,6 +239,10 @@ class TaskState:
         """The sequence number of every recovery, in order."""
         self.generation = 1
         """What A2A 1.1 numbers: 1 for the task, and 1 more for each event that readers are told."""
+        self.changes: deque[Entry] = deque()
+        """The latest entries that changed the state, in order."""
+        self.unremembered = 0
+        """The number of the latest change that is not among them."""
 
     @property
     def epoch(self) -> int:
@@ -251,7 +262,18 @@ class TaskState:
         # nothing new to a reader.
         changed = self.status is not before or isinstance(event, Progressed)
         status = self.status if changed and not isinstance(event, Accepted) else None
-        return Entry(self.seq, at, event, status, self.generation)
+        entry = Entry(self.seq, at, event, status, self.generation)
+        if changed:
+            self._remember(entry, before)
+        return entry
+
+    def _remember(self, entry: Entry, before: Status) -> None:
+        """Keep an entry that changed the state, for those who want to know of nothing else."""
+        if self.status.state is not before.state or isinstance(entry.event, Interrupted):
+            entry.changes = True
+            self.changes.append(entry)
+            if len(self.changes) > CHANGES:
+                self.unremembered = self.changes.popleft().seq
 
     def _fold(self, event: LogEvent, at: int) -> None:  # noqa: C901 # one case for each event
         match event:
@@ -448,7 +470,7 @@ def load_state(ref: TaskRef, status: bytes, archive: bytes | None) -> TaskState:
     if archive is None:
         return state
     fields: _Fields = orjson.loads(archive)
-    state.seq = fields["seq"]
+    state.seq = state.unremembered = fields["seq"]
     state.epochs = fields["epochs"]
     # Archives that were written before have none; it is never above this.
     state.generation = fields.get("generation", state.seq)

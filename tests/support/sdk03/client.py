@@ -15,7 +15,17 @@ from typing import Any
 
 import httpx
 from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
-from a2a.types import Message, Part, Role, TaskIdParams, TaskQueryParams, TextPart
+from a2a.types import (
+    GetTaskPushNotificationConfigParams,
+    Message,
+    Part,
+    PushNotificationConfig,
+    Role,
+    TaskIdParams,
+    TaskPushNotificationConfig,
+    TaskQueryParams,
+    TextPart,
+)
 
 
 def message(asked: dict[str, Any]) -> Message:
@@ -62,6 +72,19 @@ class Calls:
 
     async def cancel(self, asked: dict[str, Any]) -> AsyncIterator[Any]:
         yield await (await self._client()).cancel_task(TaskIdParams(id=asked["taskId"]))
+
+    async def set_push(self, asked: dict[str, Any]) -> AsyncIterator[Any]:
+        config = PushNotificationConfig(**asked["config"])
+        params = TaskPushNotificationConfig(
+            task_id=asked["taskId"], push_notification_config=config
+        )
+        yield await (await self._client()).set_task_callback(params)
+
+    async def get_push(self, asked: dict[str, Any]) -> AsyncIterator[Any]:
+        params = GetTaskPushNotificationConfigParams(
+            id=asked["taskId"], push_notification_config_id=asked["configId"]
+        )
+        yield await (await self._client()).get_task_callback(params)
 
     async def card(self, asked: dict[str, Any]) -> AsyncIterator[Any]:
         yield await (await self._client()).get_card()

@@ -1,0 +1,184 @@
+"""What a webhook is sent: the body, the headers that prove where it comes from, and the request.
+
+``tasks.outbox`` decides what is sent and when, and what follows from the outcome. A receiver is a
+stranger: its address is checked and the connection goes to what was checked, no redirect is
+followed, no cookie is kept, and of its answer nothing but the status counts.
+"""
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import ssl
+import time
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+
+import httpx2
+import orjson
+
+from opencode_a2a import __version__
+from opencode_a2a.a2a import render
+from opencode_a2a.a2a.types import SIGNING_KEY, VERSION_HEADER, Version
+from opencode_a2a.config import PushSettings
+from opencode_a2a.errors import InvalidParamsError, Violation
+from opencode_a2a.events import JsonObject
+from opencode_a2a.peers.network import (
+    Egress,
+    EgressError,
+    HostNotFoundError,
+    Lookups,
+    check,
+    client,
+    read,
+    resolve,
+)
+from opencode_a2a.signing import SigningKey
+from opencode_a2a.store.webhooks import HookRow
+from opencode_a2a.tasks.outbox import Notification, Outcome, PushConfig
+from opencode_a2a.tasks.state import Entry, TaskState
+from opencode_a2a.telemetry import trace_headers
+
+LOOKUP_SECONDS = 2.0
+"""How long the address of a new webhook is looked for; it is checked again whenever it is used."""
+ANSWER_BYTES = 4096
+ANSWER_SECONDS = 1.0
+"""What is read of an answer, so that the connection can be used again."""
+TASK_BYTES = 2**20
+"""A larger task is sent to a receiver of 0.3 without artifacts and history."""
+TOKEN_HEADERS = ("X-A2A-Notification-Token", "A2A-Notification-Token")
+"""Receivers look for one or the other."""
+TOKEN_SECONDS = 300
+"""How long a token that we sign is good for."""
+_CONTENT_TYPES = {Version.V1: "application/a2a+json", Version.V03: "application/json"}
+
+
+class WebhookSender:
+    """Sends notifications; one for the whole service."""
+
+    def __init__(self, settings: PushSettings, issuer: str, key: SigningKey | None = None) -> None:
+        """``key`` signs for the ``issuer``, our own URL, where a receiver asks for it."""
+        self._issuer = issuer
+        self._key = key
+        self._seconds = settings.timeout_seconds
+        self._rules = Egress(settings.allowed_hosts, settings.allow_private_hosts, Lookups())
+        self._http: httpx2.AsyncClient | None = None
+
+    async def vet(self, config: PushConfig) -> None:
+        """Raise InvalidParamsError if nothing may be sent to the URL of a configuration.
+
+        A name that cannot be found now may be found later.
+        """
+        field = f"{config.within}url"
+        try:
+            parts = check(config.url, self._rules)
+            if parts.scheme != "https" and not self._rules.allow_private:
+                raise EgressError("Notifications are sent over https only")
+            if parts.fragment or parts.port == 0:
+                raise EgressError("The URL must not have a fragment, nor the port 0")
+            async with asyncio.timeout(LOOKUP_SECONDS):
+                await resolve(parts.hostname or "", self._rules)
+        except (HostNotFoundError, TimeoutError):
+            pass
+        except EgressError as error:
+            wrong = Violation(
+                field, f"cannot be used: {error}; give the https URL of a public host"
+            )
+            raise InvalidParamsError(f"{field} {wrong.description}", violations=(wrong,)) from None
+
+    async def send(self, row: HookRow, told: Notification) -> Outcome:
+        if self._http is None:  # reading the certificate authorities takes milliseconds
+            self._http = client(self._rules, timeout=self._seconds)
+        version, body = Version(row.version), _body(told)
+        headers = {
+            "Content-Type": _CONTENT_TYPES[version],
+            VERSION_HEADER: version.value,
+            **self._proof(row, told, int(time.time()), body),
+            **trace_headers(),
+            "User-Agent": f"opencode-a2a/{__version__}",
+            "Accept-Encoding": "identity",
+        }
+        try:
+            async with (
+                asyncio.timeout(self._seconds),
+                self._http.stream("POST", row.url, content=body, headers=headers) as response,
+            ):
+                if response.is_success:
+                    with suppress(TimeoutError, httpx2.HTTPError):
+                        async with asyncio.timeout(ANSWER_SECONDS):
+                            await read(response, ANSWER_BYTES)
+                return _outcome(response)
+        except (TimeoutError, httpx2.TimeoutException):
+            return Outcome("timeout")
+        except HostNotFoundError:
+            return Outcome("unknown_host")
+        except EgressError:
+            return Outcome("refused_address")
+        except (httpx2.HTTPError, httpx2.InvalidURL, ssl.SSLError) as error:
+            return Outcome("tls" if _is_tls(error) else "unreachable")
+
+    def _proof(self, row: HookRow, told: Notification, at: int, body: bytes) -> dict[str, str]:
+        """Return the headers by which a receiver knows a notification, and who sent it."""
+        name = f"{row.key}-{told.seq}"
+        headers = {"webhook-id": name, "webhook-timestamp": str(at)}
+        if row.scheme and row.credentials:
+            headers["Authorization"] = f"{row.scheme} {row.credentials}"
+        elif (row.scheme or "").lower() == "bearer" and self._key is not None:
+            claims: JsonObject = {
+                "iss": self._issuer,
+                "aud": row.url,
+                "iat": at,
+                "exp": at + TOKEN_SECONDS,
+                "jti": name,
+                "taskId": told.ref.id,
+                "request_body_sha256": hashlib.sha256(body).hexdigest(),
+            }
+            headers["Authorization"] = f"Bearer {self._key.jwt(claims)}"
+        if row.token and row.token.startswith(SIGNING_KEY):
+            key = base64.b64decode(row.token.removeprefix(SIGNING_KEY))
+            signed = b"%b.%d.%b" % (name.encode(), at, body)
+            digest = base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest())
+            headers["webhook-signature"] = f"v1,{digest.decode()}"
+        elif row.token:
+            headers |= dict.fromkeys(TOKEN_HEADERS, row.token)
+        return headers
+
+    async def aclose(self) -> None:
+        if self._http is not None:
+            await self._http.aclose()
+
+
+def _body(told: Notification) -> bytes:
+    """Return an event of a stream for a receiver of 1.0, and the task for one of 0.3."""
+    match told.what:
+        case Entry() as entry:
+            return render.V1.entry(entry, told.ref) or b"{}"
+        case TaskState() as state if told.whole:
+            body = orjson.dumps(render.V03.result(render.task(state)))
+            if len(body) > TASK_BYTES:
+                body = orjson.dumps(render.V03.result(render.task(state, 0, artifacts=False)))
+            return body
+        case state:
+            return orjson.dumps(render.present(state))
+
+
+def _outcome(response: httpx2.Response) -> Outcome:
+    status = response.status_code
+    if response.is_success:
+        return Outcome("ok", ok=True)
+    asked, after = response.headers.get("retry-after", "").strip(), None
+    with suppress(ValueError, TypeError, OverflowError):
+        if asked.isascii() and asked.isdecimal():
+            after = float(asked[:9])
+        elif asked:
+            after = parsedate_to_datetime(asked).timestamp() - time.time()
+    return Outcome(f"http_{status}", gone=status == 410, retry_after=after)
+
+
+def _is_tls(error: BaseException | None) -> bool:
+    """Whether an error has to do with TLS; the client wraps those of the library."""
+    while error is not None:
+        if isinstance(error, ssl.SSLError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

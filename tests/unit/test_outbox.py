@@ -1,0 +1,230 @@
+"""Webhooks: what is sent when, what is stored of it, and how a notification proves itself."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from sqlalchemy.engine import Connection
+
+from opencode_a2a.config import LimitSettings, PushSettings, SigningSettings, UpstreamEntry
+from opencode_a2a.events import Finished, Interrupted, Resumed, Started, TextGrew
+from opencode_a2a.events import Outcome as TurnOutcome
+from opencode_a2a.ids import MAIN, MessageId, Principal, RequestId, SessionId
+from opencode_a2a.messages import Message, Part, PromptPart, TurnRequest
+from opencode_a2a.opencode.upstream import Upstream
+from opencode_a2a.server.push import WebhookSender
+from opencode_a2a.signing import signing_keys
+from opencode_a2a.store import tasks as rows
+from opencode_a2a.store.database import Database
+from opencode_a2a.store.webhooks import HookRow
+from opencode_a2a.tasks import outbox as module
+from opencode_a2a.tasks.log import LogWriter, TaskLog, load_task
+from opencode_a2a.tasks.outbox import Notification, Outbox, Outcome, PushConfig
+from opencode_a2a.tasks.service import OpenTask, SendCommand, TaskService
+from opencode_a2a.tasks.state import TERMINAL, Entry
+from opencode_a2a.telemetry import now_ms
+from opencode_a2a.turns.errands import Errands
+from opencode_a2a.turns.fleet import Fleet, Member
+from opencode_a2a.turns.turn import Turns
+from tests.support.receiver import receiving
+
+CONFIG = PushConfig("https://hooks.test/x", "c", "Bearer", "secret", "token")
+DONE = Finished(TurnOutcome.COMPLETED)
+
+
+class Sent:
+    """A sender that keeps what it is given, and answers as it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Notification] = []
+        self.outcome = Outcome("ok", ok=True)
+        self.changed = asyncio.Condition()
+
+    async def send(self, row: HookRow, told: Notification, /) -> Outcome:
+        async with self.changed:
+            self.told.append(told)
+            self.changed.notify_all()
+        return self.outcome
+
+    async def until(self, count: int) -> list[int]:
+        async with asyncio.timeout(20), self.changed:
+            await self.changed.wait_for(lambda: len(self.told) >= count)
+        return [one.seq for one in self.told]
+
+
+class Desk:
+    def __init__(self, database: Database, settings: PushSettings) -> None:
+        self.database, self.sent = database, Sent()
+        self.outbox = Outbox(database, settings, self.sent)
+        self.writer = LogWriter(database)
+        # No task is started, so that no turns are needed.
+        entry, behind = UpstreamEntry(name=MAIN, managed=1), Upstream("", "", None)
+        self.member = Member(entry, behind, Turns.__new__(Turns), Errands.__new__(Errands))
+        fleet = Fleet([self.member], database, 0)
+        self.tasks = TaskService(database, self.writer, fleet, LimitSettings(), self.outbox)
+
+    async def task(self, push: PushConfig | None = CONFIG) -> TaskLog:
+        message = Message("m", "user", [Part("text", text="hello")])
+        request = TurnRequest((PromptPart(text="hello"),))
+        command = SendCommand(Principal("ann"), message, request, push=push)
+        task = await self.tasks.admit(command, self.member)
+        assert isinstance(task, OpenTask)
+        return task.log
+
+    async def row(self, log: TaskLog, state: str) -> HookRow:
+        """Wait for a state of the one webhook of a task."""
+        async with asyncio.timeout(20):
+            while True:
+                (row,) = await self.outbox.of_task(log)
+                if row.state == state:
+                    return row
+
+
+@asynccontextmanager
+async def desk(**settings: float) -> AsyncGenerator[Desk]:
+    async with Database("sqlite://") as database:
+        one = Desk(database, PushSettings.model_validate(settings))
+        writing = asyncio.create_task(one.writer.run())
+        try:
+            yield one
+        finally:
+            await one.outbox.close()
+            writing.cancel()
+            await asyncio.wait([writing])
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(module, "SHORTEST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(module, "LAST_RETRY_SECONDS", 0.01)
+
+
+def asked(number: int) -> Interrupted:
+    return Interrupted(RequestId(f"per_{number}"), "permission", SessionId("ses_1"), "bash")
+
+
+def grew(text: str) -> TextGrew:
+    return TextGrew(MessageId("msg_1"), "prt_1", text)
+
+
+@pytest.mark.requirement("I21")
+@pytest.mark.requirement("I22")
+async def test_changes_are_told_once_each_and_the_last_erases_the_secrets() -> None:
+    async with desk() as it:
+        log = await it.task()
+        await log.append([Started()])
+        log.append_now([grew("a"), grew("b")])
+        await log.append([asked(1)])
+        await log.append([Resumed(RequestId("per_1"), "permission", "once")])
+        await log.append([grew("c"), DONE])
+        seqs = await it.sent.until(4)
+        row = await it.row(log, "done")
+
+        assert seqs == [2, 5, 6, 8]
+        assert [type(one.what) for one in it.sent.told] == [Entry] * 4
+        assert (row.acked, row.credentials, row.token, row.attempts) == (8, None, None, 0)
+
+
+@pytest.mark.requirement("I21")
+async def test_what_is_too_much_to_remember_is_read_from_the_log() -> None:
+    async with desk() as it:
+        it.sent.outcome = Outcome("http_503")
+        log = await it.task()
+        await log.append([Started()])
+        await it.sent.until(1)
+        for number in range(50):
+            request = RequestId(f"per_{number}")
+            await log.append([asked(number)])
+            await log.append([Resumed(request, "permission", "once")])
+        await log.append([DONE])
+        it.sent.told.clear()
+        it.sent.outcome = Outcome("ok", ok=True)
+        await it.row(log, "done")
+
+        told = [one.seq for one in it.sent.told]
+        assert list(dict.fromkeys(told)) == list(range(2, 104))
+        assert told == sorted(told)
+
+
+@pytest.mark.requirement("I21")
+async def test_a_webhook_that_is_given_up_goes_on_where_it_was() -> None:
+    async with desk(give_up_hours=1e-9) as it:
+        it.sent.outcome = Outcome("timeout")
+        log = await it.task()
+        await log.append([Started()])
+        row = await it.row(log, "failed")
+        assert (row.acked, row.last_outcome, row.token) == (0, "timeout", "token")
+        assert row.attempts >= 1
+
+        it.sent.outcome = Outcome("ok", ok=True)
+        it.sent.told.clear()
+        await log.append([DONE])
+        await it.outbox.retry(log, "c")
+        await it.row(log, "done")
+
+        assert [one.seq for one in it.sent.told] == [2, 3]
+
+
+@pytest.mark.requirement("I21")
+async def test_a_log_is_kept_for_a_webhook_and_without_it_the_present_state_is_told() -> None:
+    def sweep(connection: Connection) -> int:
+        return rows.forget_logs(connection, [*TERMINAL], now_ms() + 1000, 10)
+
+    async with desk() as it:
+        it.sent.outcome = Outcome("http_503")
+        log = await it.task()
+        await log.append([Started(), DONE])
+        await it.sent.until(1)
+        assert await it.database.write(sweep) == 0
+        it.sent.outcome = Outcome("ok", ok=True)
+        await it.row(log, "done")
+        assert await it.database.write(sweep) == 1
+
+        found = await it.database.read(lambda c: rows.load_by_number(c, log.no))
+        assert found is not None
+        ended = TaskLog(log.no, load_task(found), it.writer, it.database)
+        it.sent.told.clear()
+        await it.outbox.put(ended, replace(CONFIG, id="late"))
+        await it.sent.until(1)
+
+        (told,) = it.sent.told
+        assert (told.seq, told.ends, type(told.what).__name__) == (3, True, "TaskState")
+
+
+async def test_a_bearer_without_credentials_is_a_token_that_we_sign(tmp_path: Path) -> None:
+    file = tmp_path / "key.pem"
+    private = ec.generate_private_key(ec.SECP256R1())
+    file.write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    file.chmod(0o600)
+    keys = signing_keys(SigningSettings(key_file=file))
+    assert keys is not None
+    sender = WebhookSender(
+        PushSettings(allow_private_hosts=True), "https://agent.test", keys.current
+    )
+    async with desk() as it, receiving() as receiver:
+        log = await it.task(push=None)
+        await log.append([DONE])
+        (entry,) = log.state.changes
+        row = HookRow(log.no, "c", "k" * 16, "ann", "1.0", receiver.url, 0, "Bearer")
+        outcome = await sender.send(row, Notification(log.ref, 2, True, entry))
+        await sender.aclose()
+
+    (told,) = receiver.received
+    token = told.headers["authorization"].removeprefix("Bearer ")
+    (key,) = jwt.PyJWKSet.from_dict(keys.jwks).keys
+    claims = jwt.decode(token, key.key, ["ES256"], audience=receiver.url)
+    assert outcome == Outcome("ok", ok=True)
+    assert (claims["iss"], claims["jti"], claims["taskId"]) == (
+        *("https://agent.test", told.id),
+        log.ref.id,
+    )
+    assert claims["request_body_sha256"] == hashlib.sha256(told.body).hexdigest()
+    assert 0 < claims["exp"] - claims["iat"] <= 300
