@@ -6,6 +6,7 @@ do the work.
 
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -14,6 +15,7 @@ from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
     from opencode_a2a.cli.talk import Talk
+    from opencode_a2a.peers.proof import Proof
 
 
 class Words(click.ParamType[str]):
@@ -72,6 +74,31 @@ def task_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
     ]
 
 
+def proof_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say how an agent's card has to be proven."""
+    keys = "Keys that the card has to be signed with: a JSON Web Key Set, as a file or URL."
+    verify = "Call only an agent whose card is signed; by default with a key of its own origin."
+    command = click.option("--card-keys", metavar="FILE|URL", type=WORDS, help=keys)(command)
+    return click.option("--verify-card", is_flag=True, help=verify)(command)
+
+
+def wanted_proof(verify: bool, keys: str | None) -> "Proof | None":
+    """Return how the card has to be proven, if at all; say at once if it cannot be."""
+    from opencode_a2a.config import SettingsError
+    from opencode_a2a.peers.proof import Proof
+    from opencode_a2a.signing import require_security
+
+    if not verify and keys is None:
+        return None
+    try:
+        require_security("--verify-card")
+    except SettingsError as error:
+        raise click.UsageError(str(error)) from error
+    if keys is None:
+        click.echo("The card is proven by a key that its own origin publishes.", err=True)
+    return Proof(keys)
+
+
 @click.command()
 @click.argument("words", type=WORDS, nargs=-1, metavar="[URL] TEXT")
 @click.option("--context", metavar="ID", type=WORDS, help="Go on in this context: a conversation.")
@@ -98,6 +125,7 @@ def task_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 @click.option("--no-stream", is_flag=True, help="Wait for the whole answer instead of streaming.")
 @click.option("--full", is_flag=True, help="Show changes whole.")
 @click.option("--json", "as_json", is_flag=True, help="Print each event as a line of JSON.")
+@proof_options
 def call(
     words: tuple[str, ...],
     context: str | None,
@@ -108,6 +136,8 @@ def call(
     no_stream: bool,
     full: bool,
     as_json: bool,
+    verify_card: bool,
+    card_keys: str | None,
 ) -> None:
     """Send TEXT to the agent at URL and print the answer as it arrives.
 
@@ -141,7 +171,7 @@ def call(
     parts = [Part("text", text=text)] if text.strip() else []
     parts += map(file_part, files)
     answer = PeerTask()
-    with talk_to(url) as talk:
+    with talk_to(url, wanted_proof(verify_card, card_keys)) as talk:
         talk.ask(
             parts,
             answer,
@@ -160,7 +190,8 @@ def call(
 @click.command()
 @click.argument("url", type=WORDS, required=False)
 @click.option("--context", metavar="ID", type=WORDS, help="Go on in this context: a conversation.")
-def chat(url: str | None, context: str | None) -> None:
+@proof_options
+def chat(url: str | None, context: str | None, verify_card: bool, card_keys: str | None) -> None:
     """Talk to the agent at URL.
 
     What the agent asks (a question, a permission) is shown, and your lines answer it until it is
@@ -175,7 +206,10 @@ def chat(url: str | None, context: str | None) -> None:
     from opencode_a2a.cli.talk import talk_to
     from opencode_a2a.printable import command, one_line
 
-    with talk_to(url) as talk, line_editing(talk.state_dir / "history"):
+    with (
+        talk_to(url, wanted_proof(verify_card, card_keys)) as talk,
+        line_editing(talk.state_dir / "history"),
+    ):
         card = talk.peer.card
         hint = "   /help lists the commands" if sys.stdin.isatty() else ""
         click.echo(one_line(f"{card.name} {card.version}") + hint, err=True)

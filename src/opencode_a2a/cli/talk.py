@@ -39,6 +39,7 @@ from opencode_a2a.peers.network import (
     trust,
     vet,
 )
+from opencode_a2a.peers.proof import Proof
 from opencode_a2a.printable import command, one_line, program
 from opencode_a2a.tasks.state import TERMINAL, State
 
@@ -122,7 +123,7 @@ def find(url: str | None) -> Target:
 class Talk:
     """One agent at the other end of a command."""
 
-    def __init__(self, url: str | None, runner: asyncio.Runner) -> None:
+    def __init__(self, url: str | None, runner: asyncio.Runner, proof: Proof | None = None) -> None:
         target = find(url)
         self.url = target.url
         self.named = [target.url] if url else []
@@ -130,7 +131,7 @@ class Talk:
         self.state_dir = target.settings.a2a.state_dir
         self._began = time.monotonic()
         self._runner = runner
-        self.peer = self.run(_open(target))
+        self.peer = self.run(_open(target, proof))
 
     @property
     def seconds(self) -> float:
@@ -236,10 +237,10 @@ async def _shown(
 
 
 @contextmanager
-def talk_to(url: str | None) -> Generator[Talk]:
+def talk_to(url: str | None, proof: Proof | None = None) -> Generator[Talk]:
     """Talk to the agent at a URL, or end the command with the reason why not."""
     with asyncio.Runner() as runner:
-        talk = Talk(url, runner)
+        talk = Talk(url, runner, proof)
         try:
             yield talk
         finally:
@@ -267,7 +268,7 @@ def exit_status(state: State | None) -> int:
     return 3 if state in WAITING else 1
 
 
-async def _open(target: Target) -> Peer:
+async def _open(target: Target, proof: Proof | None) -> Peer:
     """Find the host, and read the agent's card."""
     url, client = target.url, target.settings.client
     try:
@@ -279,7 +280,7 @@ async def _open(target: Target) -> Peer:
         raise click.ClickException(f"the host {host} cannot be found; check the address") from error
     except EgressError:
         rules = Egress(client.allowed_hosts, allow_private=True)
-    return await Peer.open(url, rules, target.credential, client, target.tls)
+    return await Peer.open(url, rules, target.credential, client, target.tls, proof)
 
 
 def _failure(error: PeerError) -> click.ClickException:

@@ -360,6 +360,7 @@ class PeerEntry(BaseModel):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
     url: HttpUrl
     credential: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
+    card_keys: Text | None = None
     token: Secret | None = None
 
 
@@ -487,7 +488,8 @@ class ServiceSettings(Group, prefix="A2A_"):
     peers: PeerEntries = setting(
         (),
         "Agents that the `a2a_call` tool may call, by name or URL: a list of "
-        "`{name, url, credential}`; `credential` names the variable with the bearer token.",
+        "`{name, url, credential, card_keys}`; `credential` names the variable with the bearer "
+        "token, `card_keys` the file or URL of the keys that its card has to be signed with.",
     )
     peers_allow_urls: bool = setting(
         False, "Let the `a2a_call` tool call any URL; one that is not listed gets no credential."

@@ -64,6 +64,7 @@ from opencode_a2a.peers.network import (
     read,
     tls_trouble,
 )
+from opencode_a2a.peers.proof import KEYS_BYTES, Proof, proven
 
 HOPS_HEADER = "A2A-Hops"
 """How many agents a message went through; an agent that calls another one sends one more."""
@@ -437,14 +438,22 @@ class Peer:
         credential: OriginCredential | None,
         settings: ClientSettings,
         tls: ssl.SSLContext | None = None,
+        proof: Proof | None = None,
     ) -> "Peer":
-        """Read the card at a base URL or card URL and choose one of its interfaces."""
+        """Read the card at a base URL or card URL and choose one of its interfaces.
+
+        With a proof the credential is not sent before the card is proven.
+        """
         places = card_urls(url, rules)
         connection = PeerConnection(rules, credential, timeout=settings.timeout_seconds, tls=tls)
         seconds = settings.card_fetch_timeout_seconds
         try:
             async with asyncio.timeout(seconds):
-                card = await _find_card(connection, places)
+                if proof is None:
+                    document, _ = await _find_card(connection, places)
+                else:
+                    document = await _proven_card(rules, places, proof, settings, tls)
+                card = read_card(document)
             return cls(connection, card, choose(card, settings, rules), settings)
         except TimeoutError as error:
             await connection.aclose()
@@ -654,11 +663,28 @@ class Peer:
         return version if hops is None else version | {HOPS_HEADER: str(hops + 1)}
 
 
-async def _find_card(connection: PeerConnection, places: list[str]) -> PeerCard:
-    """Return the card at the first place that has one."""
+async def _proven_card(
+    rules: Egress,
+    places: list[str],
+    proof: Proof,
+    settings: ClientSettings,
+    tls: ssl.SSLContext | None,
+) -> JsonObject:
+    connection = PeerConnection(rules, None, timeout=settings.timeout_seconds, tls=tls)
+    async with aclosing(connection) as stranger:
+
+        async def fetch(url: str) -> JsonObject:
+            return await stranger.fetch(PeerRequest("GET", url), {}, KEYS_BYTES)
+
+        card, place = await _find_card(stranger, places)
+        return await proven(card, place, proof, fetch)
+
+
+async def _find_card(connection: PeerConnection, places: list[str]) -> tuple[JsonObject, str]:
+    """Return the card at the first place that has one, and the place."""
     for place in places:
         try:
-            return read_card(await connection.fetch(PeerRequest("GET", place), {}, _CARD_BYTES))
+            return await connection.fetch(PeerRequest("GET", place), {}, _CARD_BYTES), place
         except PeerError as error:
             status = error.http_status
             if status == 404 and place != places[-1]:

@@ -14,6 +14,7 @@ from opencode_a2a.config import ClientSettings
 from opencode_a2a.peers.answer import PeerError
 from opencode_a2a.peers.client import Peer
 from opencode_a2a.peers.network import Egress, OriginCredential, trust
+from opencode_a2a.peers.proof import Proof
 
 
 @dataclass(eq=False, slots=True)
@@ -40,7 +41,7 @@ class Pool:
         self._rules = rules
         self._settings = settings
         self._tls = trust(settings)
-        self._entries: dict[tuple[str, OriginCredential | None], _Entry] = {}
+        self._entries: dict[tuple[str, OriginCredential | None, Proof | None], _Entry] = {}
         """The longest unused first."""
 
     def __len__(self) -> int:
@@ -48,18 +49,18 @@ class Pool:
 
     @asynccontextmanager
     async def peer(
-        self, url: str, credential: OriginCredential | None = None
+        self, url: str, credential: OriginCredential | None = None, proof: Proof | None = None
     ) -> AsyncGenerator[Peer]:
         """Lend the peer at a URL; the first to ask opens it, the others wait for that."""
         await self._trim()
-        key = (url, credential)
+        key = (url, credential, proof)
         entry = self._entries[key] = self._entries.pop(key, None) or _Entry()
         entry.users += 1
         try:
             async with entry.opening:
                 if entry.peer is None:
                     entry.peer = await Peer.open(
-                        url, self._rules, credential, self._settings, self._tls
+                        url, self._rules, credential, self._settings, self._tls, proof
                     )
                     now = asyncio.get_running_loop().time()
                     entry.expires = now + self._settings.cache_ttl_seconds

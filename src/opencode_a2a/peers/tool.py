@@ -36,7 +36,9 @@ from opencode_a2a.peers.client import Peer, configured_credential
 from opencode_a2a.peers.mcp import Tool, ToolResult, ToolServer
 from opencode_a2a.peers.network import Egress, EgressError, OriginCredential, check, origin
 from opencode_a2a.peers.pool import Pool
+from opencode_a2a.peers.proof import Proof
 from opencode_a2a.printable import clean, one_line
+from opencode_a2a.signing import require_security
 from opencode_a2a.tasks.state import TERMINAL, State
 from opencode_a2a.turns.tools import CallingTurn, CallingTurns
 
@@ -105,19 +107,28 @@ class _Agent:
     name: str
     url: str
     credential: OriginCredential | None
+    proof: Proof | None = None
+    """What its card has to be proven by."""
 
 
 class PeerTool:
     """The agents that may be asked, and the tools for it; close it when done."""
 
     def __init__(self, settings: Settings) -> None:
+        if any(peer.card_keys for peer in settings.a2a.peers):
+            require_security("A2A_PEERS")
         self.calling_turns = CallingTurns()
         self._settings = settings.client
         self._rules = Egress(settings.client.allowed_hosts, settings.client.allow_private_hosts)
         self._allow_urls = settings.a2a.peers_allow_urls
         self._seconds = settings.a2a.peers_wait_seconds
         self._agents = {
-            peer.name: _Agent(peer.name, peer.url, self._credential(peer.url, peer.token))
+            peer.name: _Agent(
+                peer.name,
+                peer.url,
+                self._credential(peer.url, peer.token),
+                Proof(peer.card_keys) if peer.card_keys else None,
+            )
             for peer in settings.a2a.peers
         }
         self._pool = Pool(self._rules, settings.client)
@@ -162,9 +173,10 @@ class PeerTool:
         except EgressError:
             callable_url = False
         if callable_url and (listed or self._allow_urls):
-            theirs = {a.credential for a in self._agents.values() if origin(a.url) == origin(named)}
+            there = [a for a in self._agents.values() if origin(a.url) == origin(named)]
+            theirs = {(agent.credential, agent.proof) for agent in there}
             if len(theirs) == 1:
-                return _Agent(named, named, theirs.pop())
+                return _Agent(named, named, *theirs.pop())
             # The model chose it: a secret goes there only if the operator listed the host.
             return _Agent(named, named, self._credential(named, None) if listed else None)
         if "://" in named and self._allow_urls:
@@ -176,7 +188,7 @@ class PeerTool:
     async def _list(self, _: JsonObject) -> ToolResult:
         async def describe(agent: _Agent) -> str:
             try:
-                async with self._pool.peer(agent.url, agent.credential) as peer:
+                async with self._pool.peer(agent.url, agent.credential, agent.proof) as peer:
                     about = f"{peer.card.name}. {peer.card.description}"
                     return f"{agent.name}: {one_line(about, _LINE)}"
             except PeerError as error:
@@ -205,7 +217,7 @@ class PeerTool:
                 # To an agent all callers of this service are one, so it is told apart here.
                 if self._owners.get((agent.url, name), call.turn.principal) != call.turn.principal:
                     raise PeerError(ErrorCode.CALL_FAILED, f"there is no {name!r} of yours")
-            async with self._pool.peer(agent.url, agent.credential) as peer:
+            async with self._pool.peer(agent.url, agent.credential, agent.proof) as peer:
                 return await self._follow(call, asked.run(peer, call))
         except PeerError as error:
             return ToolResult(f"{error.code}: {error.message}", failed=True)
@@ -257,7 +269,7 @@ class PeerTool:
             async with asyncio.timeout(_CANCEL_SECONDS):
                 await call.answered.wait()  # a message that is on its way cannot be taken back
                 if task.task_id is not None and task.status.state not in TERMINAL:
-                    async with self._pool.peer(agent.url, agent.credential) as peer:
+                    async with self._pool.peer(agent.url, agent.credential, agent.proof) as peer:
                         await peer.cancel(task.task_id)
         except TimeoutError:
             pass

@@ -1,0 +1,286 @@
+"""Who wrote an agent's card: its signatures (A2A 1.0, 8.4), and whose keys are believed.
+
+``peers.client`` calls this before it reads a card that has to be proven. What was not signed is not
+used: the card that is read afterwards is the one whose bytes were signed. Needs the extra
+``security``.
+"""
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+from urllib.parse import urlsplit
+
+from opencode_a2a.a2a.signatures import SIGNATURES, canonical, without_empty
+from opencode_a2a.config import loopback
+from opencode_a2a.errors import ParseError
+from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.jsonguard import as_object, decode, text_in
+from opencode_a2a.peers.answer import ErrorCode, PeerError
+from opencode_a2a.peers.network import origin
+from opencode_a2a.signing import VERIFIED_ALGORITHMS
+
+MOST_SIGNATURES = 10
+MOST_KEYS = 100
+MOST_DEPTH = 64
+KEYS_BYTES = 64 * 1024
+
+ReadKeys = Callable[[str], Awaitable[JsonObject]]
+"""Reads a document of JSON, without a credential."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """That a card has to be signed, and by whom."""
+
+    keys: str | None = None
+    """File or URL of the keys that are believed; None for those that the card's origin publishes,
+    which prove only that the origin said so."""
+
+
+class CardField(NamedTuple):
+    """A field of the card's schema."""
+
+    kind: str | None = None
+    """The message that it holds; ``*`` for any JSON, None for a plain value."""
+    shape: Literal["one", "list", "map"] = "one"
+    always: bool = False
+    """Whether it counts as present even if it has the default of its type."""
+
+
+_TEXT, _TEXTS = CardField(), CardField(None, "list")
+_NEEDED, _NEEDED_TEXTS = CardField(always=True), CardField(None, "list", True)
+_SCOPES = CardField(None, "map")
+_NEEDED_SCOPES = CardField(None, "map", True)
+
+
+def _message(kind: str, *, always: bool = True) -> CardField:
+    return CardField(kind, "one", always)
+
+
+FIELDS: dict[str, dict[str, CardField]] = {
+    "AgentCard": {
+        "name": _NEEDED,
+        "description": _NEEDED,
+        "supportedInterfaces": CardField("AgentInterface", "list", True),
+        "provider": _message("AgentProvider"),
+        "version": _NEEDED,
+        "documentationUrl": _NEEDED,
+        "capabilities": _message("AgentCapabilities"),
+        "securitySchemes": CardField("SecurityScheme", "map"),
+        "securityRequirements": CardField("SecurityRequirement", "list"),
+        "defaultInputModes": _NEEDED_TEXTS,
+        "defaultOutputModes": _NEEDED_TEXTS,
+        "skills": CardField("AgentSkill", "list", True),
+        "signatures": CardField("AgentCardSignature", "list"),
+        "iconUrl": _NEEDED,
+    },
+    "AgentInterface": {
+        "url": _NEEDED,
+        "protocolBinding": _NEEDED,
+        "tenant": _TEXT,
+        "protocolVersion": _NEEDED,
+    },
+    "AgentProvider": {"url": _NEEDED, "organization": _NEEDED},
+    "AgentCapabilities": {
+        "streaming": _NEEDED,
+        "pushNotifications": _NEEDED,
+        "extensions": CardField("AgentExtension", "list"),
+        "extendedAgentCard": _NEEDED,
+    },
+    "AgentExtension": {
+        "uri": _TEXT,
+        "description": _TEXT,
+        "required": _TEXT,
+        "params": _message("*"),
+    },
+    "SecurityScheme": {
+        "apiKeySecurityScheme": _message("APIKeySecurityScheme"),
+        "httpAuthSecurityScheme": _message("HTTPAuthSecurityScheme"),
+        "oauth2SecurityScheme": _message("OAuth2SecurityScheme"),
+        "openIdConnectSecurityScheme": _message("OpenIdConnectSecurityScheme"),
+        "mtlsSecurityScheme": _message("MutualTlsSecurityScheme"),
+    },
+    "APIKeySecurityScheme": {"description": _TEXT, "location": _NEEDED, "name": _NEEDED},
+    "HTTPAuthSecurityScheme": {"description": _TEXT, "scheme": _NEEDED, "bearerFormat": _TEXT},
+    "OAuth2SecurityScheme": {
+        "description": _TEXT,
+        "flows": _message("OAuthFlows"),
+        "oauth2MetadataUrl": _TEXT,
+    },
+    "OAuthFlows": {
+        "authorizationCode": _message("AuthorizationCodeOAuthFlow"),
+        "clientCredentials": _message("ClientCredentialsOAuthFlow"),
+        "implicit": _message("ImplicitOAuthFlow"),
+        "password": _message("PasswordOAuthFlow"),
+        "deviceCode": _message("DeviceCodeOAuthFlow"),
+    },
+    "AuthorizationCodeOAuthFlow": {
+        "authorizationUrl": _NEEDED,
+        "tokenUrl": _NEEDED,
+        "refreshUrl": _TEXT,
+        "scopes": _NEEDED_SCOPES,
+        "pkceRequired": _TEXT,
+    },
+    "ClientCredentialsOAuthFlow": {
+        "tokenUrl": _NEEDED,
+        "refreshUrl": _TEXT,
+        "scopes": _NEEDED_SCOPES,
+    },
+    "ImplicitOAuthFlow": {"authorizationUrl": _TEXT, "refreshUrl": _TEXT, "scopes": _SCOPES},
+    "PasswordOAuthFlow": {"tokenUrl": _TEXT, "refreshUrl": _TEXT, "scopes": _SCOPES},
+    "DeviceCodeOAuthFlow": {
+        "deviceAuthorizationUrl": _NEEDED,
+        "tokenUrl": _NEEDED,
+        "refreshUrl": _TEXT,
+        "scopes": _NEEDED_SCOPES,
+    },
+    "OpenIdConnectSecurityScheme": {"description": _TEXT, "openIdConnectUrl": _NEEDED},
+    "MutualTlsSecurityScheme": {"description": _TEXT},
+    "SecurityRequirement": {"schemes": CardField("StringList", "map")},
+    "StringList": {"list": _TEXTS},
+    "AgentSkill": {
+        "id": _NEEDED,
+        "name": _NEEDED,
+        "description": _NEEDED,
+        "tags": _NEEDED_TEXTS,
+        "examples": _TEXTS,
+        "inputModes": _TEXTS,
+        "outputModes": _TEXTS,
+        "securityRequirements": CardField("SecurityRequirement", "list"),
+    },
+    "AgentCardSignature": {"protected": _NEEDED, "signature": _NEEDED, "header": _message("*")},
+}
+"""What a card of 1.0 consists of; a test compares it with the SDK's schema."""
+
+
+async def proven(card: JsonObject, place: str, proof: Proof, fetch: ReadKeys) -> JsonObject:
+    """Return what may be believed of the card found at a place; raise unless it is proven."""
+    signatures = card.get(SIGNATURES)
+    if not isinstance(signatures, list) or not signatures:
+        raise _unproven("it is not signed")
+    if len(signatures) > MOST_SIGNATURES or _deeper(card, MOST_DEPTH):
+        raise _unproven("it has too many signatures, or is nested too deep")
+    reduced = reduce(card)
+    payloads = [reduced, without_empty(reduced), card]
+    believed: dict[str, list[JsonObject]] = {}
+    """The keys by where they come from; each place is asked once."""
+    reason = "no signature is by a key that is trusted"
+    for signature in map(as_object, signatures):
+        protected, signed = text_in(signature, "protected"), text_in(signature, "signature")
+        header = _header(protected or "")
+        if not protected or not signed or header is None:
+            continue
+        source = proof.keys
+        if source is None:
+            source = text_in(header, "jku") or ""
+            try:
+                near = origin(source) == origin(place)
+                secret = source.startswith("https:") or loopback(urlsplit(source).hostname or "")
+            except ValueError:
+                near = secret = False
+            if not (near and secret):
+                reason = "its key is published elsewhere; name the keys that you trust"
+                continue
+        if source not in believed:
+            believed[source] = await _keys(source, fetch)
+        for key in _fitting(believed[source], header):
+            reason = "its signature is not valid"
+            for payload in payloads:
+                if _valid(protected, signed, payload, key, str(header["alg"])):
+                    return {k: v for k, v in payload.items() if k != SIGNATURES}
+    raise _unproven(reason)
+
+
+def reduce(card: JsonObject) -> JsonObject:
+    """Return the card as the schema of 1.0 knows it, without values that are only defaults."""
+    return _reduced(card, "AgentCard")
+
+
+def _reduced(value: JsonObject, kind: str) -> JsonObject:
+    kept: JsonObject = {}
+    for name, field in FIELDS[kind].items():
+        if name not in value or value[name] is None:
+            continue
+        found: Json = value[name]
+        if field.kind not in (None, "*"):
+            inner = field.kind or ""
+            if field.shape == "list" and isinstance(found, list):
+                found = list[Json]([_reduced(as_object(one), inner) for one in found])
+            elif field.shape == "map":
+                entries = as_object(found).items()
+                found = dict[str, Json]({k: _reduced(as_object(v), inner) for k, v in entries})
+            else:
+                found = _reduced(as_object(found), inner)
+        if field.always or found not in ("", [], {}, False, 0):
+            kept[name] = found
+    return kept
+
+
+def _header(protected: str) -> JsonObject | None:
+    """Return the protected header, if it is one whose signature could be accepted."""
+    try:
+        header = decode(base64.urlsafe_b64decode(protected + "=" * (-len(protected) % 4)))
+    except (ValueError, binascii.Error, ParseError):
+        return None
+    if not isinstance(header, dict) or "crit" in header or "b64" in header:
+        return None
+    return header if header.get("alg") in VERIFIED_ALGORITHMS else None
+
+
+async def _keys(source: str, fetch: ReadKeys) -> list[JsonObject]:
+    if "://" in source:
+        found: Json = await fetch(source)
+    else:
+        try:
+            found = decode(await asyncio.to_thread(Path(source).read_bytes))
+        except OSError as error:
+            raise _unproven(f"the keys in {source} cannot be read: {error.strerror}") from error
+        except ParseError as error:
+            raise _unproven(f"{source} should be a JSON Web Key Set") from error
+    keys = as_object(found).get("keys")
+    if not isinstance(keys, list):
+        raise _unproven(f"{source} should be a JSON Web Key Set")
+    return [as_object(key) for key in keys[:MOST_KEYS]]
+
+
+def _fitting(keys: list[JsonObject], header: JsonObject) -> Iterator[JsonObject]:
+    kid = header.get("kid")
+    for key in keys:
+        named = key.get("kid") in (kid, None) or kid is None
+        if named and key.get("use", "sig") == "sig" and key.get("kty") in ("EC", "OKP", "RSA"):
+            yield key
+
+
+def _valid(
+    protected: str, signature: str, payload: JsonObject, key: JsonObject, algorithm: str
+) -> bool:
+    import jwt
+    import rfc8785
+
+    try:
+        body = base64.urlsafe_b64encode(canonical(payload)).rstrip(b"=").decode()
+        jwt.PyJWS().decode(
+            f"{protected}.{body}.{signature}", jwt.PyJWK(key, algorithm), [algorithm]
+        )
+    except (jwt.PyJWTError, rfc8785.CanonicalizationError, ValueError):
+        return False
+    return True
+
+
+def _deeper(value: Json, most: int) -> bool:
+    if most < 0:
+        return True
+    inner: list[Json] = []
+    if isinstance(value, dict):
+        inner = [*value.values()]
+    elif isinstance(value, list):
+        inner = value
+    return any(_deeper(one, most - 1) for one in inner)
+
+
+def _unproven(reason: str) -> PeerError:
+    return PeerError(ErrorCode.INVALID_CARD, f"the agent card is not proven: {reason}")
