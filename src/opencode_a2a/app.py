@@ -299,7 +299,7 @@ class Service:
         readiness = Readiness(checks)
         about = pages(readiness, self._health, figures=settings.a2a.metrics_enabled)
         credentials = accepted_credentials(settings, self.token_file)
-        sign_ins = SignIns(credentials)
+        sign_ins = SignIns(credentials, settings.a2a.state_dir)
         protocol = self._protocol(fleet, workspace, tasks, outbox, sender)
         router = Router([*protocol, *about, *sign_ins.routes()], redirect_slashes=False)
         verify = self.issuer.verify if self.issuer else None

@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import re
 import sys
 import time
 from collections import OrderedDict, deque
@@ -59,7 +58,7 @@ from opencode_a2a.web.auth import (
     Verify,
     peer_address,
 )
-from opencode_a2a.web.browser import Pages, SignIns
+from opencode_a2a.web.browser import REFUSES_GZIP, Pages, SignIns
 
 logger: FilteringBoundLogger = structlog.get_logger()
 
@@ -87,7 +86,6 @@ _READABLE = (
     (b"vary", b"Origin"),
 )
 _GZIP_LEVEL = 5
-_REFUSES_GZIP = re.compile(r"\bgzip\s*;\s*q=0(\.0*)?\s*(,|$)", re.IGNORECASE)
 _ONLY_HTTPS = (b"strict-transport-security", b"max-age=31536000")
 _ANSWER_HEADERS = "answer_headers"
 """In the scope: headers that every answer to this request gets, also one that refuses it."""
@@ -234,7 +232,7 @@ class Compression(GZipMiddleware):
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if _REFUSES_GZIP.search(Headers(scope=scope).get("accept-encoding", "")):
+        if REFUSES_GZIP.search(Headers(scope=scope).get("accept-encoding", "")):
             await self.app(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
@@ -276,9 +274,10 @@ class Boundary:
                 raise HostNotAllowedError
         origins = headers.getlist("origin")
         if origins and scope["path"] not in OPEN_PATHS:
-            # A page may also come from the name of ours that was just checked. A proxy may have
+            # A page may also come from the name that it calls: that was just checked, or any will
+            # do, and a name that a stranger points here brings no credential. A proxy may have
             # ended the TLS of an https page.
-            schemes = () if self._hosts is None else (scope["scheme"], "https")
+            schemes = (scope["scheme"], "https")
             known = self._origins.union(_origin(f"{scheme}://{host}") for scheme in schemes)
             if not known.issuperset(map(_origin, origins)):
                 raise OriginNotAllowedError
