@@ -1,10 +1,12 @@
 """What the live tests share: callers, and an OpenCode that asks before it does anything."""
 
+import asyncio
 import os
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from tests.support.backstage import Backstage
 from tests.support.caller import Caller
 from tests.support.forked import ForkedProgram
 from tests.support.program import Program
+from tests.support.proxy import Moment, Proxy
 from tests.support.service import TOKEN, Running, serving, settings_for, variables_for
 
 KILLS = int(os.environ.get("OPENCODE_A2A_TEST_KILLS", "3"))
@@ -73,6 +76,20 @@ async def program(backstage: Backstage, tmp_path: Path) -> AsyncGenerator[Progra
     """The service as a process that a test may kill and start again."""
     async with ForkedProgram(variables_for(backstage, tmp_path)) as running:
         yield running
+
+
+async def kill_at(
+    moment: Moment, wire: Proxy, program: Program, answering: Coroutine[Any, Any, None]
+) -> None:
+    """Kill the service when its reply to OpenCode has come so far, and start it again."""
+    hold = wire.hold(b"/reply", moment)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(answering)
+        async with asyncio.timeout(30):
+            await hold.reached.wait()
+        await program.kill()
+    wire.release()
+    await program.start()
 
 
 @pytest.fixture

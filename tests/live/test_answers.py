@@ -22,7 +22,7 @@ from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import RequestId
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.managed import USERNAME
-from tests.live.conftest import KILLS, SEED, Serve
+from tests.live.conftest import KILLS, SEED, Serve, kill_at
 from tests.support.answers import RefusedError, Task, Update
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller
@@ -91,14 +91,7 @@ async def test_an_answer_repeated_after_a_kill_does_not_approve_the_next_permiss
 ) -> None:
     caller, answer = Caller(program), str(uuid.uuid4())
     first = await caller.send(commands.prompt)
-    hold = wire.hold(b"/reply", moment)
-    async with asyncio.TaskGroup() as group:
-        group.create_task(answer_and_lose(caller, first, answer))
-        async with asyncio.timeout(30):
-            await hold.reached.wait()
-        await program.kill()
-    wire.release()
-    await program.start()
+    await kill_at(moment, wire, program, answer_and_lose(caller, first, answer))
 
     again = await caller.send("yes", task=first.id, message_id=answer)
     second = await caller.wait(first.id, "input_required")
@@ -118,19 +111,12 @@ async def test_a_reply_without_the_task_repeated_after_a_kill_is_the_same_reply(
 ) -> None:
     caller, answer = Caller(program), str(uuid.uuid4())
     first = await caller.send(commands.prompt)
-    hold = wire.hold(b"/reply", Moment.TAKEN)
 
     async def reply() -> None:
         with contextlib.suppress(*BROKEN):
             await caller.send("yes", context=first.context_id, message_id=answer)
 
-    async with asyncio.TaskGroup() as group:
-        group.create_task(reply())
-        async with asyncio.timeout(30):
-            await hold.reached.wait()
-        await program.kill()
-    wire.release()
-    await program.start()
+    await kill_at(Moment.TAKEN, wire, program, reply())
 
     again = await caller.send("yes", context=first.context_id, message_id=answer)
     second = await caller.wait(first.id, "input_required")
@@ -148,14 +134,7 @@ async def test_a_stored_answer_is_given_after_a_restart_to_the_request_it_was_fo
 ) -> None:
     caller, answer = Caller(program), str(uuid.uuid4())
     first = await caller.send(commands.prompt)
-    hold = wire.hold(b"/reply", moment)
-    async with asyncio.TaskGroup() as group:
-        group.create_task(answer_and_lose(caller, first, answer))
-        async with asyncio.timeout(30):
-            await hold.reached.wait()
-        await program.kill()
-    wire.release()
-    await program.start()
+    await kill_at(moment, wire, program, answer_and_lose(caller, first, answer))
 
     second = await asked_after(caller, first)
     again = await caller.send("yes", task=first.id, message_id=answer)

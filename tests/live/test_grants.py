@@ -1,6 +1,5 @@
 """Permissions that a person gives for a task or a conversation, before a real OpenCode."""
 
-import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncGenerator
@@ -12,6 +11,7 @@ import orjson
 import pytest
 from structlog.testing import capture_logs
 
+from tests.live.conftest import kill_at
 from tests.support.answers import Task, Wire
 from tests.support.backstage import Backstage, script
 from tests.support.caller import Caller
@@ -171,19 +171,12 @@ async def test_a_grant_survives_a_kill_between_the_answer_and_its_use(
         async with ForkedProgram(variables) as program:
             ann, answer = Caller(program), str(uuid.uuid4())
             asked = await ann.send(script(*git("-1", "-2", "-3"), [DONE]))
-            hold = wire.hold(b"/reply", moment)
 
             async def allow() -> None:
                 with contextlib.suppress(httpx2.TransportError, ConnectionError):
                     await ann.send("yes for this task", task=asked.id, message_id=answer)
 
-            async with asyncio.TaskGroup() as group:
-                group.create_task(allow())
-                async with asyncio.timeout(30):
-                    await hold.reached.wait()
-                await program.kill()
-            wire.release()
-            await program.start()
+            await kill_at(moment, wire, program, allow())
 
             again = await ann.send("yes for this task", task=asked.id, message_id=answer)
             ended = await ann.ended(asked.id)

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -65,11 +66,11 @@ async def test_what_is_no_json_is_a_parse_error(caller: Caller, body: bytes) -> 
 @pytest.mark.parametrize("count", [500, 50_000])
 async def test_many_wrong_parts_are_refused_briefly_and_at_once(caller: Caller, count: int) -> None:
     parts: list[Json] = [{"text": 1}] * count
-    loop, took = asyncio.get_running_loop(), list[float]()
+    took: list[float] = []
     for _ in range(3):
-        began = loop.time()
+        began = time.process_time()  # what else the machine does is not asked here
         answer = await caller.ask("send", caller.message(*parts))
-        took.append(loop.time() - began)
+        took.append(time.process_time() - began)
 
         assert 1 <= len(answer.refuses(PARAMS)) <= 20
         assert len(answer.content) < 10_000
