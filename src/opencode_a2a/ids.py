@@ -44,6 +44,18 @@ class Caller:
     """Whether the caller may read, answer and cancel the tasks of all principals."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Owner:
+    """For whom work is done, and who is asked when it needs an answer."""
+
+    task_id: TaskId | None
+    """None when the work was begun by method."""
+    context_id: ContextId
+    principal: Principal
+    rights: Rights = FULL
+    """What the work may do at the most, whatever rules and people say."""
+
+
 @dataclass(frozen=True, slots=True, config=ConfigDict(populate_by_name=True))
 class ModelRef:
     """Which model. OpenCode's prompts and messages say ``modelID``, its sessions ``id``."""

@@ -42,6 +42,7 @@ def opencode(shared_opencode: FakeOpenCode) -> Iterator[FakeOpenCode]:
     shared_opencode.play("plain-text")
     shared_opencode.prompts.clear()
     shared_opencode.said.clear()
+    shared_opencode.refusing.clear()
     yield shared_opencode
     shared_opencode.starved = False
     shared_opencode.release()

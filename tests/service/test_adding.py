@@ -3,12 +3,14 @@
 import asyncio
 from typing import Any
 
+import httpx2
 import pytest
 
 from opencode_a2a.events import JsonObject
 from opencode_a2a.tasks import service
 from tests.support.answers import PARAMS, UNSUPPORTED, Wire
 from tests.support.caller import Caller
+from tests.support.front import Serve
 from tests.support.opencode import FakeOpenCode
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_databases]
@@ -153,3 +155,24 @@ async def test_a_canceled_task_drops_what_was_queued(
     assert canceled.state == "canceled"
     assert opencode.texts == ["hello"]
     (await caller.ask("send", caller.message("more", taskId=task_id))).refuses(UNSUPPORTED)
+
+
+async def test_a_message_in_place_of_the_turn_refuses_nothing_that_is_asked_later(
+    opencode: FakeOpenCode, serve: Serve
+) -> None:
+    caller = Caller(await serve(A2A_CONSOLE_ANSWERS="false"))
+    task_id = await running(caller, opencode)
+    opencode.play("permission-once")
+    opencode.said[b'"reply":"once"'] = b'"reply":"reject"'
+    metadata = {"shared": {"delivery": "interrupt"}}
+    await caller.begin("instead", task=task_id, metadata=metadata)
+    opencode.release()
+    asked = await caller.wait(task_id, "input_required")
+
+    # The agent refuses by itself what a person was asked.
+    request = asked.interrupt["request_id"]
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        await http.post(f"{opencode.url}/permission/{request}/reply", json={"reply": "reject"})
+    ended = await caller.ended(task_id)
+
+    assert (ended.state, ended.error_type) == ("failed", "INTERRUPT_FORGED")

@@ -279,6 +279,47 @@ async def test_a_yes_for_one_of_several_tasks_stays_refused_when_one_is_left(
     assert (await caller.get(second.id)).state == "input_required"
 
 
+@pytest.mark.requirement("I6")
+@pytest.mark.requirement("I23")
+async def test_an_answer_that_fails_for_one_of_several_says_for_which_and_repeats_nothing(
+    service: Running, opencode: FakeOpenCode
+) -> None:
+    caller = Caller(service)
+    task_id = await both_asked(service, opencode, caller)
+    opencode.replies.clear()
+    opencode.failing_reply, opencode.replies_before_failure = asyncio.Event(), 1
+    opencode.failing_reply.set()
+    answer = caller.message("yes to all", taskId=task_id)
+
+    failed = await caller.ask("send", answer)
+    left = await caller.get(task_id)
+    done = await caller.ask("send", answer)
+
+    assert "counted for 1; not for 2: " in failed.body["error"]["message"]
+    assert (left.state, left.interrupt["number"]) == ("input_required", 2)
+    assert done.task["status"]["state"] == "TASK_STATE_COMPLETED"
+    assert len(opencode.replies) == len({*opencode.replies}) == 2
+
+
+@pytest.mark.requirement("I23")
+async def test_a_list_of_tasks_does_not_count_as_shown(
+    service: Running, opencode: FakeOpenCode
+) -> None:
+    caller = Caller(service)
+    opencode.play("permission-once")
+    begun = await caller.begin("run it")
+    listing = {"contextId": begun.context_id}
+    async with asyncio.timeout(10):
+        while "INPUT_REQUIRED" not in str((await caller.ask("list", listing)).body):  # noqa: ASYNC110 - nothing may tell it
+            await asyncio.sleep(0.05)
+
+    blind = await caller.ask("send", caller.message("yes", taskId=begun.id))
+    done = await caller.send("yes", task=begun.id)
+
+    assert blind.refuses(UNSUPPORTED) == []
+    assert done.state == "completed"
+
+
 async def test_no_to_all_refuses_each_of_them(
     caller: Caller, service: Running, opencode: FakeOpenCode
 ) -> None:

@@ -4,9 +4,11 @@ import asyncio
 
 import pytest
 
+from opencode_a2a.turns.turn import Turn
 from tests.support.answers import NOT_CANCELABLE, NOT_FOUND
 from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
+from tests.support.service import Running
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_databases]
 
@@ -103,3 +105,29 @@ async def test_the_context_goes_on_after_a_cancel(caller: Caller, opencode: Fake
     task = await caller.send("hello", context=canceled.context_id)
 
     assert (task.state, task.session_id) == ("completed", canceled.session_id)
+
+
+async def test_a_cancel_in_the_moment_in_which_it_is_a_tasks_turn_lets_the_next_one_run(
+    service: Running, opencode: FakeOpenCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    its_turn, never = asyncio.Event(), asyncio.Event()
+
+    async def report(*_: object) -> None:
+        try:
+            await never.wait()
+        except asyncio.CancelledError:
+            its_turn.set()
+            await never.wait()
+
+    monkeypatch.setattr(Turn, "_report_queue", report)
+    caller = Caller(service)
+    first = await caller.get(await running(caller, opencode))
+    second = await caller.begin("hello", context=first.context_id)
+    opencode.release()
+    async with asyncio.timeout(10):
+        await its_turn.wait()
+
+    canceled = await caller.cancel(second.id)
+    third = await caller.send("hello", context=first.context_id)
+
+    assert (canceled.state, third.state) == ("canceled", "completed")

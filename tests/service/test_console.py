@@ -142,6 +142,24 @@ async def test_a_session_outlives_a_restart_but_not_its_credential(serve: Serve)
     assert await health(changed, token) == 401
 
 
+async def test_a_session_ends_with_the_very_secret_that_it_came_from(serve: Serve) -> None:
+    secrets = {name: f"{name}-token-of-the-same-caller-in-all" for name in ("first", "second")}
+
+    def credentials(*names: str) -> str:
+        alike = {"scheme": "bearer", "principal": "ann"}
+        return orjson.dumps([alike | {"token": secrets[name]} for name in names]).decode()
+
+    both = await serve(A2A_STATIC_AUTH_CREDENTIALS=credentials("first", "second"))
+    headers = {"Authorization": f"Bearer {secrets['second']}"}
+    code = (await both.http.post("/console/codes", headers=headers)).json()["code"]
+    token = (await exchange(both, code)).json()["token"]
+
+    kept = await serve(A2A_STATIC_AUTH_CREDENTIALS=credentials("second"))
+    removed = await serve(A2A_STATIC_AUTH_CREDENTIALS=credentials("first"))
+
+    assert (await health(kept, token), await health(removed, token)) == (200, 401)
+
+
 async def test_guessing_codes_counts_as_failed_attempts(serve: Serve) -> None:
     service = await serve()
 

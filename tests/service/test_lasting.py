@@ -5,6 +5,7 @@ import sqlite3
 import uuid
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -211,3 +212,58 @@ async def test_a_stopped_service_tells_its_readers_and_takes_the_turn_up_again(
     assert updates[-1].state == "completed"
     assert (ended.state, ended.text) == ("completed", "one two three four")
     assert len(opencode.prompts) == 1
+
+
+@pytest.mark.requirement("I23")
+async def test_what_an_always_settles_while_the_service_is_away_is_not_forged(
+    opencode: FakeOpenCode, tmp_path: Path
+) -> None:
+    opencode.play("permission-two-parallel-always-first")
+    hold = opencode.hold("permission.replied", 2)
+    settings = {**STORED, "A2A_ALLOW_ALWAYS": "true", "A2A_CONSOLE_ANSWERS": "false"}
+    async with started(opencode, tmp_path, **settings) as service:
+        caller = Caller(service)
+        begun = await caller.begin("run both")
+        async with caller.subscribe(begun.id) as following:
+            await following.until(lambda update: "2 requests" in str(update.status))
+        second = [one["request_id"] for one in (await _pending(caller)) if one["number"] == 2]
+        await caller.begin("1 always", task=begun.id)
+
+    # OpenCode settles the other one by itself, and goes on.
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        await http.post(f"{opencode.url}/permission/{second[0]}/reply", json={"reply": "always"})
+    await hold.reached.wait()
+    async with started(opencode, tmp_path, **settings) as service:
+        caller = Caller(service)
+        await caller.wait(begun.id, "working")
+        opencode.release()
+        ended = await caller.ended(begun.id)
+
+    assert (ended.state, ended.error_type) == ("completed", None)
+
+
+async def _pending(caller: Caller) -> list[Any]:
+    return (await caller.method("opencode.permissions.list"))["items"]
+
+
+@pytest.mark.requirement("I6")
+async def test_a_further_message_that_was_refused_is_not_sent_after_a_restart(
+    opencode: FakeOpenCode, tmp_path: Path
+) -> None:
+    opencode.refusing.add("more")
+    hold = opencode.hold(count=2)
+    async with started(opencode, tmp_path, **STORED) as service:
+        caller = Caller(service)
+        async with caller.stream("hello") as following:
+            await hold.reached.wait()
+            await following.until_state("working")
+            await caller.begin("more", task=following.task.id)
+            await following.until(lambda update: "refused" in str(update.progress))
+
+    async with started(opencode, tmp_path, **STORED) as service:
+        opencode.release()
+        ended = await Caller(service).ended(following.task.id)
+
+    prompts: list[Any] = [*opencode.prompts]
+    assert ended.state == "completed"
+    assert [prompt["parts"][0]["text"] for prompt in prompts] == ["hello", "more"]

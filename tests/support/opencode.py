@@ -179,10 +179,16 @@ class FakeOpenCode:
         self._asking = asyncio.Condition()
         self.said: dict[bytes, bytes] = {}
         """What the next prompts say instead of a recorded word."""
+        self.refusing: set[str] = set()
+        """The texts of prompts that are not taken."""
         self._plays = "plain-text"
         self._hold: Hold | None = None
         self.failing_reply: asyncio.Event | None = None
         """The next reply to a request waits for this, and then fails."""
+        self.replies_before_failure = 0
+        """How many replies are taken before that one."""
+        self.replies: list[RequestId] = []
+        """The requests that were replied to, as far as the reply was taken."""
         self._state = OpenCodeState()
         self._sessions: dict[SessionId, JsonObject] = {}
         self._turns: dict[SessionId, _Turn] = {}
@@ -361,7 +367,11 @@ class FakeOpenCode:
         session_id = _session_id(request)
         if session_id not in self._sessions:
             return _missing()
-        await self._play(session_id, orjson.loads(await request.body()))
+        prompt = orjson.loads(await request.body())
+        if prompt["parts"][0].get("text") in self.refusing:
+            self.prompts.append(prompt)
+            return _json({"name": "BadRequestError", "data": {"message": "not taken"}}, 400)
+        await self._play(session_id, prompt)
         answer = self.last_answer(session_id)
         assert answer is not None
         return _json(_dumped(answer))
@@ -412,12 +422,14 @@ class FakeOpenCode:
 
     async def _reply(self, request: Request) -> Response:
         request_id = RequestId(request.path_params["id"])
-        if self.failing_reply is not None:
+        if self.failing_reply is not None and self.replies_before_failure == 0:
             gate, self.failing_reply = self.failing_reply, None
             await gate.wait()
             return Response(status_code=500)
         if request_id not in {**self._state.permissions, **self._state.questions}:
             return _missing()
+        self.replies_before_failure = max(0, self.replies_before_failure - 1)
+        self.replies.append(request_id)
         for turn in self._turns.values():
             turn.answer(request_id)
         return _json(True)

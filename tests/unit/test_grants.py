@@ -1,14 +1,21 @@
 """What a grant allows: what the person said, there, and nothing else."""
 
+import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from opencode_a2a.events import Interrupted
-from opencode_a2a.ids import ContextId, Principal, RequestId, SessionId, TaskId
-from opencode_a2a.turns.grants import Grant, Owner, fits
+from opencode_a2a.ids import ContextId, Owner, Principal, RequestId, SessionId, TaskId
+from opencode_a2a.store.database import Database
+from opencode_a2a.turns.grants import Grant, Grants, fits, give
+from tests.support import stores
+
+RENAME = "ALTER TABLE {} RENAME TO {}"
 
 ANN = Owner(TaskId("t1"), ContextId("c1"), Principal("ann"))
 ASKED = Interrupted(
@@ -136,3 +143,21 @@ def test_a_pattern_without_wildcards_fits_itself_alone(text: str, pattern: str) 
 def test_a_pattern_of_many_stars_takes_no_longer_than_any_other() -> None:
     assert not fits("a" * 2_000, "*a" * 30 + "*b")
     assert fits("a" * 2_000 + "b", "*a" * 30 + "*b")
+
+
+@pytest.mark.requirement("I15")
+async def test_a_database_that_is_away_is_waited_for_when_a_permission_is_asked(
+    tmp_path: Path,
+) -> None:
+    async with Database(stores.url(tmp_path)) as database:
+        await database.write(lambda c: give(c, ANN, ASKED, "context", 1))
+        await database.write(lambda c: c.execute(sa.text(RENAME.format("grants", "away"))).close())
+
+        asking = asyncio.create_task(Grants(database).covering(ANN, ASKED))
+        await asyncio.wait([asking], timeout=0.2)
+        await database.write(lambda c: c.execute(sa.text(RENAME.format("away", "grants"))).close())
+
+        async with asyncio.timeout(10):
+            grant = await asking
+    assert grant is not None
+    assert grant.request_id == ASKED.request_id

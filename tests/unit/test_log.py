@@ -232,7 +232,7 @@ async def test_an_answer_is_stored_before_it_is_relied_on() -> None:
 async def test_a_blocking_reader_waits_for_the_next_stop() -> None:
     async with office() as desk, asyncio.timeout(10):
         log = await desk.task()
-        waiting = asyncio.create_task(log.settled(0))
+        waiting = asyncio.create_task(log.until_stopped(0))
         await log.append([Started(), grew("x", opens=True)])
         assert not waiting.done()
         await log.append([Finished(Outcome.FAILED)])

@@ -20,25 +20,26 @@ from opencode_a2a.errors import (
     InterruptTypeMismatchError,
     SessionNotFoundError,
     UpstreamHttpError,
+    UpstreamNotFoundError,
 )
-from opencode_a2a.events import Interrupted, Json, JsonObject
+from opencode_a2a.events import Interrupted, Json, JsonObject, Resumed
 from opencode_a2a.extensions.call import Call
 from opencode_a2a.extensions.params import Done, Id, Items, Payload, Routed, Text
 from opencode_a2a.extensions.registry import Access, Extension, aliases
-from opencode_a2a.ids import ContextId
-from opencode_a2a.opencode.client import well_formed
+from opencode_a2a.ids import ContextId, Owner, RequestId
+from opencode_a2a.opencode.client import Location, well_formed
 from opencode_a2a.opencode.translate import interrupted
 from opencode_a2a.opencode.types import PermissionRequest, QuestionRequest
 from opencode_a2a.tasks.state import TERMINAL
+from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.answers import (
     Answer,
     PermissionReply,
     QuestionRejection,
     QuestionReply,
     Reply,
-    Scope,
 )
-from opencode_a2a.turns.grants import Owner
+from opencode_a2a.turns.grants import Scope
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 from opencode_a2a.validation import FREE_OBJECT
 
@@ -200,7 +201,7 @@ async def list_grants(call: Call, params: Routed) -> Items[GrantItem]:
 
     The newest come first, at most a thousand. A grant ends with its task, or when it is revoked.
     """
-    grants = await call.interrupts.grants(call.principal, [*TERMINAL], MOST_GRANTS)
+    grants = await call.interrupts.grants.held(call.principal, [*TERMINAL], MOST_GRANTS)
     items = [
         GrantItem(
             grant_id=grant.id,
@@ -226,7 +227,7 @@ async def list_grants(call: Call, params: Routed) -> Items[GrantItem]:
 )
 async def revoke_grant(call: Call, params: GrantParams) -> GrantDone:
     """End a grant: what it allowed is asked for again from now on."""
-    await call.interrupts.revoke(call.principal, params.grant_id)
+    await call.interrupts.grants.revoke(call.principal, params.grant_id)
     return GrantDone(grant_id=params.grant_id)
 
 
@@ -234,19 +235,25 @@ async def _answer(call: Call, params: InterruptParams, reply: Reply) -> Interrup
     """Answer what a task or a method asked, or what a session of the caller's asks besides."""
     interrupts, request_id = call.interrupts, params.request_id
     answer = Answer(reply, call.principal, rights=call.rights)
+    missing = InterruptNotFoundError(request_id=request_id[:128])
     # A copy waits for what becomes of the first, and is then known as a copy.
     copies = (call.principal, request_id)
     async with call.deps.tasks.answering.setdefault(copies, asyncio.Lock()):
-        supervised = call.caller.supervises
-        if not await interrupts.answer_once(request_id, answer, supervised=supervised):
-            known = well_formed("per", request_id) or well_formed("que", request_id)
-            strays = await _strays(call) if known else []
-            asked = next((one for one in strays if one.request_id == request_id), None)
-            if asked is None:
-                raise InterruptNotFoundError(request_id=request_id[:128])
-            member = await call.deps.fleet.of_session(asked.session_id)
-            interrupts = member.turns.interrupts
-            await interrupts.answer_unfollowed(_owner(call, asked), asked, answer)
+        row = await interrupts.find(request_id)
+        if row is None:
+            await _answer_stray(call, request_id, answer)
+        elif row.principal != call.principal and not call.caller.supervises:
+            raise missing
+        elif row.settled_by != call.principal or row.answer != answer.dump():  # else a repeat
+            remembered = interrupts.settings.interrupt_request_tombstone_ttl_seconds * 1000
+            if row.resolution == "expired" and now_ms() < (row.settled_at or 0) + remembered:
+                raise InterruptExpiredError(request_id=request_id)
+            # One that is not settled has not expired, whatever the time of day: its turn holds
+            # the deadline, by a clock that does not jump.
+            interrupt = interrupts.open.get(RequestId(request_id))
+            if interrupt is None:
+                raise missing
+            await interrupt.turn.answer([request_id], answer)
     return InterruptDone(request_id=request_id)
 
 
@@ -282,6 +289,22 @@ async def _strays_in(call: Call) -> list[Interrupted]:
         if await call.sessions.owns(call.principal, session):
             found.append(interrupted(request, None, session.directory))
     return found
+
+
+async def _answer_stray(call: Call, request_id: str, answer: Answer) -> None:
+    known = well_formed("per", request_id) or well_formed("que", request_id)
+    strays = await _strays(call) if known else []
+    asked = next((one for one in strays if one.request_id == request_id), None)
+    if asked is None:
+        raise InterruptNotFoundError(request_id=request_id[:128])
+    interrupts = (await call.deps.fleet.of_session(asked.session_id)).turns.interrupts
+    interrupts.check(None, asked, answer)
+    try:
+        await interrupts.reply(asked, answer.reply, Location(directory=asked.directory))
+    except UpstreamNotFoundError:
+        raise InterruptNotFoundError(request_id=asked.request_id) from None
+    resumed = Resumed(asked.request_id, asked.type, answer.resolution, answer.by)
+    await interrupts.settle(_owner(call, asked), asked, resumed)
 
 
 def _owner(call: Call, asked: Interrupted) -> Owner:
@@ -326,7 +349,7 @@ async def _list(call: Call, kind: Kind) -> Items[InterruptItem]:
     whose = None if call.caller.supervises else call.principal
     waiting = await call.interrupts.pending(whose, kind)
     known = {one.asked.request_id for one in waiting}
-    found = [(one.asked, one.owner) for one in waiting]
+    found = [(one.asked, one.turn.owner) for one in waiting]
     found += [
         (one, _owner(call, one))
         for one in strays

@@ -118,10 +118,10 @@ class Operations:
         """Send a message; unless the caller wants otherwise, wait until the task stops."""
         submitted = await self._submit(call, request)
         if request.blocking:
-            state = await submitted.log.settled(submitted.seq)
+            state = await submitted.log.until_stopped(submitted.seq)
         else:
             state = await submitted.log.steady()
-        submitted.log.told(state.status)
+        submitted.log.note_told(state.status)
         return {"task": render.task(state, request.history_length)}
 
     async def begin(self, call: OperationCall, request: SendRequest) -> JsonObject:

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.sql import ColumnElement
 
-from opencode_a2a.ids import Principal, RequestId, TaskId
+from opencode_a2a.ids import Principal
 from opencode_a2a.store.schema import interrupts
 
 
@@ -45,7 +45,7 @@ def add(connection: Connection, row: InterruptRow, *, numbered: bool) -> Interru
         number = (connection.scalar(highest) or 0) + 1
     if earlier is not None:
         if number != earlier.number:  # asked by an earlier program, or answered by a rule then
-            connection.execute(_unsettled(RequestId(row.request_id)).values(number=number))
+            connection.execute(_unsettled(row.request_id).values(number=number))
         return replace(earlier, number=number)
     row = replace(row, number=number)
     connection.execute(
@@ -64,18 +64,18 @@ def add(connection: Connection, row: InterruptRow, *, numbered: bool) -> Interru
     return row
 
 
-def answer(connection: Connection, request_id: RequestId, answer: bytes) -> None:
+def store_answer(connection: Connection, request_id: str, answer: bytes) -> None:
     connection.execute(_unsettled(request_id).values(answer=answer))
 
 
 def settle(
-    connection: Connection, request_id: RequestId, resolution: str, at: int, by: str | None
+    connection: Connection, request_id: str, resolution: str, at: int, by: str | None
 ) -> None:
     values = {"resolution": resolution, "settled_at": at, "settled_by": by}
     connection.execute(_unsettled(request_id).values(values))
 
 
-def void(connection: Connection, task_id: TaskId, at: int) -> None:
+def void(connection: Connection, task_id: str, at: int) -> None:
     """Settle what a task asked that ended while nobody could answer."""
     pending = interrupts.update().where(
         interrupts.c.task_id == task_id, interrupts.c.resolution.is_(None)
@@ -83,7 +83,7 @@ def void(connection: Connection, task_id: TaskId, at: int) -> None:
     connection.execute(pending.values(resolution="void", settled_at=at))
 
 
-def _unsettled(request_id: RequestId) -> sa.Update:
+def _unsettled(request_id: str) -> sa.Update:
     """Return an update of one interrupt: what is settled is never changed."""
     return interrupts.update().where(
         interrupts.c.request_id == request_id, interrupts.c.resolution.is_(None)
@@ -95,8 +95,10 @@ def find(connection: Connection, request_id: str) -> InterruptRow | None:
     return found[0] if found else None
 
 
-def of_task(connection: Connection, task_id: TaskId) -> Sequence[InterruptRow]:
-    return _select(connection, interrupts.c.task_id == task_id)
+def answered(connection: Connection, task_id: str, context_id: str) -> Sequence[InterruptRow]:
+    """Return what a task asked, or work without one in a context, and what has an answer."""
+    mine = (interrupts.c.task_id == task_id, interrupts.c.context_id == context_id)
+    return _select(connection, *mine, interrupts.c.answer.is_not(None))
 
 
 def left(connection: Connection) -> Sequence[InterruptRow]:

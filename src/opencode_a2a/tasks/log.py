@@ -126,7 +126,7 @@ class TaskLog:
         self.encoded: tuple[tuple[int, int, object], list[tuple[bytes, bytes]]] | None = None
         """What readers last made of entries: first number, count, encoding; cursors and bodies."""
 
-    def told(self, status: Status) -> None:
+    def note_told(self, status: Status) -> None:
         """Note that a reader was given this status, with what it asks."""
         newest = max((one.number or 0 for one in status.pending), default=0)
         if newest > self._told:
@@ -270,7 +270,7 @@ class TaskLog:
                 raise StoreUnavailableError(operation="loading") from None
         return self.state
 
-    async def settled(self, since: int) -> TaskState:
+    async def until_stopped(self, since: int) -> TaskState:
         """Wait until the task has ended, or waits for a person by an entry after ``since``."""
         while True:
             state = await self.steady()
@@ -337,7 +337,7 @@ class LogReader:
         self._supervises = supervises
         """What a supervisor reads is not shown to whoever answers."""
         if self.resync and not supervises:
-            log.told(log.state.status)
+            log.note_told(log.state.status)
         self._after = log.state.seq if cursor is None or self.resync else cursor.seq
         self._until_asked = until_asked
         self._patient = patient
@@ -401,7 +401,7 @@ class LogReader:
             if entry.status is None or not entry.stops:
                 continue
             if not self._supervises:
-                self.log.told(entry.status)
+                self.log.note_told(entry.status)
             # An interrupt that was answered meanwhile, as in a replay, stops nobody.
             asked = self._until_asked and self.state.status.state.interrupted
             if entry.status.state.terminal or asked:

@@ -44,7 +44,7 @@ from opencode_a2a.events import (
     Resumed,
     Usage,
 )
-from opencode_a2a.ids import ContextId, Principal, TaskId
+from opencode_a2a.ids import ContextId, Owner, Principal, TaskId
 from opencode_a2a.messages import (
     ANYWHERE,
     Added,
@@ -83,7 +83,6 @@ from opencode_a2a.turns.answers import (
     understand,
 )
 from opencode_a2a.turns.fleet import Fleet, Member
-from opencode_a2a.turns.grants import Owner
 from opencode_a2a.turns.interrupts import CLOCK
 from opencode_a2a.turns.rights import DEFAULT_AGENT
 from opencode_a2a.turns.sessions import (
@@ -360,6 +359,12 @@ class OpenTask:
         if not await asyncio.shield(storing):
             raise UnsupportedOperationError(ENDED)
 
+    async def answer(self, request_ids: Sequence[str], answer: Answer, also: Write) -> None:
+        """Answer what the turn asks; ``also`` is stored with the answer."""
+        if self._turn is None:
+            raise InterruptNotFoundError(request_id=request_ids[0])
+        await self._turn.interrupts.answer(request_ids, answer, also)
+
     async def repeat(self, message: Message) -> None:
         """Make sure that OpenCode gets the answer in a message that was taken before."""
         if self._turn is not None:
@@ -593,7 +598,7 @@ class TaskService:
             return not named or task.member.turns.sessions.same_place(routing, task.routing)
 
         asked = dict.fromkeys(
-            one.owner.task_id
+            one.turn.owner.task_id
             for member in self._fleet.members.values()
             for one in member.turns.interrupts.open.values()
         )
@@ -691,7 +696,7 @@ class TaskService:
                 return await self._decide(command, task, decision)
             meaning = understand(command.message, state.status.pending, told)
         except NotUnderstoodError as error:
-            task.log.told(state.status)  # by this refusal
+            task.log.note_told(state.status)  # by this refusal
             outdated, text = isinstance(error, OutdatedAnswerError), str(error)
             refusal: AnswerExpectedError | ServiceError = AnswerExpectedError([state], text)
             if command.task_id is not None and not outdated:
@@ -705,7 +710,7 @@ class TaskService:
         answer = Answer(meaning.reply, command.principal, command.message, command.request.rights)
         requests = [asked.request_id for asked in meaning.asked]
         try:
-            await task.member.turns.interrupts.answer(requests, answer, remember)
+            await task.answer(requests, answer, remember)
         except REFUSALS as refused:
             await self._database.write(_remember(command, task.log, refusal=refused))
             raise
@@ -763,7 +768,7 @@ class TaskService:
         if task is not None:
             state = await task.log.steady()
             if not supervised:
-                task.log.told(state.status)
+                task.log.note_told(state.status)
             return state
         return load_task(await self._row(principal, task_id))
 
@@ -797,8 +802,6 @@ class TaskService:
         for row in found[: query.size]:
             task = self._open.get(TaskId(row.id))
             state = load_task(row) if task is None or not whole else await task.log.steady()
-            if task is not None and principal is not None:
-                task.log.told(state.status)
             tasks.append(state)
         token = ""
         if len(found) > query.size:

@@ -14,8 +14,7 @@ import orjson
 from opencode_a2a.events import Interrupted, JsonObject, Question, Resolution
 from opencode_a2a.messages import Message
 from opencode_a2a.rights import FULL, Rights
-
-Scope = Literal["task", "context"]
+from opencode_a2a.turns.grants import Scope
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,20 @@
-"""Work that was begun by method: followed for the permissions and questions it raises.
+"""Errands: work that was begun by method, such as ``opencode.sessions.prompt_async``.
 
-``extensions`` has a session followed before it gives it a prompt or a command; ``app`` takes up
-what an earlier process left. No task reports what comes of such work, but what it asks has the
-same owner, rules, deadline and audit record as what a task asks.
+No task reports what comes of an errand, but its session is followed for the permissions and
+questions that it raises: they have the same owner, rules, deadline and audit record as those of
+a task. ``extensions`` has a session followed before it gives it a prompt or a command; ``app``
+takes up what an earlier process left.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import structlog
 
 from opencode_a2a.errors import UpstreamError
 from opencode_a2a.events import Interrupted, Resumed, TurnEvent
-from opencode_a2a.ids import ContextId, Principal, SessionId
+from opencode_a2a.ids import ContextId, Owner, Principal, SessionId
 from opencode_a2a.opencode.client import Location
 from opencode_a2a.opencode.events import (
     PermissionAsked,
@@ -27,7 +28,6 @@ from opencode_a2a.opencode.types import Session, StatusIdle
 from opencode_a2a.rights import FULL, Rights
 from opencode_a2a.turns import snapshot
 from opencode_a2a.turns.answers import Answer
-from opencode_a2a.turns.grants import Owner
 from opencode_a2a.turns.interrupts import Interrupts, TurnInterrupts
 from opencode_a2a.turns.rights import SessionRights, Work
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
@@ -49,12 +49,12 @@ class Errand:
         self._all = interrupts
         self._opencode = interrupts.opencode
         self._root = root
-        self._location = location
+        self.location = location
         self.works: list[Work] = []
         """What the session was given to do."""
         self.subscription = feed.follow(root)
         self.interrupts = TurnInterrupts(interrupts, owner, self.subscription.wake)
-        self.interrupts.connect(location, {})
+        self.interrupts.connect(location)
         self.expect()
 
     def expect(self) -> None:
@@ -117,8 +117,8 @@ class Errand:
 
     async def _compare(self) -> bool:
         """Compare with what OpenCode has pending; return whether the session is done."""
-        statuses = await self._opencode.session_status(at=self._location)
-        permissions, questions = await snapshot.pending(self._opencode, self._location)
+        statuses = await self._opencode.session_status(at=self.location)
+        permissions, questions = await snapshot.pending(self._opencode, self.location)
         self.interrupts.busy = busy = self._root in statuses
         pending = {
             request.id: request
@@ -131,22 +131,22 @@ class Errand:
         events: list[TurnEvent] = [Resumed(one.request_id, one.type, "void") for one in gone]
         if self._root not in self._all.sessions_with_turn:
             # What is known already is not asked again.
-            directory = self._location.directory
+            directory = self.location.directory
             events += [interrupted(request, None, directory) for request in pending.values()]
         await self._screen(events)
         if busy:
             self._begun = True
-        if busy or not (self._begun or asyncio.get_running_loop().time() >= self._latest):
-            return False
-        # OpenCode forgets nothing that was asked in a turn that is over.
-        await self.interrupts.reject_all(self.subscription.sessions)
-        asked = [one.asked for one in self.interrupts.open.values()]
-        await self._screen([Resumed(one.request_id, one.type, "void") for one in asked])
-        return True
+        over = not busy and (self._begun or asyncio.get_running_loop().time() >= self._latest)
+        if over:
+            # OpenCode forgets nothing that was asked in a turn that is over.
+            await self.interrupts.reject_all(self.subscription.sessions)
+            asked = [one.asked for one in self.interrupts.open.values()]
+            await self._screen([Resumed(one.request_id, one.type, "void") for one in asked])
+        return over
 
     async def _screen(self, events: list[TurnEvent]) -> None:
-        await self.interrupts.register(events)
-        self.interrupts.release()
+        await self.interrupts.screen(events)
+        self.interrupts.note_logged()  # an errand has no log
 
 
 class Errands:
@@ -185,7 +185,9 @@ class Errands:
             if not errand.interrupts.waiting
         }
 
-    def take_up(self, owner: Owner, asked: Interrupted, answer: Answer | None) -> None:
+    def take_up(
+        self, owner: Owner, asked: Interrupted, answered: Sequence[tuple[Interrupted, Answer]]
+    ) -> None:
         """Follow what was asked, and not settled, when the service stopped."""
         root = SessionId(owner.context_id.removeprefix(DERIVED_CONTEXT))
         errand = self._follow(root, asked.directory, owner)
@@ -194,7 +196,8 @@ class Errands:
             work.begun = FULL  # it may have been joined by others; no narrower prompt joins it
             errand.works.append(work)
         errand.subscription.adopt(asked.session_id)
-        errand.interrupts.restore(asked, answer)
+        errand.interrupts.restore(asked)
+        errand.interrupts.connect(errand.location, answered)
         errand.subscription.wake()
 
     async def close(self) -> None:

@@ -182,9 +182,10 @@ class Fleet:
 
     async def recover_errands(self) -> None:
         """Take up what was asked outside of tasks, and not settled, when the service stopped."""
-        for owner, asked, answer in await self.first.turns.interrupts.left():
+        for owner, asked in await self.first.turns.interrupts.left():
+            answered = await self.first.turns.interrupts.answered(owner)
             member = await self.of_session(owner.context_id.removeprefix(DERIVED_CONTEXT))
-            member.errands.take_up(owner, asked, answer)
+            member.errands.take_up(owner, asked, answered)
 
     async def watch(self, lose: Callable[[Member], None]) -> None:
         """Notice which members are away, and call ``lose`` for one that was away for too long."""

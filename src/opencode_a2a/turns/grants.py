@@ -1,27 +1,27 @@
-"""Grants: permissions that a person gave for more than one request. Pure.
+"""Grants: permissions that a person gave for more than one request.
 
 A person who allows a permission "for this task" or "for this conversation" allows what OpenCode
 itself would allow from then on, by the patterns that the request names, but for that task or
 context alone. OpenCode is never told: each later request is answered with "once" by the grant.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
+from uuid import uuid4
 
+import orjson
+from sqlalchemy.engine import Connection
+
+from opencode_a2a.errors import GrantNotFoundError
 from opencode_a2a.events import Interrupted
-from opencode_a2a.ids import ContextId, Principal, RequestId, TaskId
-from opencode_a2a.rights import FULL, Rights
+from opencode_a2a.ids import ContextId, Owner, Principal, RequestId, TaskId
+from opencode_a2a.store import grants as rows
+from opencode_a2a.store.database import Database
+from opencode_a2a.store.grants import GrantRow
+from opencode_a2a.telemetry import AUDIT, now_ms
 
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """Whom an interrupt is put to."""
-
-    task_id: TaskId | None
-    """None when the work was begun by method."""
-    context_id: ContextId
-    principal: Principal
-    rights: Rights = FULL
-    """What the work may do at the most, whatever rules and people say."""
+Scope = Literal["task", "context"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,69 @@ class Grant:
                 for pattern in asked.patterns or ["*"]
             )
         )
+
+
+class Grants:
+    """What people have allowed, as it is stored."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def covering(self, owner: Owner, asked: Interrupted) -> Grant | None:
+        """Return the grant by which a person has allowed this already.
+
+        A database that is away is waited for: the request would be lost otherwise.
+        """
+        found = await self._database.insist(
+            lambda connection: rows.of_context(connection, owner.principal, owner.context_id)
+        )
+        return next((grant for grant in map(_load, found) if grant.covers(owner, asked)), None)
+
+    async def held(self, principal: Principal, ended: Sequence[str], most: int) -> list[Grant]:
+        """Return what a principal has allowed and what still holds, newest first."""
+        found = await self._database.read(
+            lambda connection: rows.listed(connection, principal, ended, most)
+        )
+        return [*map(_load, found)]
+
+    async def revoke(self, principal: Principal, grant_id: str) -> None:
+        """End a grant: what it would have allowed is asked from now on."""
+        now = now_ms()
+        if not await self._database.write(
+            lambda connection: rows.revoke(connection, principal, grant_id, now)
+        ):
+            raise GrantNotFoundError(grant_id=grant_id[:128])
+        AUDIT.info("grant revoked", grant_id=grant_id, principal=principal)
+
+
+def give(connection: Connection, owner: Owner, asked: Interrupted, scope: Scope, now: int) -> Grant:
+    """Store what a person allowed with the answer to a request, unless it is stored already."""
+    row = GrantRow(
+        id=str(uuid4()),
+        principal=owner.principal,
+        context_id=owner.context_id,
+        task_id=(owner.task_id or "") if scope == "task" else "",
+        directory=asked.directory or "",
+        permission=asked.permission or "",
+        patterns=orjson.dumps(asked.always),
+        request_id=asked.request_id,
+        given_at=now,
+    )
+    return _load(rows.add(connection, row))
+
+
+def _load(row: GrantRow) -> Grant:
+    return Grant(
+        row.id,
+        Principal(row.principal),
+        ContextId(row.context_id),
+        TaskId(row.task_id) if row.task_id else None,
+        row.directory,
+        row.permission,
+        tuple(orjson.loads(row.patterns)),
+        RequestId(row.request_id),
+        row.given_at,
+    )
 
 
 def fits(text: str, pattern: str) -> bool:

@@ -1,17 +1,37 @@
 """Interrupts: permissions and questions that stop a turn until somebody answers.
 
-``turn`` and ``errands`` pass the events of their sessions through ``TurnInterrupts``; ``tasks`` and
-``extensions`` bring the answers of people to ``Interrupts``. An interrupt that waits is one
-``Interrupt`` in memory and one row in the database, so that its deadline survives a restart. One
-that a rule answers never stops the task. An answer is stored before OpenCode is given it, and
-counts when OpenCode says so; each interrupt leaves one audit record when it is settled.
+``TurnInterrupts`` has those of one turn, or of one errand (see ``errands``), from the request to
+its end. It calls ``Interrupts``, which all share: what is open now, the table, and the way to
+OpenCode. Whoever brings the answer of a person (``tasks``, ``extensions``) gives it to the
+``TurnInterrupts`` that asked. An ``Interrupt`` goes through these stages:
+
+=========  ============================================================  ====================
+stage      what happens                                                  next stage
+=========  ============================================================  ====================
+NEW        it is stored with its number and deadline, for a person       WAITING
+           the same, but a rule or a grant has the answer                DUE
+WAITING    a person answers                                              SENDING
+           a grant is given that covers it                               DUE
+           the deadline passes: the default answer is given              SENDING
+           the same, but the turn is to end then                         EXPIRED
+DUE        the turn looks what is due                                    SENDING
+           a person answers before that                                  SENDING
+SENDING    OpenCode takes the answer, or does not know the request       DELIVERED
+           OpenCode cannot be reached                                    WAITING or DUE
+DELIVERED  OpenCode does not confirm the answer in time                  WAITING
+any        OpenCode says that it is settled, or no longer lists it       SETTLED
+=========  ============================================================  ====================
+
+An answer is stored before OpenCode is given it, and counts when OpenCode says so. After a restart
+an interrupt is WAITING, with what is left of its time, or DUE if there is an answer. Each leaves
+one audit record when it is settled.
 """
 
 import asyncio
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from fnmatch import fnmatchcase
-from uuid import uuid4
 
 import orjson
 import structlog
@@ -21,11 +41,10 @@ from opencode_a2a import metrics
 from opencode_a2a.config import InterruptSettings, Settings
 from opencode_a2a.errors import (
     AuthorizationForbiddenError,
-    GrantNotFoundError,
-    InterruptExpiredError,
     InterruptNotFoundError,
     InterruptTypeMismatchError,
     InvalidParamsError,
+    ServiceError,
     UpstreamError,
     UpstreamNotFoundError,
     UpstreamPayloadError,
@@ -33,15 +52,13 @@ from opencode_a2a.errors import (
     Violation,
 )
 from opencode_a2a.events import Finished, Interrupted, Progressed, Resumed, ToolChanged, TurnEvent
-from opencode_a2a.ids import ContextId, Principal, RequestId, SessionId, TaskId
+from opencode_a2a.ids import ContextId, Owner, Principal, RequestId, SessionId
 from opencode_a2a.messages import Answered, Message
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.translate import interrupted
 from opencode_a2a.rights import NARROWEST, QUESTION, Action, Rights
-from opencode_a2a.store import grants as grant_rows
 from opencode_a2a.store import interrupts as rows
 from opencode_a2a.store.database import Database, Write
-from opencode_a2a.store.grants import GrantRow
 from opencode_a2a.store.interrupts import InterruptRow
 from opencode_a2a.telemetry import AUDIT, now_ms
 from opencode_a2a.turns import snapshot
@@ -51,9 +68,8 @@ from opencode_a2a.turns.answers import (
     QuestionRejection,
     QuestionReply,
     Reply,
-    Scope,
 )
-from opencode_a2a.turns.grants import Grant, Owner
+from opencode_a2a.turns.grants import Grant, Grants, Scope, give
 
 logger = structlog.get_logger(__name__)
 
@@ -70,35 +86,48 @@ UNATTENDED_MESSAGE = (
 )
 
 
+class Stage(Enum):
+    """Where an interrupt is in its life; the table above says how it moves on."""
+
+    NEW = auto()
+    WAITING = auto()
+    DUE = auto()
+    SENDING = auto()
+    DELIVERED = auto()
+    EXPIRED = auto()
+    SETTLED = auto()
+
+
+ANSWERABLE = (Stage.WAITING, Stage.DUE)
+
+
 @dataclass(eq=False, slots=True)
 class Interrupt:
     """A permission or question that OpenCode waits for."""
 
     asked: Interrupted
-    owner: Owner
     turn: "TurnInterrupts"
-    by_rule: Answer | None = None
-    """The answer of a rule or a grant; no person is asked then."""
-    by_grant: Answer | None = None
-    """The answer of a grant that was given while a person was being asked."""
+    stage: Stage = Stage.NEW
+    for_person: bool = True
+    """A person is asked; neither a rule nor a grant had the answer."""
+    due: Answer | None = None
+    """What to give when it is due."""
     answer: Answer | None = None
-    """The latest answer that OpenCode may have taken."""
-    sending: bool = False
-    """An answer is on its way: nobody else can answer now."""
-    delivered: bool = False
-    """OpenCode has confirmed that it took the answer."""
-    expired: bool = False
-    """Nobody answered in time, and the turn ends because of it."""
-    counted: Answer | None = None
-    """The answer that settled it, once it is settled."""
-    settled: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once the log of the task says how it was settled."""
+    """The latest answer that OpenCode may have; once it is settled, the one that settled it."""
+    implied: Answer | None = None
+    """An answer to another request by which OpenCode may settle this one too."""
     timer: asyncio.TimerHandle | None = None
+    logged: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the log of the task says how it was settled."""
 
     @property
-    def waiting(self) -> bool:
-        """Whether it waits for a person: it was asked, no rule answers, and it is not settled."""
-        return self.by_rule is None and self.asked.request_id in self.turn.open
+    def waits(self) -> bool:
+        """Whether it stops the turn until a person has answered."""
+        return self.for_person and self.stage not in (Stage.NEW, Stage.SETTLED)
+
+    @property
+    def name(self) -> str:
+        return str(self.asked.number or self.asked.request_id)
 
 
 def rule_action(settings: InterruptSettings, asked: Interrupted) -> Action:
@@ -129,74 +158,20 @@ def expiry(settings: InterruptSettings, asked: Interrupted) -> Reply | None:
 
 
 class Interrupts:
-    """All interrupts: those that wait now, and the table of all that ever did."""
+    """What all turns and errands share: the interrupts that are open, their table, OpenCode."""
 
     def __init__(self, database: Database, opencode: OpenCode, settings: Settings) -> None:
         self._database = database
         self.opencode = opencode
+        self.grants = Grants(database)
         self.settings = settings.interrupts
-        self._rights = settings.auth.rights
         self.console_answers = settings.console_answers
         """OpenCode may be answered past this service, by a person at its own terminal."""
+        self._rights = settings.auth.rights
         self.sessions_with_turn: dict[SessionId, TurnInterrupts] = {}
         """Sessions in which the turn of a task runs: it is asked whatever the session asks."""
         self.open: dict[RequestId, Interrupt] = {}
-        """What somebody is being asked now: nobody else is asked the same."""
-
-    # Answers of people
-
-    async def answer(
-        self,
-        request_ids: Sequence[str],
-        answer: Answer,
-        also: Write | None = None,
-        *,
-        supervised: bool = False,
-    ) -> None:
-        """Answer interrupts of one turn for a person; return once OpenCode has taken the answer.
-
-        ``also`` is written together with the answer, before OpenCode gets it.
-        """
-        found: list[Interrupt] = []
-        for request_id in request_ids:
-            interrupt = self.open.get(RequestId(request_id))
-            mine = supervised or (interrupt and interrupt.owner.principal == answer.by)
-            if interrupt is None or not mine:
-                raise InterruptNotFoundError(request_id=request_id[:128])
-            found.append(interrupt)
-        await found[0].turn.answer(found, answer, also)
-
-    async def answer_once(
-        self, request_id: str, answer: Answer, *, supervised: bool = False
-    ) -> bool:
-        """Do the same for an answer that may be a repeat; False if no such interrupt was asked.
-
-        ``supervised`` lets somebody answer who may answer for everybody.
-        An interrupt that is not settled has not expired, whatever the time of day: its turn holds
-        the deadline, by a clock that does not jump.
-        """
-        row = await self.find(request_id)
-        if row is None:
-            return False
-        if row.principal != answer.by and not supervised:
-            raise InterruptNotFoundError(request_id=request_id[:128])
-        if row.settled_by == answer.by and row.answer == answer.dump():
-            return True
-        remembered = self.settings.interrupt_request_tombstone_ttl_seconds * 1000
-        if row.resolution == "expired" and now_ms() < (row.settled_at or 0) + remembered:
-            raise InterruptExpiredError(request_id=request_id)
-        await self.answer([request_id], answer, supervised=supervised)
-        return True
-
-    async def answer_unfollowed(self, owner: Owner, asked: Interrupted, answer: Answer) -> None:
-        """Answer what a session asks for which there is neither a task nor an errand."""
-        self.check(None, asked, answer)
-        try:
-            await self.reply(asked, answer.reply, Location(directory=asked.directory))
-        except UpstreamNotFoundError:
-            raise InterruptNotFoundError(request_id=asked.request_id) from None
-        settled = Resumed(asked.request_id, asked.type, answer.resolution, answer.by)
-        await self.settle(owner, asked, settled)
+        """What is not settled yet: nobody else is asked the same."""
 
     def check(self, owner: Owner | None, asked: Interrupted, answer: Answer) -> None:
         """Raise when a person may not answer an interrupt like this."""
@@ -249,8 +224,6 @@ class Interrupts:
             case QuestionRejection():
                 await self.opencode.reject_question(asked.request_id, at=at)
 
-    # The table
-
     async def ask(self, owner: Owner, asked: Interrupted, *, numbered: bool) -> Interrupted:
         """Store an interrupt and return it with its number, its deadline and what happens then."""
         settings, now = self.settings, now_ms()
@@ -286,9 +259,9 @@ class Interrupts:
         metrics.INTERRUPT_REQUESTS.labels(asked.type).inc()
         return replace(asked, expires_at=row.expires_at, number=row.number)
 
-    async def store(
+    async def store_answer(
         self,
-        request_ids: Sequence[RequestId],
+        request_ids: Sequence[str],
         answer: Answer,
         also: Write | None = None,
         *,
@@ -302,40 +275,38 @@ class Interrupts:
 
         def write(connection: Connection) -> None:
             for request_id in request_ids:
-                rows.answer(connection, request_id, answer.dump())
+                rows.store_answer(connection, request_id, answer.dump())
             if also is not None:
                 also(connection)
 
         await (self._database.insist(write) if insist else self._database.write(write))
 
     async def settle(
-        self, owner: Owner, asked: Interrupted, settled: Resumed, scope: Scope | None = None
+        self, owner: Owner, asked: Interrupted, resumed: Resumed, scope: Scope | None = None
     ) -> Grant | None:
         """Write down how an interrupt ended, in the table and in the audit log.
 
         With a scope the person has allowed more than this request: return the grant.
         """
         now = now_ms()
-        given = scope and GrantRow(
-            id=str(uuid4()),
-            principal=owner.principal,
-            context_id=owner.context_id,
-            task_id=(owner.task_id or "") if scope == "task" else "",
-            directory=asked.directory or "",
-            permission=asked.permission or "",
-            patterns=orjson.dumps(asked.always),
-            request_id=asked.request_id,
-            given_at=now,
-        )
 
         def write(connection: Connection) -> Grant | None:
-            rows.settle(connection, settled.request_id, settled.resolution, now, settled.by)
-            return _grant(grant_rows.add(connection, given)) if given else None
+            rows.settle(connection, resumed.request_id, resumed.resolution, now, resumed.by)
+            return give(connection, owner, asked, scope, now) if scope else None
 
         grant = await self._database.insist(write)
-        if grant is not None and given is not None and grant.id == given.id:
-            _audit_grant("grant given", grant)
-        metrics.INTERRUPT_RESOLVED.labels(settled.resolution).inc()
+        if grant is not None and grant.request_id == asked.request_id:
+            AUDIT.info(
+                "grant given",
+                grant_id=grant.id,
+                principal=grant.principal,
+                context_id=grant.context_id,
+                task_id=grant.task_id,
+                permission=grant.permission,
+                patterns=[*grant.patterns],
+                request_id=grant.request_id,
+            )
+        metrics.INTERRUPT_RESOLVED.labels(resumed.resolution).inc()
         AUDIT.info(
             "interrupt settled",
             request_id=asked.request_id,
@@ -345,71 +316,36 @@ class Interrupts:
             permission=asked.permission,
             patterns=asked.patterns,
             asked_at=asked.asked_at,
-            resolution=settled.resolution,
-            by=settled.by,
+            resolution=resumed.resolution,
+            by=resumed.by,
             settled_at=now,
         )
         return grant
 
-    async def covering(self, owner: Owner, asked: Interrupted) -> Grant | None:
-        """Return the grant by which a person has allowed this already.
-
-        A database that is away is waited for: the request would be lost otherwise.
-        """
-        found = await self._database.insist(
-            lambda connection: grant_rows.of_context(connection, owner.principal, owner.context_id)
-        )
-        grants = map(_grant, found)
-        return next((grant for grant in grants if grant.covers(owner, asked)), None)
-
-    async def grants(self, principal: Principal, ended: Sequence[str], most: int) -> list[Grant]:
-        """Return what a principal has allowed and what still holds, newest first."""
-        found = await self._database.read(
-            lambda connection: grant_rows.listed(connection, principal, ended, most)
-        )
-        return [*map(_grant, found)]
-
-    async def revoke(self, principal: Principal, grant_id: str) -> None:
-        """End a grant: what it would have allowed is asked from now on."""
-        now = now_ms()
-        if not await self._database.write(
-            lambda connection: grant_rows.revoke(connection, principal, grant_id, now)
-        ):
-            raise GrantNotFoundError(grant_id=grant_id[:128])
-        AUDIT.info("grant revoked", grant_id=grant_id, principal=principal)
-
-    async def answers(self, owner: Owner) -> dict[RequestId, Answer]:
-        """Return the answers to a task's interrupts that count, or may count yet.
+    async def answered(self, owner: Owner) -> list[tuple[Interrupted, Answer]]:
+        """Return the answers to what a task or an errand asked that count, or may count yet.
 
         One that has settled its interrupt is among them: the service may have been killed
-        before the log of the task said so.
+        before the log of the task said so, or before others were settled by it too.
         """
-        task_id, found = owner.task_id, dict[RequestId, Answer]()
-        if task_id is None:
-            return found
-        for row in await self._database.read(lambda connection: rows.of_task(connection, task_id)):
+        where = (owner.task_id or "", owner.context_id)
+        found: list[tuple[Interrupted, Answer]] = []
+        for row in await self._database.read(lambda connection: rows.answered(connection, *where)):
             answer = Answer.load(row.answer) if row.answer else None
             if answer and (row.resolution is None or row.settled_by == answer.by):
-                found[RequestId(row.request_id)] = answer
+                found.append((Interrupted.load(orjson.loads(row.asked)), answer))
         return found
 
-    async def left(self) -> list[tuple[Owner, Interrupted, Answer | None]]:
+    async def left(self) -> list[tuple[Owner, Interrupted]]:
         """Return what an earlier process asked for work that no task follows."""
-        return [
-            (
-                Owner(
-                    None,
-                    ContextId(row.context_id),
-                    Principal(row.principal),
-                    # An earlier version did not store them; the deployment may have less now.
-                    (Rights(**orjson.loads(row.rights)) if row.rights else NARROWEST)
-                    & self._rights,
-                ),
-                Interrupted.load(orjson.loads(row.asked)),
-                Answer.load(row.answer) if row.answer else None,
-            )
-            for row in await self._database.read(rows.left)
-        ]
+        found: list[tuple[Owner, Interrupted]] = []
+        for row in await self._database.read(rows.left):
+            # An earlier version did not store the rights; the deployment may allow less now.
+            rights = Rights(**orjson.loads(row.rights)) if row.rights else NARROWEST
+            context_id, principal = ContextId(row.context_id), Principal(row.principal)
+            owner = Owner(None, context_id, principal, rights & self._rights)
+            found.append((owner, Interrupted.load(orjson.loads(row.asked))))
+        return found
 
     async def pending(self, principal: Principal | None, kind: str) -> list[Interrupt]:
         """Return what a principal is asked now, or everybody, the most urgent first."""
@@ -417,45 +353,19 @@ class Interrupts:
             lambda connection: rows.pending(connection, principal, kind)
         )
         waiting = (self.open.get(RequestId(row.request_id)) for row in found)
-        return [one for one in waiting if one is not None and one.waiting]
+        return [one for one in waiting if one is not None and one.waits]
 
     async def find(self, request_id: str) -> InterruptRow | None:
         """Return what is stored about an interrupt, settled ones included."""
         return await self._database.read(lambda connection: rows.find(connection, request_id))
 
 
-def _grant(row: GrantRow) -> Grant:
-    return Grant(
-        row.id,
-        Principal(row.principal),
-        ContextId(row.context_id),
-        TaskId(row.task_id) if row.task_id else None,
-        row.directory,
-        row.permission,
-        tuple(orjson.loads(row.patterns)),
-        RequestId(row.request_id),
-        row.given_at,
-    )
-
-
-def _audit_grant(event: str, grant: Grant) -> None:
-    AUDIT.info(
-        event,
-        grant_id=grant.id,
-        principal=grant.principal,
-        context_id=grant.context_id,
-        task_id=grant.task_id,
-        permission=grant.permission,
-        patterns=[*grant.patterns],
-        request_id=grant.request_id,
-    )
-
-
 class TurnInterrupts:
-    """The interrupts of one turn, or of a session that works without a task.
+    """The interrupts of one turn, or of one errand.
 
-    Its owner passes all events of the session through ``register``, has due answers given with
-    ``answer_due``, and looks at ``stale`` and ``forged`` afterwards.
+    Its owner passes all events of the session through ``screen``, says with ``note_logged`` that
+    they are in the log, has due answers given with ``answer_due``, and looks at ``stale`` and
+    ``forged`` afterwards.
     """
 
     def __init__(self, interrupts: Interrupts, owner: Owner, wake: Callable[[], None]) -> None:
@@ -468,14 +378,10 @@ class TurnInterrupts:
         self._connected = asyncio.Event()
         self.open: dict[RequestId, Interrupt] = {}
         """Those that are not settled, of people and of rules."""
-        self._due: list[Interrupt] = []
-        """Past their deadline, or to be answered by a rule."""
         self._settled: list[Interrupt] = []
         """Settled, and about to be written to the log."""
-        self._refused: dict[SessionId, Answer] = {}
-        """Sessions in which something was refused: OpenCode then refuses all that is pending."""
-        self._granted: dict[RequestId, Answer] = {}
-        """What was open when an "always" was given in its session: OpenCode may grant it too."""
+        self._refusing: Answer | None = None
+        """Whoever stops what runs refuses all that it asks, also what is heard of only now."""
         self.busy = False
         """OpenCode was at work when its state was last read."""
         self.stale = False
@@ -486,39 +392,32 @@ class TurnInterrupts:
     @property
     def waiting(self) -> bool:
         """Whether the turn is waiting for a person."""
-        return any(one.by_rule is None for one in self.open.values())
+        return any(interrupt.waits for interrupt in self.open.values())
 
-    def restore(self, asked: Interrupted, answer: Answer | None = None) -> None:
-        """Take up an interrupt from before a restart, with what is left of its time.
-
-        Whether OpenCode got an answer that was stored is not known. It is given once more, to the
-        same request: OpenCode refuses it if it is not pending.
-        """
-        interrupt = Interrupt(asked, self.owner, self, answer=answer)
+    def restore(self, asked: Interrupted) -> None:
+        """Take up an interrupt from before a restart, with what is left of its time."""
+        interrupt = Interrupt(asked, self, Stage.WAITING)
         self.open[asked.request_id] = self._interrupts.open[asked.request_id] = interrupt
-        if answer is not None:
-            self._due.append(interrupt)
         left = ((asked.expires_at or 0) - now_ms()) / 1000
         self._arm(interrupt, left if self.owner.rights.waits else 0)
 
-    def connect(self, location: Location, answers: Mapping[RequestId, Answer]) -> None:
-        """Begin to answer; ``answers`` are those that an earlier process stored."""
-        self._location = location
-        for interrupt in self.open.values():
-            if interrupt.asked.request_id in answers:
-                interrupt.answer = answers[interrupt.asked.request_id]
-                self._due.append(interrupt)
-        self._connected.set()
+    def connect(
+        self, location: Location, answered: Sequence[tuple[Interrupted, Answer]] = ()
+    ) -> None:
+        """Begin to answer; ``answered`` is what an earlier process stored.
 
-    async def connected(self) -> None:
-        """Wait until answers can be given; after a restart of the service it takes a moment."""
-        try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                await self._connected.wait()
-        except TimeoutError:
-            raise UpstreamUnreachableError(
-                "The turn is not connected to OpenCode yet; try again"
-            ) from None
+        Whether OpenCode got such an answer is not known. It is given once more, to the same
+        request: OpenCode refuses it if it is not pending.
+        """
+        self._location = location
+        for asked, answer in answered:
+            interrupt = self.open.get(asked.request_id)
+            if interrupt is not None and interrupt.stage is Stage.WAITING:
+                interrupt.answer = answer
+                self._make_due(interrupt, answer)
+            if answer.resolution == "always":
+                self._note_implied(asked, answer)
+        self._connected.set()
 
     def close(self) -> None:
         for request_id, interrupt in self.open.items():
@@ -527,9 +426,9 @@ class TurnInterrupts:
                 interrupt.timer.cancel()
         self.changed.set()
 
-    # Asked and settled
+    # Asked
 
-    async def register(self, events: list[TurnEvent]) -> list[TurnEvent | Answered]:
+    async def screen(self, events: list[TurnEvent]) -> list[TurnEvent | Answered]:
         """Give interrupts an owner and a deadline, and name who settled them."""
         if not any(isinstance(event, Interrupted | Resumed) for event in events):
             return [*events]
@@ -544,66 +443,37 @@ class TurnInterrupts:
                         out.append(await self._ask(event))
                 case Resumed():
                     interrupt = self.open.pop(event.request_id, None)
-                    if interrupt is None:
-                        continue  # it was another's
-                    self._interrupts.open.pop(event.request_id, None)
-                    if interrupt.timer is not None:
-                        interrupt.timer.cancel()
-                    settled = self._attribute(interrupt, event, ending=ending, ran=ran)
-                    self._settled.append(interrupt)
-                    counted = interrupt.counted
-                    scope = None
-                    if counted is not None and isinstance(counted.reply, PermissionReply):
-                        scope = counted.reply.scope
-                    grant = await self._interrupts.settle(
-                        self.owner, interrupt.asked, settled, scope
-                    )
-                    if grant is not None:
-                        self._use(grant)
-                    if interrupt.by_rule is None:
-                        answer = interrupt.counted
-                        if answer is not None and answer.message is not None:
-                            out.append(Answered(answer.message))
-                        out.append(settled)
+                    if interrupt is not None:  # else it was another's
+                        out += await self._settle(interrupt, event, ending=ending, ran=ran)
                 case _:
                     out.append(event)
         self.changed.set()
         self.changed = asyncio.Event()
         return out
 
-    def release(self) -> None:
-        """Note that all that was registered is in the log: whoever answered may go on."""
-        for interrupt in self._settled:
-            interrupt.settled.set()
-        self._settled.clear()
-
-    def _use(self, grant: Grant) -> None:
-        """Answer what is being asked at the moment and was just allowed with something else."""
-        for interrupt in self.open.values():
-            if interrupt.waiting and grant.covers(self.owner, interrupt.asked):
-                interrupt.by_grant = Answer(PermissionReply("once"), grant.by)
-                self._expire(interrupt)
-
     async def _ask(self, asked: Interrupted) -> TurnEvent:
         """Put an interrupt to a person, or to a rule; return what the log says of it."""
         # A grant is for one directory, so that it has to be known.
         asked = replace(asked, directory=asked.directory or self._location.directory)
-        interrupt = Interrupt(asked, self.owner, self)
+        interrupt = Interrupt(asked, self, implied=self._refusing)
         # Before anything is awaited: an errand in the same session must not ask it as well.
         self._interrupts.open[asked.request_id] = interrupt
         rights, action = self.owner.rights, rule_action(self._interrupts.settings, asked)
-        action = rights.narrow(asked.permission or QUESTION, action)
-        if asked.type == "question" and action != "ask":
-            refusal = QuestionReply([[UNATTENDED_MESSAGE] for _ in asked.questions])
-            interrupt.by_rule = Answer(refusal, RULE)
-        elif action != "ask":
-            message = DENIED_MESSAGE if rights.waits else UNATTENDED_MESSAGE
-            denied = PermissionReply("reject", message)
-            reply = PermissionReply("once") if action == "allow" else denied
-            interrupt.by_rule = Answer(reply, RULE)
-        grant = await self._interrupts.covering(self.owner, asked) if action == "ask" else None
-        if grant is not None:
-            interrupt.by_rule = Answer(PermissionReply("once"), grant.by)
+        action, reason = rights.narrow(asked.permission or QUESTION, action), ""
+        if action == "ask":
+            grant = await self._interrupts.grants.covering(self.owner, asked)
+            if grant is not None:
+                interrupt.due = Answer(PermissionReply("once"), grant.by)
+                action, reason = "allow", f"allowed before, by {grant.by}"
+        else:
+            reply: Reply = PermissionReply("once")
+            if asked.type == "question":
+                reply = QuestionReply([[UNATTENDED_MESSAGE] for _ in asked.questions])
+            elif action == "deny":
+                message = DENIED_MESSAGE if rights.waits else UNATTENDED_MESSAGE
+                reply = PermissionReply("reject", message)
+            interrupt.due = Answer(reply, RULE)
+            reason = "answered by a rule of this service"
         if asked.call_id is not None and asked.tool_input is None:
             # OpenCode stores what the tool was called with a moment after it asks.
             try:
@@ -615,69 +485,236 @@ class TurnInterrupts:
             except UpstreamError as error:
                 logger.warning("input of a tool call not known", error=error.message)
         # Only what a task puts to a person has a number: nobody has to name anything else.
-        numbered = interrupt.by_rule is None and self.owner.task_id is not None
-        asked = await self._interrupts.ask(self.owner, asked, numbered=numbered)
-        interrupt.asked = asked
+        interrupt.for_person = interrupt.due is None
+        numbered = interrupt.for_person and self.owner.task_id is not None
+        asked = interrupt.asked = await self._interrupts.ask(self.owner, asked, numbered=numbered)
         self.open[asked.request_id] = interrupt
-        if interrupt.by_rule is None:
+        if interrupt.due is None:
+            interrupt.stage = Stage.WAITING
             self._arm(interrupt, self._interrupts.settings.interrupt_request_ttl_seconds)
             return asked
-        self._expire(interrupt)
+        self._make_due(interrupt, interrupt.due)
         subject = f"{asked.permission}: {', '.join(asked.patterns)}"
         if asked.type == "question":
             subject = " ".join(question.question for question in asked.questions)
-        return Progressed(
-            asked.type,
-            "denied" if action == "deny" else "allowed",
-            part_id=asked.request_id,
-            title=subject,
-            reason=f"allowed before, by {grant.by}"
-            if grant is not None
-            else "answered by a rule of this service",
-        )
+        status = "denied" if action == "deny" else "allowed"
+        return Progressed(asked.type, status, asked.request_id, subject, reason=reason)
 
     def _arm(self, interrupt: Interrupt, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        interrupt.timer = loop.call_later(max(0.0, seconds), self._expire, interrupt)
+        """Have the turn look what is due when the time of an interrupt is over."""
+        interrupt.timer = asyncio.get_running_loop().call_later(max(0.0, seconds), self._wake)
 
-    def _expire(self, interrupt: Interrupt) -> None:
-        self._due.append(interrupt)
+    def _make_due(self, interrupt: Interrupt, answer: Answer) -> None:
+        interrupt.stage, interrupt.due = Stage.DUE, answer
         self._wake()
+
+    # Answered
+
+    async def answer_due(self) -> bool:
+        """Give the answers that are due; False when the turn has to end instead."""
+        now = asyncio.get_running_loop().time()
+        for interrupt in [*self.open.values()]:
+            asked, before, answer = interrupt.asked, interrupt.stage, interrupt.due
+            if before is Stage.WAITING and interrupt.timer and interrupt.timer.when() <= now:
+                answer = interrupt.answer  # a person's, which could not be delivered
+                if answer is None:
+                    reply = expiry(self._interrupts.settings, asked)
+                    if reply is None:
+                        interrupt.stage = Stage.EXPIRED
+                        return False
+                    answer = Answer(reply, CLOCK)
+            elif before is not Stage.DUE:
+                continue
+            if answer is None:
+                continue
+            interrupt.stage = Stage.SENDING
+            try:
+                await self._interrupts.store_answer([asked.request_id], answer, insist=True)
+                await self._send(interrupt, answer)
+            except UpstreamNotFoundError:
+                pass  # OpenCode's state, which is read next, says why
+            except UpstreamError as error:
+                logger.warning(
+                    "interrupt not answered", request_id=asked.request_id, error=error.message
+                )
+            finally:
+                if interrupt.stage is Stage.SENDING:
+                    interrupt.stage = before
+        return True
+
+    async def answer(
+        self, request_ids: Sequence[str], answer: Answer, also: Write | None = None
+    ) -> None:
+        """Answer for a person; return once OpenCode has taken the answer to all of them.
+
+        ``also`` is written together with the answer, before OpenCode gets it.
+        """
+        found: list[Interrupt] = []
+        for request_id in request_ids:
+            interrupt = self.open.get(RequestId(request_id))
+            if interrupt is None or not interrupt.waits or interrupt.stage not in ANSWERABLE:
+                raise InterruptNotFoundError(request_id=request_id[:128])
+            self._interrupts.check(self.owner, interrupt.asked, answer)
+            found.append(interrupt)
+        before = [(interrupt, interrupt.stage) for interrupt in found]
+        for interrupt in found:
+            interrupt.stage = Stage.SENDING  # from here on nobody else can answer
+        try:
+            await self._interrupts.store_answer(request_ids, answer, also)
+        except BaseException:
+            for interrupt, stage in before:
+                if interrupt.stage is Stage.SENDING:
+                    interrupt.stage = stage
+            raise
+        failed: dict[Interrupt, ServiceError] = {}
+        try:
+            await self._wait_connected()
+            for interrupt in found:
+                try:
+                    await self._send_and_confirm(interrupt, answer)
+                except ServiceError as error:
+                    failed[interrupt] = error
+        finally:
+            for interrupt in found:
+                if interrupt.stage is Stage.SENDING:  # the turn gives it, since it is stored
+                    self._make_due(interrupt, answer)
+            self._wake()  # the deadline may have passed meanwhile
+        if failed:
+            raise _outcome(found, failed)
+
+    async def repeat(self, message: Message) -> None:
+        """Make sure that OpenCode gets the answer in a message that was taken before."""
+        await self._wait_connected()
+        # What is settled but not in the log yet is no longer open; its outcome is waited for too.
+        for interrupt in (*self._settled, *self.open.values()):
+            known = (interrupt.answer, interrupt.due)
+            answer = next((one for one in known if one and one.message == message), None)
+            if answer is None:
+                continue
+            if interrupt.stage in ANSWERABLE:
+                interrupt.stage = Stage.SENDING
+                await self._send_and_confirm(interrupt, answer)
+            else:
+                await self._confirmed(interrupt, answer)
+
+    async def _wait_connected(self) -> None:
+        """Wait until answers can be given; after a restart of the service it takes a moment."""
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await self._connected.wait()
+        except TimeoutError:
+            raise UpstreamUnreachableError(
+                "The turn is not connected to OpenCode yet; try again"
+            ) from None
+
+    async def _send_and_confirm(self, interrupt: Interrupt, answer: Answer) -> None:
+        """Give OpenCode an answer, and wait until it says that the answer counts."""
+        try:
+            if interrupt.stage is Stage.SENDING:  # else it was settled with another one
+                await self._send(interrupt, answer)
+        except UpstreamNotFoundError:
+            if answer not in (interrupt.answer, interrupt.implied):
+                raise InterruptNotFoundError(request_id=interrupt.asked.request_id) from None
+        except BaseException:
+            if interrupt.stage is Stage.SENDING:
+                interrupt.stage = Stage.WAITING
+            raise
+        await self._confirmed(interrupt, answer)
+
+    async def _send(self, interrupt: Interrupt, answer: Answer) -> None:
+        """Give OpenCode an answer that is stored."""
+        asked, earlier, interrupt.answer = interrupt.asked, interrupt.answer, answer
+        if answer.resolution in ("rejected", "always"):
+            self._note_implied(asked, answer)
+        try:
+            await self._interrupts.reply(asked, answer.reply, self._at(asked))
+        except UpstreamNotFoundError:
+            # It is not pending: an earlier try got through, or an answer from elsewhere.
+            if interrupt.stage is Stage.SENDING:
+                interrupt.answer, interrupt.stage = earlier, Stage.DELIVERED
+            for other in self.open.values():
+                if earlier is None and other.implied is answer and answer.resolution == "always":
+                    other.implied = None
+            self.stale = True
+            self._wake()
+            raise
+        if interrupt.stage is Stage.SENDING:
+            interrupt.stage = Stage.DELIVERED
+
+    async def _confirmed(self, interrupt: Interrupt, answer: Answer) -> None:
+        """Wait until OpenCode says that an interrupt is settled; raise if not by this answer."""
+        try:
+            async with asyncio.timeout(CONFIRM_SECONDS):
+                await interrupt.logged.wait()
+        except TimeoutError:
+            if interrupt.stage is Stage.DELIVERED:
+                interrupt.stage = Stage.WAITING
+            raise UpstreamPayloadError(
+                "OpenCode accepted the answer but did not confirm it. Try again."
+            ) from None
+        if interrupt.answer != answer:
+            raise InterruptNotFoundError(request_id=interrupt.asked.request_id)
+
+    # Settled
+
+    async def _settle(
+        self, interrupt: Interrupt, event: Resumed, *, ending: bool, ran: Container[str | None]
+    ) -> list[TurnEvent | Answered]:
+        """Write down how an interrupt ended; return what the log says of it."""
+        asked = interrupt.asked
+        self._interrupts.open.pop(asked.request_id, None)
+        if interrupt.timer is not None:
+            interrupt.timer.cancel()
+        resumed, counted = self._attribute(interrupt, event, ending=ending, ran=ran)
+        interrupt.stage, interrupt.answer = Stage.SETTLED, counted
+        self._settled.append(interrupt)
+        scope = None
+        if counted is not None and isinstance(counted.reply, PermissionReply):
+            scope = counted.reply.scope
+        grant = await self._interrupts.settle(self.owner, asked, resumed, scope)
+        for other in self.open.values() if grant is not None else ():
+            if other.stage is Stage.WAITING and grant and grant.covers(self.owner, other.asked):
+                self._make_due(other, Answer(PermissionReply("once"), grant.by))
+        if not interrupt.for_person:
+            return []
+        message = counted and counted.message
+        return [resumed] if message is None else [Answered(message), resumed]
+
+    def note_logged(self) -> None:
+        """Note that all that was screened is in the log: whoever answered may go on."""
+        for interrupt in self._settled:
+            interrupt.logged.set()
+        self._settled.clear()
 
     def _attribute(
         self, interrupt: Interrupt, event: Resumed, *, ending: bool, ran: Container[str | None]
-    ) -> Resumed:
+    ) -> tuple[Resumed, Answer | None]:
         """Say whose answer settled an interrupt, and how; notice answers that nobody gave here."""
         asked, answer, void = interrupt.asked, interrupt.answer, event.resolution == "void"
-        if interrupt.expired:
-            return replace(event, by=CLOCK, resolution="expired")
+        if interrupt.stage is Stage.EXPIRED:
+            return replace(event, by=CLOCK, resolution="expired"), None
         # A call that has asked and has done its work was allowed to by somebody.
         done = asked.type == "permission" and asked.call_id in ran
         if answer is not None:
             # One that is gone without a word has taken the answer that was on its way to it.
-            taken = interrupt.delivered or not ending
+            taken = interrupt.stage is Stage.DELIVERED or not ending
             if not void:
                 taken = answer.resolution == event.resolution
             elif done and answer.resolution != "rejected":
                 taken = True
             if taken:
-                interrupt.counted = answer
-                if answer.resolution == "always":
-                    self._grant(asked, answer)  # also what was heard since it was sent
+                if answer.resolution in ("rejected", "always"):
+                    self._note_implied(asked, answer)  # also for what was heard since it was sent
                 resolution = "expired" if answer.by == CLOCK else answer.resolution
-                return replace(event, by=answer.by, resolution=resolution)
-        # The answer to another interrupt may have settled this one too.
-        refused = self._refused.get(asked.session_id)
-        if refused is not None and event.resolution in ("rejected", "void"):
-            interrupt.counted = refused
-            return replace(event, by=refused.by)
-        granted = self._granted.pop(asked.request_id, None)
-        if granted is not None and event.resolution in ("always", "void"):
-            return replace(event, by=granted.by)
+                return replace(event, by=answer.by, resolution=resolution), answer
+        implied = interrupt.implied
+        if implied is not None and event.resolution in (implied.resolution, "void"):
+            counted = implied if implied.resolution == "rejected" else None
+            return replace(event, by=implied.by), counted
         if void and done:
             event, void = replace(event, resolution="once"), False
         if void and (ending or not self.busy):
-            return event
+            return event, None
         if not self._interrupts.console_answers:
             self.forged = asked
             AUDIT.warning(
@@ -691,134 +728,30 @@ class TurnInterrupts:
                 patterns=asked.patterns,
                 resolution=event.resolution,
             )
-        return event if void else replace(event, by=ELSEWHERE)
+        return event if void else replace(event, by=ELSEWHERE), None
 
-    def _grant(self, asked: Interrupted, answer: Answer) -> None:
-        """Note which others of the session OpenCode may settle with an "always"."""
-        for request_id, one in self.open.items():
-            same = (one.asked.session_id, one.asked.permission)
-            if same == (asked.session_id, asked.permission):
-                self._granted[request_id] = answer
+    def _note_implied(self, asked: Interrupted, answer: Answer) -> None:
+        """Note which others OpenCode may settle with the answer to one.
 
-    # Answered
+        After a refusal it refuses all that is pending in the session; after its own "always" it
+        allows what that covers.
+        """
+        for other in self.open.values():
+            same = answer.resolution == "rejected" or other.asked.permission == asked.permission
+            if same and other.asked.session_id == asked.session_id:
+                other.implied = answer
 
-    async def answer_due(self) -> bool:
-        """Give the answers that are due; False when the turn has to end instead."""
-        due, self._due = self._due, []
-        for interrupt in due:
-            asked = interrupt.asked
-            if asked.request_id not in self.open or interrupt.delivered:
-                continue
-            if interrupt.sending:  # a person's answer is on its way, and may yet fail
-                self._due.append(interrupt)
-                continue
-            answer = interrupt.answer or interrupt.by_rule or interrupt.by_grant
-            if answer is None:
-                reply = expiry(self._interrupts.settings, asked)
-                if reply is None:
-                    interrupt.expired = True
-                    return False
-                answer = Answer(reply, CLOCK)
-            interrupt.sending = True
-            try:
-                if answer is not interrupt.answer:
-                    await self._interrupts.store([asked.request_id], answer, insist=True)
-                await self._send(interrupt, answer)
-            except UpstreamNotFoundError:
-                pass  # OpenCode's state, which is read next, says why
-            except UpstreamError as error:
-                logger.warning(
-                    "interrupt not answered", request_id=asked.request_id, error=error.message
-                )
-                self._due.append(interrupt)
-            finally:
-                interrupt.sending = False
-        return True
+    # Stopped
 
-    async def answer(
-        self, interrupts: Sequence[Interrupt], answer: Answer, also: Write | None
-    ) -> None:
-        """Answer for a person; return once OpenCode has taken the answer to all of them."""
-        await self.connected()
-        for interrupt in interrupts:
-            if not interrupt.waiting or interrupt.sending or interrupt.delivered:
-                raise InterruptNotFoundError(request_id=interrupt.asked.request_id)
-            self._interrupts.check(self.owner, interrupt.asked, answer)
-        for interrupt in interrupts:
-            interrupt.sending = True  # from here on nobody else can answer
-        try:
-            requests = [interrupt.asked.request_id for interrupt in interrupts]
-            await self._interrupts.store(requests, answer, also)
-            for interrupt in interrupts:
-                await self._send_and_confirm(interrupt, answer)
-        finally:
-            for interrupt in interrupts:
-                interrupt.sending = False
-            self._wake()  # the deadline may have passed meanwhile
+    def refuse_all(self, by: Principal) -> None:
+        """Note that a person has the turn stopped, and so refuses what it asks."""
+        self._refusing = Answer(PermissionReply("reject"), by)
+        for interrupt in self.open.values():
+            interrupt.implied = self._refusing
 
-    async def repeat(self, message: Message) -> None:
-        """Make sure that OpenCode gets the answer in a message that was taken before."""
-        await self.connected()
-        # What is settled but not in the log yet is no longer open; its outcome is waited for too.
-        for interrupt in (*self._settled, *self.open.values()):
-            answer = interrupt.answer
-            if answer is None or answer.message != message:
-                continue
-            if interrupt.sending or interrupt.delivered or interrupt in self._settled:
-                await self._confirmed(interrupt, answer)
-                continue
-            interrupt.sending = True
-            try:
-                await self._send_and_confirm(interrupt, answer)
-            finally:
-                interrupt.sending = False
-
-    async def _send_and_confirm(self, interrupt: Interrupt, answer: Answer) -> None:
-        try:
-            await self._send(interrupt, answer)
-        except UpstreamNotFoundError:
-            # A refusal of another one of the session may have settled it, in the same way.
-            refused = self._refused.get(interrupt.asked.session_id)
-            if answer not in (interrupt.answer, refused):
-                raise InterruptNotFoundError(request_id=interrupt.asked.request_id) from None
-        await self._confirmed(interrupt, answer)
-
-    async def _send(self, interrupt: Interrupt, answer: Answer) -> None:
-        """Give OpenCode an answer that is stored."""
-        asked, earlier, interrupt.answer = interrupt.asked, interrupt.answer, answer
-        if answer.resolution == "rejected":
-            self._refused[asked.session_id] = answer
-        elif answer.resolution == "always":
-            self._grant(asked, answer)
-        try:
-            await self._interrupts.reply(asked, answer.reply, self._at(asked))
-        except UpstreamNotFoundError:
-            # It is not pending: an earlier try got through, or an answer from elsewhere.
-            interrupt.answer, interrupt.delivered = earlier, earlier is not None
-            if earlier is None:
-                self._granted.clear()
-            self.stale = True
-            self._wake()
-            raise
-        interrupt.delivered = True
-
-    async def _confirmed(self, interrupt: Interrupt, answer: Answer) -> None:
-        """Wait until OpenCode says that an interrupt is settled; raise if not by this answer."""
-        try:
-            async with asyncio.timeout(CONFIRM_SECONDS):
-                await interrupt.settled.wait()
-        except TimeoutError:
-            interrupt.delivered = False
-            raise UpstreamPayloadError(
-                "OpenCode accepted the answer but did not confirm it. Try again."
-            ) from None
-        if interrupt.counted != answer:
-            raise InterruptNotFoundError(request_id=interrupt.asked.request_id)
-
-    def refuse_all(self, sessions: Iterable[SessionId], by: Principal) -> None:
-        """Note that a person has these sessions stopped, and so refuses what they ask."""
-        for session in sessions:
-            self._refused[session] = Answer(PermissionReply("reject"), by)
+    def go_on(self) -> None:
+        """Note that the turn goes on after it was stopped: what it asks now is asked."""
+        self._refusing = None
 
     async def reject_all(self, sessions: Container[SessionId]) -> None:
         """Clear what is pending after the turn was stopped: OpenCode does not."""
@@ -838,3 +771,18 @@ class TurnInterrupts:
 
     def _at(self, asked: Interrupted) -> Location:
         return Location(directory=asked.directory) if asked.directory else self._location
+
+
+def _outcome(found: Sequence[Interrupt], failed: dict[Interrupt, ServiceError]) -> ServiceError:
+    """Return the error to an answer that did not count for all that it was given to.
+
+    One that may yet count if it is sent again decides.
+    """
+    errors = [*failed.values()]
+    error = next((one for one in errors if isinstance(one, UpstreamError)), errors[0])
+    if len(found) == 1:
+        return error
+    counted = ", ".join(one.name for one in found if one not in failed) or "none"
+    missed = "; ".join(f"not for {one.name}: {why.message}" for one, why in failed.items())
+    error.message = f"The answer counted for {counted}; {missed}"
+    return error

@@ -41,7 +41,7 @@ from opencode_a2a.events import (
     ToolChanged,
     TurnEvent,
 )
-from opencode_a2a.ids import MessageId, ModelRef, RequestId, SessionId
+from opencode_a2a.ids import MessageId, ModelRef, Owner, RequestId, SessionId
 from opencode_a2a.messages import Added, Answered, Delivery, TurnRequest
 from opencode_a2a.opencode.client import OpenCode
 from opencode_a2a.opencode.events import Event, PartDelta
@@ -60,7 +60,6 @@ from opencode_a2a.rights import STRUCTURED_OUTPUT
 from opencode_a2a.schemas import mismatches
 from opencode_a2a.store.database import Write
 from opencode_a2a.telemetry import now_ms
-from opencode_a2a.turns.grants import Owner
 from opencode_a2a.turns.interrupts import Interrupts, TurnInterrupts
 from opencode_a2a.turns.rights import WiderWorkError
 from opencode_a2a.turns.sessions import KNOWN_SESSIONS, PLAN_AGENT, BoundSession, Sessions
@@ -262,6 +261,8 @@ class Addition:
     cleared: bool = False
     """What was running has been stopped for it."""
     sent: bool = False
+    call: asyncio.Task[MessageWithParts] | None = None
+    """The call that it was last sent with."""
     tries: int = 0
 
     @property
@@ -529,7 +530,7 @@ class Attempt:
         turn, session = self._turn, self._session
         bound = turn.bound(session)
         if turn.emitted is None:
-            self._interrupts.connect(session.location, {})
+            self._interrupts.connect(session.location)
             events: list[TurnEvent] = [bound, Started()]
             if session.replaces:
                 events.append(REPLACED)
@@ -537,8 +538,8 @@ class Attempt:
             if not turn.canceled:
                 self._send(turn.request)
         else:
-            answers = await self._turns.interrupts.answers(turn.owner)
-            self._interrupts.connect(session.location, answers)
+            answered = await self._turns.interrupts.answered(turn.owner)
+            self._interrupts.connect(session.location, answered)
             await self._log.append([bound], session.link)
         self._tick()
         while not self._reader.finished:
@@ -683,7 +684,7 @@ class Attempt:
         schema = self._turn.request.routing.output_schema
         if schema is not None and not self._turn.plans:
             events = await _by_schema(events, schema)
-        screened = await self._interrupts.register(events)
+        screened = await self._interrupts.screen(events)
         if self._interrupts.forged is not None:  # noticed with the end of the turn: not a good end
             screened = [
                 Finished(Outcome.FAILED, event.message_id, failure=FORGED)
@@ -697,7 +698,7 @@ class Attempt:
             if self._turn.plans:
                 screened = [await self._proposed(event) for event in screened]
         await self._log.append(screened)
-        self._interrupts.release()
+        self._interrupts.note_logged()
 
     async def _proposed(self, event: TurnEvent | Answered) -> TurnEvent | Answered:
         """Have a person asked about the plan when the turn that made it has come to a good end."""
@@ -748,7 +749,7 @@ class Attempt:
         error = prompt.exception()
         if error is None:
             return await self._end() if self._drained() else []
-        addition = next((one for one in self._turn.additions if one.sent), None)
+        addition = next((one for one in self._turn.additions if one.call is prompt), None)
         if isinstance(error, UpstreamUnreachableError):
             # The connection broke; the turn may well be running. OpenCode's messages will tell.
             logger.warning("prompt call broke off", error=error.message)
@@ -839,6 +840,7 @@ class Attempt:
         for addition in [*turn.additions]:
             if addition.prompt_id in state.messages.users:  # OpenCode has it
                 turn.additions.remove(addition)
+                self._interrupts.go_on()
                 progress = addition.progress("delivered")
                 if (progress.type, progress.status, progress.part_id) not in told:
                     out.append(progress)
@@ -852,8 +854,7 @@ class Attempt:
         elif addition.delivery == "interrupt" and not addition.cleared:
             addition.cleared = True
             # What waits for a person is refused by whoever sent the message.
-            sessions = {self._session.session_id, *state.children}
-            self._interrupts.refuse_all(sessions, turn.owner.principal)
+            self._interrupts.refuse_all(turn.owner.principal)
             seconds = self._turns.settings.interrupts.cancel_abort_timeout_seconds
             try:
                 async with asyncio.timeout(seconds):
@@ -870,6 +871,7 @@ class Attempt:
         addition.tries += 1
         self._reader.state.expect(addition.prompt_id)
         self._send(addition.added.request)
+        addition.call = self._prompt
 
     def _withdraw(self, addition: Addition, reason: str) -> Progressed:
         """Give up a message that OpenCode would not take."""
