@@ -189,7 +189,7 @@ async def test_parallel_permissions_are_named_by_number_or_all_at_once(
     opencode.said[b'"reply":"always"'] = b'"reply":"once"'
     begun = await caller.begin("run both")
     async with Caller(service).subscribe(begun.id) as following:  # 0.3 would stop at the first
-        await following.until(lambda update: "2 requests" in str(update.status))
+        await following.until(lambda update: "2 requests" in str(update.raw))
     task = await caller.get(begun.id)
 
     unclear = await caller.ask("send", caller.message("yes", taskId=task.id))
@@ -212,7 +212,7 @@ async def both_asked(service: Running, opencode: FakeOpenCode, caller: Caller) -
     opencode.said[b'"reply":"always"'] = b'"reply":"once"'
     begun = await caller.begin("run both")
     async with Caller(service).subscribe(begun.id) as following:
-        await following.until(lambda update: "2 requests" in str(update.status))
+        await following.until(lambda update: "2 requests" in str(update.raw))
     return begun.id
 
 
@@ -326,7 +326,7 @@ async def test_no_to_all_refuses_each_of_them(
     opencode.play("permission-two-parallel-reject-first")
     begun = await caller.begin("run both")
     async with Caller(service).subscribe(begun.id) as following:  # 0.3 would stop at the first
-        await following.until(lambda update: "2 requests" in str(update.status))
+        await following.until(lambda update: "2 requests" in str(update.raw))
 
     ended = await caller.send("no to all", task=begun.id)
 

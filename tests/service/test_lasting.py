@@ -225,7 +225,7 @@ async def test_what_an_always_settles_while_the_service_is_away_is_not_forged(
         caller = Caller(service)
         begun = await caller.begin("run both")
         async with caller.subscribe(begun.id) as following:
-            await following.until(lambda update: "2 requests" in str(update.status))
+            await following.until(lambda update: "2 requests" in str(update.raw))
         second = [one["request_id"] for one in (await _pending(caller)) if one["number"] == 2]
         await caller.begin("1 always", task=begun.id)
 
