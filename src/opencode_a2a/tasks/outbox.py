@@ -300,7 +300,7 @@ class Outbox:
             while ahead and ahead[0].seq <= row.acked:
                 ahead.popleft()
             if (following := log()) is not None and status is not None:
-                following.told(status)  # a person may answer what the receiver was told
+                following.note_told(status)  # a person may answer what the receiver was told
         if row.state != "active":
             ended = "stopped" if outcome.gone else row.state
             metrics.PUSH_ENDED.labels(ended).inc()
