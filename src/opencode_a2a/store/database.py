@@ -173,10 +173,15 @@ class Prepared:
         return cursor
 
 
+def origin(error: Exception) -> BaseException:
+    """Return what the driver raised, if SQLAlchemy raised something in its place."""
+    return error.orig or error if isinstance(error, DBAPIError) else error
+
+
 def cause(error: Exception) -> str:
     """Return the driver's own words, in one line."""
-    origin = error.orig if isinstance(error, DBAPIError) else error
-    return (str(origin).splitlines() or [type(origin).__name__])[0]
+    raised = origin(error)
+    return (str(raised).splitlines() or [type(raised).__name__])[0]
 
 
 class Database:

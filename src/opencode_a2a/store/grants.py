@@ -1,7 +1,7 @@
 """Grants: what a person has allowed for a task or a context, until it is revoked."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -28,20 +28,13 @@ def add(connection: Connection, row: GrantRow) -> GrantRow:
     """Store a grant and return it; one that says the same already is returned instead."""
     same = ("principal", "context_id", "task_id", "directory", "permission", "patterns")
     query = sa.select(grants).where(grants.c.revoked_at.is_(None))
-    values = {column.name: value for column, value in zip(grants.c, _values(row), strict=True)}
+    values = asdict(row)
     found = connection.execute(query.where(*(grants.c[name] == values[name] for name in same)))
     earlier = found.mappings().first()
     if earlier is not None:
         return GrantRow(**earlier)
     connection.execute(grants.insert().values(values))
     return row
-
-
-def _values(row: GrantRow) -> tuple[str | bytes | int | None, ...]:
-    return (
-        *(row.id, row.principal, row.context_id, row.task_id, row.directory, row.permission),
-        *(row.patterns, row.request_id, row.given_at, row.revoked_at),
-    )
 
 
 def of_context(connection: Connection, principal: str, context_id: str) -> Sequence[GrantRow]:

@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from opencode_a2a.store.database import (
@@ -35,6 +35,7 @@ from opencode_a2a.store.database import (
     Replica,
     Result,
     cause,
+    origin,
 )
 from opencode_a2a.store.schema import ForeignTablesError, SchemaTooNewError, check_version, migrate
 
@@ -401,13 +402,9 @@ def _shown(conninfo: str) -> str:
     return f"postgresql://{user}{','.join(places)}/{known.get('dbname') or ''}"
 
 
-def _origin(error: Exception) -> BaseException:
-    return error.orig or error if isinstance(error, DBAPIError) else error
-
-
 def _state(error: Exception) -> str | None:
-    origin = _origin(error)
-    return origin.sqlstate if isinstance(origin, psycopg.Error) else None
+    raised = origin(error)
+    return raised.sqlstate if isinstance(raised, psycopg.Error) else None
 
 
 def _driver(connection: Connection) -> psycopg.Connection[Any]:

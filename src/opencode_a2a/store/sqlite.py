@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, make_url
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool, QueuePool
 
-from opencode_a2a.store.database import DatabaseError, Engine, PendingWrite, Result, cause
+from opencode_a2a.store.database import DatabaseError, Engine, PendingWrite, Result, cause, origin
 from opencode_a2a.store.earlier import Form, form_of
 from opencode_a2a.store.schema import SchemaTooNewError, migrate
 
@@ -132,10 +132,10 @@ def _transact(connection: Connection, calls: list[PendingWrite[Any]]) -> list[Re
         with connection.begin():
             return [Result(call, call.fn(connection)) for call in calls]
     except Exception as error:  # a call may raise anything: it belongs to whoever waits for it
-        origin = error.orig if isinstance(error, DBAPIError) else error
-        locked = isinstance(origin, sqlite3.OperationalError) and (
+        raised = origin(error)
+        locked = isinstance(raised, sqlite3.OperationalError) and (
             # The low byte is the kind of error; the rest says more about it.
-            origin.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+            raised.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
         )
         if len(calls) == 1 or locked:
             return [Result(call, None, error) for call in calls]
