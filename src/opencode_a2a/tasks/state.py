@@ -263,17 +263,13 @@ class TaskState:
         changed = self.status is not before or isinstance(event, Progressed)
         status = self.status if changed and not isinstance(event, Accepted) else None
         entry = Entry(self.seq, at, event, status, self.generation)
-        if changed:
-            self._remember(entry, before)
-        return entry
-
-    def _remember(self, entry: Entry, before: Status) -> None:
-        """Keep an entry that changed the state, for those who want to know of nothing else."""
-        if self.status.state is not before.state or isinstance(entry.event, Interrupted):
+        # An entry that changed the state is kept for those who want to know of nothing else.
+        if self.status.state is not before.state or isinstance(event, Interrupted):
             entry.changes = True
             self.changes.append(entry)
             if len(self.changes) > CHANGES:
                 self.unremembered = self.changes.popleft().seq
+        return entry
 
     def _fold(self, event: LogEvent, at: int) -> None:  # noqa: C901 # one case for each event
         match event:

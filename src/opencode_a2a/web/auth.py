@@ -262,12 +262,13 @@ class Authentication:
                 raise self._refusal(error.message, kind=InvalidTokenError) from None
             except UnauthenticatedError as error:
                 wrong = error.message
-        # Failures count for an address and a name, in a form of fixed size.
-        key = sha256(b"\0".join((peer_address(scope).encode(), scheme, name))).digest()
-        wait = self._throttle.wait(key)
         # Whoever holds a secret that cannot be guessed is let in even while others behind the
         # same address are made to wait: a stranger must not be able to lock the owner out.
-        if wait and (found is None or found.guessable):
+        if found is not None and not found.guessable:
+            return found
+        # Failures count for an address and a name, in a form of fixed size.
+        key = sha256(b"\0".join((peer_address(scope).encode(), scheme, name))).digest()
+        if wait := self._throttle.wait(key):
             seconds = math.ceil(wait)
             raise TooManyFailuresError(
                 f"Too many failed attempts with this name from this address; wait {seconds} s",
