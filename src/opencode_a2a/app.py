@@ -58,7 +58,7 @@ from opencode_a2a.opencode.upstream import (
 from opencode_a2a.peers.network import Fetcher
 from opencode_a2a.peers.tool import SERVER, PeerTool
 from opencode_a2a.printable import program
-from opencode_a2a.server.card import AgentSkill, Cards
+from opencode_a2a.server.card import Cards, OpenCodeSkill
 from opencode_a2a.server.contracts import EXTENSION_NAMES, spoken_versions
 from opencode_a2a.server.http import Terms
 from opencode_a2a.server.jsonrpc import RpcBinding
@@ -403,10 +403,14 @@ class Service:
         )
         methods = Dispatcher(EXTENSIONS, deps, settings)
 
-        async def agents() -> list[AgentSkill]:
+        async def agents() -> list[OpenCodeSkill]:
             at = Location(str(settings.workspace) if settings.workspace else None)
-            found = await fleet.serving(at.directory).turns.opencode.agents(at=at)
-            return [AgentSkill(one.name, one.description) for one in found if one.selectable]
+            opencode = fleet.serving(at.directory).turns.opencode
+            found, commands = await opencode.agents(at=at), await opencode.commands(at=at)
+            return [
+                *(OpenCodeSkill("agent", a.name, a.description) for a in found if a.selectable),
+                *(OpenCodeSkill("command", one.name, one.description) for one in commands),
+            ]
 
         cards = Cards(settings, now_ms(), agents, self.keys)
 

@@ -93,6 +93,8 @@ class Routing:
     model: ModelRef | None = None
     agent: str | None = None
     """Which of OpenCode's agents works on it."""
+    command: str | None = None
+    """Which of OpenCode's commands is run; the text of the message are its arguments."""
     rights: Rights = FULL
     """What the caller limits the turn to; the credential may allow less."""
     output_schema: JsonObject | None = None
@@ -138,6 +140,10 @@ class TurnRequest:
     """What the turn may do: what credential and caller both allow."""
     delivery: Delivery | None = None
     """How a running turn is to get it; ``steer`` unless the caller says so."""
+
+    @property
+    def text(self) -> str:
+        return "\n".join(part.text for part in self.prompt if part.text is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import pytest
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.client import Location, OpenCode
-from opencode_a2a.opencode.types import Prompt, TextInput
+from opencode_a2a.opencode.types import Prompt, TextInput, TextPart
 from tests.conftest import UNTRACKED, Stages
 from tests.live.conftest import ECHO
 from tests.support.backstage import Backstage, script
@@ -21,6 +21,7 @@ from tests.support.service import Running, serving, settings_for
 
 pytestmark = pytest.mark.live
 
+ASK: JsonObject = {"profile": "ask"}
 TOKENS = {
     name: f"{name}-" + "x" * 28 for name in ("auto", "read-only", "ask", "unattended", "other")
 }
@@ -474,3 +475,29 @@ async def test_the_shell_is_refused_where_changes_have_to_be_asked_for(
 
     assert refused.reason == "AUTHORIZATION_FORBIDDEN"
     assert not (free.workspace / "by-shell").exists()
+
+
+# Commands
+
+
+async def test_a_message_runs_a_command_with_its_text_as_arguments(
+    free: Backstage, service: Running
+) -> None:
+    caller = calling(service, "auto")
+    said = script([{"say": "noted"}])
+    by_name: JsonObject = {"opencode": {"command": "opencode.command.note"}}
+
+    done = await caller.send(said, metadata=by_name, message_id="note")
+    again = await caller.send(said, metadata=by_name, message_id="note")
+    asking = await caller.ask(
+        "send", caller.message("hello.txt", metadata={"opencode": {"command": "show", **ASK}})
+    )
+
+    assert (done.state, done.text, done.history) == ("completed", "noted", [said])
+    assert again.raw == done.raw
+    async with OpenCode(free.url, password=free.password) as opencode:
+        messages = (await opencode.messages(SessionId(done.session_id))).items
+    (prompt,) = [message for message in messages if message.info.role == "user"]
+    (text, *_) = [part.text for part in prompt.parts if isinstance(part, TextPart)]
+    assert text == f"Note: {said}"
+    assert b"AUTHORIZATION_FORBIDDEN" in asking.content

@@ -1,4 +1,4 @@
-"""OpenCode's agents as skills of the extended card, and chosen for a message."""
+"""OpenCode's agents and commands as skills of the extended card, and chosen for a message."""
 
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -30,7 +30,7 @@ async def agents(opencode: FakeOpenCode) -> AsyncGenerator[list[Any]]:
 
 
 async def skills(service: Running, wire: Wire) -> list[str]:
-    """Return the agents among the skills of the extended card."""
+    """Return the agents and commands among the skills of the extended card."""
     caller = Caller(service, wire)
     if wire.rpc:
         method = "GetExtendedAgentCard" if wire.modern else "agent/getAuthenticatedExtendedCard"
@@ -39,7 +39,8 @@ async def skills(service: Running, wire: Wire) -> list[str]:
     else:
         path = "/extendedAgentCard" if wire.modern else "/v1/card"
         card = orjson.loads((await service.http.get(path, headers=caller.headers)).content)
-    return [skill["id"] for skill in card["skills"] if skill["id"].startswith("opencode.agent.")]
+    offered = ("opencode.agent.", "opencode.command.")
+    return [skill["id"] for skill in card["skills"] if skill["id"].startswith(offered)]
 
 
 @pytest.mark.requirement("I17")
@@ -97,3 +98,55 @@ async def test_an_agent_that_cannot_be_chosen_is_refused_with_those_that_can(
     assert b"metadata.opencode.agent" in answer.content
     assert b"build, plan" in answer.content
     assert len(opencode.prompts) == prompts
+
+
+@pytest.fixture
+async def commands(opencode: FakeOpenCode) -> AsyncGenerator[list[Any]]:
+    opencode.commands[:] = [
+        {"name": "review", "description": "Reviews changes", "template": "Review $ARGUMENTS"},
+        {"name": "show", "template": "Show !`cat $1`"},
+    ]
+    yield opencode.commands
+    opencode.commands.clear()
+
+
+@pytest.mark.requirement("I17")
+async def test_the_commands_are_skills_of_the_extended_card_too(
+    serve: Serve, agents: list[Any], commands: list[Any]
+) -> None:
+    service = await serve()
+
+    listed = await skills(service, Wire.REST)
+
+    assert listed[-2:] == ["opencode.command.review", "opencode.command.show"]
+    assert len(listed) == 4
+
+
+@pytest.mark.requirement("ours-request-metadata")
+@pytest.mark.parametrize(
+    ("wanted", "text", "field", "says"),
+    [
+        ({"command": "nothing"}, "x", "metadata.opencode.command", "review, show"),
+        ({"command": "show"}, "x; rm -r .", "message.parts", "shell command"),
+        ({"command": "review", "plan": True}, "x", "metadata.opencode.command", "plan"),
+        ({"command": "review", "profile": "ask"}, "x", "", "without permission"),
+    ],
+    ids=["unknown", "unsafe", "planned", "narrow"],
+)
+@pytest.mark.parametrize("wire", [Wire.RPC])
+async def test_a_command_that_cannot_be_run_is_refused(
+    caller: Caller,
+    opencode: FakeOpenCode,
+    agents: list[Any],
+    commands: list[Any],
+    wanted: JsonObject,
+    text: str,
+    field: str,
+    says: str,
+) -> None:
+    refused = await caller.ask("send", caller.message(text, metadata={"opencode": wanted}))
+
+    assert "error" in refused.body
+    assert field.encode() in refused.content
+    assert says.encode() in refused.content
+    assert not opencode.prompts

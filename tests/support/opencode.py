@@ -167,6 +167,8 @@ class FakeOpenCode:
         """Every prompt that was sent, in order."""
         self.agents: list[Json] = []
         """The agents that there are."""
+        self.commands: list[Json] = []
+        """The commands that there are."""
         self.creating = asyncio.Event()
         """Clear it to let sessions wait before they are made."""
         self.creating.set()
@@ -278,6 +280,7 @@ class FakeOpenCode:
         for path, content in _CONSTANT.items():
             yield Route(path, _constant(content))
         yield Route("/agent", self._agents)
+        yield Route("/command", self._commands)
         yield Route("/global/event", self._events)
         yield Route("/session", self._create, methods=["POST"])
         yield Route("/session/status", self._statuses)
@@ -296,6 +299,9 @@ class FakeOpenCode:
 
     async def _agents(self, _: Request) -> Response:
         return Response(orjson.dumps(self.agents), media_type="application/json")
+
+    async def _commands(self, _: Request) -> Response:
+        return Response(orjson.dumps(self.commands), media_type="application/json")
 
     async def _events(self, _: Request) -> Response:
         return StreamingResponse(self._told(), media_type="text/event-stream")

@@ -7,7 +7,6 @@ messages as messages of A2A.
 """
 
 import base64
-import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal, Self
 
@@ -216,56 +215,6 @@ class CommandRequest(Body):
             "parts": await _inputs(session_id, self.parts, fetch) if self.parts else None,
         }
         return upstream.CommandCall.model_validate(call)
-
-
-_WORD = re.compile(r"\"[^\"]*\"|'[^']*'|[^\s\"']+")
-_PLACE = re.compile(r"\$(\d+)")
-_SHELL = re.compile(r"!`([^`]+)`")
-_FILE = re.compile(r"(?<![\w`])@(\.?[^\s`,.]*(?:\.[^\s`,.]+)*)")
-_PLAIN = re.compile(r"[\w./:@=,+][\w./:@=,+-]*")
-_JAVASCRIPT = re.compile(r"\$[$&`'<]")
-"""What stands for something else in the text that JavaScript replaces by."""
-
-
-def unsafe_arguments(template: str | None, arguments: str) -> str | None:
-    """Return why a command must not be given these arguments.
-
-    OpenCode (1.18) puts them into the template of the command and then runs what stands there as
-    ``!`command```, and reads the files that stand there as ``@file``, both without permission.
-    """
-    made = expanded(template or "", arguments)
-    if template is None:
-        foreign = True
-    else:
-        foreign = not {*_SHELL.findall(made)} <= {*_SHELL.findall(template)} or (
-            "`" in template and _JAVASCRIPT.search(arguments) is not None
-        )
-    if foreign and not all(map(_PLAIN.fullmatch, arguments.split())):
-        return (
-            "would become part of a shell command that runs without permission; use plain words "
-            "that do not begin with a hyphen"
-        )
-    for file in {*_FILE.findall(made)} - {*_FILE.findall(template or "")}:
-        if file.startswith(("/", "~")) or ".." in file.split("/"):
-            return "must not name files outside the workspace with @"
-    return None
-
-
-def expanded(template: str, arguments: str) -> str:
-    """Return the text that OpenCode makes of a command."""
-    words = [word.strip("\"'") for word in _WORD.findall(arguments)]
-    last = max((int(number) for number in _PLACE.findall(template)), default=0)
-
-    def word(place: re.Match[str]) -> str:
-        number = int(place[1])
-        return (
-            " ".join(words[number - 1 :]) if number == last else "".join(words[number - 1 : number])
-        )
-
-    made = _PLACE.sub(word, template).replace("$ARGUMENTS", arguments)
-    if not last and "$ARGUMENTS" not in template and arguments.strip():
-        made += f"\n\n{arguments}"
-    return made
 
 
 class ShellRequest(Body):

@@ -25,7 +25,7 @@ def _place(settings: Settings) -> list[Json]:
     return [*directory, "opencode.workspace.id"]
 
 
-_PRIVATE = ("opencode.agent", "opencode.plan", "opencode.new_task")
+_PRIVATE = ("opencode.agent", "opencode.command", "opencode.plan", "opencode.new_task")
 
 SESSION_BINDING = Extension(
     key="session_binding",
@@ -51,6 +51,8 @@ SESSION_BINDING = Extension(
     notes=(
         "Without a session id the context continues its session, or gets a new one.",
         "opencode.agent names one of OpenCode's agents, or its skill in the extended card.",
+        "opencode.command names one of OpenCode's commands, or its skill; the text of the message "
+        "is what it is called with.",
         "opencode.plan set to true has the message planned first: the task waits with the plan as "
         'an artifact, and is carried out when it is answered with "go".',
         "A session that belongs to another caller looks like one that does not exist.",

@@ -21,7 +21,6 @@ from opencode_a2a.extensions.messages import (
     PromptModel,
     PromptRequest,
     ShellRequest,
-    unsafe_arguments,
 )
 from opencode_a2a.extensions.params import (
     DEFAULT_LIMIT,
@@ -45,6 +44,7 @@ from opencode_a2a.extensions.params import (
 from opencode_a2a.extensions.registry import Access, Condition, Extension, Rules, aliases
 from opencode_a2a.ids import MessageId, ModelRef, SessionId, scoped_id
 from opencode_a2a.opencode import types as upstream
+from opencode_a2a.opencode.commands import unsafe_arguments
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 from opencode_a2a.validation import wrong

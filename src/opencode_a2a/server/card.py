@@ -45,10 +45,10 @@ from opencode_a2a.signing import JWKS_PATH, SigningKeys
 from opencode_a2a.telemetry import now_ms
 
 _Form = Literal["1.0", "0.3", "hybrid"]
-AGENT_SKILL = "opencode.agent."
-"""How the id of a skill begins that is one of OpenCode's agents."""
+AGENT_SKILL, COMMAND_SKILL = "opencode.agent.", "opencode.command."
+"""How the id of a skill begins that is one of OpenCode's agents or commands."""
 AGENTS_SECONDS = 10.0
-"""How long the agents are taken to be as they were."""
+"""How long the agents and commands are taken to be as they were."""
 AGENTS_PATIENCE_SECONDS = 2.0
 
 
@@ -75,29 +75,30 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
-class AgentSkill:
-    """One of OpenCode's agents, as the card offers it."""
+class OpenCodeSkill:
+    """One of OpenCode's agents or commands, as the card offers it."""
 
+    kind: Literal["agent", "command"]
     name: str
     description: str | None
 
 
-async def _no_agents() -> list[AgentSkill]:
+async def _no_agents() -> list[OpenCodeSkill]:
     return []
 
 
 class Cards:
     """All forms of the public and the extended card of a deployment.
 
-    The extended card lists OpenCode's agents. They are asked for when somebody reads that card, at
-    most every few seconds; while OpenCode is away the card keeps those it had last.
+    The extended card lists OpenCode's agents and commands. They are asked for when somebody reads
+    that card, at most every few seconds; while OpenCode is away the card keeps those it had last.
     """
 
     def __init__(
         self,
         settings: Settings,
         modified_at: int,
-        agents: Callable[[], Awaitable[list[AgentSkill]]] = _no_agents,
+        agents: Callable[[], Awaitable[list[OpenCodeSkill]]] = _no_agents,
         keys: SigningKeys | None = None,
     ) -> None:
         self._settings = settings
@@ -106,7 +107,7 @@ class Cards:
         self._public = _forms(settings, keys, extended=False)
         self._extended = _forms(settings, keys, extended=True)
         self._ask_agents = agents
-        self._agents: list[AgentSkill] = []
+        self._agents: list[OpenCodeSkill] = []
         self._asked_at = -math.inf
         self._asking = asyncio.Lock()
         self._catalog = Document(
@@ -117,7 +118,7 @@ class Cards:
             self._resource = Document(protected_resource(settings), private=False)
 
     async def refresh(self) -> None:
-        """Let the extended card follow a change of OpenCode's agents."""
+        """Let the extended card follow a change of OpenCode's agents and commands."""
         async with self._asking:
             if time.monotonic() < self._asked_at + AGENTS_SECONDS:
                 return
@@ -208,7 +209,7 @@ def _forms(
     keys: SigningKeys | None,
     *,
     extended: bool,
-    agents: Sequence[AgentSkill] = (),
+    agents: Sequence[OpenCodeSkill] = (),
 ) -> dict[_Form, Document]:
     """Return a card as each version writes it, and in a form that both can read."""
     url, versions = settings.public_url, spoken_versions(settings)
@@ -267,7 +268,7 @@ def _forms(
     return {name: Document(form, private=extended) for name, form in forms.items()}
 
 
-def _common(settings: Settings, *, extended: bool, agents: Sequence[AgentSkill]) -> JsonObject:
+def _common(settings: Settings, *, extended: bool, agents: Sequence[OpenCodeSkill]) -> JsonObject:
     """Return what both versions write alike."""
     a2a = settings.a2a
     sentences = [a2a.description]
@@ -306,14 +307,17 @@ def _common(settings: Settings, *, extended: bool, agents: Sequence[AgentSkill])
                 "examples": [f"{method.name}: {method.summary}" for method in methods],
             }
             skills.append(skill)
-    for agent in agents:
-        about = agent.description or f"The agent {agent.name} of OpenCode."
+    for one in agents:
+        about = one.description or f"The {one.kind} {one.name} of OpenCode."
+        chosen = f"Chosen for a message by metadata.opencode.{one.kind}"
+        if one.kind == "command":
+            chosen += "; the text of the message is what it is called with"
         offered: JsonObject = {
-            "id": f"{AGENT_SKILL}{agent.name}",
-            "name": agent.name,
-            "description": f"{about} Chosen for a message by metadata.opencode.agent.",
-            "tags": ["coding", "agent", "opencode"],
-            "inputModes": [*INPUT_MODES],
+            "id": f"{AGENT_SKILL if one.kind == 'agent' else COMMAND_SKILL}{one.name}",
+            "name": one.name,
+            "description": f"{about} {chosen}.",
+            "tags": ["coding", one.kind, "opencode"],
+            "inputModes": [*INPUT_MODES] if one.kind == "agent" else ["text/plain"],
             "outputModes": [*OUTPUT_MODES],
         }
         skills.append(offered)

@@ -59,7 +59,7 @@ from opencode_a2a.messages import (
 from opencode_a2a.peers.network import Fetch, Fetched, TooManyFilesError
 from opencode_a2a.rights import FULL, PROFILES, Rights
 from opencode_a2a.schemas import SchemaError, check_schema
-from opencode_a2a.server.card import AGENT_SKILL, Cards
+from opencode_a2a.server.card import AGENT_SKILL, COMMAND_SKILL, Cards
 from opencode_a2a.server.push import WebhookSender
 from opencode_a2a.tasks.log import LogReader
 from opencode_a2a.tasks.outbox import Outbox, PushConfig
@@ -424,6 +424,7 @@ def read_metadata(
         workspace_id=sources.text("opencode", "workspace", "id"),
         model=sources.model(),
         agent=(sources.text("opencode", "agent") or "").removeprefix(AGENT_SKILL) or None,
+        command=(sources.text("opencode", "command") or "").removeprefix(COMMAND_SKILL) or None,
         rights=sources.rights(),
         output_schema=sources.output_schema(),
         plan=sources.flag("opencode", "plan"),

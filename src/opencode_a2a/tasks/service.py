@@ -86,12 +86,13 @@ from opencode_a2a.turns.fleet import Fleet, Member
 from opencode_a2a.turns.interrupts import CLOCK
 from opencode_a2a.turns.rights import DEFAULT_AGENT
 from opencode_a2a.turns.sessions import (
+    COMMAND_FIELD,
     DIRECTORY_FIELD,
     PLAN_FIELD,
     SESSION_FIELD,
     WORKSPACE_FIELD,
 )
-from opencode_a2a.turns.turn import Turn
+from opencode_a2a.turns.turn import Turn, Turns
 
 logger = structlog.get_logger(__name__)
 
@@ -126,6 +127,10 @@ APPROVED = "The plan is approved. Carry it out."
 NOT_ALLOWED = (
     "The plan cannot be carried out with this credential and profile, which allow no changes; it "
     "can be changed, or the task be canceled"
+)
+UNASKED = (
+    "A command can run shell commands without permission, and this credential or profile has to "
+    "ask for, or refrain from, changes; send a message without metadata.opencode.command"
 )
 UNWATCHED = (
     "cannot be used where nobody is waited for (unattended); set metadata.opencode.agent to plan "
@@ -467,8 +472,7 @@ class TaskService:
         member = await self._fleet.member_for(command.principal, command.context_id, routing)
         await member.turns.reachable()
         if routing != ANYWHERE:
-            await member.turns.sessions.check(command.principal, routing)
-            _check_watched(command.request)
+            await _check(command.principal, command.request, member.turns)
         task = await self.admit(command, member)
         if isinstance(task, TaskRow):
             return Submitted(await self._log(task), 0)
@@ -656,7 +660,8 @@ class TaskService:
                     # What was to be planned is not done without a plan.
                     routing = replace(routing, plan=routing.plan or task.routing.plan)
                     request = replace(command.request, routing=routing)
-                    _check_watched(request)
+                    if routing != ANYWHERE:
+                        await _check(command.principal, request, task.member.turns)
                     remember = _remember(command, task.log, request)
                     await task.go_on(command.message, request, remember)
                     return Submitted(task.log, seq)
@@ -674,6 +679,8 @@ class TaskService:
                     self._check_place(command.request.routing, task)
                     if command.request.routing.plan and not task.routing.plan:
                         raise _wrong(PLAN_FIELD, ALREADY_AT_WORK)
+                    if command.request.routing.command is not None:
+                        raise _wrong(COMMAND_FIELD, ALREADY_AT_WORK)
                     seq, remember = state.seq, _remember(command, task.log)
                     await task.add(Added(command.message, command.request), remember)
                     return Submitted(task.log, seq)
@@ -906,6 +913,18 @@ class TaskService:
 
 def _wrong(field: str, text: str) -> InvalidParamsError:
     return InvalidParamsError(f"{field} {text}", violations=(Violation(field, text),))
+
+
+async def _check(principal: Principal, request: TurnRequest, turns: Turns) -> None:
+    """Refuse a prompt that cannot be run, or not with these rights, before it is stored."""
+    routing = request.routing
+    if routing.command is not None:
+        if (request.rights & turns.rights).changes != "allow":
+            raise AuthorizationForbiddenError(UNASKED)
+        if any(part.text is None for part in request.prompt):
+            raise _wrong("message.parts", "must be text alone: a command takes no files")
+    await turns.sessions.check(principal, routing, request.text)
+    _check_watched(request)
 
 
 def _check_watched(request: TurnRequest) -> None:

@@ -22,6 +22,7 @@ from opencode_a2a.errors import InvalidParamsError, SessionNotFoundError, Violat
 from opencode_a2a.ids import ContextId, Principal, SessionId
 from opencode_a2a.messages import Routing
 from opencode_a2a.opencode.client import Location, OpenCode, well_formed
+from opencode_a2a.opencode.commands import unsafe_arguments
 from opencode_a2a.opencode.types import Session, SessionDraft
 from opencode_a2a.rights import FULL
 from opencode_a2a.store import links
@@ -37,6 +38,7 @@ PLAN_FIELD = "metadata.opencode.plan"
 PLAN_AGENT = "plan"
 """The agent of OpenCode's that plans. It is also told not to change anything (1.18), and what it is
 allowed to do is narrowed here: by itself it may run any command."""
+COMMAND_FIELD = "metadata.opencode.command"
 AGENT_FIELD = "metadata.opencode.agent"
 DERIVED_CONTEXT = "ctx:opencode-session:"
 """Contexts of sessions that were listed, not begun, through this service."""
@@ -260,8 +262,11 @@ class Sessions:
 
     # Which session a turn runs in
 
-    async def check(self, principal: Principal, routing: Routing) -> None:
-        """Refuse what the caller may not use or what is not there, before a task exists."""
+    async def check(self, principal: Principal, routing: Routing, arguments: str = "") -> None:
+        """Refuse what the caller may not use or what is not there, before a task exists.
+
+        ``arguments`` are for the command, if one is to be run.
+        """
         location, _ = self.locate(routing)
         workspace = routing.workspace_id
         if workspace is not None and not await self.places.visible(principal, [workspace]):
@@ -273,6 +278,8 @@ class Sessions:
                 raise _missing(AGENT_FIELD, f"is not one of the agents: {', '.join(names)}")
             if routing.plan and PLAN_AGENT not in names:
                 raise _missing(PLAN_FIELD, f"needs OpenCode's agent {PLAN_AGENT}, which is off")
+        if routing.command is not None:
+            await self._check_command(routing, routing.command, arguments, location)
         if routing.session_id is None:
             return
         session_id = SessionId(routing.session_id)
@@ -284,6 +291,18 @@ class Sessions:
                 raise SessionNotFoundError
         except SessionNotFoundError:
             raise _missing(SESSION_FIELD, "no such session") from None
+
+    async def _check_command(
+        self, routing: Routing, name: str, arguments: str, at: Location
+    ) -> None:
+        if routing.plan or routing.output_schema is not None:
+            # Its shell commands run at once, and OpenCode gives its answer in no form.
+            raise _missing(COMMAND_FIELD, "cannot be used with a plan or a schema for the answer")
+        commands = {one.name: one for one in await self._opencode.command_sources(at=at)}
+        if name not in commands:
+            raise _missing(COMMAND_FIELD, f"is not one of the commands: {', '.join(commands)}")
+        if problem := unsafe_arguments(commands[name].template, arguments):
+            raise _missing("message.parts", problem)
 
     async def take(
         self, principal: Principal, context_id: ContextId, routing: Routing, *, fresh: bool = False

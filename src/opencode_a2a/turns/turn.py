@@ -48,6 +48,7 @@ from opencode_a2a.opencode.events import Event, PartDelta
 from opencode_a2a.opencode.feed import Feed, FeedItem, Gap, Wake
 from opencode_a2a.opencode.reader import Reader, Snapshot
 from opencode_a2a.opencode.types import (
+    CommandCall,
     FileInput,
     InputPart,
     MessageWithParts,
@@ -586,10 +587,28 @@ class Attempt:
         schema = request.routing.output_schema or first.output_schema
         if self._turn.plans:  # the schema is for what comes after
             schema = None
-        agent, tools = await self._limit(self._turn.agent(request.routing.agent))
+        agent, command = self._turn.agent(request.routing.agent), request.routing.command
+        if command is not None:
+            # The agent that is chosen for the command comes before one that is chosen otherwise.
+            sources = await self._turns.opencode.command_sources(at=self._session.location)
+            agent = next((one.agent for one in sources if one.name == command), None) or agent
+        agent, tools = await self._limit(agent, widens=command is None)
         model = await self._turns.model(self._session, request.routing.model)
         if self._turn.canceled:  # while the model was asked for: OpenCode need not hear of it
             raise asyncio.CancelledError
+        if command is not None:
+            called = CommandCall(
+                command=command,
+                arguments=request.text,
+                message_id=request.user_message_id,
+                agent=agent,
+                model=str(model) if model else None,
+                variant=settings.variant,
+            )
+            session = self._session
+            return await self._turns.opencode.run_command(
+                session.session_id, called, at=session.location
+            )
         parts: list[InputPart] = []
         for part in request.prompt:
             if part.text is not None:
@@ -613,7 +632,9 @@ class Attempt:
         del prompt, parts  # large files need not be kept until the turn has ended
         return await answer
 
-    async def _limit(self, agent: str | None) -> tuple[str | None, dict[str, bool] | None]:
+    async def _limit(
+        self, agent: str | None, *, widens: bool
+    ) -> tuple[str | None, dict[str, bool] | None]:
         """Have the session keep to the rights of the turn; return agent and tools for the prompt.
 
         Work with wider rights is waited for: the prompt would join it.
@@ -621,7 +642,7 @@ class Attempt:
         sessions, at, told = self._turns.sessions, self._session.location, False
         while not self._turn.canceled:
             try:
-                return await sessions.limit(self._work, agent, at, widens=True)
+                return await sessions.limit(self._work, agent, at, widens=widens)
             except WiderWorkError as wider:
                 if not told:
                     self._note(Progressed("queue", "waiting", title=str(wider)))
