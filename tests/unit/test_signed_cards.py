@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 from opencode_a2a.a2a.types import Version
 from opencode_a2a.config import Settings, load
 from opencode_a2a.events import JsonObject
-from opencode_a2a.server.card import AgentSkill, Cards
+from opencode_a2a.server.card import Cards, OpenCodeSkill
 from opencode_a2a.signing import signing_keys
 from tests.support.certificates import private_key
 
@@ -42,8 +42,8 @@ def signed(folder: Path, **more: str) -> Settings:
     return load({}, {**variables, **more})
 
 
-async def agents() -> list[AgentSkill]:
-    return [AgentSkill("build", None)]
+async def agents() -> list[OpenCodeSkill]:
+    return [OpenCodeSkill("agent", "build", None)]
 
 
 def cards_of(settings: Settings) -> Cards:
