@@ -2,7 +2,7 @@
 # node_modules. Needed on the machine: Python 3.11 or later, make, and Node with npm or an OpenCode.
 
 .DEFAULT_GOAL := help
-.PHONY: help serve doctor demo-peers test test-programs test-fast kills clients fuzz check docs screenshots record qualify bench bench-quick
+.PHONY: help serve doctor demo-peers test test-programs test-fast kills clients fuzz check docs screens screenshots record qualify bench bench-quick
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 
@@ -46,6 +46,7 @@ help:
 	@echo 'make clients    what people see in other clients; ARGS="litellm" runs some of them'
 	@echo 'make check      format, lint, types, direction of imports, generated pages'
 	@echo 'make docs       write the generated pages'
+	@echo 'make screens    write what people see at a terminal anew, into tests/screens'
 	@echo 'make screenshots  take the pictures of the console anew'
 	@echo 'make bench      measure this and other servers, and write docs/performance.md (25 minutes)'
 	@echo 'make bench-quick  the same in two minutes, failing on a missed target'
@@ -100,6 +101,9 @@ check: $(PACKAGES)
 
 docs: $(PACKAGES)
 	$(BIN)/python tools/docs.py
+
+screens: $(PACKAGES) $(PROGRAMS)
+	OPENCODE_A2A_WRITE_SCREENS=1 $(WITH_PROGRAMS) $(BIN)/pytest -q tests/live/test_screens.py tests/unit/test_screens.py
 
 screenshots: $(PACKAGES) $(TEST_PROGRAMS)
 	$(WITH_PROGRAMS) $(BIN)/python -m tools.screenshots

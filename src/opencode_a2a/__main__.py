@@ -3,4 +3,4 @@
 from opencode_a2a.cli import main
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="opencode-a2a")

@@ -186,6 +186,8 @@ def configure(
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *fit, render],
         )
     )
+    if watched and level is None:
+        handler.setLevel(logging.WARNING)  # what libraries and processes tell besides
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(number)

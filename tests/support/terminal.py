@@ -1,10 +1,15 @@
 """A command at a terminal of its own: what a person sees, and what a person types."""
 
 import asyncio
+import fcntl
 import os
+import struct
 import sys
+import termios
 from pathlib import Path
 from typing import Self
+
+import pyte
 
 PATIENCE = 30.0
 """Seconds after which a test gives up waiting for something on the screen."""
@@ -13,7 +18,9 @@ PATIENCE = 30.0
 class Terminal:
     """``opencode-a2a`` with a pseudo-terminal for all three streams; it ends with the test."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, size: tuple[int, int] = (200, 50)) -> None:
+        self._size = size
+        """Columns and lines."""
         self.screen = ""
         """All that was printed."""
         self._arguments = arguments
@@ -24,13 +31,15 @@ class Terminal:
 
     async def __aenter__(self) -> Self:
         self._ours, theirs = os.openpty()
+        columns, lines = self._size
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self._process = await asyncio.create_subprocess_exec(
             *("setsid", "--ctty"),  # so that Ctrl-C reaches it
             *(sys.executable, "-m", "opencode_a2a", *self._arguments),
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            env={**os.environ, "TERM": "xterm", "COLUMNS": "200"},
+            env={**os.environ, "TERM": "xterm", "COLUMNS": str(columns)},
         )
         os.close(theirs)
         asyncio.get_running_loop().add_reader(self._ours, self._read)
@@ -44,6 +53,13 @@ class Terminal:
         asyncio.get_running_loop().remove_reader(self._ours)
         os.close(self._ours)
         print(self.screen)  # shown when a test fails
+
+    @property
+    def seen(self) -> str:
+        """What a person sees: the text after all movements of the cursor."""
+        shown = pyte.Screen(*self._size)
+        pyte.Stream(shown).feed(self.screen)
+        return "\n".join(shown.display)
 
     def _read(self) -> None:
         try:

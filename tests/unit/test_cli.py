@@ -149,7 +149,10 @@ def test_the_doctor_names_rules_that_settle_nothing() -> None:
     result = invoke("doctor", OPENCODE_MANAGED_SERVER="1", A2A_PERMISSION_RULES=rules)
 
     assert "advice  settings: A2A_PERMISSION_RULES: OpenCode never asks for write" in result.stdout
-    assert "advice  rules: zzz_tool is not a permission of OpenCode's own; check" in result.stdout
+    assert (
+        "advice  rules: zzz_tool is not a permission of OpenCode's own\n        check"
+        in result.stdout
+    )
     assert "rules: bash" not in result.stdout
 
 
@@ -169,7 +172,7 @@ def test_the_doctor_names_a_missing_opencode() -> None:
     result = invoke("doctor", OPENCODE_MANAGED_SERVER="1", OPENCODE_COMMAND="no-such-program")
 
     assert result.exit_code == 1
-    assert "failed  opencode: no-such-program not found; npm install" in result.stdout
+    assert "failed  opencode: no-such-program not found\n        npm install" in result.stdout
 
 
 def test_the_doctor_names_an_opencode_that_is_not_there() -> None:
@@ -180,7 +183,20 @@ def test_the_doctor_names_an_opencode_that_is_not_there() -> None:
         result = invoke("doctor", OPENCODE_BASE_URL=url)
 
     assert result.exit_code == 1
-    assert f"failed  opencode: no OpenCode at {url}; " in result.stdout
+    assert f"failed  opencode: no OpenCode at {url}\n        run " in result.stdout
+
+
+def test_the_doctor_takes_the_flags_of_serve_and_answers_programs() -> None:
+    result = invoke("doctor", "--demo", "--port", "1", "--json", PATH="/nowhere", HOME="/nowhere")
+
+    told = json.loads(result.stdout)
+    found = {one["subject"]: one for one in told["findings"]}
+    assert (result.exit_code, told["ok"]) == (1, False)
+    assert found["model"]["found"] == "demo, a scripted one"
+    assert found["permissions"]["found"] == "asks before bash, edit, webfetch"
+    assert found["opencode"]["status"] == "failed"
+    assert found["opencode"]["remedy"].startswith("npm install -g opencode-ai")
+    assert found["port"]["found"].startswith("127.0.0.1:1")
 
 
 def test_a_port_in_use_is_found() -> None:
@@ -209,9 +225,13 @@ def test_an_old_opencode_fails_and_an_unknown_one_is_advised_against() -> None:
     old, known, new = (judge_version(v, "opencode") for v in ("1.0.185", "1.18.33", "1.19.0"))
 
     assert old.failed
-    assert str(old).startswith("failed  opencode: 1.0.185 (opencode); OpenCode 1.0.185 is too old")
+    assert str(old).startswith(
+        "failed  opencode: 1.0.185 (opencode)\n        OpenCode 1.0.185 is too old"
+    )
     assert str(known) == "ok      opencode: 1.18.33 (opencode)"
-    assert str(new).startswith("advice  opencode: 1.19.0 (opencode); OpenCode 1.19.0 was not ")
+    assert str(new).startswith(
+        "advice  opencode: 1.19.0 (opencode)\n        OpenCode 1.19.0 was not "
+    )
 
 
 def test_a_title_that_is_found_meanwhile_does_not_hide_why_nothing_comes(

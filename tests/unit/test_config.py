@@ -92,7 +92,7 @@ def test_nothing_is_read_from_the_working_directory(
     ("content", "line"),
     [
         ("[a2a]\nprot = 1\n", "a2a.prot ({file}): no such setting; did you mean a2a.port?"),
-        ("port = 1\n", "port ({file}): no such setting"),
+        ("port = 1\n", "port ({file}): no such setting; did you mean port in [a2a]?"),
         ('[a2a]\nport = "x"\n', "A2A_PORT ({file}): "),
         ("port", "A2A_CONFIG: {file} is not TOML: "),
     ],
@@ -414,7 +414,7 @@ def test_a_token_that_no_header_can_carry_is_refused(token: str) -> None:
     what = "should be one line of printable characters without spaces around it"
     assert lines == [
         f"A2A_BEARER_TOKEN: {what}",
-        f"A2A_STATIC_AUTH_CREDENTIALS: 0.token: {what}",
+        f"A2A_STATIC_AUTH_CREDENTIALS: entry 1, token: {what}",
     ]
 
 
@@ -422,7 +422,7 @@ def test_a_basic_user_name_has_no_colon() -> None:
     entries = json.dumps([{"scheme": "basic", "username": "a:b", "password": "geheim"}])
 
     assert problems({"A2A_STATIC_AUTH_CREDENTIALS": entries}) == [
-        "A2A_STATIC_AUTH_CREDENTIALS: 0.username: should not contain a colon"
+        "A2A_STATIC_AUTH_CREDENTIALS: entry 1, username: should not contain a colon"
     ]
 
 
@@ -665,7 +665,7 @@ def test_transports_are_known_by_their_usual_spellings() -> None:
 
 def test_a_binding_that_is_not_spoken_is_refused() -> None:
     assert problems({"A2A_CLIENT_SUPPORTED_TRANSPORTS": "JSONRPC,GRPC"}) == [
-        "A2A_CLIENT_SUPPORTED_TRANSPORTS: 1: should be 'HTTP+JSON' or 'JSONRPC'"
+        "A2A_CLIENT_SUPPORTED_TRANSPORTS: entry 2: should be 'HTTP+JSON' or 'JSONRPC'"
     ]
 
 

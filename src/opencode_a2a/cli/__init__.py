@@ -4,10 +4,12 @@ Commands parse, call and report; what they report on lives elsewhere. ``--help``
 must answer at once, so nothing heavy is imported here.
 """
 
+import difflib
 import os
 from importlib import import_module
 
 import click
+from click.shell_completion import CompletionItem
 
 from opencode_a2a import __version__
 from opencode_a2a.printable import colours
@@ -21,11 +23,13 @@ COMMANDS = {
     "task": ("call", "Print or follow a task at an agent."),
     "cancel": ("call", "Cancel a task at an agent."),
     "ping": ("call", "Check that a service can do its work."),
+    "init": ("init", "Ask a few questions and write the settings file."),
     "migrate": ("migrate", "Import the tasks of an earlier version."),
     "doctor": ("doctor", "Check what the service needs, and say what to do."),
     "card": ("show", "Print the agent card that these settings give."),
     "methods": ("show", "List the methods beyond A2A, and which are switched on."),
     "settings": ("show", "Print the settings in effect and where they come from."),
+    "completion": ("show", "Print the completion of commands for a shell."),
     "version": ("show", "Print the version."),
 }
 """Each command's module in this package, and its line in the overview."""
@@ -45,6 +49,25 @@ class LazyGroup(click.Group):
         if not isinstance(command, click.Command):
             raise TypeError(f"{cmd_name} is not a command")
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Name the nearest command when there is none of that name."""
+        close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+        if args[0] not in COMMANDS and close and not args[0].startswith("-"):
+            ctx.fail(f"No such command '{args[0]}'; did you mean {close[0]}?")
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer the commands without importing them."""
+        offered = [
+            CompletionItem(name, help=text)
+            for name, (_, text) in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        # Those of the group itself are its options.
+        return [*offered, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""

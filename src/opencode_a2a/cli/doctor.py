@@ -4,13 +4,14 @@ Nothing is started and nothing is changed: a check looks, and says what to do.
 """
 
 import asyncio
+import json
 import os
 import shutil
 import socket
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +20,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from opencode_a2a.cli.serve import config_option
+from opencode_a2a.announcement import running
+from opencode_a2a.cli.serve import SettingsCommand, auto_demo_option, config_option
 from opencode_a2a.config import (
     Settings,
     SettingsError,
@@ -27,11 +29,15 @@ from opencode_a2a.config import (
     import_hint,
     is_postgresql,
     load,
+    provider_configured,
 )
 from opencode_a2a.printable import one_line
 
 if TYPE_CHECKING:
     import httpx2
+
+_SPACE = 1_000_000_000
+"""Bytes below which a disk is soon full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,26 +54,55 @@ class Finding:
         return self.remedy is not None and not self.advice
 
     def __str__(self) -> str:
-        mark = "failed" if self.failed else "advice" if self.remedy else "ok"
-        line = f"{mark:<7} {self.subject}: {self.found}"
-        return f"{line}; {self.remedy}" if self.remedy else line
+        line = f"{self.mark:<7} {self.subject}: {self.found}"
+        return f"{line}\n        {self.remedy}" if self.remedy else line
+
+    @property
+    def mark(self) -> str:
+        return "failed" if self.failed else "advice" if self.remedy else "ok"
 
 
-@click.command()
+@click.command(cls=SettingsCommand)
 @config_option
-def doctor(config: Path | None) -> None:
-    """Check what the service needs, and say what to do about what is missing."""
-    findings = list(examine(config))
-    for finding in findings:
-        click.echo(finding)
-    sys.exit(any(finding.failed for finding in findings))
+@auto_demo_option
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object.")
+def doctor(config: Path | None, auto_demo: bool, as_json: bool, **flags: str | None) -> None:
+    """Check what the service needs, and say what to do about what is missing.
+
+    Takes the flags of `serve`, so that it checks what these would start. A service of yours that
+    runs is looked at, too. Exit status 1 if something has to be done.
+    """
+    findings = list(examine(flags, config, auto_demo=auto_demo))
+    failed = any(finding.failed for finding in findings)
+    if as_json:
+        listed = [
+            {
+                "subject": finding.subject,
+                "status": finding.mark,
+                "found": finding.found,
+                "remedy": finding.remedy,
+            }
+            for finding in findings
+        ]
+        click.echo(json.dumps({"ok": not failed, "findings": listed}, indent=2))
+    else:
+        colours = {"failed": "red", "advice": "yellow", "ok": "green"}
+        for finding in findings:
+            mark, _, rest = str(finding).partition(" ")
+            click.echo(click.style(mark, fg=colours[mark]) + f" {rest}")
+    sys.exit(failed)
 
 
-def examine(config: Path | None) -> Iterator[Finding]:
+def examine(
+    flags: Mapping[str, str | None], config: Path | None, *, auto_demo: bool
+) -> Iterator[Finding]:
     """Yield what the checks find; without valid settings there is little to check."""
     yield check_python()
     try:
-        settings = load({}, os.environ, config)
+        given = {name.replace("__", "."): value for name, value in flags.items() if value}
+        settings = load(given, os.environ, config)
+        if auto_demo and not provider_configured(settings, os.environ):
+            settings = load({**given, "a2a.demo": "true"}, os.environ, config)
     except SettingsError as error:
         for problem in error.problems:
             yield Finding("settings", str(problem), "see docs/settings.md")
@@ -78,14 +113,21 @@ def examine(config: Path | None) -> Iterator[Finding]:
     for _, own in settings.fleet:
         if not own.opencode.managed_server:
             yield check_reachable(own)
+    yield from check_provider(settings)
+    yield check_permissions(settings)
     yield from check_rules(settings)
     yield check_search(settings)
     yield from check_state(settings)
     yield check_database(settings)
+    yield check_space(settings)
     yield from check_certificate(settings)
     if settings.oidc.issuer:
         yield check_issuer(settings)
-    yield check_port(settings)
+    services = [service.url for service in running(settings.a2a.state_dir)]
+    for url in services:
+        yield check_service(url)
+    if settings.local_url not in services:
+        yield check_port(settings)
 
 
 def check_python() -> Finding:
@@ -189,6 +231,63 @@ def check_rules(settings: Settings) -> Iterator[Finding]:
         return  # said before, by the check of OpenCode itself
     for name, meant in unmatched(found, outside(tools, servers)):
         yield Finding("rules", never_asked(name, meant), remedy, advice=True)
+
+
+def check_provider(settings: Settings) -> Iterator[Finding]:
+    """Say which model would answer, as far as that is known without starting anything."""
+    opencode, key = settings.opencode, "set its key where the service is started"
+    if settings.a2a.demo:
+        yield Finding("model", "demo, a scripted one")
+        return
+    if opencode.model is not None:
+        yield Finding("model", str(opencode.model))
+    if not opencode.managed_server:
+        return  # its providers are its own business, and it says so itself
+    if provider_configured(settings, os.environ):
+        yield Finding("provider", "one is set up for OpenCode")
+    else:
+        remedy = f"run `opencode auth login`, or {key}, such as ANTHROPIC_API_KEY; or use --demo"
+        found = "none is set up; OpenCode would use its hosted models"
+        yield Finding("provider", found, remedy, advice=True)
+
+
+def check_permissions(settings: Settings) -> Finding:
+    if settings.asked_for:
+        return Finding("permissions", f"asks before {', '.join(settings.asked_for)}")
+    if settings.auth.profile != "auto":
+        return Finding("permissions", f"the profile {settings.auth.profile}")
+    remedy = "start with --ask to be asked" if settings.opencode.managed_server else "see its page"
+    found = "OpenCode's own configuration decides; by default it allows everything"
+    return Finding("permissions", found, remedy, advice=True)
+
+
+def check_space(settings: Settings) -> Finding:
+    """Name the room for the database and the data of OpenCode."""
+    directory = settings.a2a.state_dir
+    place = next(path for path in (directory, *directory.parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    found = f"{free / 1e9:.1f} GB free below {place}"
+    if free >= _SPACE:
+        return Finding("disk", found)
+    remedy = "make room, or set A2A_STATE_DIR to another disk"
+    return Finding("disk", found, remedy, advice=free >= _SPACE // 10)
+
+
+def check_service(url: str) -> Finding:
+    """Ask a service that runs whether it can do its work."""
+    import httpx2
+
+    try:
+        # It is on this machine; whether others may trust its certificate is another question.
+        with httpx2.Client(timeout=5, trust_env=False, verify=False) as client:
+            answer = client.get(f"{url}/readyz")
+            checks = answer.json()["checks"]
+        failed = [name for name, state in checks.items() if state != "ok"]
+    except (httpx2.HTTPError, ValueError, KeyError, TypeError, AttributeError):
+        return Finding("service", f"{url} runs but does not answer", "look at what it printed")
+    if failed:
+        return Finding("service", f"{url} runs, but {', '.join(failed)} fails", "see its output")
+    return Finding("service", f"{url} runs and is ready")
 
 
 def check_search(settings: Settings) -> Finding:

@@ -1,4 +1,4 @@
-"""``card``, ``methods``, ``settings`` and ``version``: what is known without a running service."""
+"""``card``, ``methods``, ``settings``, ``completion`` and ``version``: known without a service."""
 
 import json
 from pathlib import Path
@@ -55,3 +55,23 @@ def methods(config: Path | None) -> None:
         off = f" ({state}: {method.condition.variable})" if method.condition else ""
         note = off if state != "enabled" else ""
         click.echo(f"{method.name}\t{method.access}\t{method.summary}{note}")
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print the completion of commands, flags, values and task ids for a shell.
+
+    \b
+      bash  opencode-a2a completion bash > ~/.local/share/bash-completion/completions/opencode-a2a
+      zsh   opencode-a2a completion zsh > a file _opencode-a2a in a directory of $fpath
+      fish  opencode-a2a completion fish > ~/.config/fish/completions/opencode-a2a.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise click.UsageError(f"there is no completion for {shell}")
+    main = ctx.find_root().command
+    click.echo(kind(main, {}, "opencode-a2a", "_OPENCODE_A2A_COMPLETE").source())

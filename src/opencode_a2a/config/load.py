@@ -91,8 +91,12 @@ class _Loading:
                 if key in SETTINGS:
                     self.take(key, value, str(path))
                     continue
-                close = difflib.get_close_matches(key, SETTINGS, n=1, cutoff=0.75)
-                hint = f"; did you mean {close[0]}?" if close else ""
+                name = key.rpartition(".")[2]
+                elsewhere = [one.key for one in SETTINGS.values() if one.field == name]
+                close = elsewhere or difflib.get_close_matches(key, SETTINGS, n=1, cutoff=0.75)
+                hint = f"; did you mean {' or '.join(close)}?" if close else ""
+                if elsewhere:
+                    hint = f"; did you mean {name} in [{close[0].partition('.')[0]}]?"
                 self.report(f"{key} ({path})", f"no such setting{hint}")
 
     def read_environment(self) -> None:
@@ -137,7 +141,9 @@ class _Loading:
             except ValidationError as error:
                 for detail in error.errors(include_url=False, include_input=False):
                     field, *inner = map(str, detail["loc"])
-                    where = f"{'.'.join(inner)}: " if inner else ""
+                    if inner and inner[0].isdecimal():
+                        inner[0] = f"entry {int(inner[0]) + 1}"
+                    where = f"{', '.join(inner)}: " if inner else ""
                     self.problem(f"{name}.{field}", where + _plain(detail["msg"]))
                     given.pop(field, None)
                 groups[name] = kind.model_validate(given)
@@ -363,4 +369,7 @@ def _distance(one: str, other: str) -> int:
 def _plain(message: str) -> str:
     """Return a pydantic message as the second half of ``NAME: …``."""
     message = message.removeprefix("Value error, ").removeprefix("Input ")
+    message = message.partition(", unable to parse")[0]
+    if message == "Field required":
+        return "is missing"
     return message[:1].lower() + message[1:]

@@ -1,0 +1,186 @@
+"""``opencode-a2a init``: ask a few questions, and write the settings file that `serve` reads.
+
+Every question has a flag, so that a script can do the same. Nothing is started or installed.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import sys
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+import click
+
+from opencode_a2a.config import (
+    Settings,
+    SettingsError,
+    default_file,
+    load,
+    loopback,
+    provider_configured,
+)
+from opencode_a2a.printable import program
+
+ASKS = ("all", "bash", "edit", "webfetch", "none")
+UNIT = """\
+[Unit]
+Description=OpenCode as an A2A agent
+After=network-online.target
+
+[Service]
+ExecStart={command} serve --config {config}
+WorkingDirectory={workspace}
+Environment={path}
+Restart=on-failure
+RestartPreventExitStatus=2
+# The service ends what it started, or keeps it for the next start.
+KillMode=process
+
+[Install]
+WantedBy=default.target
+"""
+
+
+@click.command()
+@click.option(
+    "--workspace",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIRECTORY",
+    help="The project that the agent works on.",
+)
+@click.option("--ask", type=click.Choice(ASKS), help="What the agent asks permission for.")
+@click.option("--host", help="Address to listen on; a token is made for one others can reach.")
+@click.option("--port", type=click.IntRange(1, 65535), help="Port to listen on.")
+@click.option("--public-url", help="URL that others use, for example of a proxy.")
+@click.option("--config", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE")
+@click.option("--systemd", is_flag=True, help="Write a unit for the user's systemd, too.")
+@click.option("--force", is_flag=True, help="Replace files that are there.")
+@click.option("--yes", is_flag=True, help="Ask nothing; take the flags and the defaults.")
+def init(
+    workspace: Path | None,
+    ask: str | None,
+    host: str | None,
+    port: int | None,
+    public_url: str | None,
+    config: Path | None,
+    systemd: bool,
+    force: bool,
+    yes: bool,
+) -> None:
+    """Write a settings file, and say what is missing.
+
+    The file is your own, ~/.config/opencode-a2a/config.toml, unless --config names another.
+    """
+    file = config or default_file(os.environ)
+    if file is None:
+        raise click.UsageError("HOME is not set; name a file with --config")
+    file = file.absolute()
+    if file.exists() and not force:
+        raise click.UsageError(f"{file} is there already; edit it, or replace it with --force")
+    if not yes and sys.stdin.isatty():
+        here = str(workspace or Path.cwd())
+        kind = click.Path(exists=True, file_okay=False, path_type=Path)
+        workspace = click.prompt("Project that the agent works on", here, type=kind)
+        if ask is None:
+            asks = click.confirm("Should it ask before commands, edits and web requests?", True)
+            ask = "all" if asks else "none"
+        if host is None and click.confirm("Should other machines reach it?", False):
+            host = click.prompt("Address to listen on", "0.0.0.0")  # noqa: S104 - the person's choice
+            public_url = public_url or click.prompt("URL that they use", "", show_default=False)
+    given: dict[str, dict[str, object]] = {"opencode": {}, "a2a": {}, "auth": {}}
+    given["opencode"]["workspace_root"] = str((workspace or Path.cwd()).absolute())
+    given["opencode"]["ask"] = ask or "all"
+    named = {"host": host, "port": port, "public_url": public_url}
+    given["a2a"] = {name: value for name, value in named.items() if value}
+    reachable = host is not None and not loopback(host)
+    if reachable:
+        given["auth"]["bearer_token"] = secrets.token_urlsafe(32)
+    text = "# Settings of opencode-a2a; docs/settings.md has all of them.\n" + "".join(
+        f"\n[{group}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
+        for group, table in given.items()
+        if table
+    )
+    settings = write(file, text)
+    click.echo(f"Wrote {file} (mode 0600):\n")
+    click.echo("".join(f"  {line}\n" for line in shown(text)))
+    if systemd:
+        write_unit(file, settings, force=force)
+    for advice in missing(settings):
+        click.echo(advice)
+    named_file = "" if file == default_file(os.environ) else f" --config {file}"
+    click.echo(f"Start it with: {program()} serve{named_file}")
+    if reachable:
+        click.echo("Clients need the bearer_token in the file.")
+
+
+def shown(text: str) -> list[str]:
+    """Return the lines of the file without the token."""
+    return [
+        'bearer_token = "********"' if line.startswith("bearer_token") else line
+        for line in text.strip().splitlines()
+    ]
+
+
+def write(file: Path, text: str) -> Settings:
+    """Write the settings if `serve` would take them, for the user alone; else say why not."""
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with NamedTemporaryFile("w", dir=file.parent, prefix=".config-", delete=False) as written:
+            written.write(text)  # the file has mode 0600 from its beginning
+        draft = Path(written.name)
+        try:
+            settings = load({}, os.environ, draft)
+        except SettingsError as error:
+            draft.unlink()
+            for problem in error.problems:
+                click.echo(str(problem).replace(str(draft), str(file)), err=True)
+            click.echo("Nothing was written.", err=True)
+            sys.exit(2)
+        draft.rename(file)
+    except OSError as error:
+        raise click.ClickException(f"cannot write {file}: {error.strerror}") from error
+    return settings
+
+
+def missing(settings: Settings) -> list[str]:
+    """Return what else has to be there, with the remedy."""
+    found: list[str] = []
+    if settings.opencode.managed_server and not shutil.which(settings.opencode.command):
+        found.append("OpenCode is not installed: npm install -g opencode-ai")
+    if not provider_configured(settings, os.environ):
+        found.append(
+            "No model provider is set up: run `opencode auth login`, or set its key, such as "
+            "ANTHROPIC_API_KEY, where the service is started. Try without one: --demo"
+        )
+    return found
+
+
+def write_unit(file: Path, settings: Settings, *, force: bool) -> None:
+    """Write a unit that starts the service with this file when the user logs in."""
+    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    unit = Path(base) / "systemd" / "user" / "opencode-a2a.service"
+    if unit.exists() and not force:
+        raise click.ClickException(f"{unit} is there already; replace it with --force")
+    found = shutil.which("opencode-a2a")
+    started = [found] if found else [sys.executable, "-m", "opencode_a2a"]
+    text = UNIT.format(
+        command=" ".join(map(_quoted, started)),
+        config=_quoted(str(file)),
+        workspace=str(settings.workspace or Path.home()).replace("%", "%%"),
+        path=_quoted(f"PATH={os.environ.get('PATH', os.defpath)}"),
+    )
+    try:
+        unit.parent.mkdir(parents=True, exist_ok=True)
+        unit.write_text(text)
+    except OSError as error:
+        raise click.ClickException(f"cannot write {unit}: {error.strerror}") from error
+    click.echo(f"Wrote {unit}. Start it with:")
+    click.echo("  systemctl --user daemon-reload && systemctl --user enable --now opencode-a2a\n")
+
+
+def _quoted(word: str) -> str:
+    """Return a word as systemd reads it: in quotes, without specifiers."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"{escaped}"'
