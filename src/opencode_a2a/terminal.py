@@ -19,7 +19,13 @@ Record = Mapping[str, object]
 
 DIM, BOLD, RED, YELLOW, GREEN = "2", "1", "31", "33", "32"
 _ENDS = {"completed": GREEN, "failed": RED, "rejected": YELLOW, "canceled": YELLOW}
-_SETTLED = {"once": "allowed", "always": "allowed", "reject": "denied", "rejected": "denied"}
+_SETTLED = {
+    "once": "allowed",
+    "always": "allowed",
+    "rejected": "denied",
+    "replied": "answered",
+    "void": "withdrawn",
+}
 _UNTOLD = {"event", "level", "timestamp", "logger", "audit", "request_id", "trace_id"}
 """Fields of a record that a line has no room for."""
 
@@ -77,8 +83,9 @@ class Lines:
             for name, text in (("waiting", "waiting for an answer"), ("running", "running"))
             if record.get(name)
         ]
-        stored = short_path(str(record.get("database")), os.environ)
-        rows.append(("Tasks", ", ".join(counts) or "none open", stored))
+        rows.append(
+            ("Tasks", ", ".join(counts) or "none open", f"{record['program']} tasks lists them")
+        )
         lines = [self._paint(" · ".join(head), BOLD), "", *self._rows(rows)]
         if problem := record.get("problem"):
             lines += ["", self._paint(f"  Problem    {problem}", RED)]
@@ -86,7 +93,7 @@ class Lines:
 
     def _facts(self, record: Record) -> str:
         model, hosted = str(record.get("model") or "none"), bool(record.get("hosted"))
-        key = "for a real one: ANTHROPIC_API_KEY=…, or `opencode auth login`"
+        key = "for a real one set ANTHROPIC_API_KEY, or run `opencode auth login`"
         if record.get("demo"):
             rows = [("Model", "demo (scripted, no AI)", key)]
         elif not record.get("model"):
@@ -114,9 +121,11 @@ class Lines:
         lines: list[str] = []
         for name, value, note in rows:
             line = f"  {name:<9}  {value:<38}"
-            room = columns - len(line) - 2
-            shown = self._paint(one_line(note, room), DIM) if note and room > 12 else ""
-            lines.append(f"{line}  {shown}".rstrip())
+            shown = self._paint(one_line(note, columns - 14), DIM)
+            if len(line) + 2 + len(note) > columns:
+                lines += [line.rstrip(), f"{'':<13}{shown}"]
+            else:
+                lines.append(f"{line}  {shown}" if note else line.rstrip())
         return lines
 
     def _farewell(self, record: Record) -> str:

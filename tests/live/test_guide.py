@@ -1,13 +1,18 @@
 """The guide, run as it is written."""
 
 import asyncio
+import os
 import re
 import shutil
+import sys
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
 
-from tests.support.service import TOKEN, Running
+from opencode_a2a.opencode.managed import free_port
+from tests.support.backstage import Backstage
+from tests.support.service import TOKEN, Running, serving, settings_for
 
 pytestmark = pytest.mark.live
 
@@ -26,20 +31,50 @@ def test_every_example_makes_its_own_message_id(page: Path) -> None:
     assert [one for one in ids if "$" not in one] == []
 
 
-async def test_the_message_of_the_readme_is_answered(service: Running, tmp_path: Path) -> None:
-    (example,) = (one for one in EXAMPLE.findall(README.read_text()) if "message:send" in one)
-    example = example.replace("http://127.0.0.1:8000", service.url)
+@pytest.fixture
+async def there(backstage: Backstage, tmp_path: Path) -> AsyncGenerator[Running]:
+    """A service that is where its card says."""
+    port = free_port("127.0.0.1")
+    settings = settings_for(backstage, tmp_path, A2A_PORT=str(port))
+    async with serving(settings, port=port) as running:
+        yield running
+
+
+async def test_every_example_of_the_readme_works(there: Running, tmp_path: Path) -> None:
+    first, *examples = EXAMPLE.findall(README.read_text())
+    assert re.findall(r"^make \w+", first, re.MULTILINE) == ["make serve", "make test"]
+    example = "\n".join(["set -e", *examples]).replace("http://127.0.0.1:8000", there.url)
     example = re.sub(r"\$\(cat \S*/token\)", TOKEN, example)
+    example = example.replace(".venv/bin/opencode-a2a", f"{sys.executable} -m opencode_a2a")
     bash = shutil.which("bash")
     assert bash
+    client = {
+        "A2A_CLIENT_URL": there.url,
+        "A2A_CLIENT_BEARER_TOKEN": TOKEN,
+        "A2A_STATE_DIR": str(tmp_path),
+        "PATH": os.environ["PATH"],
+    }
 
     async with asyncio.timeout(60):
         shell = await asyncio.create_subprocess_exec(
-            bash, "-c", example, cwd=tmp_path, stdout=asyncio.subprocess.PIPE
+            *(bash, "-c", example),
+            cwd=tmp_path,
+            env=client,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
         )
         said, _ = await shell.communicate()
 
-    assert '"state":"TASK_STATE_COMPLETED"' in said.decode()
+    printed = said.decode()
+    assert shell.returncode == 0
+    assert f"{there.url}/console#code=" in printed
+    assert "I am the demo model" in printed
+    assert "completed" in printed
+    assert '"state":"TASK_STATE_COMPLETED"' in printed
+
+
+def test_where_the_key_goes_is_on_the_first_screen_of_the_readme() -> None:
+    assert "ANTHROPIC_API_KEY" in "\n".join(README.read_text().splitlines()[:30])
 
 
 async def test_every_example_of_the_guide_works(service: Running, tmp_path: Path) -> None:

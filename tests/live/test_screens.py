@@ -1,7 +1,9 @@
 """The screens that a newcomer meets, at a real terminal with a real OpenCode."""
 
 import re
+from collections.abc import Generator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -13,21 +15,28 @@ pytestmark = pytest.mark.live
 SIZE = (100, 60)
 
 
+@pytest.fixture
+def home() -> Generator[Path]:
+    """An empty home whose path always has the same length: lines are wrapped by that."""
+    with TemporaryDirectory(prefix="a2a-", dir="/tmp") as directory:
+        yield Path(directory)
+
+
 async def test_every_screen_of_the_first_minutes_is_as_it_was(
-    opencode_command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    opencode_command: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = free_port("127.0.0.1")
-    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("OPENCODE_COMMAND", opencode_command)
     monkeypatch.setenv("OPENCODE_STARTUP_TIMEOUT", "60")
     for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
-    work = tmp_path / "work"
+    work = home / "work"
     work.mkdir()
     monkeypatch.chdir(work)
 
     def check(name: str, terminal: Terminal) -> None:
-        places = ((tmp_path, "~"), (opencode_command, "OPENCODE"))
+        places = ((home, "~"), (opencode_command, "OPENCODE"))
         compare(name, settled(terminal.seen, *places))
 
     async with Terminal("serve", "--demo", "--port", str(port), size=SIZE) as serve:
@@ -71,7 +80,7 @@ async def test_every_screen_of_the_first_minutes_is_as_it_was(
             assert await ping.ended() == 0
             check("ping", ping)
 
-        async with Terminal("doctor", "--demo", "--port", str(port), size=SIZE) as doctor:
+        async with Terminal("doctor", "--demo", "--port", str(port), size=(250, 30)) as doctor:
             await doctor.ended()
             check("doctor", doctor)
 

@@ -31,6 +31,8 @@ _CHANGING = (
     (r"\d+\.\d GB free below \S+", "N GB free below DIRECTORY"),
     (r"\(pid \d+\)|kill \d+", "PID"),
     (r"OpenCode \d+\.\d+\.\d+", "OpenCode VERSION"),
+    (r"(python|opencode): \d+\.\d+\.\d+", r"\1: VERSION"),
+    (r"(?m)^(ok|advice)( +rg: ).*\n( {8}.*\n)?", r"ok\2RG\n"),
 )
 
 

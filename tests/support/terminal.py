@@ -1,6 +1,7 @@
 """A command at a terminal of its own: what a person sees, and what a person types."""
 
 import asyncio
+import codecs
 import fcntl
 import os
 import struct
@@ -26,6 +27,7 @@ class Terminal:
         self._arguments = arguments
         self._position = 0
         self._news = asyncio.Event()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._ours = -1
         self._process: asyncio.subprocess.Process | None = None
 
@@ -63,7 +65,7 @@ class Terminal:
 
     def _read(self) -> None:
         try:
-            self.screen += os.read(self._ours, 65536).decode(errors="replace")
+            self.screen += self._decoder.decode(os.read(self._ours, 65536))
         except OSError:  # the other side is closed
             asyncio.get_running_loop().remove_reader(self._ours)
         self._news.set()
