@@ -76,13 +76,17 @@ def init(
     file = config or default_file(os.environ)
     if file is None:
         raise click.UsageError("HOME is not set; name a file with --config")
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:
+        raise click.UsageError("the current directory is gone; change to another") from None
     file = file.absolute()
     if file.exists() and not force:
         raise click.UsageError(f"{file} is there already; edit it, or replace it with --force")
     if not yes and sys.stdin.isatty():
-        here = str(workspace or Path.cwd())
         kind = click.Path(exists=True, file_okay=False, path_type=Path)
-        workspace = click.prompt("Project that the agent works on", here, type=kind)
+        offered = str(workspace or here)
+        workspace = click.prompt("Project that the agent works on", offered, type=kind)
         if ask is None:
             asks = click.confirm("Should it ask before commands, edits and web requests?", True)
             ask = "all" if asks else "none"
@@ -90,7 +94,7 @@ def init(
             host = click.prompt("Address to listen on", "0.0.0.0")  # noqa: S104 - the person's choice
             public_url = public_url or click.prompt("URL that they use", "", show_default=False)
     given: dict[str, dict[str, object]] = {"opencode": {}, "a2a": {}, "auth": {}}
-    given["opencode"]["workspace_root"] = str((workspace or Path.cwd()).absolute())
+    given["opencode"]["workspace_root"] = str((workspace or here).absolute())
     given["opencode"]["ask"] = ask or "all"
     named = {"host": host, "port": port, "public_url": public_url}
     given["a2a"] = {name: value for name, value in named.items() if value}

@@ -38,6 +38,7 @@ from opencode_a2a.peers.answer import (
     progress_text,
 )
 from opencode_a2a.printable import clean, one_line
+from opencode_a2a.tasks.state import State
 
 PATIENCE = 2.0
 """Seconds of silence that need no explanation."""
@@ -178,6 +179,7 @@ class LiveScreen:
         self._changed = False
         self._quiet_since = time.monotonic()
         self._reason: str | None = None
+        self._state: State | None = None
         self._artifact: str | None = None
         self._answer = Blocks()
         self._thought = ""
@@ -188,7 +190,7 @@ class LiveScreen:
 
     def begin(self) -> None:
         """A turn begins; the event loop runs."""
-        self._quiet_since = time.monotonic()
+        self._quiet_since, self._state = time.monotonic(), None
         self._live = Live(
             Region(self),
             console=self._console,
@@ -244,7 +246,10 @@ class LiveScreen:
                 self._take_tool(event)
             case FileGiven():
                 self._take_file(event)
+            case TaskStatusChanged(text=None, progress=None) if event.state == self._state:
+                pass  # it has a title now, and goes on as before
             case TaskStatusChanged() if event.state not in SETTLED:
+                self._state = event.state
                 self._reason = event.progress and progress_text(event.progress)
                 if event.progress is None and event.text:
                     self.close()
