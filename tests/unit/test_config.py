@@ -334,7 +334,7 @@ def test_an_identity_provider_is_a_credential_enough() -> None:
         ({"A2A_OIDC_ALGORITHMS": "none"}, "A2A_OIDC_ALGORITHMS: entry 1: "),
         ({"A2A_OIDC_CAPABILITY_SCOPES": '{"x": "root"}'}, "A2A_OIDC_CAPABILITY_SCOPES: x"),
         ({"A2A_OIDC_PROFILE_SCOPES": "x"}, "A2A_OIDC_PROFILE_SCOPES: should be a JSON object"),
-        ({"A2A_OIDC_REQUIRED_SCOPES": 'a"b'}, "A2A_OIDC_REQUIRED_SCOPES: 0: "),
+        ({"A2A_OIDC_REQUIRED_SCOPES": 'a"b'}, "A2A_OIDC_REQUIRED_SCOPES: entry 1: "),
         (
             {
                 "A2A_STATIC_AUTH_CREDENTIALS": '[{"scheme": "bearer", "principal": "oidc:x", '
