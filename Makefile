@@ -166,9 +166,11 @@ $(SDK03): tests/support/sdk03/requirements.txt | $(UV)
 	$(UV) pip install --quiet --python $(@D) --exclude-newer 2026-11-14 --requirement $<
 	@touch $@
 
+# By the machine's own pip if there is one: to make an environment first takes several seconds.
+PIP_INSTALL := pip install --quiet --disable-pip-version-check
 $(CURDIR)/.tools/bin/uv:
-	@tools/step '[1/3] uv, which installs the rest' sh -c 'python3 -m venv .tools && \
-		.tools/bin/pip install --quiet --disable-pip-version-check uv'
+	@tools/step '[1/3] uv, which installs the rest' sh -c 'python3 -m $(PIP_INSTALL) --target .tools uv || \
+		{ python3 -m venv .tools && .tools/bin/$(PIP_INSTALL) uv; }'
 
 .PHONY: needed
 needed:
