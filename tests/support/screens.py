@@ -42,7 +42,11 @@ def settled(text: str, *places: tuple[Path | str, str]) -> str:
         text = text.replace(str(place), name)
     for pattern, name in _CHANGING:
         text = re.sub(pattern, name, text)
-    return "\n".join(line.rstrip() for line in text.splitlines()).strip("\n") + "\n"
+    # The columns of a table are as wide as the widest of what changes.
+    lines = [
+        " ".join(line.split()) if line.startswith("ID ") else line for line in text.splitlines()
+    ]
+    return "\n".join(line.rstrip() for line in lines).strip("\n") + "\n"
 
 
 def compare(name: str, text: str) -> None:
