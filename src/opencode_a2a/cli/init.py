@@ -14,6 +14,7 @@ from tempfile import NamedTemporaryFile
 import click
 
 from opencode_a2a.config import (
+    SETTINGS,
     Settings,
     SettingsError,
     default_file,
@@ -23,7 +24,7 @@ from opencode_a2a.config import (
 )
 from opencode_a2a.printable import program
 
-ASKS = ("all", "bash", "edit", "webfetch", "none")
+ASKS = ("all", *SETTINGS["opencode.ask"].choices, "none")
 UNIT = """\
 [Unit]
 Description=OpenCode as an A2A agent

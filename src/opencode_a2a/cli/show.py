@@ -58,7 +58,7 @@ def methods(config: Path | None) -> None:
 
 
 @click.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", type=click.Choice("bash zsh fish".split()))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
     """Print the completion of commands, flags, values and task ids for a shell.
