@@ -11,6 +11,8 @@ from opencode_a2a.config import SETTINGS, SettingsError, show
 from opencode_a2a.signing import signing_keys
 from opencode_a2a.telemetry import mask_url, now_ms
 
+SHELLS = "bash zsh fish".split()  # noqa: SIM905 - a word alone would be OpenCode's permission
+
 
 @click.command()
 def version() -> None:
@@ -58,7 +60,7 @@ def methods(config: Path | None) -> None:
 
 
 @click.command()
-@click.argument("shell", type=click.Choice("bash zsh fish".split()))
+@click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
     """Print the completion of commands, flags, values and task ids for a shell.
