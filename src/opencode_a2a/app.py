@@ -256,7 +256,8 @@ class Service:
             for entry, own in settings.fleet
         ]
         fleet = self.fleet = Fleet(members, database, settings.opencode.upstream_lost_seconds)
-        sender = WebhookSender(settings.push, settings.public_url)
+        key = self.keys.current if self.keys else None
+        sender = WebhookSender(settings.push, settings.public_url, key)
         stack.push_async_callback(sender.aclose)
         outbox = Outbox(database, settings.push, sender)
         tasks = self._tasks = TaskService(database, writer, fleet, settings.limits, outbox)

@@ -10,14 +10,13 @@ from opencode_a2a.a2a.types import timestamp
 from opencode_a2a.errors import TaskNotFoundError, WebhookNotFoundError
 from opencode_a2a.extensions.call import Call
 from opencode_a2a.extensions.params import Done, Id, Items, Payload, Routed
-from opencode_a2a.extensions.registry import Access, Condition, Extension, aliases
+from opencode_a2a.extensions.registry import Access, Condition, Extension
 
 WEBHOOKS = Extension(
     key="webhooks",
     title="OpenCode webhooks",
     anchor="opencode-webhooks-v1",
     summary="See how the webhooks of tasks fare, and try again what was given up.",
-    aliases=aliases("urn:opencode-a2a:webhooks/v1", "webhooks"),
     skill="opencode.webhooks.query",
     tags=("push", "webhooks"),
     notes=(
