@@ -289,18 +289,21 @@ class Outbox:
             told = await self._notification(row, log(), entry, ahead)
             if told is None:
                 return None
+            ref, status, following = told.ref, told.what.status, log()
+            if following is not None and status is not None:
+                following.note_told(
+                    status
+                )  # a person may answer before the receiver has said thanks
+            del following
             outcome = await self._sender.send(row, told)
         metrics.PUSH_ATTEMPTS.labels(_kind(outcome)).inc()
         row, wait = self._after(row, told, outcome)
         if not await self._database.insist(lambda connection: webhooks.update(connection, row)):
             return None
-        ref, status = told.ref, told.what.status
         if outcome.ok:
             self._pending.pop(row.no, None)
             while ahead and ahead[0].seq <= row.acked:
                 ahead.popleft()
-            if (following := log()) is not None and status is not None:
-                following.note_told(status)  # a person may answer what the receiver was told
         if row.state != "active":
             ended = "stopped" if outcome.gone else row.state
             metrics.PUSH_ENDED.labels(ended).inc()
