@@ -10,6 +10,7 @@ import httpx2
 import orjson
 import pytest
 import schemathesis
+import schemathesis.specs.openapi.schemas  # pyright: ignore[reportUnusedImport] # else it is compiled in the middle of a test
 from a2a.compat.v0_3 import types as v03
 from a2a.types import AgentCard
 from google.protobuf.json_format import ParseDict

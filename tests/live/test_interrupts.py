@@ -64,10 +64,11 @@ async def lists(asking_backstage: Backstage) -> AsyncGenerator[OpenCode]:
         yield client
 
 
-async def pending(lists: OpenCode, stage: Backstage) -> list[str]:
-    at = Location(directory=str(stage.workspace))
-    permissions, questions = await lists.permissions(at=at), await lists.questions(at=at)
-    return [request.id for request in (*permissions, *questions)]
+async def pending(lists: OpenCode, stage: Backstage, *tasks: Task) -> list[str]:
+    """Return what OpenCode still asks in the sessions of these tasks."""
+    at, sessions = Location(directory=str(stage.workspace)), [task.session_id for task in tasks]
+    asked = [*await lists.permissions(at=at), *await lists.questions(at=at)]
+    return [request.id for request in asked if request.session_id in sessions]
 
 
 # Asked
@@ -498,7 +499,7 @@ async def test_rejecting_one_of_several_settles_them_all(
         ended = await person.send({"reply": "reject", "request_id": request}, task=begun.id)
 
     assert ended.state == "rejected"
-    assert not await pending(lists, asking_backstage)
+    assert not await pending(lists, asking_backstage, ended)
 
 
 # Settled without a person
@@ -548,7 +549,7 @@ async def test_at_the_deadline_the_turn_ends_if_so_set(
     assert ended.state == "failed"
     assert ended.error_type == "INTERRUPT_EXPIRED"
     assert "in time" in ended.said
-    assert not await pending(lists, asking_backstage)
+    assert not await pending(lists, asking_backstage, ended)
 
 
 @pytest.mark.parametrize(
@@ -622,7 +623,7 @@ async def test_canceling_leaves_nothing_pending(
 
     assert [task.state for task in canceled] == ["canceled", "canceled"]
     assert "interrupt" not in canceled[0].shared
-    assert not await pending(lists, asking_backstage)
+    assert not await pending(lists, asking_backstage, *canceled)
     with pytest.raises(RefusedError):
         await person.send("once", task=permission.id)
 
