@@ -28,6 +28,8 @@ from opencode_a2a_demo.chat import CallId, ChatMessage, FinishReason, Tokens
 _START = re.compile(r"@@(?:(?=\[\s*[\[{])|script:(?P<name>[\w-]{1,100})@@)")
 _END = re.compile(r"\s*@@")
 _WORDS = re.compile(r"\s*\S+\s?|\s+")
+_REMINDER = re.compile(r"<system-reminder>.*?</system-reminder>", re.DOTALL)
+"""What OpenCode adds to a prompt, such as the rules of its plan agent."""
 _NOTES = (
     "Continue if you have next steps",
     "The previous request exceeded the provider's size limit",
@@ -256,7 +258,8 @@ def last_prompt(messages: Sequence[ChatMessage]) -> Prompt:
         if messages[at].role != "user":
             continue
         if not messages[at].text.startswith(_NOTES):
-            return Prompt(messages[at].text, messages[at + 1 :], continued)
+            text = _REMINDER.sub("", messages[at].text).rstrip()
+            return Prompt(text, messages[at + 1 :], continued)
         continued = True
     return Prompt("", (), continued)
 

@@ -171,6 +171,13 @@ def test_a_note_of_opencode_is_not_the_prompt() -> None:
     assert list(found.answers) == [assistant("yes"), note]
 
 
+def test_a_reminder_of_opencode_is_not_part_of_the_prompt() -> None:
+    reminder = "<system-reminder>\n# Plan Mode\nLaunch a sub-agent\n</system-reminder>"
+    prompt = ChatMessage(role="user", content=f"hello\n{reminder}")
+
+    assert last_prompt([prompt]).text == "hello"
+
+
 def test_titles_and_summaries_never_run_the_script() -> None:
     scripted = ChatMessage(role="user", content=f"Fix it {enclose([{'say': 'no'}])}")
     title = ChatMessage(role="system", content="You are a title generator. You output")
