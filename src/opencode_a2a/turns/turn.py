@@ -705,6 +705,9 @@ class Attempt:
         schema = self._turn.request.routing.output_schema
         if schema is not None and not self._turn.plans:
             events = await _by_schema(events, schema)
+        heard = self._reader.state.messages.users
+        if any(addition.prompt_id in heard for addition in self._turn.additions):
+            self._interrupts.go_on()  # before it is asked what comes of the new prompt
         screened = await self._interrupts.screen(events)
         if self._interrupts.forged is not None:  # noticed with the end of the turn: not a good end
             screened = [
@@ -861,7 +864,6 @@ class Attempt:
         for addition in [*turn.additions]:
             if addition.prompt_id in state.messages.users:  # OpenCode has it
                 turn.additions.remove(addition)
-                self._interrupts.go_on()
                 progress = addition.progress("delivered")
                 if (progress.type, progress.status, progress.part_id) not in told:
                     out.append(progress)
