@@ -12,7 +12,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,7 +68,9 @@ from opencode_a2a.server.rest import RestBinding
 from opencode_a2a.server.sse import Streams
 from opencode_a2a.signing import signing_keys
 from opencode_a2a.store.database import Database, DatabaseError, Replica
+from opencode_a2a.store.spending import Spent
 from opencode_a2a.store.sqlite import EarlierDatabaseError
+from opencode_a2a.tasks.budget import resets_at
 from opencode_a2a.tasks.log import LogWriter
 from opencode_a2a.tasks.outbox import Outbox
 from opencode_a2a.tasks.recovery import recover, sweep
@@ -336,7 +337,7 @@ class Service:
         turns = Turns(settings, opencode, feed, sessions, interrupts)
         if self.tool is not None and offered is not None and settings.opencode_is_here:
             turns.tools = Tools(opencode, SERVER, offered, self.tool.calling_turns)
-        return Member(entry, behind, turns, Errands(feed, interrupts, sessions.rights))
+        return Member(entry, behind, turns, Errands(database, feed, interrupts, sessions.rights))
 
     async def _trouble(self, members: list[Member]) -> str | None:
         """Return why no OpenCode can be used; one of several that is away is only told."""
@@ -431,11 +432,12 @@ class Service:
         ]
 
     async def _health(self, caller: Caller) -> JsonObject:
-        settings, now = self.settings, datetime.now(UTC)
-        midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
-        since = int(midnight.timestamp() * 1000)
+        settings = self.settings
         whose = None if caller.supervises else caller.principal
-        cost = await self._tasks.cost(whose, since) if self._tasks else 0.0
+        spent = await self._tasks.spent(whose) if self._tasks else Spent()
+        own = spent
+        if self._tasks and whose is None:
+            own = await self._tasks.spent(caller.principal)
         members = list(self.fleet.members.values()) if self.fleet else []
         return {
             "status": "ok",
@@ -456,7 +458,15 @@ class Service:
             ],
             "workspace": str(settings.workspace) if settings.workspace else None,
             "model": await self._model(),
-            "cost_today": round(cost, 6),
+            "cost_today": round(spent.cost, 6),
+            "budget": {
+                "cost": round(own.cost, 6),
+                "cost_per_day": caller.budget.cost_per_day or None,
+                "tokens": own.tokens,
+                "tokens_per_day": caller.budget.tokens_per_day or None,
+                "turns": caller.budget.turns or None,
+                "resets_at": resets_at(now_ms()),
+            },
             "demo": settings.a2a.demo,
             "protocol_versions": list(settings.a2a.supported_protocol_versions),
             "task_store": settings.tasks.task_store_backend,
@@ -509,7 +519,7 @@ def _issuer(settings: Settings) -> "Issuer | None":
         return None
     from opencode_a2a.web.oidc import Issuer  # what it needs is optional
 
-    return Issuer(settings.oidc, settings.auth.rights)
+    return Issuer(settings.oidc, settings.auth.rights, settings.limits.budget)
 
 
 def create_app(settings: Settings, tls: ServerTls | None = None) -> Service:

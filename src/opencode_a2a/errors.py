@@ -214,6 +214,14 @@ class LimitExceededError(ServiceError):
     data_fields = ("limit",)
 
 
+class BudgetExhaustedError(LimitExceededError):
+    """The caller has spent what it may today, or has as many turns running as it may have."""
+
+    reason = "BUDGET_EXHAUSTED"
+    message = "The budget of this caller is exhausted"
+    data_fields = ("budget", "limit", "cost", "tokens", "resets_at", "retry_after_seconds")
+
+
 class StreamEndedError(ServiceError):
     """The service is shutting down, or the stream reached a limit: ``cause``."""
 

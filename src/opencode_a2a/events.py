@@ -316,6 +316,10 @@ class FailureType(StrEnum):
         "UPSTREAM_ENDLESS",
         "The model was asked too often without coming to an end; the turn was stopped.",
     )
+    BUDGET_EXHAUSTED = (
+        "BUDGET_EXHAUSTED",
+        "The turn cost more than one turn may cost; it was stopped.",
+    )
     UPSTREAM_INTERRUPTED = (
         "UPSTREAM_INTERRUPTED",
         "OpenCode stopped, or another prompt took its place, before the answer was complete.",

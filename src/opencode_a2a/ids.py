@@ -11,7 +11,7 @@ from typing import Annotated, NewType
 from pydantic import AliasChoices, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from opencode_a2a.rights import FULL, Capability, Rights
+from opencode_a2a.rights import FULL, UNLIMITED, Budget, Capability, Rights
 
 SessionId = NewType("SessionId", str)
 """An OpenCode session: ``ses_…``."""
@@ -42,6 +42,7 @@ class Caller:
     """What the agent may do for the caller, whatever a request says."""
     supervises: bool = False
     """Whether the caller may read, answer and cancel the tasks of all principals."""
+    budget: Budget = UNLIMITED
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

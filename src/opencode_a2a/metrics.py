@@ -27,6 +27,9 @@ OIDC_REFRESHES = Counter(
     ("outcome",),
     registry=REGISTRY,
 )
+BUDGET_REJECTED = Counter(
+    "a2a_budget_rejected", "Messages refused by a budget, by limit.", ("limit",), registry=REGISTRY
+)
 RATE_LIMIT_REJECTED = Counter(
     "a2a_rate_limit_rejected", "Requests over the rate limit.", registry=REGISTRY
 )

@@ -108,6 +108,17 @@ def never_asked(name: str, meant: str | None) -> str:
     return f"OpenCode never asks for {name}, so the rule for it has no effect; {remedy}"
 
 
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a caller may spend; 0 is no limit."""
+
+    cost_per_day: float = 0.0
+    tokens_per_day: int = 0
+    turns: int = 0
+    """Running at the same time."""
+
+
+UNLIMITED: Final = Budget()
 FULL: Final = Rights()
 """Nothing is narrowed: the deployment alone decides."""
 NARROWEST: Final = Rights(changes="deny")

@@ -122,6 +122,7 @@ REQUIREMENTS = {
     "ours-reply-without-task": "a reply that names no task answers the one that waits",
     "ours-principals": "each credential has its principal",
     "ours-tokens": "tokens of an identity provider are taken, for what their scopes allow",
+    "ours-budgets": "a caller spends no more than it may, and is told when it may again",
     "ours-api-keys": "an API key is a credential in a header of its own",
     "ours-notifications": "a notification is carried out and not answered",
     "ours-not-utf-8": "a body that is not UTF-8 is a parse error",

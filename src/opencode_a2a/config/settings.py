@@ -46,7 +46,15 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from opencode_a2a.ids import MAIN, ModelRef
-from opencode_a2a.rights import CAPABILITIES, PROFILES, Action, Capability, Profile, Rights
+from opencode_a2a.rights import (
+    CAPABILITIES,
+    PROFILES,
+    Action,
+    Budget,
+    Capability,
+    Profile,
+    Rights,
+)
 
 T = TypeVar("T")
 
@@ -254,6 +262,7 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 SecondsOrOff = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 CountOrOff = Annotated[int, Field(ge=0)]
+Money = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Text = Annotated[str, Field(min_length=1)]
 Secret = Annotated[SecretStr, Field(min_length=1)]
@@ -297,6 +306,15 @@ Asks = Annotated[tuple[Ask, ...], BeforeValidator(_asks)]
 STRICT = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
+class BudgetEntry(BaseModel):
+    """What one credential may spend; what is left out is as for everybody."""
+
+    model_config = STRICT
+
+    cost_per_day: Money | None = None
+    tokens_per_day: CountOrOff | None = None
+
+
 class CredentialEntry(BaseModel):
     """One entry of ``A2A_STATIC_AUTH_CREDENTIALS``."""
 
@@ -310,6 +328,7 @@ class CredentialEntry(BaseModel):
     password: Secret | None = None
     capabilities: frozenset[Granted] | None = None
     profile: Profile = "auto"
+    budget: BudgetEntry | None = None
     enabled: bool = True
 
     @model_validator(mode="after")
@@ -527,8 +546,8 @@ class AccessSettings(Group, prefix="A2A_"):
         "Several credentials: a list of `{scheme, principal, token}` (`bearer`, or `api_key` for "
         "the header `X-API-Key`) or `{scheme, username, password}` (`basic`), each with optional "
         "`credential_id`, "
-        "`capabilities` (`session_shell`, `workspace_mutation`, `supervise`), `profile` and "
-        "`enabled`.",
+        "`capabilities` (`session_shell`, `workspace_mutation`, `supervise`), `profile`, "
+        "`budget` (`{cost_per_day, tokens_per_day}`) and `enabled`.",
     )
     profile: Profile = setting(
         "auto",
@@ -669,6 +688,22 @@ class LimitSettings(Group, prefix="A2A_"):
     rate_limit_max_requests: Count = setting(6000, "Requests of one caller in that window.")
     max_tasks_per_principal: Count = setting(1000, "Open tasks of one caller.")
     max_open_tasks: Count = setting(2000, "Open tasks of all callers.")
+    max_turns_per_principal: CountOrOff = setting(
+        0, "Turns of one caller that run at the same time; more are refused. 0 = no limit."
+    )
+    budget_cost_per_day: Money = setting(
+        0, "What one caller may spend in a day (UTC), by OpenCode's prices; 0 = no limit."
+    )
+    budget_tokens_per_day: CountOrOff = setting(
+        0, "Tokens that one caller may use in a day (UTC); 0 = no limit."
+    )
+
+    @property
+    def budget(self) -> Budget:
+        """What a caller may spend whose credential says nothing else."""
+        return Budget(
+            self.budget_cost_per_day, self.budget_tokens_per_day, self.max_turns_per_principal
+        )
 
 
 class StreamSettings(Group, prefix="A2A_STREAM_"):
@@ -695,6 +730,9 @@ class TurnSettings(Group, prefix="A2A_TURN_"):
         600, "Silence of OpenCode after which a turn is checked and ended."
     )
     max_steps: Count = setting(200, "Model calls in one turn.")
+    max_cost: Money = setting(
+        0, "What one turn may cost, by OpenCode's prices, before it is stopped; 0 = no limit."
+    )
     max_retry_wait_seconds: Seconds = setting(
         600, "Longest provider retry delay that a turn waits for."
     )

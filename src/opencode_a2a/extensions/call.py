@@ -117,6 +117,7 @@ class Call:
         Yield the agent that is to do it. The session is followed until it is done.
         """
         sessions, at = self.sessions, Location(directory=session.directory)
+        await self.deps.tasks.check_budget(self.principal, self.caller.budget)
         sessions.rights.note(session)
         async with self.member.errands.following(self.principal, session, self.rights) as work:
             try:

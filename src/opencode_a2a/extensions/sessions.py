@@ -7,6 +7,7 @@ from pydantic import AliasPath, ConfigDict, Field, model_validator
 
 from opencode_a2a.errors import (
     AuthorizationForbiddenError,
+    BudgetExhaustedError,
     PaginationModeError,
     SessionBusyError,
     SessionNotFoundError,
@@ -343,6 +344,7 @@ class PromptDone(SessionDone):
     "opencode.sessions.prompt_async",
     Access.CONTROL,
     AuthorizationForbiddenError,
+    BudgetExhaustedError,
     SessionBusyError,
     example={"request": {"parts": [{"type": "text", "text": "hello"}]}},
 )
@@ -389,6 +391,7 @@ class CommandParams(OfSession):
     "opencode.sessions.command",
     Access.CONTROL,
     AuthorizationForbiddenError,
+    BudgetExhaustedError,
     SessionBusyError,
     example={"request": {"command": "review", "arguments": ""}},
 )
@@ -593,10 +596,17 @@ class SummarizeParams(OfSession):
     request: SummarizeRequest = SummarizeRequest()
 
 
-@SESSIONS.method("opencode.sessions.summarize", Access.MUTATE, SessionBusyError, **_MUTATIONS)
+@SESSIONS.method(
+    "opencode.sessions.summarize",
+    Access.MUTATE,
+    BudgetExhaustedError,
+    SessionBusyError,
+    **_MUTATIONS,
+)
 async def summarize(call: Call, params: SummarizeParams) -> SessionDone:
     """Let a model replace a session's history by a summary; returns when it is written."""
     request = params.request
+    await call.deps.tasks.check_budget(call.principal, call.caller.budget)
     async with call.working(params.session_id) as session:
         if request.provider_id and request.model_id:
             model = ModelRef(request.provider_id, request.model_id)

@@ -271,6 +271,8 @@ class TurnState:
         self.settled: dict[RequestId, Resolution] = dict.fromkeys(emitted.settled, "void")
         self.todos = emitted.todos
         self.session: SessionInfo | None = None
+        self._costs: dict[MessageId, float] = {}
+        """Of the steps of sub-agents."""
         self.sessions: dict[SessionId, StatusRetry | None] = {root: None}
         """The tree of the turn's sessions, and the retry that each of them waits for."""
         for tool in emitted.tools.values():
@@ -341,6 +343,12 @@ class TurnState:
             self.messages.sent.append(prompt)
         self.idle_seen = False
 
+    @property
+    def cost(self) -> float:
+        """What the turn has cost so far, with that of its sub-agents."""
+        own = sum(answer.cost for answer in self.messages.answers.values())
+        return own + sum(self._costs.values())
+
     # Events
 
     def stream(self, part_id: str, text: str) -> TurnEvent | None:
@@ -351,7 +359,7 @@ class TurnState:
                 return grew
         return None
 
-    def hear(self, event: Event) -> None:
+    def hear(self, event: Event) -> None:  # noqa: C901 - a case for each kind of event
         """Update the state with an event."""
         session = event.session_id
         match event:
@@ -374,6 +382,8 @@ class TurnState:
                 self._settle(event.request_id, event.resolution)
             case PartUpdated(part=ToolPart() as part):
                 self._call(part)
+            case MessageUpdated(info=AssistantMessage(id=step, cost=cost)):
+                self._costs[step] = cost
             case _ if session != self.root:
                 pass
             case SessionChanged(info=info):

@@ -161,7 +161,7 @@ class RpcBinding:
         method = envelope.method if envelope else "JSON-RPC"
         error = as_service_error(raised, method)
         operation, _ = METHODS.get(method, (None, None))
-        headers = {VERSION_HEADER: version.value}
+        headers = {VERSION_HEADER: version.value, **dict(error.headers)}
         if envelope and envelope.notification:
             return Response(status_code=204, headers=headers)
         if operation and operation.streams and version is Version.V03:

@@ -161,6 +161,7 @@ class Operations:
             context_id=request.context_id,
             output_modes=read_output_modes(request.accepted_output_modes),
             push=push,
+            budget=call.caller.budget,
         )
         try:
             submitted = await self._tasks.submit(command)

@@ -110,7 +110,9 @@ class RestBinding:
             if (operation, version, type(error)) == (LIST_TASKS, Version.V03, InvalidParamsError):
                 # 0.3 has a reason of its own for wrong params of its list.
                 error = InvalidListingError(error.message, violations=error.violations)
-            return rest_refusal(error, version)
+            refusal = rest_refusal(error, version)
+            refusal.headers.update(dict(error.headers))
+            return refusal
         return event_stream(
             self._terms, result, form, lambda error: rest_error_frame(error, version), headers
         )

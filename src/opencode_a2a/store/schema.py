@@ -132,6 +132,16 @@ grants = sa.Table(
     sqlite_with_rowid=False,
 )
 
+spending = sa.Table(
+    "spending",
+    metadata,
+    sa.Column("principal", TEXT, primary_key=True),
+    sa.Column("day", sa.Integer, primary_key=True, comment="since the epoch, UTC"),
+    sa.Column("cost", sa.Double, nullable=False),
+    sa.Column("tokens", sa.BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+
 places = sa.Table(
     "places",
     metadata,
@@ -259,6 +269,12 @@ STEPS: tuple[tuple[str, ...], ...] = (
         "CREATE UNIQUE INDEX webhooks_by_task ON webhooks (task_no, config_id)",
         "CREATE INDEX webhooks_by_principal ON webhooks (principal, state)",
         "CREATE INDEX webhooks_due ON webhooks (state, next_at)",
+    ),
+    (  # what callers have used
+        """CREATE TABLE spending (
+            principal VARCHAR NOT NULL, day INTEGER NOT NULL, cost DOUBLE PRECISION NOT NULL,
+            tokens BIGINT NOT NULL, PRIMARY KEY (principal, day)
+        ) WITHOUT ROWID""",
     ),
 )
 """The statements that lead from each version of the schema to the next.

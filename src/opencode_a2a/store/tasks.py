@@ -205,13 +205,6 @@ def owner(connection: Connection, task_id: str) -> str | None:
     return connection.scalar(sa.select(tasks.c.principal).where(tasks.c.id == task_id))
 
 
-def statuses(connection: Connection, principal: str | None, since: int, most: int) -> list[bytes]:
-    """Return the newest statuses of a principal's tasks, or of everybody's."""
-    own = sa.true() if principal is None else tasks.c.principal == principal
-    recent = sa.select(tasks.c.status).where(own, tasks.c.updated_at >= since)
-    return list(connection.scalars(recent.order_by(tasks.c.updated_at.desc()).limit(most)))
-
-
 def load_segments(
     connection: Connection, task_no: int, first_seq: int, limit: int = 200
 ) -> list[Segment]:

@@ -16,10 +16,12 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
 from opencode_a2a.errors import StoreUnavailableError, StreamEndedError
-from opencode_a2a.events import PlanGrew, ReasoningGrew, TextGrew, Usage
+from opencode_a2a.events import PlanGrew, ReasoningGrew, TextGrew, Usage, UsageCounted
 from opencode_a2a.ids import ContextId, Principal, TaskId
+from opencode_a2a.store import spending
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database, Write
+from opencode_a2a.store.spending import Spent
 from opencode_a2a.store.tasks import Move, Segment, TaskRow
 from opencode_a2a.tasks.state import (
     FIRM,
@@ -478,8 +480,15 @@ class _Batch:
     def write(self, connection: Connection) -> None:
         segments: list[Segment] = []
         moves: list[Move] = []
+        used: dict[tuple[str, int], Spent] = {}
         for share in self.shares:
             no, entries = share.log.no, share.entries
+            for entry in entries:
+                if type(entry.event) is UsageCounted:
+                    whole = entry.event.own + (entry.event.children or Usage())
+                    of = (share.log.ref.principal, spending.day_of(entry.at))
+                    before = used.get(of, Spent())
+                    used[of] = Spent(before.cost + whole.cost, before.tokens + whole.total)
             segments.append(Segment(no, entries[0].seq, entries[-1].seq, dump_entries(entries)))
             status = next((e.status for e in reversed(entries) if e.status is not None), None)
             if status is not None and status != share.before:
@@ -489,6 +498,8 @@ class _Batch:
                 change = (log.ref.principal, before.state, status.state, at)
                 moves.append(Move(no, *change, orjson.dumps(status), archive))
         rows.append(connection, segments, moves)
+        if used:
+            spending.add(connection, used)
         for share in self.shares:
             for also in share.also:
                 also(connection)

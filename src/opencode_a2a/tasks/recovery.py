@@ -17,6 +17,7 @@ from opencode_a2a.events import (
     Resumed,
 )
 from opencode_a2a.messages import ANYWHERE, Added, Answered
+from opencode_a2a.store import spending
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.tasks.log import LogWriter, Replay, TaskLog, ref_of
@@ -30,6 +31,8 @@ logger = structlog.get_logger(__name__)
 LOG_SECONDS = 3600
 """How long the log of an ended task can be replayed; its result stays."""
 SWEEP_SECONDS = 600
+SPENDING_DAYS = 62
+"""How long it is known what callers have used."""
 SWEEP_TASKS = 500
 
 RESTARTED = "The service was restarted; the task goes on."
@@ -92,8 +95,12 @@ async def sweep(database: Database, retention_seconds: float) -> None:
         oldest = now_ms() - int(retention_seconds * 1000)
         return rows.forget_tasks(connection, ended, oldest, SWEEP_TASKS)
 
+    def forget_spending(connection: Connection) -> None:
+        spending.forget(connection, spending.day_of(now_ms()) - SPENDING_DAYS)
+
     while True:
         try:
+            await database.write(forget_spending)
             while await database.write(forget_logs) == SWEEP_TASKS:
                 pass
             while retention_seconds > 0 and await database.write(forget_tasks) == SWEEP_TASKS:

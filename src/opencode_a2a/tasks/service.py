@@ -42,7 +42,6 @@ from opencode_a2a.events import (
     Outcome,
     Resolution,
     Resumed,
-    Usage,
 )
 from opencode_a2a.ids import ContextId, Owner, Principal, TaskId
 from opencode_a2a.messages import (
@@ -54,12 +53,15 @@ from opencode_a2a.messages import (
     Routing,
     TurnRequest,
 )
-from opencode_a2a.rights import NARROWEST
+from opencode_a2a.rights import NARROWEST, UNLIMITED, Budget
 from opencode_a2a.store import interrupts as interrupt_rows
+from opencode_a2a.store import spending
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database, Write
+from opencode_a2a.store.spending import Spent
 from opencode_a2a.store.tasks import Key, Segment, TaskRow
 from opencode_a2a.store.webhooks import HookRow
+from opencode_a2a.tasks import budget
 from opencode_a2a.tasks.log import LogReader, LogWriter, TaskLog, load_task
 from opencode_a2a.tasks.outbox import Outbox, PushConfig
 from opencode_a2a.tasks.state import (
@@ -70,7 +72,6 @@ from opencode_a2a.tasks.state import (
     TaskRef,
     TaskState,
     dump_entries,
-    load_status,
 )
 from opencode_a2a.telemetry import ROUTINE, now_ms
 from opencode_a2a.turns.answers import (
@@ -142,8 +143,6 @@ UPSTREAM_LOST = Failure(
     "The OpenCode that ran the task is gone. Send the message again; the conversation goes on in "
     "another one, which does not know what was said before.",
 )
-COSTS_READ = 5_000
-"""Tasks whose cost is added up at most."""
 INTERNAL = Failure(
     FailureType.INTERNAL_ERROR, "The service failed while running the turn. Send the message again."
 )
@@ -170,6 +169,7 @@ class SendCommand:
     output_modes: tuple[str, ...] | None = None
     push: PushConfig | None = None
     """Stored with a new task. It is not part of the content: a repeat may name another."""
+    budget: Budget = UNLIMITED
 
     @property
     def digest(self) -> bytes:
@@ -524,6 +524,7 @@ class TaskService:
                 return row_before
             if full is not None:
                 raise full
+            budget.check(connection, principal, command.budget)
             no = rows.add_task(connection, row)
             rows.add_message(connection, *message, no, digest)
             rows.append(connection, [Segment(no, 1, 1, segment)], [])
@@ -551,11 +552,19 @@ class TaskService:
         self._counts[principal] += full is None
         self._fleet.tasks[member.name] += 1
         try:
-            outcome = await self._database.write(write, late=late)
+            with budget.noted(principal):
+                outcome = await self._database.write(write, late=late)
             return outcome if isinstance(outcome, TaskRow) else admitted(*outcome)
         finally:
             self._counts[principal] -= full is None
             self._fleet.tasks[member.name] -= 1
+
+    async def check_budget(self, principal: Principal, limits: Budget) -> None:
+        """Raise BudgetExhaustedError if a caller may give no more work today."""
+        if limits.cost_per_day or limits.tokens_per_day:
+            daily = replace(limits, turns=0)  # what runs already, runs
+            with budget.noted(principal):
+                await self._database.read(lambda found: budget.check(found, principal, daily))
 
     def adopt(self, log: TaskLog, member: Member, routing: Routing) -> OpenTask:
         """Take charge of a task that is open."""
@@ -681,6 +690,7 @@ class TaskService:
                         raise _wrong(PLAN_FIELD, ALREADY_AT_WORK)
                     if command.request.routing.command is not None:
                         raise _wrong(COMMAND_FIELD, ALREADY_AT_WORK)
+                    await self.check_budget(command.principal, command.budget)
                     seq, remember = state.seq, _remember(command, task.log)
                     await task.add(Added(command.message, command.request), remember)
                     return Submitted(task.log, seq)
@@ -817,13 +827,16 @@ class TaskService:
             token = base64.urlsafe_b64encode(place).decode().rstrip("=")
         return Page(tasks, token, query.size, total)
 
-    async def cost(self, principal: Principal | None, since: int) -> float:
-        """Return what the tasks of a principal, or all, cost whose status is not older."""
-        found = await self._database.read(
-            lambda connection: rows.statuses(connection, principal, since, COSTS_READ)
+    async def spent(self, principal: Principal | None) -> Spent:
+        """Return what the turns of a principal, or of all, have used today."""
+        day = spending.day_of(now_ms())
+        return await self._database.read(
+            lambda connection: (
+                spending.read_all(connection, day)
+                if principal is None
+                else spending.read(connection, principal, day)
+            )
         )
-        counted = (load_status(status).usage for status in found)
-        return sum((u.own + (u.children or Usage())).cost for u in counted if u is not None)
 
     async def follow(
         self,

@@ -12,20 +12,25 @@ from contextlib import asynccontextmanager, suppress
 
 import structlog
 
-from opencode_a2a.errors import UpstreamError
-from opencode_a2a.events import Interrupted, Resumed, TurnEvent
-from opencode_a2a.ids import ContextId, Owner, Principal, SessionId
+from opencode_a2a.errors import StoreUnavailableError, UpstreamError
+from opencode_a2a.events import Interrupted, Resumed, TurnEvent, Usage
+from opencode_a2a.ids import ContextId, MessageId, Owner, Principal, SessionId
 from opencode_a2a.opencode.client import Location
 from opencode_a2a.opencode.events import (
+    MessageUpdated,
     PermissionAsked,
     QuestionAsked,
     RequestSettled,
     SessionStatusChanged,
 )
 from opencode_a2a.opencode.feed import Feed, FeedItem, Gap
-from opencode_a2a.opencode.translate import interrupted
-from opencode_a2a.opencode.types import Session, StatusIdle
+from opencode_a2a.opencode.translate import interrupted, usage
+from opencode_a2a.opencode.types import AssistantMessage, Session, StatusIdle
 from opencode_a2a.rights import FULL, Rights
+from opencode_a2a.store import spending
+from opencode_a2a.store.database import Database
+from opencode_a2a.store.spending import Spent, day_of
+from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns import snapshot
 from opencode_a2a.turns.answers import Answer
 from opencode_a2a.turns.interrupts import Interrupts, TurnInterrupts
@@ -44,14 +49,24 @@ class Errand:
     """A session at work for which there is no task."""
 
     def __init__(
-        self, interrupts: Interrupts, feed: Feed, owner: Owner, root: SessionId, location: Location
+        self,
+        database: Database,
+        interrupts: Interrupts,
+        feed: Feed,
+        owner: Owner,
+        root: SessionId,
+        location: Location,
     ) -> None:
+        self._database = database
         self._all = interrupts
         self._opencode = interrupts.opencode
         self._root = root
         self.location = location
         self.works: list[Work] = []
         """What the session was given to do."""
+        self._principal = owner.principal
+        self._used: dict[MessageId, Usage] = {}
+        """By step, sub-agents' included."""
         self.subscription = feed.follow(root)
         self.interrupts = TurnInterrupts(interrupts, owner, self.subscription.wake)
         self.interrupts.connect(location)
@@ -71,6 +86,7 @@ class Errand:
             while True:
                 try:
                     if compare and await self._compare():
+                        await self._spend()
                         return
                     items: list[FeedItem] = []
                     with suppress(TimeoutError):
@@ -108,6 +124,9 @@ class Errand:
                 case SessionStatusChanged(session_id=self._root, status=status):
                     idle = isinstance(status, StatusIdle)
                     compare, self._begun = compare or idle, self._begun or not idle
+                case MessageUpdated(info=AssistantMessage() as info):
+                    if self._root not in self._all.sessions_with_turn:  # which counts by itself
+                        self._used[info.id] = usage(info)
                 case Gap(connected=True):
                     compare = True
                 case _:
@@ -144,6 +163,16 @@ class Errand:
             await self._screen([Resumed(one.request_id, one.type, "void") for one in asked])
         return over
 
+    async def _spend(self) -> None:
+        """Count what was used for the principal's budget."""
+        whole = sum(self._used.values(), Usage())
+        used: dict[tuple[str, int], Spent] = {
+            (self._principal, day_of(now_ms())): Spent(whole.cost, whole.total)
+        }
+        if whole.total or whole.cost:
+            with suppress(StoreUnavailableError):
+                await self._database.write(lambda connection: spending.add(connection, used))
+
     async def _screen(self, events: list[TurnEvent]) -> None:
         await self.interrupts.screen(events)
         self.interrupts.note_logged()  # an errand has no log
@@ -152,7 +181,10 @@ class Errand:
 class Errands:
     """All sessions that work without a task."""
 
-    def __init__(self, feed: Feed, interrupts: Interrupts, rights: SessionRights) -> None:
+    def __init__(
+        self, database: Database, feed: Feed, interrupts: Interrupts, rights: SessionRights
+    ) -> None:
+        self._database = database
         self._feed = feed
         self._interrupts = interrupts
         self._rights = rights
@@ -211,7 +243,7 @@ class Errands:
         if session_id in self._running:
             return self._running[session_id][0]
         location = Location(directory=directory)
-        errand = Errand(self._interrupts, self._feed, owner, session_id, location)
+        errand = Errand(self._database, self._interrupts, self._feed, owner, session_id, location)
 
         async def run() -> None:
             try:

@@ -89,6 +89,7 @@ PROMPT_TRIES = 3
 
 SILENT = "OpenCode has been silent for {:.0f} s; the turn was stopped. Send the message again."
 LONG = "The turn took longer than {:.0f} s and was stopped. Ask for less at once."
+COSTLY = "The turn has cost {:.4g} and may cost {:g}; it was stopped."
 ENDLESS = "The model was asked {} times without coming to an end; the turn was stopped."
 RETRY_FAR = "The model provider asks to wait too long ({}); the turn was stopped. Try again later."
 UNCONFIRMED = Failure(
@@ -241,6 +242,9 @@ class TurnLimits:
         steps = len(reader.state.messages.answers)
         if steps > self._settings.max_steps:
             return Failure(FailureType.UPSTREAM_ENDLESS, ENDLESS.format(steps))
+        most = self._settings.max_cost
+        if most and (cost := reader.state.cost) >= most:
+            return Failure(FailureType.BUDGET_EXHAUSTED, COSTLY.format(cost, most))
         retry = reader.state.retry
         if retry is not None and retry is not self._retry:
             # Judged once, when it is heard: the wall clock may jump while it is waited for.

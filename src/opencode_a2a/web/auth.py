@@ -17,7 +17,7 @@ import stat
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import sha256
 from ipaddress import IPv6Address, ip_address, ip_network
@@ -37,7 +37,7 @@ from opencode_a2a.errors import (
     UnauthenticatedError,
 )
 from opencode_a2a.ids import SCOPE_KEY, Caller, Principal
-from opencode_a2a.rights import CAPABILITIES, PROFILES, Rights
+from opencode_a2a.rights import CAPABILITIES, PROFILES, UNLIMITED, Budget, Rights
 from opencode_a2a.server.contracts import API_KEY_HEADER, DISCOVERY, RESOURCE_PATH
 from opencode_a2a.telemetry import ROUTINE
 
@@ -76,17 +76,17 @@ class AcceptedCredential:
     guessable: bool
 
     @classmethod
-    def of_token(cls, token: str, rights: Rights) -> Self:
+    def of_token(cls, token: str, rights: Rights, budget: Budget = UNLIMITED) -> Self:
         """Return the only credential of a service.
 
         It is its own principal and may do everything that is switched on.
         """
         principal = Principal(f"bearer:{sha256(token.encode()).hexdigest()[:12]}")
-        caller = Caller(principal, CAPABILITIES, rights=rights)
+        caller = Caller(principal, CAPABILITIES, rights=rights, budget=budget)
         return cls("bearer", sha256(token.encode()).digest(), caller, len(token) < UNGUESSABLE)
 
     @classmethod
-    def of_entry(cls, entry: CredentialEntry, rights: Rights) -> Self:
+    def of_entry(cls, entry: CredentialEntry, rights: Rights, budget: Budget = UNLIMITED) -> Self:
         """Return one of several credentials; it may do only what its entry grants."""
         given = entry.password if entry.scheme == "basic" else entry.token
         secret = given.get_secret_value() if given else ""
@@ -99,23 +99,25 @@ class AcceptedCredential:
             entry.credential_id,
             rights & PROFILES[entry.profile],
             entry.supervises,
+            replace(budget, **(entry.budget.model_dump(exclude_none=True) if entry.budget else {})),
         )
         return cls(entry.scheme, sha256(secret.encode()).digest(), caller, guessable)
 
 
 def accepted_credentials(settings: Settings, token_file: Path) -> list[AcceptedCredential]:
     """Return the credentials that were configured; the generated one if nobody could call."""
-    auth = settings.auth
+    auth, budget = settings.auth, settings.limits.budget
     found = [
-        AcceptedCredential.of_entry(entry, auth.rights)
+        AcceptedCredential.of_entry(entry, auth.rights, budget)
         for entry in auth.static_auth_credentials or ()
         if entry.enabled
     ]
     if auth.bearer_token:
         token = auth.bearer_token.get_secret_value()
-        found.insert(0, AcceptedCredential.of_token(token, auth.rights))
+        found.insert(0, AcceptedCredential.of_token(token, auth.rights, budget))
     if not settings.knows_callers:
-        found.append(AcceptedCredential.of_token(generate_token(token_file), auth.rights))
+        token = generate_token(token_file)
+        found.append(AcceptedCredential.of_token(token, auth.rights, budget))
     return found
 
 

@@ -37,7 +37,7 @@ from opencode_a2a.ids import Caller, Principal
 from opencode_a2a.jsonguard import as_object, decode, text_in
 from opencode_a2a.keys import VerificationKey, verification_keys
 from opencode_a2a.peers.network import Egress, EgressError, client, read
-from opencode_a2a.rights import CAPABILITIES, PROFILES, Rights
+from opencode_a2a.rights import CAPABILITIES, PROFILES, UNLIMITED, Budget, Rights
 from opencode_a2a.server.contracts import openid_configuration
 from opencode_a2a.telemetry import AUDIT
 
@@ -65,10 +65,11 @@ class KeysError(Exception):
 class Issuer:
     """An identity provider whose tokens are accepted."""
 
-    def __init__(self, settings: OidcSettings, ceiling: Rights) -> None:
+    def __init__(self, settings: OidcSettings, ceiling: Rights, budget: Budget = UNLIMITED) -> None:
         self._settings = settings
         self._ceiling = ceiling
         """What the agent may do for any caller."""
+        self._budget = budget
         self._keys: list[VerificationKey] = []
         self._document: JsonObject = {}
         self._fetched = self._asked = -math.inf
@@ -214,6 +215,7 @@ class Issuer:
             CAPABILITIES.intersection(granted),
             rights=self._ceiling & PROFILES[next(profiles, settings.profile)],
             supervises="supervise" in granted,
+            budget=self._budget,
         )
 
     async def _refresh(self) -> bool:

@@ -1,0 +1,80 @@
+"""What a caller may still spend today, and why a message is refused when that is nothing.
+
+The figures are OpenCode's: a model without a price costs nothing, and has to be limited by tokens.
+A message is admitted while anything is left; the turn that crosses the limit is not stopped.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+from sqlalchemy.engine import Connection
+
+from opencode_a2a import metrics
+from opencode_a2a.errors import BudgetExhaustedError
+from opencode_a2a.ids import Principal
+from opencode_a2a.rights import Budget
+from opencode_a2a.store import spending
+from opencode_a2a.store.spending import DAY_MS, Spent
+from opencode_a2a.telemetry import AUDIT, now_ms
+
+RUNNING_RETRY_SECONDS = 5
+"""When to try again after a refusal that nobody can say the end of."""
+
+
+def resets_at(now: int) -> str:
+    """Return when the next day begins, in UTC."""
+    next_day = (spending.day_of(now) + 1) * DAY_MS
+    return datetime.fromtimestamp(next_day / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def check(connection: Connection, principal: Principal, budget: Budget) -> None:
+    """Raise BudgetExhaustedError if a caller has nothing left for another message."""
+    if budget.cost_per_day or budget.tokens_per_day:
+        now = now_ms()
+        spent = spending.read(connection, principal, spending.day_of(now))
+        wait = (DAY_MS - now % DAY_MS) // 1000 + 1
+        until = resets_at(now)
+        if 0 < budget.cost_per_day <= spent.cost:
+            most = f"{budget.cost_per_day:g}"
+            text = f"Today's budget of {most} is spent; it starts anew at {until}"
+            raise _refusal("cost_per_day", text, budget.cost_per_day, spent, until, wait)
+        if 0 < budget.tokens_per_day <= spent.tokens:
+            text = f"Today's {budget.tokens_per_day} tokens are used; they start anew at {until}"
+            most = budget.tokens_per_day
+            raise _refusal("tokens_per_day", text, most, spent, until, wait)
+    most = budget.turns
+    if 0 < most <= spending.running(connection, principal):
+        text = f"This caller has {most} turns running, the most at once; wait for one to end"
+        raise _refusal("turns", text, most, None, None, RUNNING_RETRY_SECONDS)
+
+
+def _refusal(
+    limit: str,
+    text: str,
+    most: float,
+    spent: Spent | None,
+    until: str | None,
+    wait: int,
+) -> BudgetExhaustedError:
+    return BudgetExhaustedError(
+        text,
+        budget=limit,
+        limit=most,
+        cost=None if spent is None else round(spent.cost, 6),
+        tokens=None if spent is None else spent.tokens,
+        resets_at=until,
+        retry_after_seconds=wait,
+    ).with_headers(("Retry-After", str(wait)))
+
+
+@contextmanager
+def noted(principal: Principal) -> Generator[None]:
+    """Leave a record of a refusal; in the task of the request, which the record then names."""
+    try:
+        yield
+    except BudgetExhaustedError as error:
+        limit = str(error.data["budget"])
+        metrics.BUDGET_REJECTED.labels(limit).inc()
+        AUDIT.info("budget refused", principal=principal, limit=limit)
+        raise

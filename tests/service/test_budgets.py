@@ -1,0 +1,151 @@
+"""What a caller may spend: refused before anything is stored, counted when a turn ends."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import orjson
+import pytest
+
+from opencode_a2a.store import spending
+from opencode_a2a.tasks import budget
+from tests.support.answers import BUDGET, Wire
+from tests.support.caller import Caller
+from tests.support.front import Serve, started
+from tests.support.opencode import FakeOpenCode
+from tests.support.service import Running
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_databases]
+
+ANN = "a-token-for-the-tests-of-ann-alone"
+BOB = "a-token-for-the-tests-of-bob-alone"
+CREDENTIALS: list[dict[str, Any]] = [
+    {"scheme": "bearer", "principal": "ann", "token": ANN},
+    {
+        "scheme": "bearer",
+        "principal": "bob",
+        "token": BOB,
+        "budget": {"cost_per_day": 0, "tokens_per_day": 1},
+    },
+]
+LISTED = orjson.dumps(CREDENTIALS).decode()
+
+
+async def health(service: Running, token: str = ANN) -> Any:
+    answer = await service.http.get("/health", headers={"Authorization": f"Bearer {token}"})
+    return answer.json()
+
+
+@pytest.mark.requirement("ours-budgets")
+@pytest.mark.parametrize("wire", [Wire.RPC, Wire.REST03], ids=lambda wire: wire.value)
+async def test_a_spent_budget_refuses_new_messages_alone(serve: Serve, wire: Wire) -> None:
+    service = await serve(A2A_STATIC_AUTH_CREDENTIALS=LISTED, A2A_BUDGET_COST_PER_DAY="0.000001")
+    ann = Caller(service, wire, token=ANN)
+    bob = Caller(service, wire, token=BOB)
+
+    message = ann.message("hello")
+    first = await ann.ask("send", message)
+    answer = await ann.ask("send", ann.message("hello"))
+    again = await ann.ask("send", message)
+    await bob.send("hello")
+    other = await bob.ask("send", bob.message("hello"))
+
+    answer.refuses(BUDGET)
+    assert int(answer.headers["retry-after"]) > 0
+    assert b"starts anew at 20" in answer.content
+    assert (first.status, again.status) == (200, 200)
+    assert b"BUDGET" not in again.content
+    other.refuses(BUDGET)
+    assert b"tokens are used" in other.content
+    figures = (await health(service))["budget"]
+    assert figures["cost_per_day"] == 0.000001
+    assert figures["cost"] > 0
+    assert figures["tokens"] > 0
+    assert figures["resets_at"].endswith("T00:00:00Z")
+    assert (await health(service, BOB))["budget"]["tokens_per_day"] == 1
+    metrics = (await service.http.get("/metrics")).text
+    assert 'a2a_budget_rejected_total{limit="cost_per_day"}' in metrics
+
+
+@pytest.mark.requirement("ours-budgets")
+async def test_what_was_spent_outlives_the_service_and_ends_with_the_day(
+    serve: Serve, opencode: FakeOpenCode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    variables = {
+        "A2A_STATIC_AUTH_CREDENTIALS": LISTED,
+        "A2A_BUDGET_COST_PER_DAY": "0.000001",
+        "A2A_TASK_STORE_BACKEND": "database",
+    }
+    async with started(opencode, tmp_path, **variables) as earlier:
+        spent = await Caller(earlier, token=ANN).send("hello")
+    service = await serve(**variables)
+    ann = Caller(service, token=ANN)
+
+    (await ann.ask("send", ann.message("hello"))).refuses(BUDGET)
+    tomorrow = budget.now_ms() + spending.DAY_MS
+    monkeypatch.setattr(budget, "now_ms", lambda: tomorrow)
+    later = await ann.send("hello")
+
+    cost = spent.raw["metadata"]["shared"]["usage"]["cost"]
+    assert later.state == "completed"
+    assert (await health(service))["budget"]["cost"] >= round(cost, 6)
+
+
+@pytest.mark.requirement("ours-budgets")
+async def test_turns_at_once_are_limited(serve: Serve, opencode: FakeOpenCode) -> None:
+    service = await serve(A2A_STATIC_AUTH_CREDENTIALS=LISTED, A2A_MAX_TURNS_PER_PRINCIPAL="2")
+    ann, hold = Caller(service, token=ANN), opencode.hold(count=2)
+
+    begun = [await ann.send("hello", blocking=False) for _ in range(2)]
+    async with asyncio.timeout(20):
+        await hold.reached.wait()
+    many = await asyncio.gather(*(ann.ask("send", ann.message("hello")) for _ in range(5)))
+    opencode.release()
+    for task in begun:
+        await ann.wait(task.id, "completed")
+
+    for one in many:
+        one.refuses(BUDGET)
+        assert b"turns running" in one.content
+    assert (await ann.send("hello")).state == "completed"
+
+
+@pytest.mark.requirement("ours-budgets")
+async def test_a_turn_that_costs_too_much_is_stopped(serve: Serve, opencode: FakeOpenCode) -> None:
+    service = await serve(A2A_TURN_MAX_COST="0.000001", A2A_STATIC_AUTH_CREDENTIALS=LISTED)
+    opencode.play("permission-once")
+    opencode.hold(count=1)  # in the second step, when the first has been paid for
+    ann = Caller(service, token=ANN)
+
+    asked = await ann.send("hello")
+    task = await ann.send("once", task=asked.id)
+
+    assert asked.state == "input_required"
+    failure = task.raw["status"]["message"]["parts"][0]["text"]
+    assert task.state == "failed"
+    assert "may cost 1e-06; it was stopped" in failure
+    assert (await health(service))["budget"]["cost"] > 0
+
+
+@pytest.mark.requirement("ours-budgets")
+async def test_methods_give_no_work_beyond_the_budget(serve: Serve) -> None:
+    service = await serve(A2A_STATIC_AUTH_CREDENTIALS=LISTED, A2A_BUDGET_COST_PER_DAY="0.000001")
+    ann = Caller(service, token=ANN)
+    task = await ann.send("hello")
+    session = task.raw["metadata"]["shared"]["session"]["id"]
+
+    async with httpx2.AsyncClient(base_url=service.url, trust_env=False) as http:
+        call = {
+            "jsonrpc": "2.0",
+            "id": 1,
+            "method": "opencode.sessions.prompt_async",
+            "params": {
+                "session_id": session,
+                "request": {"parts": [{"type": "text", "text": "more"}]},
+            },
+        }
+        answer = await http.post("/", json=call, headers={"Authorization": f"Bearer {ANN}"})
+
+    assert "BUDGET_EXHAUSTED" in answer.text
+    assert answer.headers["retry-after"]
