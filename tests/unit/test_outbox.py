@@ -14,8 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.config import LimitSettings, PushSettings, SigningSettings, UpstreamEntry
-from opencode_a2a.events import Finished, Interrupted, Resumed, Started, TextGrew
-from opencode_a2a.events import Outcome as TurnOutcome
+from opencode_a2a.events import Finished, Interrupted, Outcome, Resumed, Started, TextGrew
 from opencode_a2a.ids import MAIN, MessageId, Principal, RequestId, SessionId
 from opencode_a2a.messages import Message, Part, PromptPart, TurnRequest
 from opencode_a2a.opencode.upstream import Upstream
@@ -26,7 +25,7 @@ from opencode_a2a.store.database import Database
 from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks import outbox as module
 from opencode_a2a.tasks.log import LogWriter, TaskLog, load_task
-from opencode_a2a.tasks.outbox import Notification, Outbox, Outcome, PushConfig
+from opencode_a2a.tasks.outbox import Notification, Outbox, PushConfig, Receipt
 from opencode_a2a.tasks.service import OpenTask, SendCommand, TaskService
 from opencode_a2a.tasks.state import TERMINAL, Entry
 from opencode_a2a.telemetry import now_ms
@@ -36,7 +35,7 @@ from opencode_a2a.turns.turn import Turns
 from tests.support.receiver import receiving
 
 CONFIG = PushConfig("https://hooks.test/x", "c", "Bearer", "secret", "token")
-DONE = Finished(TurnOutcome.COMPLETED)
+DONE = Finished(Outcome.COMPLETED)
 
 
 class Sent:
@@ -44,10 +43,10 @@ class Sent:
 
     def __init__(self) -> None:
         self.told: list[Notification] = []
-        self.outcome = Outcome("ok", ok=True)
+        self.outcome = Receipt("ok", ok=True)
         self.changed = asyncio.Condition()
 
-    async def send(self, row: HookRow, told: Notification, /) -> Outcome:
+    async def send(self, row: HookRow, told: Notification, /) -> Receipt:
         async with self.changed:
             self.told.append(told)
             self.changed.notify_all()
@@ -136,7 +135,7 @@ async def test_changes_are_told_once_each_and_the_last_erases_the_secrets() -> N
 @pytest.mark.requirement("I21")
 async def test_what_is_too_much_to_remember_is_read_from_the_log() -> None:
     async with desk() as it:
-        it.sent.outcome = Outcome("http_503")
+        it.sent.outcome = Receipt("http_503")
         log = await it.task()
         await log.append([Started()])
         await it.sent.until(1)
@@ -146,7 +145,7 @@ async def test_what_is_too_much_to_remember_is_read_from_the_log() -> None:
             await log.append([Resumed(request, "permission", "once")])
         await log.append([DONE])
         it.sent.told.clear()
-        it.sent.outcome = Outcome("ok", ok=True)
+        it.sent.outcome = Receipt("ok", ok=True)
         await it.row(log, "done")
 
         told = [one.seq for one in it.sent.told]
@@ -157,14 +156,14 @@ async def test_what_is_too_much_to_remember_is_read_from_the_log() -> None:
 @pytest.mark.requirement("I21")
 async def test_a_webhook_that_is_given_up_goes_on_where_it_was() -> None:
     async with desk(give_up_hours=1e-9) as it:
-        it.sent.outcome = Outcome("timeout")
+        it.sent.outcome = Receipt("timeout")
         log = await it.task()
         await log.append([Started()])
         row = await it.row(log, "failed")
         assert (row.acked, row.last_outcome, row.token) == (0, "timeout", "token")
         assert row.attempts >= 1
 
-        it.sent.outcome = Outcome("ok", ok=True)
+        it.sent.outcome = Receipt("ok", ok=True)
         it.sent.told.clear()
         await log.append([DONE])
         await it.outbox.retry(log, "c")
@@ -179,12 +178,12 @@ async def test_a_log_is_kept_for_a_webhook_and_without_it_the_present_state_is_t
         return rows.forget_logs(connection, [*TERMINAL], now_ms() + 1000, 10)
 
     async with desk() as it:
-        it.sent.outcome = Outcome("http_503")
+        it.sent.outcome = Receipt("http_503")
         log = await it.task()
         await log.append([Started(), DONE])
         await it.sent.until(1)
         assert await it.database.write(sweep) == 0
-        it.sent.outcome = Outcome("ok", ok=True)
+        it.sent.outcome = Receipt("ok", ok=True)
         await it.row(log, "done")
         assert await it.database.write(sweep) == 1
 
@@ -221,7 +220,7 @@ async def test_a_bearer_without_credentials_is_a_token_that_we_sign(tmp_path: Pa
     token = told.headers["authorization"].removeprefix("Bearer ")
     (key,) = jwt.PyJWKSet.from_dict(keys.jwks).keys
     claims = jwt.decode(token, key.key, ["ES256"], audience=receiver.url)
-    assert outcome == Outcome("ok", ok=True)
+    assert outcome == Receipt("ok", ok=True)
     assert (claims["iss"], claims["jti"], claims["taskId"]) == (
         *("https://agent.test", told.id),
         log.ref.id,

@@ -121,7 +121,7 @@ def read_push_proto(params: JsonObject) -> PushRequest:
     if named and not sent.get("id"):
         sent = {**sent, "id": named}
     task_id = check(PushListParams, params).task_id
-    return PushRequest(task_id, check(_Push, sent, within).config(within))
+    return PushRequest(task_id, check(_Push03, sent, within).config(within))
 
 
 def read_push_ref(params: JsonObject) -> PushRef:
@@ -192,16 +192,16 @@ class _Message03(MessageBase):
     content: Content = None
 
 
-class _Authentication(AuthenticationParams):
+class _Authentication03(AuthenticationParams):
     schemes: list[Scheme] | None = Field(default=None, max_length=20)
     scheme: _Scheme1 = None
 
 
-class _Push(PushParams):
-    authentication: _Authentication | None = None
+class _Push03(PushParams):
+    authentication: _Authentication03 | None = None
 
     def config(self, within: str) -> PushConfig:
-        sent = self.authentication or _Authentication()
+        sent = self.authentication or _Authentication03()
         known = {scheme.lower(): scheme for scheme in reversed(sent.schemes or []) if scheme}
         # The first that clients and servers have in common, else whatever comes first.
         scheme = known.get("bearer") or known.get("basic") or next(reversed(known.values()), None)
@@ -211,7 +211,7 @@ class _Push(PushParams):
 
 
 class _PushOfTask03(PushListParams):
-    push_notification_config: _Push
+    push_notification_config: _Push03
     url: _Flat = None
 
 
@@ -220,7 +220,7 @@ class PushRefParams03(TaskParams):
 
 
 class _PushProto(Params):
-    push_notification_config: _Push
+    push_notification_config: _Push03
 
 
 class _PushBodyProto(Params):
@@ -235,7 +235,7 @@ PUSH_BODY: type[Params] = _PushBodyProto
 
 class _Configuration03(ConfigurationBase):
     blocking: StrictBool | None = None
-    push_notification_config: _Push | None = None
+    push_notification_config: _Push03 | None = None
     return_immediately: _Returns = None
 
 
@@ -293,7 +293,7 @@ class _MessageProto(MessageBase):
 
 class _ConfigurationProto(ConfigurationBase):
     blocking: StrictBool | None = None
-    push_notification: _Push | None = None
+    push_notification: _Push03 | None = None
     return_immediately: _Returns = None
 
 

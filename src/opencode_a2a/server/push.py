@@ -35,7 +35,7 @@ from opencode_a2a.peers.network import (
 )
 from opencode_a2a.signing import SigningKey
 from opencode_a2a.store.webhooks import HookRow
-from opencode_a2a.tasks.outbox import Notification, Outcome, PushConfig
+from opencode_a2a.tasks.outbox import Notification, PushConfig, Receipt
 from opencode_a2a.tasks.state import Entry, TaskState
 from opencode_a2a.telemetry import trace_headers
 
@@ -86,7 +86,7 @@ class WebhookSender:
             )
             raise InvalidParamsError(f"{field} {wrong.description}", violations=(wrong,)) from None
 
-    async def send(self, row: HookRow, told: Notification) -> Outcome:
+    async def send(self, row: HookRow, told: Notification) -> Receipt:
         if self._http is None:  # reading the certificate authorities takes milliseconds
             self._http = client(self._rules, timeout=self._seconds)
         version, body = Version(row.version), _body(told)
@@ -109,13 +109,13 @@ class WebhookSender:
                             await read(response, ANSWER_BYTES)
                 return _outcome(response)
         except (TimeoutError, httpx2.TimeoutException):
-            return Outcome("timeout")
+            return Receipt("timeout")
         except HostNotFoundError:
-            return Outcome("unknown_host")
+            return Receipt("unknown_host")
         except EgressError:
-            return Outcome("refused_address")
+            return Receipt("refused_address")
         except (httpx2.HTTPError, httpx2.InvalidURL, ssl.SSLError) as error:
-            return Outcome("tls" if _is_tls(error) else "unreachable")
+            return Receipt("tls" if _is_tls(error) else "unreachable")
 
     def _proof(self, row: HookRow, told: Notification, at: int, body: bytes) -> dict[str, str]:
         """Return the headers by which a receiver knows a notification, and who sent it."""
@@ -162,17 +162,17 @@ def _body(told: Notification) -> bytes:
             return orjson.dumps(render.present(state))
 
 
-def _outcome(response: httpx2.Response) -> Outcome:
+def _outcome(response: httpx2.Response) -> Receipt:
     status = response.status_code
     if response.is_success:
-        return Outcome("ok", ok=True)
+        return Receipt("ok", ok=True)
     asked, after = response.headers.get("retry-after", "").strip(), None
     with suppress(ValueError, TypeError, OverflowError):
         if asked.isascii() and asked.isdecimal():
             after = float(asked[:9])
         elif asked:
             after = parsedate_to_datetime(asked).timestamp() - time.time()
-    return Outcome(f"http_{status}", gone=status == 410, retry_after=after)
+    return Receipt(f"http_{status}", gone=status == 410, retry_after=after)
 
 
 def _is_tls(error: BaseException | None) -> bool:

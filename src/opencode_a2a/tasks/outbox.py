@@ -82,7 +82,7 @@ class Notification:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Receipt:
     """What became of one attempt: ``ok``, ``http_503``, ``timeout``, …"""
 
     name: str
@@ -93,7 +93,7 @@ class Outcome:
 
 
 class Sender(Protocol):
-    async def send(self, row: HookRow, told: Notification, /) -> Outcome:
+    async def send(self, row: HookRow, told: Notification, /) -> Receipt:
         """Send a notification, within the time that one may take."""
         ...
 
@@ -214,7 +214,7 @@ class Outbox:
         if row.state != "done":
             self._begin(row, log)
 
-    # Delivery
+    # Receipt
 
     def begin(self, row: HookRow, log: TaskLog) -> None:
         """Serve a webhook that was set, in place of one with the same id."""
@@ -355,7 +355,7 @@ class Outbox:
             await stack.enter_async_context(self._room)
             yield
 
-    def _after(self, row: HookRow, told: Notification, outcome: Outcome) -> tuple[HookRow, float]:
+    def _after(self, row: HookRow, told: Notification, outcome: Receipt) -> tuple[HookRow, float]:
         """Return what to store of an attempt, and how long to wait before the next."""
         row = replace(row, last_outcome=outcome.name, next_at=None)
         if outcome.ok:
@@ -389,6 +389,6 @@ def _no_log() -> None:
     """The task had ended when its webhook was taken up."""
 
 
-def _kind(outcome: Outcome) -> str:
+def _kind(outcome: Receipt) -> str:
     """Return an outcome as a label: receivers can think of many statuses."""
     return f"{outcome.name[:6]}xx" if outcome.name.startswith("http_") else outcome.name

@@ -17,8 +17,9 @@ WAITING    a person answers                                              SENDING
 DUE        the turn looks what is due                                    SENDING
            a person answers before that                                  SENDING
 SENDING    OpenCode takes the answer, or does not know the request       DELIVERED
-           OpenCode cannot be reached                                    WAITING or DUE
-DELIVERED  OpenCode does not confirm the answer in time                  WAITING
+           OpenCode cannot be reached with a person's answer             WAITING
+           the same, with an answer that was due                         DUE
+DELIVERED  OpenCode does not confirm a person's answer in time           WAITING
 any        OpenCode says that it is settled, or no longer lists it       SETTLED
 =========  ============================================================  ====================
 
