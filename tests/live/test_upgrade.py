@@ -157,7 +157,8 @@ async def test_serve_and_doctor_say_what_to_do_with_the_adapters_database(
     assert status == 2
     assert output.startswith(f"opencode-a2a: the database {start}--from {url} --to sqlite:///")
     assert output.count("\n") == 1
-    assert f"failed  database: {start}" in advice
+    told = start.replace("; run", "\n        run")
+    assert f"failed  database: {told}" in advice
     assert state_of(written.stopped) == before
 
 

@@ -149,3 +149,19 @@ async def test_methods_give_no_work_beyond_the_budget(serve: Serve) -> None:
 
     assert "BUDGET_EXHAUSTED" in answer.text
     assert answer.headers["retry-after"]
+
+
+async def test_a_spent_budget_refuses_another_turn_of_a_plan(
+    serve: Serve, opencode: FakeOpenCode
+) -> None:
+    opencode.agents[:] = [{"name": name, "mode": "primary"} for name in ("build", "plan")]
+    service = await serve(A2A_STATIC_AUTH_CREDENTIALS=LISTED, A2A_BUDGET_COST_PER_DAY="0.000001")
+    ann = Caller(service, token=ANN)
+    task = await ann.send("do it", metadata={"opencode": {"plan": True}})
+
+    for text in ("only the first file", "go"):
+        answer = await ann.ask("send", ann.message(text, taskId=task.id))
+        answer.refuses(BUDGET)
+    opencode.agents.clear()
+    assert len(opencode.prompts) == 1
+    assert (await ann.cancel(task.id)).state == "canceled"

@@ -174,5 +174,7 @@ async def test_a_permission_is_answered_where_it_was_asked(pair: Pair) -> None:
     async with pair.serving(a={"drain": True}) as service:
         caller = Caller(service)
         waiting = await caller.send("ask")
+        listed = await caller.method("opencode.permissions.list", {})
         answered = await caller.send("yes", task=waiting.id)
     assert (waiting.state, answered.state) == ("input_required", "completed")
+    assert [item["task_id"] for item in listed["items"]] == [waiting.id]

@@ -130,7 +130,7 @@ async def test_an_opencode_2_is_recognised_and_refused_in_one_sentence(
     last = printed.strip().splitlines()[-1]
     assert (status, examined) == (2, 1)
     assert last.startswith(f"opencode-a2a: OpenCode at {url} cannot be used: {why}`npm install ")
-    assert f"failed  opencode: {version} ({url}); {why}" in found
+    assert f"failed  opencode: {version} ({url})\n        {why}" in found
 
 
 async def test_a_token_that_others_can_read_is_one_line(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from opencode_a2a.events import JsonObject
-from tests.support.answers import PARAMS, UNSUPPORTED, Wire
+from tests.support.answers import PARAMS, UNSUPPORTED, RefusedError, Wire
 from tests.support.caller import Caller
 from tests.support.front import Serve
 from tests.support.opencode import FakeOpenCode
@@ -163,3 +163,25 @@ async def test_another_try_after_a_sign_in_is_planned_too(
 
     assert (unsigned.state, planned.state) == ("auth_required", "input_required")
     assert prompted(opencode) == [("plan", "do it"), ("plan", "now do it")]
+
+
+@pytest.mark.parametrize("wire", [Wire.RPC])
+async def test_a_go_for_a_plan_that_changed_meanwhile_approves_nothing(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    task = await caller.send("do it", metadata=PLAN)
+    named: JsonObject = {"opencode": {"agent": "docs"}}
+    # The "go" has been understood, and its agent is looked up.
+    held = opencode.held_agents = asyncio.Event()
+
+    listed = asyncio.create_task(opencode.asked("agents", 1))
+    await asyncio.sleep(0)  # it counts from now on
+    going = asyncio.create_task(caller.send("go", task=task.id, metadata=named))
+    await listed
+    revised = await caller.send("only the first file", task=task.id)
+    held.set()
+
+    with pytest.raises(RefusedError, match=r"is running"):
+        await going
+    assert revised.state == "input_required"
+    assert [agent for agent, _ in prompted(opencode)] == ["plan", "plan"]

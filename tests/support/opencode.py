@@ -175,6 +175,8 @@ class FakeOpenCode:
         self.changing = asyncio.Event()
         """Clear it to let changes of sessions wait before they are made."""
         self.changing.set()
+        self.held_agents: asyncio.Event | None = None
+        """The next list of agents waits for this."""
         self.starved = False
         """While set, sessions at work are not listed as busy yet, and an abort finds nothing."""
         self._asked: Counter[str] = Counter()
@@ -213,7 +215,7 @@ class FakeOpenCode:
             self._hold.released.set()
         self._hold = None
 
-    async def asked(self, what: Literal["status", "abort", "change"], times: int) -> None:
+    async def asked(self, what: Literal["status", "abort", "change", "agents"], times: int) -> None:
         """Wait until it was asked so often, from now on, who is busy, or told to do something."""
         wanted = self._asked[what] + times
         async with asyncio.timeout(10), self._asking:
@@ -298,6 +300,10 @@ class FakeOpenCode:
         yield Route("/question/{id}/{verb:str}", self._reply, methods=["POST"])
 
     async def _agents(self, _: Request) -> Response:
+        await self._count("agents")
+        held, self.held_agents = self.held_agents, None
+        if held is not None:
+            await held.wait()
         return Response(orjson.dumps(self.agents), media_type="application/json")
 
     async def _commands(self, _: Request) -> Response:

@@ -396,6 +396,7 @@ def test_a_plan_is_approved_by_data() -> None:
         (Part("text", text="go"), 3),  # it was not shown before the answer
         (Part("text", text="3 go"), ALL_TOLD),
         (Part("data", data={"reply": "go", "request_id": "plan_msg_0"}), ALL_TOLD),
+        (Part("data", data={"reply": "go", "number": 3}), ALL_TOLD),
     ],
 )
 def test_an_answer_to_something_else_does_not_approve_a_plan(part: Part, told: int) -> None:
@@ -403,8 +404,14 @@ def test_an_answer_to_something_else_does_not_approve_a_plan(part: Part, told: i
         decide(Message("m", "user", [part]), PLAN, told)
 
 
-def test_a_go_with_a_file_is_not_understood() -> None:
-    parts = [Part("text", text="go"), Part("raw", raw="eA==", filename="x")]
-
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [Part("text", text="go"), Part("raw", raw="eA==", filename="x")],
+        [Part("data", data={"reply": "go"}), Part("text", text="only the first step")],
+        [Part("data", data={"reply": "go", "number": "4"})],
+    ],
+)
+def test_a_go_with_something_else_is_not_understood(parts: list[Part]) -> None:
     with pytest.raises(NotUnderstoodError):
         decide(Message("m", "user", parts), PLAN, ALL_TOLD)

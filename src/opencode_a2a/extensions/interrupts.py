@@ -347,7 +347,12 @@ async def list_questions(call: Call, params: Routed) -> Items[InterruptItem]:
 async def _list(call: Call, kind: Kind) -> Items[InterruptItem]:
     strays = await _strays(call)  # first: one that is taken up meanwhile is among the others
     whose = None if call.caller.supervises else call.principal
-    waiting = await call.interrupts.pending(whose, kind)
+    waiting = [
+        one
+        for member in call.deps.fleet.members.values()
+        for one in await member.turns.interrupts.pending(whose, kind)
+    ]
+    waiting.sort(key=lambda one: (one.asked.expires_at or 0, one.asked.request_id))
     known = {one.asked.request_id for one in waiting}
     found = [(one.asked, one.turn.owner) for one in waiting]
     found += [

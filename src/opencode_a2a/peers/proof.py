@@ -9,6 +9,7 @@ import asyncio
 import base64
 import binascii
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -165,7 +166,8 @@ async def proven(card: JsonObject, place: str, proof: Proof, fetch: ReadKeys) ->
     if len(signatures) > MOST_SIGNATURES or _deeper(card, MOST_DEPTH):
         raise _unproven("it has too many signatures, or is nested too deep")
     reduced = reduce(card)
-    payloads = [reduced, without_empty(reduced), card]
+    # Once, and beside the loop: a card may be large, and its author may have many keys.
+    payloads = await asyncio.to_thread(_bodies, [reduced, without_empty(reduced), card])
     believed: dict[str, list[JsonObject]] = {}
     """The keys by where they come from; each place is asked once."""
     reason = "no signature is by a key that is trusted"
@@ -189,8 +191,8 @@ async def proven(card: JsonObject, place: str, proof: Proof, fetch: ReadKeys) ->
             believed[source] = await _keys(source, fetch)
         for key in _fitting(believed[source], header):
             reason = "its signature is not valid"
-            for payload in payloads:
-                if _valid(protected, signed, payload, key, str(header["alg"])):
+            for payload, body in payloads:
+                if _valid(protected, signed, body, key, str(header["alg"])):
                     return {k: v for k, v in payload.items() if k != SIGNATURES}
     raise _unproven(reason)
 
@@ -255,18 +257,26 @@ def _fitting(keys: list[JsonObject], header: JsonObject) -> Iterator[JsonObject]
             yield key
 
 
-def _valid(
-    protected: str, signature: str, payload: JsonObject, key: JsonObject, algorithm: str
-) -> bool:
-    import jwt
+def _bodies(payloads: list[JsonObject]) -> list[tuple[JsonObject, str]]:
+    """Return what may have been signed, each with its bytes as a signature has them."""
     import rfc8785
 
+    found: list[tuple[JsonObject, str]] = []
+    for payload in payloads:
+        with suppress(rfc8785.CanonicalizationError):
+            body = base64.urlsafe_b64encode(canonical(payload)).rstrip(b"=").decode()
+            found.append((payload, body))
+    return found
+
+
+def _valid(protected: str, signature: str, body: str, key: JsonObject, algorithm: str) -> bool:
+    import jwt
+
     try:
-        body = base64.urlsafe_b64encode(canonical(payload)).rstrip(b"=").decode()
         jwt.PyJWS().decode(
             f"{protected}.{body}.{signature}", jwt.PyJWK(key, algorithm), [algorithm]
         )
-    except (jwt.PyJWTError, rfc8785.CanonicalizationError, ValueError):
+    except (jwt.PyJWTError, ValueError, TypeError, AttributeError):  # the last two: a wrong key
         return False
     return True
 

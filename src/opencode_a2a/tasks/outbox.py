@@ -290,10 +290,10 @@ class Outbox:
             if told is None:
                 return None
             ref, status, following = told.ref, told.what.status, log()
-            if following is not None and status is not None:
-                following.note_told(
-                    status
-                )  # a person may answer before the receiver has said thanks
+            if following is not None and status is not None and not row.attempts:
+                # A person may answer before the receiver has said thanks. One that fails shows
+                # nothing to anybody.
+                following.note_told(status)
             del following
             outcome = await self._sender.send(row, told)
         metrics.PUSH_ATTEMPTS.labels(_kind(outcome)).inc()

@@ -39,6 +39,7 @@ from opencode_a2a.events import (
     Failure,
     FailureType,
     Finished,
+    Interrupted,
     Outcome,
     Resolution,
     Resumed,
@@ -243,7 +244,7 @@ class OpenTask:
         self._running: asyncio.Task[None] | None = None
         self._expiry: asyncio.Task[None] | None = None
         """Ends the task if nobody sends the message that it waits for."""
-        self._losing: asyncio.Task[None] | None = None
+        self.losing: asyncio.Task[None] | None = None
 
     def start(
         self,
@@ -317,16 +318,29 @@ class OpenTask:
         self._expiry = asyncio.create_task(expire(), name=f"expiry of {self.log.ref.id}")
         self._registered(self)
 
-    async def go_on(self, message: Message, request: TurnRequest, also: Write) -> None:
-        """Run another turn of a task that is paused; ``also`` is stored with the message."""
+    def _check_paused(self, plan: Interrupted | None) -> None:
+        """Refuse a message for a plan, or a sign-in, that is no longer waited for."""
+        status = self.log.state.status
+        waits = status.plan and status.plan.request_id
+        if not status.paused or waits != (plan and plan.request_id):
+            raise UnsupportedOperationError(WORKING)
+
+    async def go_on(
+        self, message: Message, request: TurnRequest, also: Write, plan: Interrupted | None
+    ) -> None:
+        """Run another turn of a task that is paused; ``also`` is stored with the message.
+
+        ``plan`` is what the message was meant for: one that has changed since was not seen.
+        """
+        self._check_paused(plan)
         if self._running is not None:
             await asyncio.wait([self._running])  # it has ended, and may be cleaning up
-        status = self.log.state.status
-        if self._turn is not None or not status.paused:
+        self._check_paused(plan)
+        if self._turn is not None:
             raise UnsupportedOperationError(WORKING)
         if self._expiry is not None:
             self._expiry.cancel()
-        plan, principal = status.plan, self.log.ref.principal
+        principal = self.log.ref.principal
 
         async def store() -> bool:
             events: list[Answered | Resumed] = [Answered(message)]
@@ -410,7 +424,7 @@ class OpenTask:
                     lambda connection: interrupt_rows.void(connection, self.log.ref.id, now_ms()),
                 )
 
-        self._losing = asyncio.create_task(end(), name=f"lost {self.log.ref.id}")
+        self.losing = asyncio.create_task(end(), name=f"lost {self.log.ref.id}")
 
     async def leave(self) -> None:
         """Stop following the turn; the task stays open."""
@@ -559,12 +573,15 @@ class TaskService:
             self._counts[principal] -= full is None
             self._fleet.tasks[member.name] -= 1
 
-    async def check_budget(self, principal: Principal, limits: Budget) -> None:
-        """Raise BudgetExhaustedError if a caller may give no more work today."""
-        if limits.cost_per_day or limits.tokens_per_day:
-            daily = replace(limits, turns=0)  # what runs already, runs
+    async def check_budget(
+        self, principal: Principal, limits: Budget, *, another: bool = False
+    ) -> None:
+        """Raise BudgetExhaustedError if a caller may give no more work, or no other turn, now."""
+        if not another:
+            limits = replace(limits, turns=0)  # what runs already, runs
+        if limits.cost_per_day or limits.tokens_per_day or limits.turns:
             with budget.noted(principal):
-                await self._database.read(lambda found: budget.check(found, principal, daily))
+                await self._database.read(lambda found: budget.check(found, principal, limits))
 
     def adopt(self, log: TaskLog, member: Member, routing: Routing) -> OpenTask:
         """Take charge of a task that is open."""
@@ -672,7 +689,8 @@ class TaskService:
                     if routing != ANYWHERE:
                         await _check(command.principal, request, task.member.turns)
                     remember = _remember(command, task.log, request)
-                    await task.go_on(command.message, request, remember)
+                    await self.check_budget(command.principal, command.budget, another=True)
+                    await task.go_on(command.message, request, remember, None)
                     return Submitted(task.log, seq)
                 case _:
                     late = command.request.delivery is None and only_an_answer(command.message)
@@ -738,6 +756,7 @@ class TaskService:
     ) -> Submitted:
         """Do with the plan of a task what its caller wants."""
         seq, routing = task.log.state.seq, command.request.routing
+        plan = task.log.state.status.plan
         if decision.wanted == "cancel":
             await task.log.append([Answered(command.message)], _remember(command, task.log))
             await task.cancel()
@@ -772,7 +791,9 @@ class TaskService:
             text = "\n\n".join(filter(None, (APPROVED, decision.remark)))
             request = replace(request, prompt=(PromptPart(text=text),))
         _check_watched(request)
-        await task.go_on(command.message, request, _remember(command, task.log, request))
+        await self.check_budget(command.principal, command.budget, another=True)
+        remember = _remember(command, task.log, request)
+        await task.go_on(command.message, request, remember, plan)
         return Submitted(task.log, seq)
 
     # Reading
@@ -883,7 +904,7 @@ class TaskService:
     def lose(self, member: Member) -> None:
         """Fail the tasks of an OpenCode that is lost; their contexts go on elsewhere."""
         for task in self._open.values():
-            if task.member is member:
+            if task.member is member and not task.losing:
                 task.lose()
 
     def leave(self) -> None:

@@ -170,6 +170,9 @@ def understand(message: Message, pending: Sequence[Interrupted], told: int) -> M
     return Meaning(named, _reply(text, named[0]))
 
 
+GO_ALONE = 'Send "go" alone, without files or data.'
+
+
 def decide(message: Message, asked: Interrupted, told: int) -> PlanDecision:
     """Return what a message wants with a plan; all that is not "go" is a change to it.
 
@@ -181,6 +184,15 @@ def decide(message: Message, asked: Interrupted, told: int) -> PlanDecision:
             case {"reply": str(word), **rest} if word.strip().lower() in _GO:
                 if rest.get("request_id") is not None:
                     _with_id(rest["request_id"], [asked])
+                match rest.get("number"):
+                    case None:
+                        pass
+                    case int(number):
+                        _with_numbers([number], [asked])
+                    case _:
+                        raise NotUnderstoodError("number: should be the number of the plan")
+                if len(message.parts) > 1:
+                    raise NotUnderstoodError(GO_ALONE)
                 remark = rest.get("message")
                 return PlanDecision("go", remark.strip() if isinstance(remark, str) else None)
             case _:
@@ -197,7 +209,7 @@ def decide(message: Message, asked: Interrupted, told: int) -> PlanDecision:
     if rest and not rest.startswith(":"):
         return PlanDecision("revise")
     if len(message.parts) > 1:
-        raise NotUnderstoodError('Send "go" alone, without files or data.')
+        raise NotUnderstoodError(GO_ALONE)
     return PlanDecision("go", rest.removeprefix(":").strip() or None)
 
 

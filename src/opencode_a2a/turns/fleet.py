@@ -201,8 +201,10 @@ class Fleet:
                     member.away_since = now()
                 away = now() - member.away_since
                 several = len(self.members) > 1 and self._lost_seconds > 0
-                if several and not member.lost and away >= self._lost_seconds:
-                    member.lost = True
-                    logger.error("OpenCode is lost", upstream=member.name, seconds=round(away))
-                    lose(member)
+                if several and away >= self._lost_seconds:
+                    if not member.lost:
+                        member.lost = True
+                        member.turns.sessions.forget_links()
+                        logger.error("OpenCode is lost", upstream=member.name, seconds=round(away))
+                    lose(member)  # again for what was admitted since
             await asyncio.sleep(WATCH_SECONDS)

@@ -391,6 +391,10 @@ class Sessions:
         """Whether OpenCode was seen to have a session, or its ancestor."""
         return session_id in self._known or session_id in self._parents
 
+    def forget_links(self) -> None:
+        """Ask the store again which session a context has: another OpenCode may have it now."""
+        self._links.clear()
+
     def same_place(self, one: Routing, other: Routing) -> bool:
         """Whether two messages of a context would run in the same session of it."""
         return self.locate(one)[1] == self.locate(other)[1]

@@ -145,8 +145,8 @@ class SignIns:
         """By the digest of the code when it ends, and whose it is; oldest first."""
         self._ended: dict[bytes, float] = {}
         """By digest when the sessions end that were signed out, in seconds of the epoch."""
-        with suppress(OSError):
-            for file in self._folder.iterdir():
+        for file in self._folder.glob("*"):
+            with suppress(OSError, ValueError):  # not ours, or gone a moment ago
                 ends = file.stat().st_mtime + SESSION_SECONDS
                 if ends < time.time():
                     file.unlink()
