@@ -4,6 +4,7 @@ What starts a service runs until the end, everything else is run and shown. ``ma
 and a test use it, so that the page is right.
 """
 
+import json
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 PAGE = Path(__file__).parent.parent / "docs" / "peers.md"
 COMMANDS = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -46,9 +48,12 @@ def start(command: str, directory: str) -> subprocess.Popen[str]:
         start_new_session=True,
     )
     for line in service.stderr or ():
-        print(line, end="", flush=True)
-        if line.startswith("try "):
+        # Without a terminal everything it says is JSON, and this comes once it answers.
+        record: dict[str, Any] = json.loads(line) if line.startswith("{") else {}
+        if record.get("event") == "started":
+            print(f"serving {record['url']}", flush=True)
             return service
+        print(line, end="", flush=True)
     service.wait()
     raise SystemExit("the service did not start")
 

@@ -177,7 +177,7 @@ class Maker:
     def _rest(self) -> Request:
         line = self.random.choice([*Version])
         path, verbs = self.random.choice([*ROUTES.items()])
-        names = {"id": self._path_value(), "config": self._path_value()}
+        names = {"id": self._path_value(), "taskId": self._path_value()}
         target = PREFIXES[line] + path.format(**names)
         if self.random.random() < 0.4:
             fields = ("historyLength", "pageSize", "pageToken", "status", "contextId", "after")
