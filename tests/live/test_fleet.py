@@ -19,6 +19,15 @@ pytestmark = [
 ]
 
 
+async def both_up(program: Program) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            health = (await program.http.get("/health")).json()
+            if [one["state"] for one in health["upstreams"]] == ["up", "up"]:
+                return
+            await asyncio.sleep(0.1)
+
+
 async def test_the_turns_of_two_managed_ones_go_on_after_a_kill(
     variables: dict[str, str], tmp_path: Path
 ) -> None:
@@ -32,6 +41,7 @@ async def test_the_turns_of_two_managed_ones_go_on_after_a_kill(
         }
         async with Program(variables | changes) as program:
             caller, gates = Caller(program), [uuid.uuid4().hex for _ in range(2)]
+            await both_up(program)
             tasks = [
                 await caller.begin(script({"say": "half "}, {"gate": gate}, {"say": gate}))
                 for gate in gates
