@@ -54,7 +54,7 @@ from opencode_a2a.opencode.upstream import (
     upstream,
     withheld,
 )
-from opencode_a2a.peers.network import Fetcher
+from opencode_a2a.peers.network import Egress, Fetcher
 from opencode_a2a.peers.tool import SERVER, PeerTool
 from opencode_a2a.printable import program
 from opencode_a2a.server.card import Cards, OpenCodeSkill
@@ -275,14 +275,14 @@ class Service:
             await outbox.recover({task.log.no: task.log for task in tasks.open_tasks()})
         retention = settings.tasks.task_retention_days * 86_400.0
         await stack.enter_async_context(self._beside(sweep(database, retention), "sweep"))
-        await fleet.recover_errands()
         for member in members:
             stack.push_async_callback(member.errands.close)
+        await fleet.recover_errands()
         await stack.enter_async_context(self._beside(fleet.watch(tasks.lose), "watch"))
         self.trouble = await self._trouble(members)
 
         async def check_opencode() -> None:
-            """One that answers is enough: what is new begins there."""
+            """One that answers is enough: new tasks start there."""
             failed: list[ServiceError | TimeoutError] = []
             for member in members:
                 try:
@@ -340,7 +340,7 @@ class Service:
         return Member(entry, behind, turns, Errands(database, feed, interrupts, sessions.rights))
 
     async def _trouble(self, members: list[Member]) -> str | None:
-        """Return why no OpenCode can be used; one of several that is away is only told."""
+        """Return why no OpenCode can be used; if others can, it is only logged."""
         found: list[str] = []
         for member in members:
             turns = member.turns
@@ -394,7 +394,7 @@ class Service:
     ) -> list[BaseRoute]:
         """Return the routes of the cards, of A2A in both bindings, and of the methods beyond it."""
         settings = self.settings
-        fetch = Fetcher(settings.a2a)
+        fetch = Fetcher(settings.a2a, Egress(lookups=sender.lookups))
         deps = Deps(
             fleet=fleet,
             workspace=workspace,
@@ -508,8 +508,8 @@ async def _farewell(member: Member, tasks: list[TaskState], *, keep: bool) -> li
                 async with asyncio.timeout(HEALTH_SECONDS):
                     await opencode.abort_session(session_id)
     return [
-        f"OpenCode (pid {managed.pid}) keeps running for what waits, and the next start takes "
-        f"it over. To end it instead: kill {managed.pid}"
+        f"OpenCode (pid {managed.pid}) keeps running for the tasks that wait, and the next start "
+        f"takes it over. To end it instead: kill {managed.pid}"
     ]
 
 

@@ -76,6 +76,8 @@ class Lines:
             rows.append(("Workspace", shown, "the agent can change these files"))
         else:
             rows.append(("OpenCode", str(record.get("opencode_url")), "works where it was started"))
+        if len(names := _texts(record, "upstreams")) > 1:
+            rows.append(("OpenCodes", ", ".join(names), ""))
         if file := record.get("token_file"):
             rows.append(("Token", short_path(str(file), os.environ), "for other clients"))
         counts = [

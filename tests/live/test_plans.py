@@ -11,10 +11,10 @@ import pytest
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.client import OpenCode
-from tests.conftest import make_repository
+from tests.conftest import Stages
 from tests.live.conftest import ECHO
 from tests.support.answers import Task
-from tests.support.backstage import Backstage, script
+from tests.support.backstage import Backstage, on_disk, script
 from tests.support.caller import Caller
 from tests.support.program import Program
 from tests.support.service import Running, serving, settings_for, variables_for
@@ -36,16 +36,13 @@ CREDENTIALS: list[JsonObject] = [
 
 
 @pytest.fixture(scope="module")
-def free(opencode_command: str, tmp_path_factory: pytest.TempPathFactory) -> Generator[Backstage]:
+def free(stages: Stages) -> Generator[Backstage]:
     """An OpenCode that does everything unasked, and asks before it runs ``date``."""
-    workspace = tmp_path_factory.mktemp("planned")
-    make_repository(workspace)
     config: JsonObject = {
         "permission": {"bash": {"*": "allow", "date *": "ask"}, "plan_exit": "allow"},
         "mcp": {"echo": {"type": "local", "command": [sys.executable, ECHO]}},
     }
-    state = tmp_path_factory.mktemp("planned-opencode")
-    with Backstage(opencode_command, state, workspace, config) as running:
+    with stages("planned", config) as running:
         yield running
 
 
@@ -60,16 +57,6 @@ async def service(free: Backstage, tmp_path: Path) -> AsyncGenerator[Running]:
     )
     async with serving(settings) as running:
         yield running
-
-
-def on_disk(workspace: Path) -> dict[str, bytes]:
-    """Return the files of the workspace, without what git keeps of them."""
-    files = (path for path in workspace.rglob("*") if path.is_file())
-    return {
-        str(path.relative_to(workspace)): path.read_bytes()
-        for path in files
-        if ".git" not in path.parts
-    }
 
 
 def bash(command: str) -> list[Any]:

@@ -15,7 +15,7 @@ from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.types import Prompt, TextInput, TextPart
 from tests.conftest import UNTRACKED, Stages
 from tests.live.conftest import ECHO
-from tests.support.backstage import Backstage, script
+from tests.support.backstage import Backstage, on_disk, script
 from tests.support.caller import PATIENCE, Caller
 from tests.support.service import Running, serving, settings_for
 
@@ -70,16 +70,6 @@ async def service(free: Backstage, tmp_path: Path) -> AsyncGenerator[Running]:
 
 def calling(service: Running, profile: str) -> Caller:
     return Caller(service, token=TOKENS[profile])
-
-
-def on_disk(workspace: Path) -> dict[str, bytes]:
-    """Return the files of the workspace, without what git keeps of them."""
-    files = (path for path in workspace.rglob("*") if path.is_file())
-    return {
-        str(path.relative_to(workspace)): path.read_bytes()
-        for path in files
-        if ".git" not in path.parts
-    }
 
 
 def mischief(workspace: Path, *, resume: str | None = None) -> str:

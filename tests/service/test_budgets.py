@@ -53,7 +53,7 @@ async def test_a_spent_budget_refuses_new_messages_alone(serve: Serve, wire: Wir
 
     answer.refuses(BUDGET)
     assert int(answer.headers["retry-after"]) > 0
-    assert b"starts anew at 20" in answer.content
+    assert b"resets at 20" in answer.content
     assert (first.status, again.status) == (200, 200)
     assert b"BUDGET" not in again.content
     other.refuses(BUDGET)

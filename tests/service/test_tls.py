@@ -48,6 +48,7 @@ async def served(program: Program, authority: Authority) -> str:
     _, writer = await asyncio.open_connection("127.0.0.1", program.port, ssl=tls)
     certificate = writer.get_extra_info("peercert")
     writer.close()
+    await writer.wait_closed()
     return dict(pair for part in certificate["subject"] for pair in part)["commonName"]
 
 

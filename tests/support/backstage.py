@@ -113,3 +113,13 @@ class Backstage:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def on_disk(workspace: Path) -> dict[str, bytes]:
+    """Return the files of the workspace, without what git keeps of them."""
+    files = (path for path in workspace.rglob("*") if path.is_file())
+    return {
+        str(path.relative_to(workspace)): path.read_bytes()
+        for path in files
+        if ".git" not in path.parts
+    }

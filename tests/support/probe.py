@@ -33,9 +33,9 @@ async def probing(url: str, pid: int) -> AsyncGenerator[Probe]:
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
-    await process.stdout.readline()
     probe = Probe()
     try:
+        assert await process.stdout.readline()
         yield probe
     finally:
         output, _ = await process.communicate(b"")

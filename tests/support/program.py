@@ -205,5 +205,6 @@ async def run(*arguments: str, **variables: str) -> tuple[int, str]:
     finally:
         if process.returncode is None:
             process.kill()
+            await process.communicate()
     assert process.returncode is not None
     return process.returncode, output.decode()

@@ -89,7 +89,11 @@ class Proxy:
         assert task is not None
         self._passing.add(task)
         task.add_done_callback(self._passing.discard)
-        far_reader, far_writer = await asyncio.open_connection(*self._target)
+        try:
+            far_reader, far_writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            writer.transport.abort()
+            return
         ends = {writer, far_writer}
         self._open |= ends
         held: list[Hold] = []

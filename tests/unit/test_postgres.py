@@ -299,7 +299,8 @@ async def test_a_process_that_is_frozen_inside_a_transaction_is_ended(
     def frozen_until_it_is_gone(session: int) -> None:
         query, deadline = "SELECT FROM pg_stat_activity WHERE pid = %s", time.monotonic() + 20
         with server.admin() as admin:
-            while admin.execute(query, (session,)).rowcount and time.monotonic() < deadline:
+            while admin.execute(query, (session,)).rowcount:
+                assert time.monotonic() < deadline, "the database did not end the session"
                 time.sleep(0.02)
 
     def freeze(connection: Connection) -> int:

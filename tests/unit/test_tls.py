@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from opencode_a2a.config import SettingsError, TlsSettings, load
 from opencode_a2a.metrics import exposition
@@ -101,13 +102,17 @@ async def test_files_that_change_are_noticed_and_a_bad_pair_is_not_taken(
         await until(100)
         # The certificate first, as some tools do it: for a moment the two do not fit.
         newer, newer_key = authority.issue("two", days=200)
-        shutil.copy(newer, certificate)
-        await asyncio.sleep(0.05)
+        with capture_logs() as records:
+            shutil.copy(newer, certificate)
+            async with asyncio.timeout(10):
+                while not any(one["log_level"] == "error" for one in records):  # noqa: ASYNC110 - no event
+                    await asyncio.sleep(0.01)
         assert served.expires == before
         shutil.copy(newer_key, key)
         await until(200)
     finally:
         watching.cancel()
+        await asyncio.wait([watching])
 
 
 def test_only_an_address_of_others_promises_https_for_the_future(authority: Authority) -> None:

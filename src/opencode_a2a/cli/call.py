@@ -91,11 +91,15 @@ def wanted_proof(verify: bool, keys: str | None) -> "Proof | None":
     if not verify and keys is None:
         return None
     try:
-        require_security("--verify-card")
+        require_security("--card-keys" if keys is not None else "--verify-card")
     except SettingsError as error:
         raise click.UsageError(str(error)) from error
     if keys is None:
-        click.echo("The card is proven by a key that its own origin publishes.", err=True)
+        click.echo(
+            "Verifying the card with a key that its own origin publishes; "
+            "name trusted keys with --card-keys.",
+            err=True,
+        )
     return Proof(keys)
 
 
@@ -255,8 +259,9 @@ def tasks(
     with talk_to(url) as talk:
 
         def read() -> list[ReceivedTask]:
-            found = talk.run(talk.peer.tasks(context, None if everything else limit))
-            return [task for task in found if table.wanted(task, state)]
+            found = talk.run(talk.peer.tasks(context, None if everything or state else limit))
+            found = [task for task in found if table.wanted(task, state)]
+            return found if everything else found[:limit]
 
         if watch:
             newest = table.watch(read, talk.url)

@@ -9,9 +9,11 @@ import sys
 
 import click
 
+from opencode_a2a.cli.call import WORDS
+
 
 @click.command()
-@click.argument("url", required=False)
+@click.argument("url", type=WORDS, required=False)
 @click.option("--print", "only_print", is_flag=True, help="Print the link instead of opening it.")
 @click.option("--qr", is_flag=True, help="Show the link as a QR code, for a phone.")
 def console(url: str | None, only_print: bool, qr: bool) -> None:

@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING
 import click
 
 from opencode_a2a.announcement import running
-from opencode_a2a.cli.serve import SettingsCommand, auto_demo_option, config_option
+from opencode_a2a.cli.serve import SettingsCommand, auto_demo_option, config_option, read_settings
 from opencode_a2a.config import (
     Settings,
     SettingsError,
     database_file,
     import_hint,
     is_postgresql,
-    load,
     provider_configured,
 )
 from opencode_a2a.printable import one_line
@@ -99,10 +98,7 @@ def examine(
     """Yield what the checks find; without valid settings there is little to check."""
     yield check_python()
     try:
-        given = {name.replace("__", "."): value for name, value in flags.items() if value}
-        settings = load(given, os.environ, config)
-        if auto_demo and not provider_configured(settings, os.environ):
-            settings = load({**given, "a2a.demo": "true"}, os.environ, config)
+        settings = read_settings(flags, config, auto_demo=auto_demo)
     except SettingsError as error:
         for problem in error.problems:
             yield Finding("settings", str(problem), "see docs/settings.md")
@@ -223,7 +219,7 @@ def check_rules(settings: Settings) -> Iterator[Finding]:
             yield Finding("rules", unknown, f"{remedy}, unless a tool is called so", advice=True)
         return
     try:
-        with _client(settings) as client:
+        with _client(settings.fleet[0][1]) as client:  # any of several has the same tools
             at = {"directory": str(settings.workspace)} if settings.workspace else {}
             tools = client.get(TOOL_IDS, params=at).raise_for_status().json()
             servers = client.get(MCP_SERVERS, params=at).raise_for_status().json()
@@ -256,7 +252,11 @@ def check_permissions(settings: Settings) -> Finding:
         return Finding("permissions", f"asks before {', '.join(settings.asked_for)}")
     if settings.auth.profile != "auto":
         return Finding("permissions", f"the profile {settings.auth.profile}")
-    remedy = "start with --ask to be asked" if settings.opencode.managed_server else "see its page"
+    remedy = (
+        "start with --ask to be asked"
+        if settings.opencode.managed_server
+        else "set permission in OpenCode's own configuration"
+    )
     found = "OpenCode's own configuration decides; by default it allows everything"
     return Finding("permissions", found, remedy, advice=True)
 
@@ -264,7 +264,7 @@ def check_permissions(settings: Settings) -> Finding:
 def check_space(settings: Settings) -> Finding:
     """Name the room for the database and the data of OpenCode."""
     directory = settings.a2a.state_dir
-    place = next(path for path in (directory, *directory.parents) if path.exists())
+    place = next(path for path in (directory, *directory.parents) if os.path.exists(path))
     free = shutil.disk_usage(place).free
     found = f"{free / 1e9:.1f} GB free below {place}"
     if free >= _SPACE:
@@ -305,7 +305,7 @@ def check_state(settings: Settings) -> Iterator[Finding]:
         return  # nothing is kept there
     directory = settings.a2a.state_dir
     try:
-        place = next(path for path in (directory, *directory.parents) if path.exists())
+        place = next(path for path in (directory, *directory.parents) if os.path.exists(path))
         with TemporaryFile(dir=place):
             pass
     except OSError as error:
@@ -334,7 +334,7 @@ def check_database(settings: Settings) -> Finding:
         )
     if form is Form.FOREIGN:
         return Finding("database", f"{file} was written by {form.value}", another)
-    place = next(path for path in (file, *file.parents) if path.exists())
+    place = next(path for path in (file, *file.parents) if os.path.exists(path))
     if os.access(place, os.W_OK) and (place == file or place.is_dir()):
         return Finding("database", str(file))
     return Finding("database", f"{place} cannot be written", another)

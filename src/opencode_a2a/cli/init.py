@@ -22,7 +22,7 @@ from opencode_a2a.config import (
     loopback,
     provider_configured,
 )
-from opencode_a2a.printable import program
+from opencode_a2a.printable import command
 
 ASKS = ("all", *SETTINGS["opencode.ask"].choices, "none")
 UNIT = """\
@@ -103,7 +103,10 @@ def init(
     if reachable:
         given["auth"]["bearer_token"] = secrets.token_urlsafe(32)
     text = "# Settings of opencode-a2a; docs/settings.md has all of them.\n" + "".join(
-        f"\n[{group}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
+        f"\n[{group}]\n"
+        + "".join(
+            f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in table.items()
+        )
         for group, table in given.items()
         if table
     )
@@ -114,8 +117,8 @@ def init(
         write_unit(file, settings, force=force)
     for advice in missing(settings):
         click.echo(advice)
-    named_file = "" if file == default_file(os.environ) else f" --config {file}"
-    click.echo(f"Start it with: {program()} serve{named_file}")
+    option = [] if file == default_file(os.environ) else ["--config", str(file)]
+    click.echo(f"Start it with: {command('serve', *option)}")
     if reachable:
         click.echo("Clients need the bearer_token in the file.")
 
@@ -132,7 +135,9 @@ def write(file: Path, text: str) -> Settings:
     """Write the settings if `serve` would take them, for the user alone; else say why not."""
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with NamedTemporaryFile("w", dir=file.parent, prefix=".config-", delete=False) as written:
+        with NamedTemporaryFile(
+            "w", dir=file.parent, prefix=".config-", delete=False, encoding="utf-8"
+        ) as written:
             written.write(text)  # the file has mode 0600 from its beginning
         draft = Path(written.name)
         try:
@@ -144,6 +149,9 @@ def write(file: Path, text: str) -> Settings:
             click.echo("Nothing was written.", err=True)
             sys.exit(2)
         draft.rename(file)
+    except UnicodeError:
+        text = "the name of a directory is not valid UTF-8; choose another"
+        raise click.ClickException(text) from None
     except OSError as error:
         raise click.ClickException(f"cannot write {file}: {error.strerror}") from error
     return settings

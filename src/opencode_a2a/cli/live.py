@@ -22,6 +22,7 @@ from rich.segment import Segment
 from rich.text import Text
 from rich.theme import Theme
 
+from opencode_a2a.cli.screen import PATIENCE
 from opencode_a2a.figures import span
 from opencode_a2a.jsonguard import as_object, text_in
 from opencode_a2a.peers.answer import (
@@ -40,8 +41,6 @@ from opencode_a2a.peers.answer import (
 from opencode_a2a.printable import clean, one_line
 from opencode_a2a.tasks.state import State
 
-PATIENCE = 2.0
-"""Seconds of silence that need no explanation."""
 DIFF_LINES = 40
 _OUTPUT_LINES = 5
 _FRAME_SECONDS = 0.1

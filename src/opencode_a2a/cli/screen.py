@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from opencode_a2a.cli.live import LiveScreen
     from opencode_a2a.cli.talk import Talk
 
-_PATIENCE = 2.0
+PATIENCE = 2.0
 """Seconds of silence that need no explanation."""
 
 
@@ -120,7 +120,7 @@ class StatusLine:
     @property
     def due(self) -> bool:
         """Whether there is something to say: a reason, or a long silence."""
-        return self.reason is not None or time.monotonic() - self._quiet_since >= _PATIENCE
+        return self.reason is not None or time.monotonic() - self._quiet_since >= PATIENCE
 
     def begin(self, tick: Callable[[], None]) -> None:
         """Call back every second until the end."""

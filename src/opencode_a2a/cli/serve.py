@@ -104,6 +104,17 @@ class SettingsCommand(click.Command):
                 formatter.write_dl([r for p in options if (r := p.get_help_record(ctx))])
 
 
+def read_settings(
+    flags: Mapping[str, str | None], config: Path | None, *, auto_demo: bool
+) -> Settings:
+    """Return the settings; ``flags`` are by the names that click gives them."""
+    given = {name.replace("__", "."): value for name, value in flags.items() if value is not None}
+    settings = load(given, os.environ, config)
+    if auto_demo and not provider_configured(settings, os.environ):
+        settings = load({**given, "a2a.demo": "true"}, os.environ, config)
+    return settings
+
+
 def load_settings(
     flags: Mapping[str, str | None],
     config: Path | None,
@@ -115,11 +126,8 @@ def load_settings(
 
     ``flags`` are by the names that click gives them; warnings are printed unless told otherwise.
     """
-    given = {name.replace("__", "."): value for name, value in flags.items() if value is not None}
     try:
-        settings = load(given, os.environ, config)
-        if auto_demo and not provider_configured(settings, os.environ):
-            settings = load({**given, "a2a.demo": "true"}, os.environ, config)
+        settings = read_settings(flags, config, auto_demo=auto_demo)
     except SettingsError as error:
         for problem in error.problems:
             click.echo(problem, err=True)

@@ -83,8 +83,8 @@ class Call:
 
     def everywhere(self) -> list["Call"]:
         """Return this call for each OpenCode that is there: what is listed may be in any."""
-        members = self.deps.fleet.members.values()
-        return [replace(self, member=one) for one in members if one.up or len(members) == 1]
+        up = [member for member in self.deps.fleet.members.values() if member.up]
+        return [replace(self, member=one) for one in up] or [self]  # which then says what is wrong
 
     @property
     def sessions(self) -> Sessions:

@@ -91,7 +91,7 @@ RECOVERY = Extension(
     key="interrupt_recovery",
     title="OpenCode interrupt recovery",
     anchor="opencode-interrupt-recovery-v1",
-    summary="List the prompts that wait for the caller, after a lost connection for example.",
+    summary="List the permissions and questions that wait, after a lost connection for example.",
     aliases=aliases("urn:opencode-a2a:interrupt-recovery/v1", "interrupt-recovery"),
     extended=lambda _: {
         "recovery_scope": _SCOPE,

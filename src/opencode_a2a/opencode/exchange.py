@@ -65,9 +65,11 @@ class HttpConnection(asyncio.Protocol):
         self._end = self._send(request)
         try:
             await self._end
-        finally:
-            if not self.reusable:
-                self.close()
+        except BaseException:  # a cancel may come together with the end of the answer
+            self.close()
+            raise
+        if not self.reusable:
+            self.close()
         self.reply.body = bytes(self._body)
         return self.reply
 
@@ -173,6 +175,7 @@ class Exchange:
         self._max_bytes = max_bytes
         self._headers = {"host": url.netloc, **headers}
         self._free: list[HttpConnection] = []
+        self._closed = False
 
     async def send(
         self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
@@ -196,7 +199,7 @@ class Exchange:
                 raise
             connection = await self._connect()
             reply = await connection.call(request)
-        if connection.reusable and len(self._free) < KEPT_CONNECTIONS:
+        if connection.reusable and not self._closed and len(self._free) < KEPT_CONNECTIONS:
             connection.free_since = time.monotonic()
             self._free.append(connection)
         else:
@@ -216,6 +219,7 @@ class Exchange:
             connection.close()
 
     def close(self) -> None:
+        self._closed = True
         while self._free:
             self._free.pop().close()
 

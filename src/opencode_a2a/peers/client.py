@@ -72,6 +72,7 @@ MAX_HOPS = 3
 _RESUMES = 4
 """Attempts in a row to resume a stream, or to poll, that may fail."""
 _PAGE = 100
+_MOST_PAGES = 1000
 _ANSWER_BYTES = 32 * 1024 * 1024
 _CARD_BYTES = 1024 * 1024
 _EVENT_BYTES = 8 * 1024 * 1024
@@ -526,7 +527,7 @@ class Peer:
         if context_id:
             params["contextId"] = context_id
         found: list[ReceivedTask] = []
-        while True:
+        for _ in range(_MOST_PAGES):
             listed = await self._call(LIST_TASKS, params)
             page = [read_task(item) for item in items_in(listed, "tasks")]
             found += page
@@ -534,6 +535,7 @@ class Peer:
             if limit is not None or not token or not page:
                 return found
             params["pageToken"] = token
+        raise PeerError(ErrorCode.UNEXPECTED, "the agent's list of tasks does not end")
 
     async def invoke(self, method: str, params: JsonObject) -> JsonObject:
         """Call a method beyond A2A; services of our own kind have some, by JSON-RPC."""

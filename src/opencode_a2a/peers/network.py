@@ -93,23 +93,23 @@ class Lookups:
         self._running: dict[str, asyncio.Task[tuple[str, ...]]] = {}
 
     async def find(self, host: str) -> tuple[str, ...]:
-        """Return the addresses of a name; who waits for the same one shares the answer."""
-
-        async def look() -> tuple[str, ...]:
-            async with self._room:
-                return await _addresses(host)
-
-        running = self._running.get(host)
-        if running is None:
-            # Whoever waits may give up, but the thread is busy until the system has an answer.
-            running = self._running[host] = asyncio.create_task(look(), name="lookup")
-            running.add_done_callback(lambda done: self._done(host, done))
-        return await asyncio.shield(running)
+        """Return the addresses of a name; those who wait for the same one share the answer."""
+        if host not in self._running:
+            await self._room.acquire()  # whoever gives up here leaves the queue
+            if host in self._running:
+                self._room.release()
+            else:
+                # The thread is busy until the system answers, even if nobody waits any more.
+                running = asyncio.create_task(_addresses(host), name="lookup")
+                self._running[host] = running
+                running.add_done_callback(lambda done: self._done(host, done))
+        return await asyncio.shield(self._running[host])
 
     def _done(self, host: str, done: asyncio.Task[tuple[str, ...]]) -> None:
         del self._running[host]
+        self._room.release()
         if not done.cancelled():
-            done.exception()  # it was told to those who still wait
+            done.exception()  # those who still wait have been told
 
 
 async def _addresses(host: str) -> tuple[str, ...]:
@@ -178,7 +178,7 @@ def check(url: str, rules: Egress) -> SplitResult:
     """Return the parts of a URL; raise EgressError if its text alone says it may not be called."""
     try:
         parts = urlsplit(url)
-        _ = parts.port  # complains of what is no port
+        _ = parts.port  # raises if it is not a port
     except ValueError:
         raise EgressError("The URL is malformed") from None
     if parts.scheme not in ("http", "https"):

@@ -216,7 +216,9 @@ class PeerTool:
             for name in asked.named:
                 # To an agent all callers of this service are one, so it is told apart here.
                 if self._owners.get((agent.url, name), call.turn.principal) != call.turn.principal:
-                    raise PeerError(ErrorCode.CALL_FAILED, f"there is no {name!r} of yours")
+                    raise PeerError(
+                        ErrorCode.CALL_FAILED, f"{name!r} is not a task or context of yours"
+                    )
             async with self._pool.peer(agent.url, agent.credential, agent.proof) as peer:
                 return await self._follow(call, asked.run(peer, call))
         except PeerError as error:

@@ -61,7 +61,10 @@ class WebhookSender:
         self._issuer = issuer
         self._key = key
         self._seconds = settings.timeout_seconds
-        self._rules = Egress(settings.allowed_hosts, settings.allow_private_hosts, Lookups())
+        self.lookups = Lookups()
+        """Shared with whatever else looks up names that callers chose."""
+        rules = (settings.allowed_hosts, settings.allow_private_hosts)
+        self._rules = Egress(*rules, self.lookups)
         self._http: httpx2.AsyncClient | None = None
 
     async def vet(self, config: PushConfig) -> None:

@@ -19,7 +19,7 @@ from opencode_a2a.store.spending import DAY_MS, Spent
 from opencode_a2a.telemetry import AUDIT, now_ms
 
 RUNNING_RETRY_SECONDS = 5
-"""When to try again after a refusal that nobody can say the end of."""
+"""When to try again if it is not known when a turn will end."""
 
 
 def resets_at(now: int) -> str:
@@ -37,15 +37,15 @@ def check(connection: Connection, principal: Principal, budget: Budget) -> None:
         until = resets_at(now)
         if 0 < budget.cost_per_day <= spent.cost:
             most = f"{budget.cost_per_day:g}"
-            text = f"Today's budget of {most} is spent; it starts anew at {until}"
+            text = f"Today's budget of {most} is spent; it resets at {until}"
             raise _refusal("cost_per_day", text, budget.cost_per_day, spent, until, wait)
         if 0 < budget.tokens_per_day <= spent.tokens:
-            text = f"Today's {budget.tokens_per_day} tokens are used; they start anew at {until}"
+            text = f"Today's {budget.tokens_per_day} tokens are used up; they reset at {until}"
             most = budget.tokens_per_day
             raise _refusal("tokens_per_day", text, most, spent, until, wait)
     most = budget.turns
     if 0 < most <= spending.running(connection, principal):
-        text = f"This caller has {most} turns running, the most at once; wait for one to end"
+        text = f"This caller has {most} turns running, which is the limit; wait for one to end"
         raise _refusal("turns", text, most, None, None, RUNNING_RETRY_SECONDS)
 
 

@@ -122,7 +122,7 @@ class Outbox:
         self, connection: Connection, task_no: int, ref: TaskRef, config: PushConfig, acked: int = 0
     ) -> HookRow:
         """Store a webhook in the transaction of the connection; raise LimitExceededError."""
-        config_id = config.id or (ref.id if config.version == SNAPSHOTS else str(uuid4()))
+        config_id = _config_id(config, ref) or str(uuid4())
         self._check_room(connection, task_no, ref, config_id)
         row = HookRow(
             task_no=task_no,
@@ -140,7 +140,7 @@ class Outbox:
 
     async def check_room(self, log: TaskLog, config: PushConfig) -> None:
         """Raise LimitExceededError if there is no room for another webhook of a task."""
-        named = config.id or (log.ref.id if config.version == SNAPSHOTS else "")
+        named = _config_id(config, log.ref) or ""
         await self._database.read(lambda c: self._check_room(c, log.no, log.ref, named))
 
     def _check_room(
@@ -376,6 +376,11 @@ class Outbox:
             wait = min(wait, LAST_RETRY_SECONDS) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
         wait = min(max(wait, SHORTEST_WAIT_SECONDS), LAST_RETRY_SECONDS)
         return replace(row, next_at=now + int(wait * 1000)), wait
+
+
+def _config_id(config: PushConfig, ref: TaskRef) -> str | None:
+    """Return the id that a webhook is to have: in 0.3 a task has one, with the task's own id."""
+    return config.id or (ref.id if config.version == SNAPSHOTS else None)
 
 
 def _named(rows: Sequence[HookRow], config_id: str | None) -> HookRow:

@@ -245,6 +245,7 @@ class OpenTask:
         self._expiry: asyncio.Task[None] | None = None
         """Ends the task if nobody sends the message that it waits for."""
         self.losing: asyncio.Task[None] | None = None
+        """Fails the task, whose OpenCode is lost."""
 
     def start(
         self,
@@ -914,7 +915,9 @@ class TaskService:
 
     async def close(self) -> None:
         """Leave every open task as it is, for the next start, with all of it stored."""
-        await asyncio.gather(*(task.leave() for task in self._open.values()))
+        tasks = self.open_tasks()
+        losing = [task.losing for task in tasks if task.losing is not None]
+        await asyncio.gather(*(task.leave() for task in tasks), *losing)
         await self._writer.commit()
 
     # Finding

@@ -187,7 +187,7 @@ def decide(message: Message, asked: Interrupted, told: int) -> PlanDecision:
                 match rest.get("number"):
                     case None:
                         pass
-                    case int(number):
+                    case int(number) if not isinstance(number, bool):
                         _with_numbers([number], [asked])
                     case _:
                         raise NotUnderstoodError("number: should be the number of the plan")

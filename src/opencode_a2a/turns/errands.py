@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 
 import structlog
 
-from opencode_a2a.errors import StoreUnavailableError, UpstreamError
+from opencode_a2a.errors import UpstreamError
 from opencode_a2a.events import Interrupted, Resumed, TurnEvent, Usage
 from opencode_a2a.ids import ContextId, MessageId, Owner, Principal, SessionId
 from opencode_a2a.opencode.client import Location
@@ -85,9 +85,11 @@ class Errand:
         try:
             while True:
                 try:
+                    given = len(self.works)
                     if compare and await self._compare():
                         await self._spend()
-                        return
+                        if len(self.works) == given:  # else it was given more to do meanwhile
+                            return
                     items: list[FeedItem] = []
                     with suppress(TimeoutError):
                         async with asyncio.timeout(TICK_SECONDS):
@@ -165,13 +167,12 @@ class Errand:
 
     async def _spend(self) -> None:
         """Count what was used for the principal's budget."""
-        whole = sum(self._used.values(), Usage())
+        whole, self._used = sum(self._used.values(), Usage()), {}
         used: dict[tuple[str, int], Spent] = {
             (self._principal, day_of(now_ms())): Spent(whole.cost, whole.total)
         }
         if whole.total or whole.cost:
-            with suppress(StoreUnavailableError):
-                await self._database.write(lambda connection: spending.add(connection, used))
+            await self._database.insist(lambda connection: spending.add(connection, used))
 
     async def _screen(self, events: list[TurnEvent]) -> None:
         await self.interrupts.screen(events)

@@ -20,7 +20,6 @@ from opencode_a2a.config import UpstreamEntry
 from opencode_a2a.errors import (
     InvalidParamsError,
     ServiceError,
-    SessionNotFoundError,
     UpstreamBackpressureError,
     Violation,
 )
@@ -31,7 +30,8 @@ from opencode_a2a.opencode.upstream import Upstream
 from opencode_a2a.store import links
 from opencode_a2a.store.database import Database
 from opencode_a2a.turns.errands import Errands
-from opencode_a2a.turns.sessions import DERIVED_CONTEXT, DIRECTORY_FIELD, KNOWN_SESSIONS, Place
+from opencode_a2a.turns.rights import KNOWN_SESSIONS
+from opencode_a2a.turns.sessions import DERIVED_CONTEXT, DIRECTORY_FIELD, Place
 from opencode_a2a.turns.turn import Turns
 
 logger = structlog.get_logger(__name__)
@@ -117,7 +117,11 @@ class Fleet:
         """Remember where a context runs: its next message may come before that is stored."""
         if len(self.members) == 1:
             return
-        place = principal, ContextId(context_id), self.first.turns.sessions.locate(routing)[1]
+        try:
+            _, name = self.first.turns.sessions.locate(routing)
+        except InvalidParamsError:
+            return  # of a task from before a restart, whose directory is gone: its turn says so
+        place = principal, ContextId(context_id), name
         self._placed[place] = member
         self._placed.move_to_end(place)
         if len(self._placed) > KNOWN_SESSIONS:
@@ -142,7 +146,7 @@ class Fleet:
             return self.members[name]
 
         async def has(member: Member) -> bool:
-            with suppress(TimeoutError, SessionNotFoundError, ServiceError):
+            with suppress(TimeoutError, ServiceError):
                 async with asyncio.timeout(PROBE_SECONDS):
                     await member.turns.opencode.session(own)
                     return True

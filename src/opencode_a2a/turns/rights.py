@@ -105,6 +105,9 @@ class SessionRights:
         return work
 
     def end(self, work: Work) -> None:
+        """Forget some work; whoever gave it and whoever follows it may both say so."""
+        if work.done.is_set():
+            return
         work.done.set()
         self._work[work.session_id].remove(work)
         if not self._work[work.session_id]:

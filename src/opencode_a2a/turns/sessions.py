@@ -29,7 +29,7 @@ from opencode_a2a.store import links
 from opencode_a2a.store.database import Database, Write
 from opencode_a2a.store.links import Places
 from opencode_a2a.telemetry import now_ms
-from opencode_a2a.turns.rights import SessionRights, Work
+from opencode_a2a.turns.rights import KNOWN_SESSIONS, SessionRights, Work
 
 SESSION_FIELD = "metadata.shared.session.id"
 DIRECTORY_FIELD = "metadata.opencode.directory"
@@ -42,7 +42,6 @@ COMMAND_FIELD = "metadata.opencode.command"
 AGENT_FIELD = "metadata.opencode.agent"
 DERIVED_CONTEXT = "ctx:opencode-session:"
 """Contexts of sessions that were listed, not begun, through this service."""
-KNOWN_SESSIONS = 10_000
 RECENT_SESSIONS = 1000
 """How many are looked through for one that was made moments ago."""
 MAX_DEPTH = 16

@@ -62,8 +62,8 @@ from opencode_a2a.schemas import mismatches
 from opencode_a2a.store.database import Write
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.interrupts import Interrupts, TurnInterrupts
-from opencode_a2a.turns.rights import WiderWorkError
-from opencode_a2a.turns.sessions import KNOWN_SESSIONS, PLAN_AGENT, BoundSession, Sessions
+from opencode_a2a.turns.rights import KNOWN_SESSIONS, WiderWorkError
+from opencode_a2a.turns.sessions import PLAN_AGENT, BoundSession, Sessions
 from opencode_a2a.turns.snapshot import Snapshots
 from opencode_a2a.turns.tools import Tools
 

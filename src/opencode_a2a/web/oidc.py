@@ -92,7 +92,7 @@ class Issuer:
             wait = RETRY_SECONDS if well else min(2 * wait, 60.0)
 
     async def check(self) -> None:
-        """Raise unless there are keys; that the provider is away does not matter before."""
+        """Raise unless there are keys; while they are good, the provider may be away."""
         if not self._usable():
             raise IssuerUnavailableError
 
@@ -123,9 +123,7 @@ class Issuer:
 
     async def examine(self) -> str:
         """Fetch the keys and say what was found; raise KeysError."""
-        keys = verification_keys(await self._fetch())
-        if not self._fitting(keys):
-            raise KeysError("no key there fits A2A_OIDC_ALGORITHMS")
+        keys = self._fitting(await self._fetch())
         return f"{self._settings.issuer}: {len(keys)} keys"
 
     def _usable(self) -> bool:
@@ -222,9 +220,7 @@ class Issuer:
         """Fetch the keys; what there is stays if that fails."""
         try:
             document = await self._fetch()
-            keys = self._fitting(verification_keys(document))
-            if not keys:
-                raise KeysError("no key there fits A2A_OIDC_ALGORITHMS")
+            keys = self._fitting(document)
         except KeysError as error:
             metrics.OIDC_REFRESHES.labels("failed").inc()
             if str(error) != self._trouble:
@@ -241,8 +237,13 @@ class Issuer:
         self._fetched = time.monotonic()
         return True
 
-    def _fitting(self, keys: list[VerificationKey]) -> list[VerificationKey]:
-        return [key for key in keys if not key.algorithms.isdisjoint(self._settings.algorithms)]
+    def _fitting(self, document: JsonObject) -> list[VerificationKey]:
+        """Return the keys that tokens may be signed with; raise KeysError if there is none."""
+        accepted = self._settings.algorithms
+        keys = verification_keys(document)
+        if fitting := [key for key in keys if not key.algorithms.isdisjoint(accepted)]:
+            return fitting
+        raise KeysError("no key there fits A2A_OIDC_ALGORITHMS")
 
     async def _fetch(self) -> JsonObject:
         """Return the provider's set of keys."""

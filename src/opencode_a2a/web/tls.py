@@ -133,7 +133,7 @@ def read_pair(settings: TlsSettings) -> tuple[ssl.SSLContext, datetime]:
             ) from None
         remedy = "or set A2A_TLS_KEY_PASSWORD" if not password else "or A2A_TLS_KEY_PASSWORD"
         raise _wrong(
-            holder, f"{key} holds no private key in PEM that can be read; mend it, {remedy}"
+            holder, f"{key} holds no private key in PEM that can be read; replace it, {remedy}"
         ) from None
     except (OSError, ValueError) as error:  # the latter for a password that is too long
         raise _wrong(holder, f"{key} cannot be used: {error}") from None
