@@ -192,6 +192,48 @@ replicas = sa.Table(
     postgresql_with={"fillfactor": 50},  # an update then stays on its page
 )
 
+# Which of these processes runs an OpenCode; one at a time does.
+upstreams = sa.Table(
+    "upstreams",
+    metadata,
+    sa.Column("name", TEXT, primary_key=True),
+    sa.Column("owner", NUMBER, comment="the replica that runs it; empty: handed over, or new"),
+    sa.Column("state", TEXT, nullable=False, comment="up, away or lost, as its owner sees it"),
+    sa.Column("drain", sa.Integer, nullable=False, comment="1: new contexts begin elsewhere"),
+    sa.Column("serves", sa.LargeBinary, comment="directories; empty: all of them"),
+    sa.Column("room", sa.Integer, nullable=False, comment="turns at once; 0: no limit"),
+    sa.Column("changed", sa.DateTime(timezone=True), nullable=False, comment="owner or state"),
+    sqlite_with_rowid=False,
+)
+
+# What only the replica that runs an OpenCode can do, for one that was asked to do it.
+mail = sa.Table(
+    "mail",
+    metadata,
+    sa.Column("no", NUMBER, primary_key=True, autoincrement=True),
+    sa.Column("upstream", TEXT, nullable=False, comment="whose owner is to do it"),
+    sa.Column("sender", NUMBER, nullable=False, comment="the replica that waits for the reply"),
+    sa.Column("taker", NUMBER, comment="the replica that does it"),
+    sa.Column("again", sa.Integer, nullable=False, comment="1: a new owner may do it once more"),
+    sa.Column("kind", TEXT, nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.Column("reply", sa.LargeBinary),
+    sa.Column("at", sa.DateTime(timezone=True), nullable=False),
+    sa.Index("mail_by_upstream", "upstream", "no"),
+    sqlite_autoincrement=True,
+)
+
+# How often callers asked lately, as each replica counted it.
+rates = sa.Table(
+    "rates",
+    metadata,
+    sa.Column("key", sa.LargeBinary, primary_key=True),
+    sa.Column("slot", sa.Integer, primary_key=True, comment="of the replica that counted"),
+    sa.Column("at", sa.BigInteger, nullable=False),
+    sa.Column("n", sa.Integer, nullable=False),
+    sqlite_with_rowid=False,
+)
+
 version = sa.Table(
     "schema_version",
     metadata,
@@ -274,6 +316,23 @@ STEPS: tuple[tuple[str, ...], ...] = (
         """CREATE TABLE spending (
             principal VARCHAR NOT NULL, day INTEGER NOT NULL, cost DOUBLE PRECISION NOT NULL,
             tokens BIGINT NOT NULL, PRIMARY KEY (principal, day)
+        ) WITHOUT ROWID""",
+    ),
+    (  # several replicas at a time
+        """CREATE TABLE upstreams (
+            name VARCHAR NOT NULL, owner BIGINT, state VARCHAR NOT NULL, drain INTEGER NOT NULL,
+            serves BLOB, room INTEGER NOT NULL, changed TIMESTAMP WITH TIME ZONE NOT NULL,
+            PRIMARY KEY (name)
+        ) WITHOUT ROWID""",
+        """CREATE TABLE mail (
+            no INTEGER PRIMARY KEY AUTOINCREMENT, upstream VARCHAR NOT NULL,
+            sender BIGINT NOT NULL, taker BIGINT, again INTEGER NOT NULL, kind VARCHAR NOT NULL,
+            body BLOB NOT NULL, reply BLOB, at TIMESTAMP WITH TIME ZONE NOT NULL
+        )""",
+        "CREATE INDEX mail_by_upstream ON mail (upstream, no)",
+        """CREATE TABLE rates (
+            key BLOB NOT NULL, slot INTEGER NOT NULL, at BIGINT NOT NULL, n INTEGER NOT NULL,
+            PRIMARY KEY (key, slot)
         ) WITHOUT ROWID""",
     ),
 )
