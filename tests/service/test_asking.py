@@ -1,16 +1,24 @@
 """Tasks that wait for a person: what they ask, and what may be answered."""
 
 import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
 
+import orjson
 import pytest
 
+from opencode_a2a.events import JsonObject
 from tests.support.answers import PARAMS, UNSUPPORTED
 from tests.support.caller import Caller
-from tests.support.front import Serve
+from tests.support.front import Serve, started
 from tests.support.opencode import FakeOpenCode
 from tests.support.service import Running
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_databases]
+
+ANN = "a-token-for-the-tests-of-ann-alone"
+ANN_NARROW = "a-narrow-token-for-the-tests-of-ann"
 
 
 @pytest.mark.requirement("3.4.3-input-required")
@@ -131,6 +139,50 @@ async def test_a_provider_that_wants_a_sign_in_is_told_and_another_try_is_taken(
     assert asked.said
     assert (done.id, done.state, done.text) == (asked.id, "completed", "one two three four")
     assert done.history == ["hello", "again"]
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.requirement("7.6-auth-required")
+@pytest.mark.requirement("I23")
+@pytest.mark.parametrize("restarted", [False, True], ids=["at once", "after a restart"])
+async def test_another_try_after_a_sign_in_keeps_what_the_task_was_to_run_with(
+    opencode: FakeOpenCode, tmp_path: Path, restarted: bool
+) -> None:
+    opencode.agents[:] = [{"name": name, "mode": "primary"} for name in ("build", "docs")]
+    for name in ("sub", "other"):
+        (opencode.workspace / name).mkdir(exist_ok=True)
+    narrow = {"scheme": "bearer", "principal": "ann", "token": ANN_NARROW, "profile": "read-only"}
+    wide = {"scheme": "bearer", "principal": "ann", "token": ANN}
+    listed = orjson.dumps([narrow, wide]).decode()
+    variables = {"A2A_STATIC_AUTH_CREDENTIALS": listed, "A2A_TASK_STORE_BACKEND": "database"}
+    model: JsonObject = {"providerID": "p", "modelID": "m"}
+    first: JsonObject = {
+        "opencode": {"directory": "sub", "agent": "docs"},
+        "shared": {"model": model},
+    }
+    elsewhere: JsonObject = {"opencode": {"directory": "other"}}
+    opencode.play("error-401")
+    async with AsyncExitStack() as stack:
+        service = await stack.enter_async_context(started(opencode, tmp_path, **variables))
+        asked = await Caller(service, token=ANN_NARROW).send("hello", metadata=first)
+        if restarted:
+            await stack.aclose()
+            service = await stack.enter_async_context(started(opencode, tmp_path, **variables))
+        ann = Caller(service, token=ANN)
+        rules = opencode.rules(asked.session_id)
+        refused = await ann.ask("send", ann.message("x", taskId=asked.id, metadata=elsewhere))
+        opencode.play("plain-text")
+        done = await ann.send("again", task=asked.id)
+        beside = await ann.send("in the root", context=asked.context_id)
+
+    refused.refuses(PARAMS)
+    assert b"metadata.opencode.directory" in refused.content
+    assert (asked.state, done.state) == ("auth_required", "completed")
+    again: Any = opencode.prompts[1]
+    assert (again["agent"], again["model"]) == ("docs", model)
+    assert done.session_id == asked.session_id != beside.session_id
+    assert opencode.rules(asked.session_id) == rules  # still read-only
+    opencode.agents.clear()
 
 
 @pytest.mark.requirement("7.6-auth-required")

@@ -227,6 +227,11 @@ class FakeOpenCode:
         prompts: list[Any] = [*self.prompts]
         return [part["text"] for prompt in prompts for part in prompt["parts"]]
 
+    def rules(self, session_id: str) -> list[Any]:
+        """Return the permission rules that a session has been given."""
+        info: Any = self._sessions[SessionId(session_id)]
+        return [*info.get("permission", [])]
+
     async def prompted(self, count: int) -> None:
         """Wait until so many prompts were sent."""
         async with asyncio.timeout(20), self._asking:

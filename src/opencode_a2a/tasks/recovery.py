@@ -73,7 +73,8 @@ async def recover(database: Database, writer: LogWriter, tasks: TaskService, fle
             await task.end(Finished(Outcome.FAILED, failure=UPSTREAM_LOST))
             continue
         if replay.state.status.paused:
-            task.routing = request.routing if request is not None else task.routing
+            if request is not None:
+                task.routing, task.rights = request.routing, request.rights
             task.pause()
             continue
         await task.log.append([Recovered(RESTARTED)])

@@ -54,7 +54,7 @@ from opencode_a2a.messages import (
     Routing,
     TurnRequest,
 )
-from opencode_a2a.rights import NARROWEST, UNLIMITED, Budget
+from opencode_a2a.rights import FULL, NARROWEST, UNLIMITED, Budget
 from opencode_a2a.store import interrupts as interrupt_rows
 from opencode_a2a.store import spending
 from opencode_a2a.store import tasks as rows
@@ -237,6 +237,8 @@ class OpenTask:
         self.member = member
         self.routing = ANYWHERE
         """Where the latest turn was to run."""
+        self.rights = FULL
+        """What the latest turn was allowed, as far as its credential and its caller say."""
         self._owner = Owner(log.ref.id, log.ref.context_id, log.ref.principal)
         self._turns = member.turns
         self._registered = registered
@@ -260,7 +262,7 @@ class OpenTask:
 
         ``emitted`` and ``added`` are what an earlier process wrote to the log of the turn.
         """
-        self.routing, ref = request.routing, self.log.ref
+        self.routing, self.rights, ref = request.routing, request.rights, self.log.ref
         # The deployment may allow less than when the task began.
         rights = request.rights & self._turns.rights
         if request.routing.plan:
@@ -683,10 +685,14 @@ class TaskService:
                 case State.INPUT_REQUIRED:
                     return await self._answer(command, task)
                 case State.AUTH_REQUIRED:
-                    seq, routing = state.seq, command.request.routing
-                    # What was to be planned is not done without a plan.
-                    routing = replace(routing, plan=routing.plan or task.routing.plan)
-                    request = replace(command.request, routing=routing)
+                    seq, named = state.seq, command.request.routing
+                    self._check_place(named, task)
+                    # What was to be planned is not done without a plan, and nobody gets more
+                    # rights by another try.
+                    plan = named.plan or task.routing.plan
+                    routing = replace(_go_on(named, task.routing), plan=plan)
+                    rights = command.request.rights & task.rights
+                    request = replace(command.request, routing=routing, rights=rights)
                     if routing != ANYWHERE:
                         await _check(command.principal, request, task.member.turns)
                     remember = _remember(command, task.log, request)
@@ -764,7 +770,8 @@ class TaskService:
             return Submitted(task.log, seq)
         self._check_place(routing, task)
         go, planned = decision.wanted == "go", task.routing
-        agent = routing.agent or planned.agent
+        following = _go_on(routing, planned)
+        agent = following.agent
         if routing.agent is not None:
             named = replace(planned, session_id=None, agent=routing.agent)
             await task.member.turns.sessions.check(command.principal, named)
@@ -773,15 +780,7 @@ class TaskService:
             agent = task.member.turns.settings.opencode.agent or DEFAULT_AGENT
         request = replace(
             command.request,
-            routing=replace(
-                planned,
-                model=routing.model or planned.model,
-                agent=agent,
-                rights=routing.rights & planned.rights,
-                output_schema=routing.output_schema or planned.output_schema,
-                hops=routing.hops,
-                plan=not go,
-            ),
+            routing=replace(following, agent=agent, command=None, plan=not go),
             # A profile that was named for the plan holds for what comes of it.
             rights=command.request.rights & planned.rights,
             delivery=None,
@@ -950,6 +949,19 @@ class TaskService:
 
 def _wrong(field: str, text: str) -> InvalidParamsError:
     return InvalidParamsError(f"{field} {text}", violations=(Violation(field, text),))
+
+
+def _go_on(named: Routing, earlier: Routing) -> Routing:
+    """Return where the next turn of a task runs: as the one before it, unless the message says."""
+    return replace(
+        earlier,
+        model=named.model or earlier.model,
+        agent=named.agent or earlier.agent,
+        command=named.command,
+        rights=named.rights & earlier.rights,
+        output_schema=named.output_schema or earlier.output_schema,
+        hops=named.hops,
+    )
 
 
 async def _check(principal: Principal, request: TurnRequest, turns: Turns) -> None:
