@@ -3,9 +3,10 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jwt
 import pytest
@@ -14,6 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.config import LimitSettings, PushSettings, SigningSettings, UpstreamEntry
+from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.events import Finished, Interrupted, Outcome, Resumed, Started, TextGrew
 from opencode_a2a.ids import MAIN, MessageId, Principal, RequestId, SessionId
 from opencode_a2a.messages import Message, Part, PromptPart, TurnRequest
@@ -44,12 +46,16 @@ class Sent:
     def __init__(self) -> None:
         self.told: list[Notification] = []
         self.outcome = Receipt("ok", ok=True)
+        self.faults: list[Exception] = []
+        """Raised by what is sent next."""
         self.changed = asyncio.Condition()
 
     async def send(self, row: HookRow, told: Notification, /) -> Receipt:
         async with self.changed:
             self.told.append(told)
             self.changed.notify_all()
+        if self.faults:
+            raise self.faults.pop()
         return self.outcome
 
     async def until(self, count: int) -> list[int]:
@@ -81,9 +87,9 @@ class Desk:
         """Wait for a state of the one webhook of a task."""
         async with asyncio.timeout(20):
             while True:
-                (row,) = await self.outbox.of_task(log)
-                if row.state == state:
-                    return row
+                for row in await self.outbox.of_task(log):
+                    if row.state == state:
+                        return row
 
 
 @asynccontextmanager
@@ -170,6 +176,78 @@ async def test_a_webhook_that_is_given_up_goes_on_where_it_was() -> None:
         await it.row(log, "done")
 
         assert [one.seq for one in it.sent.told] == [2, 3]
+
+
+@pytest.mark.requirement("I21")
+async def test_a_fault_of_ours_is_an_attempt_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with desk() as it:
+        update = module.webhooks.update
+        broken = iter([True])
+
+        def fail_once(connection: Connection, row: HookRow) -> bool:
+            if next(broken, False):
+                raise RuntimeError("a fault while the outcome is stored")
+            return update(connection, row)
+
+        monkeypatch.setattr(module.webhooks, "update", fail_once)
+        it.sent.faults = [KeyError("a fault while it is sent")]
+        log = await it.task()
+        await log.append([Started()])
+        await log.append([DONE])
+        row = await it.row(log, "done")
+
+        seqs = [one.seq for one in it.sent.told]
+        assert list(dict.fromkeys(seqs)) == [2, 3]
+        assert seqs == sorted(seqs)
+        assert len(seqs) > 2
+        assert (row.last_outcome, row.attempts) == ("ok", 0)
+
+
+@pytest.mark.requirement("I21")
+async def test_a_retry_that_cannot_be_stored_leaves_the_webhook_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with desk() as it:
+        it.sent.outcome = Receipt("http_503")
+        log = await it.task()
+        await log.append([Started()])
+        await it.sent.until(1)
+
+        async def away(*_: object, **__: object) -> None:
+            raise StoreUnavailableError(operation="persisting")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(it.database, "write", away)
+            with suppress(StoreUnavailableError):
+                await it.outbox.retry(log, "c")
+        it.sent.outcome = Receipt("ok", ok=True)
+        await log.append([DONE])
+        await it.row(log, "done")
+
+        assert list(dict.fromkeys(one.seq for one in it.sent.told)) == [2, 3]
+
+
+@pytest.mark.requirement("I21")
+async def test_a_webhook_is_served_though_its_caller_went_away_while_it_was_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with desk() as it:
+        log = await it.task(push=None)
+        await log.append([DONE])
+        post = it.database.post
+
+        def leaving(*args: Any) -> Any:
+            setting.cancel()
+            return post(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(it.database, "post", leaving)
+            setting = asyncio.create_task(it.outbox.put(log, CONFIG))
+            await asyncio.wait([setting])
+        await it.row(log, "done")
+
+        assert setting.cancelled()
+        assert [one.seq for one in it.sent.told] == [2]
 
 
 @pytest.mark.requirement("I21")

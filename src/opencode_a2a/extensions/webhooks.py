@@ -60,7 +60,7 @@ async def list_webhooks(call: Call, params: WebhooksParams) -> Items[WebhookItem
     """List the caller's webhooks, of one task or of all; the newest first, at most a thousand.
 
     One that is `failed` was given up; its `last_outcome` says why: `http_503`, `timeout`,
-    `unreachable`, `unknown_host`, `refused_address`, `tls`.
+    `unreachable`, `unknown_host`, `refused_address`, `tls`, or `error` for a fault of the service.
     """
     found = await call.deps.outbox.page(call.principal, params.task_id, MOST_WEBHOOKS)
 

@@ -17,7 +17,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -98,13 +98,38 @@ class Sender(Protocol):
         ...
 
 
+@dataclass(eq=False, slots=True)
+class Delivery:
+    """A webhook that is being served, and how far that has come."""
+
+    row: HookRow
+    log: Callable[[], TaskLog | None]
+    """The log of a task that is open."""
+    ahead: deque[Entry] = field(default_factory=deque[Entry])
+    """Changes that were read from the store before their turn."""
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)
+    """Whether the next attempt is to be made at once."""
+    running: asyncio.Task[None] | None = None
+
+    def cancel(self) -> None:
+        if self.running is not None:
+            self.running.cancel()
+
+    async def pause(self, seconds: float) -> None:
+        if seconds > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self.hurry.wait()
+        self.hurry.clear()
+
+
 class Outbox:
     def __init__(self, database: Database, settings: PushSettings, sender: Sender) -> None:
         self.settings = settings
         self._database = database
         self._sender = sender
-        self._deliveries: dict[tuple[int, str], asyncio.Task[None]] = {}
-        """What runs for each webhook, by its task and id."""
+        self._deliveries: dict[tuple[int, str], Delivery] = {}
+        """The webhooks that are being served, by task and id."""
         self._pending: dict[int, float] = {}
         """Since when each webhook has something that its receiver has not taken."""
         self._room = asyncio.Semaphore(AT_ONCE)
@@ -171,7 +196,9 @@ class Outbox:
         present = state.status.state.terminal or state.status.state.interrupted
         acked = last - 1 if present else last
         row = await self._database.write(
-            lambda connection: self.store(connection, log.no, log.ref, config, acked)
+            lambda connection: self.store(connection, log.no, log.ref, config, acked),
+            # Its caller may be gone by the time it is stored.
+            late=lambda row: self.begin(row, log),
         )
         self.begin(row, log)
         return row
@@ -199,20 +226,25 @@ class Outbox:
 
     async def retry(self, log: TaskLog, config_id: str) -> None:
         """Try a webhook again that was given up, or is to be tried later."""
-        if (delivery := self._deliveries.pop((log.no, config_id), None)) is not None:
-            delivery.cancel()
+        delivery = self._deliveries.get((log.no, config_id))
+        if delivery is not None and delivery.row.state == "active":
+            delivery.row = _afresh(delivery.row)  # stored with the next outcome
+            delivery.hurry.set()
+            return
 
         def again(connection: Connection) -> HookRow:
             # In one transaction: what the delivery still had to store is stored before it.
             row = _named(webhooks.of_task(connection, log.no), config_id)
             if row.state != "done":
-                row = replace(row, state="active", attempts=0, failing_since=None, next_at=None)
+                row = _afresh(row)
                 webhooks.update(connection, row)
             return row
 
-        row = await self._database.write(again)
-        if row.state != "done":
-            self._begin(row, log)
+        def serve(row: HookRow) -> None:
+            if row.state != "done":
+                self._begin(row, log)
+
+        serve(await self._database.write(again, late=serve))
 
     # Receipt
 
@@ -234,93 +266,97 @@ class Outbox:
         if place in self._deliveries:
             self._deliveries[place].cancel()
         # The log of an ended task is not kept for a receiver that is away: it holds the whole task.
-        following = None if log is None else weakref.ref(log)
-        delivery = asyncio.create_task(self._deliver(row, following), name=f"webhook {row.no}")
-        self._deliveries[place] = delivery
+        it = Delivery(row, _no_log if log is None else weakref.ref(log))
+        it.running = asyncio.create_task(self._deliver(it), name=f"webhook {row.no}")
+        self._deliveries[place] = it
 
-        def ended(done: asyncio.Task[None]) -> None:
+        def ended(_: asyncio.Task[None]) -> None:
             self._pending.pop(row.no, None)
-            if self._deliveries.get(place) is done:
+            if self._deliveries.get(place) is it:
                 del self._deliveries[place]
 
-        delivery.add_done_callback(ended)
+        it.running.add_done_callback(ended)
 
     async def close(self) -> None:
         """Stop sending; what was not taken is sent after the next start."""
-        deliveries = list(self._deliveries.values())
-        for delivery in deliveries:
-            delivery.cancel()
-        await asyncio.gather(*deliveries, return_exceptions=True)
+        running = [it.running for it in self._deliveries.values() if it.running is not None]
+        for one in running:
+            one.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
-    async def _deliver(self, row: HookRow, log: weakref.ref[TaskLog] | None) -> None:
+    async def _deliver(self, it: Delivery) -> None:
         """Send one change after the other, until the last was taken or the receiver is given up."""
-        wait = 0.0
-        if row.next_at is not None:  # by the clock of the day, which may have been set since
-            wait = min(max(0.0, (row.next_at - now_ms()) / 1000), LAST_RETRY_SECONDS)
-        ahead: deque[Entry] = deque()
-        while row.state == "active":
-            await asyncio.sleep(wait)
+        wait, faults = 0.0, 0
+        if it.row.next_at is not None:  # by the clock of the day, which may have been set since
+            wait = min(max(0.0, (it.row.next_at - now_ms()) / 1000), LAST_RETRY_SECONDS)
+        while it.row.state == "active":
+            await it.pause(wait)
             try:
-                attempt = await self._attempt(row, log or _no_log, ahead)
+                attempt = await self._attempt(it)
             except StoreUnavailableError:
                 wait = FIRST_RETRY_SECONDS
-                continue
             except Exception:
-                logger.exception("webhook not served until the next start", webhook=row.no)
-                return
-            if attempt is None:
-                return
-            row, wait = attempt
+                # Whatever is wrong, what the receiver is still to be told must not be lost with it.
+                logger.exception("webhook not served, trying again", webhook=it.row.no)
+                faults += 1
+                wait = _backoff(faults)
+            else:
+                if attempt is None:
+                    return
+                wait, faults = attempt, 0
 
-    async def _attempt(
-        self, row: HookRow, log: Callable[[], TaskLog | None], ahead: deque[Entry]
-    ) -> tuple[HookRow, float] | None:
-        """Send the next change; return how far it has come, and how long to wait.
+    async def _attempt(self, it: Delivery) -> float | None:
+        """Send the next change; return how long to wait before another.
 
-        None if the webhook, or its task, was deleted. ``ahead`` are changes that were read from the
-        store before their turn.
+        None if the webhook, or its task, was deleted.
         """
-        entry, following = (ahead[0] if ahead else None), log()
-        if entry is None and following is not None:
-            entry = await following.next_change(row.acked)
-        del following
-        self._pending.setdefault(row.no, time.monotonic())
-        async with self._place(row):
-            told = await self._notification(row, log(), entry, ahead)
-            if told is None:
-                return None
-            ref, status, following = told.ref, told.what.status, log()
-            if following is not None and status is not None and not row.attempts:
-                # A person may answer before the receiver has said thanks. One that fails shows
-                # nothing to anybody.
-                following.note_told(status)
-            del following
-            outcome = await self._sender.send(row, told)
+        entry, log = (it.ahead[0] if it.ahead else None), it.log()
+        if entry is None and log is not None:
+            entry = await log.next_change(it.row.acked)
+        del log
+        self._pending.setdefault(it.row.no, time.monotonic())
+        async with self._place(it.row):
+            try:
+                told = await self._notification(it, entry)
+                if told is None:
+                    return None
+                log = it.log()
+                if log is not None and told.what.status is not None and not it.row.attempts:
+                    # A person may answer before the receiver has said thanks. One that fails shows
+                    # nothing to anybody.
+                    log.note_told(told.what.status)
+                del log
+                outcome = await self._sender.send(it.row, told)
+            except StoreUnavailableError:
+                raise
+            except Exception:
+                logger.exception("notification not sent, trying again", webhook=it.row.no)
+                told, outcome = None, Receipt("error")
         metrics.PUSH_ATTEMPTS.labels(_kind(outcome)).inc()
-        row, wait = self._after(row, told, outcome)
+        row, wait = self._after(it.row, told, outcome)
+        it.row = row
         if not await self._database.insist(lambda connection: webhooks.update(connection, row)):
             return None
         if outcome.ok:
             self._pending.pop(row.no, None)
-            while ahead and ahead[0].seq <= row.acked:
-                ahead.popleft()
+            while it.ahead and it.ahead[0].seq <= row.acked:
+                it.ahead.popleft()
         if row.state != "active":
             ended = "stopped" if outcome.gone else row.state
             metrics.PUSH_ENDED.labels(ended).inc()
             if ended != "done":
                 AUDIT.info(
                     f"webhook {ended}",
-                    principal=ref.principal,
-                    task_id=ref.id,
+                    principal=row.principal,
+                    task_id=told and told.ref.id,
                     outcome=outcome.name,
                 )
-        return row, wait
+        return wait
 
-    async def _notification(
-        self, row: HookRow, log: TaskLog | None, entry: Entry | None, ahead: deque[Entry]
-    ) -> Notification | None:
+    async def _notification(self, it: Delivery, entry: Entry | None) -> Notification | None:
         """Return what to send next; None if the task was deleted."""
-        if log is not None:
+        row, ahead = it.row, it.ahead
+        if (log := it.log()) is not None:
             state = await log.steady()
         else:
             found = await self._database.read(lambda c: tasks.load_by_number(c, row.task_no))
@@ -355,12 +391,16 @@ class Outbox:
             await stack.enter_async_context(self._room)
             yield
 
-    def _after(self, row: HookRow, told: Notification, outcome: Receipt) -> tuple[HookRow, float]:
+    def _after(
+        self, row: HookRow, told: Notification | None, outcome: Receipt
+    ) -> tuple[HookRow, float]:
         """Return what to store of an attempt, and how long to wait before the next."""
         row = replace(row, last_outcome=outcome.name, next_at=None)
-        if outcome.ok:
+        ends = outcome.gone
+        if outcome.ok and told is not None:
             row = replace(row, acked=told.seq, attempts=0, failing_since=None)
-        if outcome.gone or (outcome.ok and told.ends):
+            ends = told.ends
+        if ends:
             return replace(row, state="done", credentials=None, token=None), 0.0
         if outcome.ok:
             return row, 0.0
@@ -369,13 +409,21 @@ class Outbox:
         row = replace(row, attempts=row.attempts + 1, failing_since=since)
         if now - since >= self.settings.give_up_hours * 3_600_000:
             return replace(row, state="failed"), 0.0
-        wait = outcome.retry_after
-        if wait is None:
-            # Beyond the tenth the power only grows.
-            wait = FIRST_RETRY_SECONDS * 4.0 ** min(row.attempts - 1, 10)
-            wait = min(wait, LAST_RETRY_SECONDS) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+        wait = _backoff(row.attempts) if outcome.retry_after is None else outcome.retry_after
         wait = min(max(wait, SHORTEST_WAIT_SECONDS), LAST_RETRY_SECONDS)
         return replace(row, next_at=now + int(wait * 1000)), wait
+
+
+def _backoff(attempts: int) -> float:
+    """Return how long to wait after so many failures in a row."""
+    # Beyond the tenth the power only grows.
+    wait = FIRST_RETRY_SECONDS * 4.0 ** min(attempts - 1, 10)
+    return min(wait, LAST_RETRY_SECONDS) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+
+
+def _afresh(row: HookRow) -> HookRow:
+    """Return a webhook as if it had not failed yet."""
+    return replace(row, state="active", attempts=0, failing_since=None, next_at=None)
 
 
 def _config_id(config: PushConfig, ref: TaskRef) -> str | None:
