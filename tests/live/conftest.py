@@ -85,7 +85,7 @@ async def kill_at(
     hold = wire.hold(b"/reply", moment)
     async with asyncio.TaskGroup() as group:
         group.create_task(answering)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await hold.reached.wait()
         await program.kill()
     wire.release()

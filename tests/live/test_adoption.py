@@ -63,7 +63,7 @@ async def test_text_tools_and_permissions_go_on_after_a_kill(
     text = await caller.begin(script({"say": "half "}, {"gate": gate}, {"say": "whole"}))
     tooled = await caller.begin(script(tool, {"say": "ran"}))
     waiting = await asked(caller, tmp_path)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await model.gate(gate).reached.wait()
         while not (tmp_path / "workspace" / "began").exists():  # noqa: ASYNC110 - a tool's
             await asyncio.sleep(0.05)

@@ -357,11 +357,11 @@ async def test_an_answer_past_the_service_is_noticed_after_the_turn_has_ended_wi
     stage, caller, name = asking_backstage, Caller(program), uuid.uuid4().hex
     asked = await caller.send(script([_touch(name)], [DONE]))
     await program.kill()
-    async with past(stage.url, stage.password) as agent, listening(agent) as heard:
+    async with past(stage.url, stage.password) as agent, asyncio.timeout(60):
         at = Location(directory=str(stage.workspace))
         await agent.reply_permission(RequestId(asked.interrupt["request_id"]), "once", at=at)
-        async with asyncio.timeout(30):
-            await heard.until(b'"session.idle"')
+        while asked.session_id in await agent.session_status(at=at):
+            pass
 
     await program.start(A2A_CONSOLE_ANSWERS=allowed)
     ended = await caller.ended(asked.id)

@@ -134,6 +134,6 @@ def _written(file: Path) -> bool:
 
 async def until(true: Callable[[], bool]) -> None:
     """Wait for what other programs do."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not true():  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.05)

@@ -86,7 +86,7 @@ async def ended(service: Running, task: Task, token: str = ANN) -> Any:
 
 async def permissions(caller: Caller) -> Any:
     """Return the list of permissions once there is one with a deadline."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             listed = await caller.method("opencode.permissions.list")
             if any("expires_at" in item for item in listed["items"]):

@@ -704,7 +704,7 @@ async def test_the_stock_client_of_the_sdk_sees_the_prompt_and_answers_it(
         return updates[-1]
 
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    async with asyncio.timeout(30), httpx.AsyncClient(headers=headers, timeout=30) as http:
+    async with asyncio.timeout(60), httpx.AsyncClient(headers=headers, timeout=30) as http:
         card = await A2ACardResolver(http, asking.url).get_agent_card()
         for interface in card.supported_interfaces:  # the port is chosen by the test
             interface.url = asking.url + "/"

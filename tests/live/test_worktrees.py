@@ -71,7 +71,7 @@ def opencode(backstage: Backstage) -> httpx2.AsyncClient:
 async def make(caller: Caller, backstage: Backstage) -> Path:
     """Make a worktree, and wait for its files."""
     async with (
-        asyncio.timeout(30),
+        asyncio.timeout(60),
         opencode(backstage) as http,
         http.stream("GET", "/global/event") as events,
     ):

@@ -22,7 +22,7 @@ ANSWER = "one two three four"
 async def running(caller: Caller, opencode: FakeOpenCode) -> str:
     hold = opencode.hold(count=2)
     task = await caller.begin("hello")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await hold.reached.wait()
     return task.id
 
@@ -92,7 +92,7 @@ async def test_a_message_on_a_working_task_is_sent_at_once_and_shown(
 ) -> None:
     hold = opencode.hold(count=2)
     async with caller.stream("hello") as following:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await hold.reached.wait()
         await following.until_state("working")
         await caller.begin("more", task=following.task.id, message_id="more")

@@ -361,7 +361,7 @@ async def test_a_list_of_tasks_does_not_count_as_shown(
     opencode.play("permission-once")
     begun = await caller.begin("run it")
     listing = {"contextId": begun.context_id}
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while "INPUT_REQUIRED" not in str((await caller.ask("list", listing)).body):  # noqa: ASYNC110 - nothing may tell it
             await asyncio.sleep(0.05)
 

@@ -98,7 +98,7 @@ async def test_turns_at_once_are_limited(serve: Serve, opencode: FakeOpenCode) -
     ann, hold = Caller(service, token=ANN), opencode.hold(count=2)
 
     begun = [await ann.send("hello", blocking=False) for _ in range(2)]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await hold.reached.wait()
     many = await asyncio.gather(*(ann.ask("send", ann.message("hello")) for _ in range(5)))
     opencode.release()

@@ -35,7 +35,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 async def run(*args: str, stdin: str | bytes | None = None) -> Result:
     """Run a command beside the server of this test."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return await asyncio.to_thread(CliRunner().invoke, main, args, stdin)
 
 
@@ -55,7 +55,7 @@ async def process(
         *command, stdin=pipe, stdout=pipe, stderr=pipe, env=env
     )
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             yield child
     finally:
         if child.returncode is None:
@@ -602,7 +602,7 @@ async def test_a_person_sees_reasoning_and_tools_dim_beside_the_answer() -> None
             *command, stdout=asyncio.subprocess.PIPE, stderr=theirs
         )
         os.close(theirs)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             out, _ = await child.communicate()
         seen = os.read(ours, 4096).decode()
         os.close(ours)

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_databas
 async def running(caller: Caller, opencode: FakeOpenCode) -> str:
     hold = opencode.hold(count=2)
     task = await caller.begin("hello")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await hold.reached.wait()
     return task.id
 
@@ -77,7 +77,7 @@ async def test_whoever_follows_or_waits_is_told_of_a_cancel(
     async with asyncio.TaskGroup() as group, caller.stream("hello", message_id=name) as following:
         first = await following.until(lambda update: update.task is not None)
         waiting = group.create_task(caller.send("hello", message_id=name))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await hold.reached.wait()
         assert first.task is not None
         await caller.cancel(first.task.id)
@@ -126,7 +126,7 @@ async def test_a_cancel_in_the_moment_in_which_it_is_a_tasks_turn_lets_the_next_
     caller = Caller(service)
     first = await caller.get(await running(caller, opencode))
     second = await caller.begin("hello", context=first.context_id)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await queued.wait()
         third = await caller.begin("hello", context=first.context_id)
         opencode.release()

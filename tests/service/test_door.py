@@ -303,7 +303,7 @@ async def test_a_quiet_stream_is_kept_alive(serve: Serve, opencode: FakeOpenCode
         verb, target = caller.target("stream", {})
         body = caller.encode("stream", caller.message("hello"))
         async with (
-            asyncio.timeout(5),
+            asyncio.timeout(60),
             caller.http.stream(verb, target, content=body, headers=caller.headers) as response,
         ):
             pings = 0

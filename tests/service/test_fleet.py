@@ -42,7 +42,7 @@ class Pair:
             fleet = running.service.fleet
             assert fleet is not None
             for member in fleet.members.values():
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     await member.turns.feed.up.wait()
             yield running
 
@@ -73,7 +73,7 @@ async def test_contexts_are_spread_and_stay_where_they_are(pair: Pair) -> None:
         caller = Caller(service)
         hold = pair.a.hold()
         async with caller.stream("one") as first:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await hold.reached.wait()
             second = await caller.send("two")
             assert pair.prompts() == (1, 1)
@@ -93,7 +93,7 @@ async def test_a_task_is_taken_up_where_it_ran(pair: Pair) -> None:
     hold = pair.b.hold()
     async with pair.serving(a={"drain": True}) as service:
         task = await Caller(service).send("slow", blocking=False)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await hold.reached.wait()
     pair.b.release()
     async with pair.serving(a={"drain": True}) as service:
@@ -133,7 +133,7 @@ async def test_a_full_fleet_refuses(pair: Pair) -> None:
         for _ in holds:
             await caller.send("fill", blocking=False)
         for hold in holds:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await hold.reached.wait()
         with pytest.raises(RefusedError, match="Too many calls to OpenCode"):
             await caller.send("more")
@@ -146,7 +146,7 @@ async def test_the_context_of_a_lost_one_goes_on_elsewhere_and_says_so(pair: Pai
     async with pair.serving(a={"drain": True}, OPENCODE_UPSTREAM_LOST_SECONDS="0.5") as service:
         caller = Caller(service)
         async with caller.stream("one") as following:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await hold.reached.wait()
             await pair.ends[pair.b].aclose()
             lost = (await following.rest())[-1]

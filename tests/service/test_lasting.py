@@ -193,7 +193,7 @@ async def test_a_stopped_service_tells_its_readers_and_takes_the_turn_up_again(
             caller.http = http
             body = caller.encode("stream", caller.message("hello"))
             stream = asyncio.create_task(caller.post(body, service.url))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await hold.reached.wait()
         answer = await stream
     frames = answer.content.decode().strip().split("\n\n")

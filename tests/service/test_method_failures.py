@@ -122,7 +122,7 @@ async def test_too_many_calls_at_once_are_refused_by_name(tmp_path: Path) -> Non
     async with (
         running(Starlette(routes=routes)) as url,
         serving(settings_for(url, tmp_path, OPENCODE_MAX_CONCURRENT_REQUESTS="1")) as service,
-        asyncio.timeout(30),
+        asyncio.timeout(60),
     ):
         caller = Caller(service)
         first = asyncio.create_task(caller.method("opencode.agents.list"))

@@ -199,7 +199,7 @@ async def test_a_working_directory_that_is_gone_is_one_line(tmp_path: Path) -> N
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         printed, _ = await process.communicate()
 
     assert (process.returncode, printed.decode()) == (

@@ -152,7 +152,7 @@ async def test_output_modes_hold_in_a_live_stream(caller: Caller, opencode: Fake
     params = caller.message("run it") | {"configuration": configuration}
     task = (await caller.ask("send", params)).task
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         async with caller.subscribe(task["id"], "1") as following:
             updates = await following.rest()
 

@@ -45,7 +45,7 @@ def words(text: str) -> Message:
 
 @asynccontextmanager
 async def peer_at(url: str, credential: OriginCredential | None = None) -> AsyncGenerator[Peer]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         async with aclosing(await Peer.open(url, LOCAL, credential, QUICK)) as peer:
             yield peer
 
@@ -326,7 +326,7 @@ async def nameless(made: Stranger, scope: Scope, receive: Receive, send: Send) -
 
 @pytest.mark.parametrize("answer", [huge, deep, redirecting, compressed, a_page, nameless])
 async def test_a_hostile_card_is_an_invalid_card(answer: Answer) -> None:
-    async with stranger(answer) as made, asyncio.timeout(10):
+    async with stranger(answer) as made, asyncio.timeout(60):
         with pytest.raises(PeerError) as caught:
             await Peer.open(made.url, LOCAL, OriginCredential.bearer(made.url, CANARY), QUICK)
 
@@ -373,7 +373,7 @@ async def test_an_unreachable_agent_is_worth_another_try() -> None:
 
 
 async def test_the_pool_opens_a_peer_once_for_many_at_a_time() -> None:
-    async with sdk_agent() as agent, asyncio.timeout(10):
+    async with sdk_agent() as agent, asyncio.timeout(60):
         pool = Pool(LOCAL, QUICK)
 
         async def borrow() -> Peer:
@@ -390,7 +390,7 @@ async def test_the_pool_opens_a_peer_once_for_many_at_a_time() -> None:
 
 
 async def test_the_pool_keeps_credentials_and_urls_apart_and_stays_bounded() -> None:
-    async with sdk_agent() as agent, asyncio.timeout(10):
+    async with sdk_agent() as agent, asyncio.timeout(60):
         pool = Pool(LOCAL, QUICK.model_copy(update={"cache_maxsize": 2}))
         for token in ("a", "b", "c"):
             async with pool.peer(agent.url, OriginCredential.bearer(agent.url, token)) as peer:
@@ -404,7 +404,7 @@ async def test_the_pool_keeps_credentials_and_urls_apart_and_stays_bounded() -> 
 
 
 async def test_the_pool_reads_an_expired_card_anew_but_closes_no_peer_in_use() -> None:
-    async with sdk_agent() as agent, asyncio.timeout(10):
+    async with sdk_agent() as agent, asyncio.timeout(60):
         pool = Pool(LOCAL, QUICK.model_copy(update={"cache_ttl_seconds": 0}))
         async with pool.peer(agent.url) as first:
             async with pool.peer(agent.url) as second:
@@ -417,7 +417,7 @@ async def test_the_pool_reads_an_expired_card_anew_but_closes_no_peer_in_use() -
 
 
 async def test_the_pool_forgets_a_peer_that_could_not_be_opened() -> None:
-    async with stranger(a_page) as made, asyncio.timeout(10):
+    async with stranger(a_page) as made, asyncio.timeout(60):
         pool = Pool(LOCAL, QUICK)
         for _ in range(2):
             with pytest.raises(PeerError):

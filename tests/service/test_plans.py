@@ -86,7 +86,7 @@ async def test_a_second_go_is_refused_and_a_plan_can_be_canceled_by_a_word(
     second = await caller.send("do it too", metadata=PLAN)
     hold = opencode.hold()
     await caller.begin("go", task=first.id)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await hold.reached.wait()
 
     again = await caller.ask("send", caller.message("go", taskId=first.id))
@@ -140,7 +140,7 @@ async def test_a_task_that_works_is_not_planned_any_more(
 ) -> None:
     hold = opencode.hold()
     task = await caller.begin("do it")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await hold.reached.wait()
 
     refused = await caller.ask("send", caller.message("plan it", taskId=task.id, metadata=PLAN))

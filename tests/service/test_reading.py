@@ -203,7 +203,7 @@ async def test_a_list_is_filtered_by_context_state_and_time(
 ) -> None:
     hold = opencode.hold()
     running = await theirs.begin("hello", context="one")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await hold.reached.wait()
     opencode.release()
     first = await theirs.ended(running.id)
@@ -229,7 +229,7 @@ async def test_a_running_task_is_in_the_list(
 ) -> None:
     hold = opencode.hold()
     running = await theirs.begin("hello")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await hold.reached.wait()
 
     (task,) = (await page(lists, includeArtifacts=True if lists.wire.rpc else "true"))["tasks"]

@@ -166,7 +166,7 @@ async def test_a_task_that_was_queued_before_the_question_says_what_it_waits_for
     opencode.play("permission-once")
     hold = opencode.hold("message.updated")
     first = await caller.begin("run it")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await hold.reached.wait()
     second = await caller.begin("and then?", context=first.context_id)
 

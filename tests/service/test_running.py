@@ -121,7 +121,7 @@ async def test_an_absent_opencode_is_said_at_once_and_calls_fail_until_it_answer
         assert (await Caller(program).answer("ListTasks", {}))["result"]["totalSize"] == 0
 
         async with Proxy(fake.url, port=int(away.rpartition(":")[2])):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while (await run("call", program.url, "hello", **client))[0] != 0:
                     pass
 

@@ -80,7 +80,7 @@ async def test_a_running_task_can_be_read_while_nobody_waits_for_it(
     hold = opencode.hold(count=2)
 
     begun = await caller.begin("hello")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await hold.reached.wait()
     async with caller.subscribe(begun.id) as following:
         await following.until_text("one two ")
@@ -170,7 +170,7 @@ async def test_an_ended_task_takes_no_message_and_its_context_goes_on(
 async def test_a_working_task_takes_no_answer(caller: Caller, opencode: FakeOpenCode) -> None:
     hold = opencode.hold()
     task = await caller.begin("hello")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await hold.reached.wait()
 
     for operation in ("send", "stream"):
@@ -190,7 +190,7 @@ async def test_a_repeated_message_is_the_same_task_and_one_prompt(
     hold = opencode.hold()
     name = f"the same {caller.wire.value}"
     first = await caller.begin("hello", message_id=name)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await hold.reached.wait()
 
     async with asyncio.TaskGroup() as group:

@@ -36,7 +36,7 @@ def late(opencode: FakeOpenCode) -> Hold:
 
 
 async def reached(hold: Hold) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await hold.reached.wait()
 
 

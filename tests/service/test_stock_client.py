@@ -45,7 +45,7 @@ def message(*parts: Part, **fields: Any) -> SendMessageRequest:
 
 
 async def heard(agent: Client, request: SendMessageRequest) -> list[StreamResponse]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         return [event async for event in agent.send_message(request)]
 
 
@@ -82,7 +82,7 @@ async def test_it_subscribes_and_cancels(agent: Client, opencode: FakeOpenCode) 
     hold = opencode.hold(count=2)
     request = message()
     request.configuration.CopyFrom(SendMessageConfiguration(return_immediately=True))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         stream = aiter(agent.send_message(request))
         first = await anext(stream)
         await hold.reached.wait()

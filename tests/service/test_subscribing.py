@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_databas
 async def begun(caller: Caller, hold: Hold) -> str:
     """Start a task in the background and wait until it is held."""
     task = await caller.begin("hello")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await hold.reached.wait()
     return task.id
 
@@ -118,7 +118,7 @@ async def test_a_reader_resumes_a_running_task_without_gap_or_repeat(
 ) -> None:
     hold = opencode.hold(count=2)
     async with caller.stream("hello") as following:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await hold.reached.wait()
         await following.until_text("one two ")
     seen = following.updates
@@ -160,7 +160,7 @@ async def test_subscribing_by_get_is_the_same(service: Running, opencode: FakeOp
         task_id = await begun(caller, opencode.hold())
         target = caller.target("subscribe", {"id": task_id})[1]
         async with (
-            asyncio.timeout(5),
+            asyncio.timeout(60),
             caller.http.stream("GET", target, headers=caller.headers) as response,
         ):
             opencode.release()

@@ -186,7 +186,7 @@ async def test_a_configuration_of_a_waiting_task_gets_the_question_at_once(
     caller = Caller(service)
     opencode.play("permission-two-parallel-reject-first")
     task = (await caller.send("hello")).id
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len((await caller.get(task)).interrupt["waiting"]) < 2:
             pass
 
@@ -296,7 +296,7 @@ async def test_hostile_receivers_hold_up_nobody(
     server = await asyncio.start_server(hostile, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     task = (await caller.send("hello")).id
-    async with server, asyncio.timeout(20):
+    async with server, asyncio.timeout(60):
         for kind in (*answers, "cookie"):
             config = {"taskId": task, "id": kind, "url": f"http://127.0.0.1:{port}/{kind}"}
             await caller.ask("push create", config)
@@ -348,7 +348,7 @@ async def test_configurations_are_for_the_owner_of_the_task_and_limited(
     caller, other = Caller(service), Caller(service, token=STRANGERS[0])
     hold = opencode.hold(count=2)
     task = (await caller.begin("hello")).id
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await hold.reached.wait()
     config = {"taskId": task, "id": "c", "url": receiver.url}
 
@@ -426,7 +426,7 @@ async def test_the_receiver_in_the_docs_takes_what_is_signed_and_nothing_else(
     url, caller = f"http://127.0.0.1:{port}/", Caller(service)
     try:
         task = await begin(caller, {"url": url, "token": f"whsec_{key}"})
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             lines = [(await process.stdout.readline()).decode() for _ in range(2)]
             wrong = {"taskId": task, "id": "w", "url": url, "token": f"whsec_{key[:-4]}"}
             await caller.ask("push create", wrong)

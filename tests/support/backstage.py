@@ -72,7 +72,7 @@ class Backstage:
 
     async def reached(self, gate: str) -> None:
         """Wait until a reply of the model stands at a gate."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await self.call(self._reached(gate))
 
     async def open(self, gate: str) -> None:

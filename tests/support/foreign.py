@@ -18,7 +18,7 @@ from tests.support.answers import Task, Wire
 from tests.support.service import TOKEN, Running
 
 ROOT = Path(__file__).parent.parent.parent
-SECONDS = 20
+SECONDS = 60
 
 
 class RefusedError(Exception):

@@ -218,7 +218,7 @@ class FakeOpenCode:
     async def asked(self, what: Literal["status", "abort", "change", "agents"], times: int) -> None:
         """Wait until it was asked so often, from now on, who is busy, or told to do something."""
         wanted = self._asked[what] + times
-        async with asyncio.timeout(10), self._asking:
+        async with asyncio.timeout(60), self._asking:
             await self._asking.wait_for(lambda: self._asked[what] >= wanted)
 
     @property
@@ -234,7 +234,7 @@ class FakeOpenCode:
 
     async def prompted(self, count: int) -> None:
         """Wait until so many prompts were sent."""
-        async with asyncio.timeout(20), self._asking:
+        async with asyncio.timeout(60), self._asking:
             await self._asking.wait_for(lambda: len(self.prompts) >= count)
 
     async def _count(self, what: str) -> None:

@@ -45,7 +45,7 @@ async def running(
     with socket.create_server(("127.0.0.1", port)) as listener:
         async with asyncio.TaskGroup() as group:
             group.create_task(_serve(serving, listener))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await serving.listening.wait()
             try:
                 yield f"{'https' if tls else 'http'}://127.0.0.1:{listener.getsockname()[1]}"

@@ -12,7 +12,7 @@ from typing import Self
 
 import pyte
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds after which a test gives up waiting for something on the screen."""
 
 

@@ -72,7 +72,7 @@ async def test_a_turn_tells_the_recorded_events_in_the_recorded_order(
 ) -> None:
     expected = recorded(recording)
 
-    async with asyncio.timeout(5), upstream() as client, client.stream("GET", path) as stream:
+    async with asyncio.timeout(60), upstream() as client, client.stream("GET", path) as stream:
         await prompt(client, Script(deltas=RECORDED_DELTAS))
         events = await read(stream, len(expected))
 
@@ -80,7 +80,7 @@ async def test_a_turn_tells_the_recorded_events_in_the_recorded_order(
 
 
 async def test_what_is_stored_is_what_was_streamed() -> None:
-    async with asyncio.timeout(5), upstream() as client, client.stream("GET", "/event") as stream:
+    async with asyncio.timeout(60), upstream() as client, client.stream("GET", "/event") as stream:
         session_id, answer = await prompt(client, Script(deltas=7, interval=1))
         events = await read(stream, len(recorded("plain-text.jsonl")) - RECORDED_DELTAS + 7)
         stored: Any = (await client.get(f"/session/{session_id}/message")).json()
@@ -94,14 +94,14 @@ async def test_what_is_stored_is_what_was_streamed() -> None:
 
 
 async def test_the_message_id_of_the_caller_is_kept() -> None:
-    async with asyncio.timeout(5), upstream() as client:
+    async with asyncio.timeout(60), upstream() as client:
         _, answer = await prompt(client, Script(), messageID="msg_mine")
 
     assert answer["info"]["parentID"] == "msg_mine"
 
 
 async def test_a_page_of_messages_names_the_next() -> None:
-    async with asyncio.timeout(5), upstream() as client:
+    async with asyncio.timeout(60), upstream() as client:
         session_id, _ = await prompt(client, Script())
         path = f"/session/{session_id}/message"
         newest = await client.get(path, params={"limit": 1})

@@ -229,7 +229,7 @@ def test_the_demo_without_tools_says_what_it_is(text: str) -> None:
 
 @pytest.fixture
 async def model() -> AsyncIterator[DemoModel]:
-    async with asyncio.timeout(20), DemoModel() as model:
+    async with asyncio.timeout(60), DemoModel() as model:
         yield model
 
 
@@ -454,7 +454,7 @@ async def test_a_client_that_goes_away_ends_a_reply_that_hangs(http: httpx2.Asyn
 
 
 async def test_the_model_ends_while_replies_hang() -> None:
-    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         async with DemoModel() as model:
             root = model.url.removesuffix("/v1")
             http = httpx2.AsyncClient(base_url=root)
@@ -545,7 +545,7 @@ async def test_it_runs_by_itself() -> None:
     )
     try:
         assert process.stdout is not None
-        async with asyncio.timeout(20), httpx2.AsyncClient() as http:
+        async with asyncio.timeout(60), httpx2.AsyncClient() as http:
             url = (await process.stdout.readline()).decode().split()[-1]
             listed = await http.get(f"{url}/models")
     finally:

@@ -132,7 +132,7 @@ async def read_and_write(texts: list[str], taps: list[int], seed: int) -> None:
     async with office() as desk:
         log = await desk.task()
         starts = [asyncio.Event() for _ in taps]
-        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
             readers = [
                 group.create_task(restless(log, start, random.Random(seed + place)))  # noqa: S311
                 for place, start in enumerate(starts)
@@ -172,7 +172,7 @@ async def restless(log: TaskLog, start: asyncio.Event, patience: random.Random) 
 
 
 async def test_a_reader_far_behind_goes_back_to_the_store() -> None:
-    async with office() as desk, asyncio.timeout(10):
+    async with office() as desk, asyncio.timeout(60):
         log = await desk.task()
         reader = LogReader(log, Cursor(1))
         for place in range(live.TAIL * 3):
@@ -186,7 +186,7 @@ async def test_a_reader_far_behind_goes_back_to_the_store() -> None:
 
 
 async def test_text_is_told_at_once_and_a_state_only_when_stored(tmp_path: Path) -> None:
-    async with office(tmp_path) as desk, asyncio.timeout(10):
+    async with office(tmp_path) as desk, asyncio.timeout(60):
         log = await desk.task()
         await log.append([grew("now", opens=True)])
         assert [entry.event for entry in log.after(1) or []] == [grew("now", opens=True)]
@@ -202,7 +202,7 @@ async def test_text_is_told_at_once_and_a_state_only_when_stored(tmp_path: Path)
 
 
 async def test_a_session_is_told_with_its_link_stored_and_a_title_at_once() -> None:
-    async with office() as desk, asyncio.timeout(10):
+    async with office() as desk, asyncio.timeout(60):
         log = await desk.task()
         bound = SessionBound(SessionId("ses_1"))
         titled = replace(bound, title="Named")
@@ -217,7 +217,7 @@ async def test_a_session_is_told_with_its_link_stored_and_a_title_at_once() -> N
 
 
 async def test_an_answer_is_stored_before_it_is_relied_on() -> None:
-    async with office() as desk, asyncio.timeout(10):
+    async with office() as desk, asyncio.timeout(60):
         log = await desk.task()
         answer = Answered(order("m2", "yes").message)
         told = asyncio.create_task(log.append([answer]))
@@ -230,7 +230,7 @@ async def test_an_answer_is_stored_before_it_is_relied_on() -> None:
 
 
 async def test_a_blocking_reader_waits_for_the_next_stop() -> None:
-    async with office() as desk, asyncio.timeout(10):
+    async with office() as desk, asyncio.timeout(60):
         log = await desk.task()
         waiting = asyncio.create_task(log.until_stopped(0))
         await log.append([Started(), grew("x", opens=True)])
@@ -241,7 +241,7 @@ async def test_a_blocking_reader_waits_for_the_next_stop() -> None:
 
 
 async def test_a_later_end_changes_nothing() -> None:
-    async with office() as desk, asyncio.timeout(10):
+    async with office() as desk, asyncio.timeout(60):
         log = await desk.task()
         assert await log.append([Finished(Outcome.CANCELED)])
         assert not await log.append([Finished(Outcome.COMPLETED)])
@@ -250,7 +250,7 @@ async def test_a_later_end_changes_nothing() -> None:
 
 
 async def test_a_store_that_is_away_delays_and_loses_nothing(tmp_path: Path) -> None:
-    async with office(tmp_path) as desk, asyncio.timeout(20):
+    async with office(tmp_path) as desk, asyncio.timeout(60):
         log = await desk.task()
 
         def break_it(connection: sa.Connection) -> None:
@@ -275,7 +275,7 @@ async def test_a_store_that_is_away_delays_and_loses_nothing(tmp_path: Path) -> 
 
 @pytest.mark.requirement("I6")
 async def test_one_message_id_is_one_task() -> None:
-    async with office() as desk, asyncio.timeout(10):
+    async with office() as desk, asyncio.timeout(60):
         outcomes = await asyncio.gather(*(desk.admit(order("m")) for _ in range(8)))
 
         new = [outcome for outcome in outcomes if isinstance(outcome, OpenTask)]
@@ -285,7 +285,7 @@ async def test_one_message_id_is_one_task() -> None:
 
 
 async def test_the_same_message_id_with_other_content_is_a_new_message() -> None:
-    async with office() as desk, asyncio.timeout(10):
+    async with office() as desk, asyncio.timeout(60):
         first = await desk.admit(order("m", "one"))
         second = await desk.admit(order("m", "two"))
 
@@ -294,7 +294,7 @@ async def test_the_same_message_id_with_other_content_is_a_new_message() -> None
 
 
 async def test_another_principal_may_use_the_same_message_id() -> None:
-    async with office() as desk, asyncio.timeout(10):
+    async with office() as desk, asyncio.timeout(60):
         first = await desk.admit(order("m"))
         second = await desk.admit(order("m", principal="bob"))
 
@@ -304,7 +304,7 @@ async def test_another_principal_may_use_the_same_message_id() -> None:
 
 async def test_too_many_open_tasks_are_refused_but_a_repeat_is_not() -> None:
     limits = LimitSettings(max_tasks_per_principal=1, max_open_tasks=10)
-    async with office(limits=limits) as desk, asyncio.timeout(10):
+    async with office(limits=limits) as desk, asyncio.timeout(60):
         first = await desk.admit(order("m1"))
         assert isinstance(first, OpenTask)
 
@@ -351,7 +351,7 @@ def test_the_generations_that_a_patient_reader_is_told_neither_repeat_nor_skip(
 async def die_and_go_on(lives: list[list[tuple[str, bool]]], *, plain: bool) -> None:
     modes = ("text/plain",) if plain else None
     told: list[Entry] = []
-    async with office() as desk, asyncio.timeout(20):
+    async with office() as desk, asyncio.timeout(60):
         first = log = await desk.task()
         ref = replace(first.ref, output_modes=modes)
         for life in lives:
@@ -403,7 +403,7 @@ def happening(kind: str, number: int) -> TurnEvent:
 
 
 async def test_an_impatient_reader_is_told_what_a_crash_takes_back() -> None:
-    async with office() as desk, asyncio.timeout(10):
+    async with office() as desk, asyncio.timeout(60):
         first = await desk.task()
         writer = MortalWriter(desk.database)
         log = TaskLog(first.no, await stored_task(first), writer, desk.database)

@@ -290,7 +290,7 @@ async def test_few_files_of_a_message_are_fetched_at_once() -> None:
         most = max(most, open_now)
         if open_now == 4:
             four.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await four.wait()
         open_now -= 1
         await answer(send, 200, b"x", b"text/plain")

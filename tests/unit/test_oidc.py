@@ -49,7 +49,7 @@ async def following(provider: LocalIssuer, **settings: Any) -> AsyncGenerator[Is
     issuer = Issuer(OidcSettings.model_validate(given), FULL)
     running = asyncio.create_task(issuer.run())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await issuer.tried.wait()
         yield issuer
     finally:
@@ -271,7 +271,7 @@ async def test_without_keys_no_token_can_be_verified(
         with pytest.raises(KeysError):
             await issuer.examine()
         provider.mode = "well"
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not await _verifies(issuer, provider.mint()):  # noqa: ASYNC110 - it goes on by itself
                 await asyncio.sleep(0.01)
         await issuer.check()

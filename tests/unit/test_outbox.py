@@ -59,7 +59,7 @@ class Sent:
         return self.outcome
 
     async def until(self, count: int) -> list[int]:
-        async with asyncio.timeout(20), self.changed:
+        async with asyncio.timeout(60), self.changed:
             await self.changed.wait_for(lambda: len(self.told) >= count)
         return [one.seq for one in self.told]
 
@@ -85,7 +85,7 @@ class Desk:
 
     async def row(self, log: TaskLog, state: str) -> HookRow:
         """Wait for a state of the one webhook of a task."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 for row in await self.outbox.of_task(log):
                     if row.state == state:

@@ -273,7 +273,7 @@ async def test_a_commit_in_doubt_is_told_late_when_the_database_is_back(
             await database.write(add(3))
 
         await asyncio.to_thread(server.start)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             number = await told
 
         assert await stored(database) == {"task 1": 1, "task 2": number}
