@@ -55,7 +55,51 @@ def now_ms() -> int:
 
     Decisions about time (deadlines, silence, back-off) use the monotonic clock of the event loop.
     """
-    return time.time_ns() // 1_000_000
+    ahead = SHARED_CLOCK.ahead
+    return time.time_ns() // 1_000_000 if ahead is None else SHARED_CLOCK.now(ahead)
+
+
+class SharedClock:
+    """The time of a database that several processes use, so that their times agree.
+
+    Between two questions it goes on by the monotonic clock of this machine, whose time of day
+    plays no part. It is asked in one thread, and read in others.
+    """
+
+    FOLLOWED_MS = 10_000
+    """A clock that is set back by more is followed at once: standing still until the time comes
+    again would hold up whatever is due."""
+
+    def __init__(self) -> None:
+        self.ahead: int | None = None
+        """Milliseconds from the monotonic clock to the time of day; None: that of this machine."""
+        self._latest = 0
+
+    def now(self, ahead: int) -> int:
+        """Return the time, which does not go back when it is corrected."""
+        now = time.monotonic_ns() // 1_000_000 + ahead
+        if now < self._latest < now + self.FOLLOWED_MS:
+            return self._latest
+        self._latest = now
+        return now
+
+    def follow(self, told: int, asked: int) -> None:
+        """Take the time that a database told, which was asked at ``asked`` (monotonic, in ns).
+
+        It was read some time between question and answer. A time that fits is not touched, so that
+        it does not jump with every answer that takes longer.
+        """
+        answered = time.monotonic_ns() // 1_000_000
+        taken = answered - asked // 1_000_000
+        ahead = self.ahead if self.ahead is not None else told - answered
+        self.ahead = min(max(ahead, told - answered), told + taken - answered)
+
+    def reset(self) -> None:
+        """Go by the time of this machine again."""
+        self.ahead, self._latest = None, 0
+
+
+SHARED_CLOCK = SharedClock()
 
 
 # --- secrets ----------------------------------------------------------------------------------

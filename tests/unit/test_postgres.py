@@ -19,9 +19,10 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.opencode.managed import free_port
-from opencode_a2a.store import schema
+from opencode_a2a.store import schema, spending
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database, DatabaseError, Replica, examine
+from opencode_a2a.store.spending import Spent
 from opencode_a2a.store.tasks import TaskRow
 from tests.support import stores
 from tests.support.postgres import PASSWORD, ROLE, PostgresServer
@@ -318,6 +319,96 @@ async def test_a_process_that_is_frozen_inside_a_transaction_is_ended(
 
         assert len(tries) == 2
         assert set(await stored(database)) == {"task 1", "task 2"}
+
+
+# Several writers
+
+
+async def waiting(server: PostgresServer) -> None:
+    """Wait until a session waits for what another has locked."""
+    query = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    async with asyncio.timeout(10):
+        with server.admin() as admin:
+            while not admin.execute(query).rowcount:  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.01)
+
+
+async def test_figures_are_added_to_in_one_order_so_that_nobody_waits_in_a_circle(
+    server: PostgresServer, url: str
+) -> None:
+    tries = list[str]()
+
+    def spend(connection: Connection) -> None:
+        for principal in ("bob", "alice"):
+            tries.append(principal)
+            rows.add_task(connection, row(len(tries))._replace(principal=principal))
+            spending.add(connection, {(principal, 1): Spent(0.5, 10)})
+
+    async with Database(url) as database:
+        await database.write(spend)
+        for table in ("tallies", "spending"):
+            touch = sql.SQL("UPDATE {} SET principal = principal WHERE principal = %s").format(
+                sql.Identifier(table)
+            )
+            with psycopg.connect(url) as other:
+                other.execute(touch, ("alice",))
+                writing = asyncio.create_task(database.write(spend))
+                await waiting(server)
+                other.execute(touch, ("bob",))
+            await writing
+
+        assert tries == ["bob", "alice"] * 3
+        assert await database.read(lambda c: rows.tally(c, ["submitted"], "bob")) == 3
+        assert await database.read(lambda c: rows.tally(c, ["submitted"])) == 6
+        assert await database.read(lambda c: spending.read(c, "bob", 1)) == Spent(1.5, 30)
+
+
+async def test_a_transaction_counts_what_it_adds_itself(url: str) -> None:
+    def admit(number: int) -> Callable[[Connection], int]:
+        def write(connection: Connection) -> int:
+            rows.add_task(connection, row(number))
+            return rows.tally(connection, ["submitted", "working"], "alice")
+
+        return write
+
+    def fail(connection: Connection) -> None:
+        admit(9)(connection)
+        raise ValueError("no more")
+
+    async with Database(url) as database:
+        failed = database.post(fail)
+        counts = await asyncio.gather(*(database.write(admit(number)) for number in range(1, 5)))
+
+        with pytest.raises(ValueError, match="no more"):
+            await failed.done
+        assert counts == [1, 2, 3, 4]
+        assert set(await stored(database)) == {f"task {number}" for number in range(1, 5)}
+
+
+async def test_a_message_that_another_writer_stored_at_the_same_moment_is_found(
+    server: PostgresServer, url: str
+) -> None:
+    message = ("alice", "hello", b"digest")
+
+    def admit(connection: Connection) -> str:
+        found = rows.find_message(connection, *message)
+        if found is not None:
+            return found[0].id
+        rows.add_first_message(
+            connection, *message[:2], rows.add_task(connection, row(2)), b"digest"
+        )
+        return "task 2"
+
+    insert = "INSERT INTO messages (principal, message_id, digest, task_no) VALUES (%s, %s, %s, %s)"
+    async with Database(url) as database:
+        number = await database.write(add(1))
+        with psycopg.connect(url) as other:
+            other.execute(insert, (*message, number))
+            writing = asyncio.create_task(database.write(admit))
+            await waiting(server)
+
+        assert await writing == "task 1"
+        assert await stored(database) == {"task 1": number}
 
 
 # Who may use it

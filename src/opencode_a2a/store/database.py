@@ -62,6 +62,9 @@ class PendingWrite(Generic[T]):
     done: asyncio.Future[T]
     late: Callable[[T], None] | None = None
     """Is told the result if it was committed after the one who waited had given up."""
+    order: tuple[str, ...] = ()
+    """Its place among those of one transaction, where several processes write: what locks rows
+    that others lock too does so in one order."""
     begun: bool = False
     abandoned: bool = False
 
@@ -173,6 +176,62 @@ class Prepared:
         return cursor
 
 
+_PUT_OFF = "put off"
+
+
+Changes = Mapping[tuple[str | int, ...], tuple[float, ...]]
+"""What is to be added to figures, by the key of their row."""
+
+
+class Totals(Prepared):
+    """A statement that adds to figures which other processes may add to at the same time.
+
+    A row that was added to is locked until the end of the transaction. On PostgreSQL all of them
+    are therefore added to at its very end, and in one order: processes never wait for each other
+    in a circle, nor for longer than a commit takes.
+    """
+
+    def __init__(self, table: str, key: Sequence[str], figures: Sequence[str]) -> None:
+        self.table = table
+        self._names = (*key, *figures)
+        added = ", ".join(f"{name} = {table}.{name} + excluded.{name}" for name in figures)
+        super().__init__(
+            f"INSERT INTO {table} ({', '.join(self._names)}) VALUES (:{', :'.join(self._names)})"  # noqa: S608 - names of our tables
+            f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {added}"
+        )
+
+    def add(self, connection: Connection, changes: Changes) -> None:
+        """Add to figures, in the transaction of the connection."""
+        if connection.dialect.driver != "psycopg":
+            self.add_now(connection, changes)
+            return
+        put_off = connection.info[_PUT_OFF].setdefault(self, {})
+        for key, change in changes.items():
+            before = put_off.get(key, (0,) * len(change))
+            put_off[key] = tuple(map(sum, zip(before, change, strict=True)))
+
+    def add_now(self, connection: Connection, changes: Changes) -> None:
+        rows = (zip(self._names, (*key, *change), strict=True) for key, change in changes.items())
+        self.run(connection, *map(dict, rows))
+
+    def put_off(self, connection: Connection) -> Changes:
+        """Return what this transaction is to add at its end: a query does not see that yet."""
+        return connection.info.get(_PUT_OFF, {}).get(self, {})
+
+    @staticmethod
+    def begin(connection: Connection) -> None:
+        """Begin a transaction, without what an earlier one put off and did not commit."""
+        connection.info[_PUT_OFF] = {}
+
+    @staticmethod
+    def finish(connection: Connection) -> None:
+        """Run what was put off; right before the end of a transaction."""
+        put_off: dict[Totals, Changes] = connection.info.pop(_PUT_OFF)
+        for totals in sorted(put_off, key=lambda one: one.table):
+            changes = sorted(put_off[totals].items())
+            totals.add_now(connection, {key: change for key, change in changes if any(change)})
+
+
 def origin(error: Exception) -> BaseException:
     """Return what the driver raised, if SQLAlchemy raised something in its place."""
     return error.orig or error if isinstance(error, DBAPIError) else error
@@ -193,6 +252,8 @@ class Database:
         self._readers = ThreadPoolExecutor(
             self._engine.readers or 1, thread_name_prefix="store-reader"
         )
+        self.several = False
+        """Whether other processes use the database too, as far as is known."""
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -240,6 +301,7 @@ class Database:
         fn: Callable[[Connection], T],
         operation: str = "persisting",
         late: Callable[[T], None] | None = None,
+        order: tuple[str, ...] = (),
     ) -> T:
         """Run ``fn`` in a transaction and return once it is committed.
 
@@ -250,7 +312,7 @@ class Database:
         is one exception: while it is not known whether the commit took effect, only a caller
         with ``late`` is told so soon, and ``late`` is told the result if it did after all.
         """
-        call = self.post(fn, late)
+        call = self.post(fn, late, order)
         patience = self._engine.patience
         try:
             if patience is not None:
@@ -302,10 +364,13 @@ class Database:
         await self.write(touch, "checking")
 
     def post(
-        self, fn: Callable[[Connection], T], late: Callable[[T], None] | None = None
+        self,
+        fn: Callable[[Connection], T],
+        late: Callable[[T], None] | None = None,
+        order: tuple[str, ...] = (),
     ) -> PendingWrite[T]:
         """Have ``fn`` written; its ``done`` holds the result, or the driver's own error."""
-        call = PendingWrite(fn, self._loop.create_future(), late)
+        call = PendingWrite(fn, self._loop.create_future(), late, order)
         self._calls.put(call)
         return call
 

@@ -34,10 +34,12 @@ from opencode_a2a.store.database import (
     PendingWrite,
     Replica,
     Result,
+    Totals,
     cause,
     origin,
 )
 from opencode_a2a.store.schema import ForeignTablesError, SchemaTooNewError, check_version, migrate
+from opencode_a2a.telemetry import SHARED_CLOCK
 
 T = TypeVar("T")
 
@@ -72,8 +74,10 @@ FORGET = "1 day"
 
 _FENCE = (
     "UPDATE replicas SET commits = %s, seen = clock_timestamp()"
-    " WHERE no = %s AND commits = %s AND gone IS NULL RETURNING no"
+    " WHERE no = %s AND commits = %s AND gone IS NULL"
+    " RETURNING (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 )
+_TIME = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 _GRANT = "as its owner run GRANT USAGE, CREATE ON SCHEMA public TO <role> (or the schema in use)"
 _LOOK = "SELECT commits, gone IS NOT NULL FROM replicas WHERE no = %s FOR UPDATE"
 
@@ -132,6 +136,9 @@ class Postgres(Engine):
             self._check_version(connection)
             self._migrate(connection)
             self._register(connection)
+            asked = time.monotonic_ns()
+            with connection.begin():
+                SHARED_CLOCK.follow(connection.exec_driver_sql(_TIME).scalar_one(), asked)
         except (SchemaTooNewError, ForeignTablesError) as error:
             raise DatabaseError(f"{self.name}: {error}", status=2) from None
         except self.failures as error:
@@ -228,6 +235,7 @@ class Postgres(Engine):
                 )
         self._drop()
         self._read_engine.dispose()
+        SHARED_CLOCK.reset()
 
     # Connections
 
@@ -277,6 +285,7 @@ class Postgres(Engine):
     # Writing
 
     def write(self, calls: list[PendingWrite[Any]]) -> list[Result]:
+        calls.sort(key=lambda call: call.order)
         results = list[Result]()
         error: Exception = self.lost or UNWANTED
         for _ in range(ATTEMPTS if self.lost is None else 0):
@@ -314,11 +323,14 @@ class Postgres(Engine):
         number = self._commits + 1
         transaction = connection.begin()
         try:
-            driver = _driver(connection)
+            driver, asked = _driver(connection), time.monotonic_ns()
             fence = driver.execute(_FENCE, (number, self._no, number - 1), prepare=True)
-            if fence.fetchone() is None:
+            if (passed := fence.fetchone()) is None:
                 raise self._fenced(connection)
+            SHARED_CLOCK.follow(passed[0], asked)
+            Totals.begin(connection)
             results = [Result(call, call.fn(connection)) for call in calls]
+            Totals.finish(connection)
             if any(call.abandoned for call in calls):
                 # It took long; who was told that nothing is written shall be right if possible.
                 raise _AbandonedError

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from opencode_a2a.store.database import Prepared
+from opencode_a2a.store.database import Prepared, Totals
 from opencode_a2a.store.schema import spending
 
 DAY_MS = 86_400_000
@@ -23,15 +23,8 @@ class Spent(NamedTuple):
     tokens: int = 0
 
 
-_ADD = Prepared(
-    "INSERT INTO spending (principal, day, cost, tokens) VALUES (:principal, :day, :cost, :tokens)"
-    " ON CONFLICT (principal, day) DO UPDATE"
-    " SET cost = spending.cost + excluded.cost, tokens = spending.tokens + excluded.tokens"
-)
+_SPENDING = Totals("spending", ("principal", "day"), Spent._fields)
 _READ = Prepared("SELECT cost, tokens FROM spending WHERE principal = :principal AND day = :day")
-_RUNNING = Prepared(
-    "SELECT sum(n) FROM tallies WHERE principal = :principal AND state IN ('submitted', 'working')"
-)
 
 
 def day_of(at: int) -> int:
@@ -41,12 +34,7 @@ def day_of(at: int) -> int:
 
 def add(connection: Connection, spent: Mapping[tuple[str, int], Spent]) -> None:
     """Count what turns have used, by principal and day."""
-    # In one order, so that two processes never wait for each other's rows.
-    values = [
-        {"principal": principal, "day": day, **used._asdict()}
-        for (principal, day), used in sorted(spent.items())
-    ]
-    _ADD.run(connection, *values)
+    _SPENDING.add(connection, spent)
 
 
 def read(connection: Connection, principal: str, day: int) -> Spent:
@@ -59,12 +47,6 @@ def read_all(connection: Connection, day: int) -> Spent:
     sums = sa.select(sa.func.sum(spending.c.cost), sa.func.sum(spending.c.tokens))
     cost, tokens = connection.execute(sums.where(spending.c.day == day)).one()
     return Spent(cost or 0.0, int(tokens or 0))
-
-
-def running(connection: Connection, principal: str) -> int:
-    """Return how many tasks of a principal are running, or are about to."""
-    row = _RUNNING.run(connection, {"principal": principal}).fetchone()
-    return int(row[0] or 0) if row else 0
 
 
 def forget(connection: Connection, before: int) -> None:

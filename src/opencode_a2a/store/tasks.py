@@ -4,7 +4,7 @@ Rows hold encoded values; what is inside them is known to ``tasks.state`` alone.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.ids import MAIN
-from opencode_a2a.store.database import Prepared
+from opencode_a2a.store.database import Prepared, Totals
 from opencode_a2a.store.schema import entries, grants, interrupts, messages, tasks, webhooks
 
 
@@ -75,12 +75,15 @@ _FIND_MESSAGE = _select(
     " AND messages.message_id = :message_id AND messages.digest = :digest",
     "messages.refusal",
 )
-_ADD_MESSAGE = Prepared(
+_NEW_MESSAGE = (
     "INSERT INTO messages (principal, message_id, task_no, digest, refusal)"
     " VALUES (:principal, :message_id, :task_no, :digest, :refusal)"
-    " ON CONFLICT (principal, message_id, digest)"
+)
+_ADD_MESSAGE = Prepared(
+    f"{_NEW_MESSAGE} ON CONFLICT (principal, message_id, digest)"
     " DO UPDATE SET refusal = coalesce(messages.refusal, excluded.refusal)"
 )
+_ADD_FIRST_MESSAGE = Prepared(_NEW_MESSAGE)
 _ADD_TASK = Prepared(
     "INSERT INTO tasks (id, principal, context_id, state, created_at, updated_at, output_modes,"
     " status, request, upstream) VALUES (:id, :principal, :context_id, :state, :created_at,"
@@ -107,10 +110,38 @@ _END = Prepared(
     " request = NULL WHERE no = :task_no"
 )
 _SET_REQUEST = Prepared("UPDATE tasks SET request = :request WHERE no = :task_no")
-_COUNT = Prepared(
-    "INSERT INTO tallies (principal, state, n) VALUES (:principal, :state, :change)"
-    " ON CONFLICT (principal, state) DO UPDATE SET n = tallies.n + excluded.n"
+_TALLIES = Totals("tallies", ("principal", "state"), ("n",))
+
+
+_AWAIT_ADMISSIONS = Prepared(
+    "SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || '/' || :principal, 0))"
 )
+
+
+def await_admissions(connection: Connection, principal: str) -> None:
+    """Wait for what other processes admit for a principal, and have them wait for this one.
+
+    Until the end of the transaction. What was counted or not found then is so when it commits.
+    """
+    _AWAIT_ADMISSIONS.run(connection, {"principal": principal})
+
+
+def tally(connection: Connection, states: Collection[str], principal: str | None = None) -> int:
+    """Return how many tasks are in these states, of one principal or of all."""
+    values = {} if principal is None else {"principal": principal}
+    row = _tally(tuple(states), principal is not None).run(connection, values).fetchone()
+    found = int(row[0] or 0) if row else 0
+    for (whose, state), (n,) in _TALLIES.put_off(connection).items():
+        if state in states and principal in (None, whose):
+            found += int(n)
+    return found
+
+
+@cache
+def _tally(states: tuple[str, ...], of_one: bool) -> Prepared:
+    known = ", ".join(f"'{state}'" for state in states)
+    whose = " AND principal = :principal" if of_one else ""
+    return Prepared(f"SELECT sum(n) FROM tallies WHERE state IN ({known}){whose}")  # noqa: S608 - constants
 
 
 def find_message(
@@ -138,11 +169,23 @@ def add_message(
     _ADD_MESSAGE.run(connection, {**message, "task_no": task_no, "digest": digest})
 
 
+def add_first_message(
+    connection: Connection, principal: str, message_id: str, task_no: int, digest: bytes
+) -> None:
+    """Record the message that a task was made for.
+
+    If another process was given the same message at the same moment, this fails, and the
+    transaction is run again: it then finds the other's task.
+    """
+    message = {"principal": principal, "message_id": message_id, "refusal": None}
+    _ADD_FIRST_MESSAGE.run(connection, {**message, "task_no": task_no, "digest": digest})
+
+
 def add_task(connection: Connection, row: TaskRow) -> int:
     """Add a task; return its number."""
     # All rows are fetched: SQLite finishes a statement that returns rows only then.
     ((no,),) = _ADD_TASK.run(connection, row._asdict()).fetchall()
-    _COUNT.run(connection, {"principal": row.principal, "state": row.state, "change": 1})
+    _TALLIES.add(connection, {(row.principal, row.state): (1,)})
     return no
 
 
@@ -163,14 +206,7 @@ def append(connection: Connection, segments: Sequence[Segment], moves: Sequence[
         changes[move.principal, move.state] += 1
     for statement, values in statements.items():
         statement.run(connection, *values)
-    _COUNT.run(
-        connection,
-        *(
-            {"principal": principal, "state": state, "change": change}
-            for (principal, state), change in changes.items()
-            if change
-        ),
-    )
+    _TALLIES.add(connection, {key: (change,) for key, change in changes.items() if change})
 
 
 def exists(connection: Connection, task_id: str) -> bool:
@@ -281,8 +317,8 @@ def forget_tasks(connection: Connection, states: Sequence[str], before: int, lim
         .where(tasks.c.updated_at < before, tasks.c.state.in_(states))
         .limit(limit)
     ).all()
-    for row in rows:
-        _COUNT.run(connection, {"principal": row.principal, "state": row.state, "change": -1})
+    ended = Counter((row.principal, row.state) for row in rows)
+    _TALLIES.add(connection, {key: (-n,) for key, n in ended.items()})
     connection.execute(interrupts.delete().where(interrupts.c.task_id.in_([r.id for r in rows])))
     connection.execute(grants.delete().where(grants.c.task_id.in_([r.id for r in rows])))
     connection.execute(  # those that never had a task

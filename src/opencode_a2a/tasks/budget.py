@@ -16,8 +16,11 @@ from opencode_a2a.ids import Principal
 from opencode_a2a.rights import Budget
 from opencode_a2a.store import spending
 from opencode_a2a.store.spending import DAY_MS, Spent
+from opencode_a2a.store.tasks import tally
+from opencode_a2a.tasks.state import State
 from opencode_a2a.telemetry import AUDIT, now_ms
 
+RUNNING = (State.SUBMITTED, State.WORKING)
 RUNNING_RETRY_SECONDS = 5
 """When to try again if it is not known when a turn will end."""
 
@@ -44,7 +47,7 @@ def check(connection: Connection, principal: Principal, budget: Budget) -> None:
             most = budget.tokens_per_day
             raise _refusal("tokens_per_day", text, most, spent, until, wait)
     most = budget.turns
-    if 0 < most <= spending.running(connection, principal):
+    if 0 < most <= tally(connection, RUNNING, principal):
         text = f"This caller has {most} turns running, which is the limit; wait for one to end"
         raise _refusal("turns", text, most, None, None, RUNNING_RETRY_SECONDS)
 

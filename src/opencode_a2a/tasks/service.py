@@ -66,6 +66,7 @@ from opencode_a2a.tasks import budget
 from opencode_a2a.tasks.log import LogReader, LogWriter, TaskLog, load_task
 from opencode_a2a.tasks.outbox import Outbox, PushConfig
 from opencode_a2a.tasks.state import (
+    OPEN,
     Accepted,
     Cursor,
     Query,
@@ -451,7 +452,8 @@ class TaskService:
         self._fleet = fleet
         self._limits = limits
         self._outbox = outbox
-        # One process has all open tasks, and counts them for the limits.
+        # The open tasks that this process runs. Where there is no other they are counted for the
+        # limits, else those in the database are.
         self._open: dict[TaskId, OpenTask] = {}
         self._planned: dict[TaskId, OpenTask] = {}
         """Those whose plan waits to be approved."""
@@ -525,14 +527,13 @@ class TaskService:
             request=orjson.dumps(command.request),
             upstream=member.name,
         )
-        full: LimitExceededError | None = None
-        if self._counts[principal] >= (most := self._limits.max_tasks_per_principal):
-            full = LimitExceededError(OWN_TASKS.format(most), limit=most)
-        elif self._counts.total() >= (most := self._limits.max_open_tasks):
-            full = LimitExceededError(ALL_TASKS.format(most), limit=most)
+        full = self._full(self._counts[principal], self._counts.total())
+        several = self._database.several
+        message = (principal, command.message.message_id)
 
         def write(connection: Connection) -> tuple[int, HookRow | None] | TaskRow:
-            message = (principal, command.message.message_id)
+            if several:
+                rows.await_admissions(connection, principal)
             earlier = rows.find_message(connection, *message, digest)
             if earlier is not None:
                 row_before, refusal = earlier
@@ -541,9 +542,13 @@ class TaskService:
                 return row_before
             if full is not None:
                 raise full
+            if several:
+                own = rows.tally(connection, OPEN, principal)
+                if refused := self._full(own, rows.tally(connection, OPEN)):
+                    raise refused
             budget.check(connection, principal, command.budget)
             no = rows.add_task(connection, row)
-            rows.add_message(connection, *message, no, digest)
+            rows.add_first_message(connection, *message, no, digest)
             rows.append(connection, [Segment(no, 1, 1, segment)], [])
             push = command.push
             return no, push and self._outbox.store(connection, no, ref, push)
@@ -570,11 +575,19 @@ class TaskService:
         self._fleet.tasks[member.name] += 1
         try:
             with budget.noted(principal):
-                outcome = await self._database.write(write, late=late)
+                outcome = await self._database.write(write, late=late, order=message)
             return outcome if isinstance(outcome, TaskRow) else admitted(*outcome)
         finally:
             self._counts[principal] -= full is None
             self._fleet.tasks[member.name] -= 1
+
+    def _full(self, own: int, everybody: int) -> LimitExceededError | None:
+        """Return why no task may be added to those of a principal and of everybody."""
+        if own >= (most := self._limits.max_tasks_per_principal):
+            return LimitExceededError(OWN_TASKS.format(most), limit=most)
+        if everybody >= (most := self._limits.max_open_tasks):
+            return LimitExceededError(ALL_TASKS.format(most), limit=most)
+        return None
 
     async def check_budget(
         self, principal: Principal, limits: Budget, *, another: bool = False
