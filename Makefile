@@ -2,7 +2,7 @@
 # node_modules. Needed on the machine: Python 3.11 or later, make, and Node with npm or an OpenCode.
 
 .DEFAULT_GOAL := help
-.PHONY: help serve doctor demo-peers test test-programs test-fast kills clients fuzz check docs screens screenshots record qualify bench bench-quick
+.PHONY: help serve serve-cluster doctor demo-peers test test-programs test-fast kills chaos clients fuzz check docs screens screenshots record qualify bench bench-quick
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 
@@ -10,6 +10,7 @@ WORKSPACE ?= $(OPENCODE_WORKSPACE_ROOT)
 OPEN ?=
 ARGS ?=
 KILLS ?= 40
+SECONDS ?= 60
 SEED ?= 11
 
 # uv brings its own list of certificate authorities; the machine's may have one more.
@@ -38,11 +39,13 @@ WITH_PROGRAMS = PATH="$(CURDIR)/node_modules/.bin:$(RIPGREP):$$PATH"
 help:
 	@echo 'make serve      start OpenCode and the service; the demo model if no provider is set up'
 	@echo '                WORKSPACE=directory  OPEN=1 (the console)  ARGS="flags of opencode-a2a serve"'
+	@echo 'make serve-cluster  two replicas, two OpenCodes and a PostgreSQL, to kill parts of; ARGS="--port 8000"'
 	@echo 'make doctor     check what the service needs'
 	@echo 'make demo-peers two agents with the demo model, of which one asks the other'
 	@echo 'make test       all tests, with a real OpenCode and a real browser'
 	@echo 'make test-fast  the tests that need neither'
 	@echo 'make kills      kill the service at random moments; KILLS=200 for more, SEED=1 for others'
+	@echo 'make chaos      kill parts of a cluster at random, and check what clients saw; SECONDS=600 SEED=1'
 	@echo 'make clients    what people see in other clients; ARGS="litellm" runs some of them'
 	@echo 'make check      format, lint, types, direction of imports, generated pages'
 	@echo 'make docs       write the generated pages'
@@ -62,6 +65,10 @@ TO_SERVE := $(if $(wildcard $(RUNTIME)),,needed) $(RUNTIME) $(if $(OWN_OPENCODE)
 
 serve: $(TO_SERVE)
 	@$(WITH_PROGRAMS) exec $(WITHOUT_OURS) $(BIN)/opencode-a2a serve $(SERVES) $(and $(OPEN),--open) $(ARGS)
+
+serve-cluster: $(PACKAGES) $(PROGRAMS)
+	@$(WITH_PROGRAMS) exec $(WITHOUT_OURS) $(BIN)/python -m tools.cluster \
+		$(and $(WORKSPACE),--workspace "$(WORKSPACE)") $(ARGS)
 
 doctor: $(TO_SERVE)
 	@$(WITH_PROGRAMS) exec $(WITHOUT_OURS) $(BIN)/opencode-a2a doctor $(SERVES) $(ARGS)
@@ -90,6 +97,9 @@ kills: $(PACKAGES) $(PROGRAMS)
 		$(BIN)/pytest -p no:xdist -v -k "service_is_killed or never_doubled" \
 		tests/live/test_answers.py tests/live/test_durability.py tests/live/test_kills.py \
 		tests/live/test_steering.py $(ARGS)
+
+chaos: $(PACKAGES)
+	$(BIN)/python -m tests.chaos --seconds $(SECONDS) --seed $(SEED) $(ARGS)
 
 clients: $(PACKAGES) $(TEST_PROGRAMS) $(SDK03) $(CLIENTS)
 	$(WITH_PROGRAMS) $(BIN)/python -m tests.clients $(ARGS)

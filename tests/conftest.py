@@ -36,7 +36,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files that take longest first: at the end, no process has to wait for another."""
-    order = ["live", "browser", "service", "unit", "tests"]
+    order = ["live", "browser", "chaos", "service", "unit", "tests"]
     items.sort(key=lambda item: order.index(item.path.parent.name))
 
 

@@ -55,7 +55,7 @@ def _now() -> int:
 
 
 @cache
-def _recording(name: str) -> list[tuple[bytes, bytes]]:
+def recorded(name: str) -> list[tuple[bytes, bytes]]:
     """Return the kind and the frame of every event that a prompt causes."""
     told = ((orjson.loads(frame)["payload"]["type"].encode(), frame) for frame in frames(name))
     return list(itertools.dropwhile(lambda event: event[0] in _BEFORE, told))
@@ -77,6 +77,7 @@ class _Turn:
     def __init__(self, opencode: "FakeOpenCode", session_id: SessionId, prompt: JsonObject) -> None:
         self._opencode = opencode
         self._session_id = session_id
+        self._prompt = prompt
         given = prompt.get("messageID")
         self._message_id = given if isinstance(given, str) else new_id("msg")
         self._names: dict[bytes, bytes] = {}
@@ -85,16 +86,18 @@ class _Turn:
         """The text of parts by their deltas, which are stored only at the end of a part."""
         self.aborted = asyncio.Event()
 
-    async def play(self, name: str, hold: Hold | None) -> None:
+    async def play(self, hold: Hold | None) -> None:
         """Tell the recording; stop where it waits for a reply, and where tests want it to."""
         left = hold.count if hold else 0
-        for kind, frame in _recording(name):
+        for kind, frame in self._opencode.played(self._prompt):
             frame = self._renamed(frame)
             if kind in _SETTLED:
                 await self._unless_aborted(self._answered[_request_id(frame)])
             event = self._opencode.tell(frame)
             if isinstance(event, PartDelta):
                 self._growing[event.part_id] += event.delta
+                if self._opencode.pace:
+                    await asyncio.sleep(self._opencode.pace)
             if hold is not None and kind == hold.kind and left:
                 left -= 1
                 if not left:
@@ -181,6 +184,8 @@ class FakeOpenCode:
         """While set, sessions at work are not listed as busy yet, and an abort finds nothing."""
         self._asked: Counter[str] = Counter()
         self._asking = asyncio.Condition()
+        self.pace = 0.0
+        """Seconds between two pieces of text."""
         self.said: dict[bytes, bytes] = {}
         """What the next prompts say instead of a recorded word."""
         self.refusing: set[str] = set()
@@ -247,11 +252,14 @@ class FakeOpenCode:
         """Whether a prompt is being answered, or is about to be."""
         return bool(self._at_work)
 
+    def played(self, prompt: JsonObject) -> list[tuple[bytes, bytes]]:
+        """Return what a prompt plays: the kind and the frame of each event."""
+        return recorded(self._plays)
+
     @asynccontextmanager
-    async def running(self) -> AsyncGenerator["FakeOpenCode"]:
-        async with running(
-            Starlette(routes=list(self._routes())), streams=_Leave(self)
-        ) as self.url:
+    async def running(self, port: int = 0) -> AsyncGenerator["FakeOpenCode"]:
+        app = Starlette(routes=list(self._routes()))
+        async with running(app, port, streams=_Leave(self)) as self.url:
             yield self
 
     # Telling
@@ -406,7 +414,7 @@ class FakeOpenCode:
         turn = self._turns[session_id] = _Turn(self, session_id, prompt)
         self._at_work.add(turn)
         try:
-            await turn.play(self._plays, self._hold)
+            await turn.play(self._hold)
         finally:
             self._at_work.discard(turn)
 

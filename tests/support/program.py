@@ -155,12 +155,12 @@ class Program:
         """Send a signal and wait for nothing."""
         os.kill(self.pid, number)
 
-    async def ended(self) -> int:
+    async def ended(self, patience: float | None = PATIENCE) -> int:
         """Wait for its end, and return the exit status."""
         assert self._process is not None
         assert self._reading is not None
-        async with asyncio.timeout(PATIENCE):
-            await self._reading
+        async with asyncio.timeout(patience):
+            await asyncio.shield(self._reading)
             return await self._process.wait()
 
     async def stop(self, number: Signals = Signals.SIGTERM) -> int:

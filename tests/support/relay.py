@@ -31,6 +31,8 @@ class Relay:
         self._open: set[asyncio.StreamWriter] = set()
         self.cut: Cut | None = None
         self.cuts = 0
+        self.down = False
+        """While it is set, new connections are closed at once."""
         self.on_cut: Callable[[], None] | None = None
         """Is called once the database has answered a COMMIT whose answer is cut off."""
         self.port = 0
@@ -46,15 +48,22 @@ class Relay:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
+        self.break_off()
+        await asyncio.gather(*self._passing)
+
+    def break_off(self) -> None:
+        """Break every connection in the middle of whatever it carries."""
         for writer in self._open:
             writer.transport.abort()
-        await asyncio.gather(*self._passing)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._passing.add(task)
         task.add_done_callback(self._passing.discard)
+        if self.down:
+            writer.transport.abort()
+            return
         try:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:

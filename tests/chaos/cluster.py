@@ -1,0 +1,374 @@
+"""Three replicas, four played OpenCodes and a PostgreSQL as processes, and what is done to them.
+
+The replicas reach the database through relays, which cut connections. Triggers in the database
+note who writes what, for the checks after the run.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from random import Random
+
+import httpx2
+import orjson
+
+from tests.chaos.history import (
+    Fault,
+    History,
+    Moved,
+    Owned,
+    Prompted,
+    Registered,
+    Replied,
+    StoredTask,
+    Unexpected,
+    Written,
+)
+from tests.chaos.opencode import OpenCodeProcess
+from tests.support.forked import ForkedProgram
+from tests.support.postgres import PostgresServer
+from tests.support.program import Program
+from tests.support.relay import Cut, Relay
+from tests.support.service import TOKEN
+
+REPLICAS, OPENCODES = 3, 4
+LEASE_SECONDS = 4.0
+READ_SECONDS = 6.0
+"""Silence after which a client takes a connection for dead; comments come every second."""
+SCHEMA = "chaos"
+ENDINGS = {0, 1, 2, -signal.SIGKILL}
+"""Stopped, fenced, no database at its start, killed."""
+
+_TRIGGERS = """
+CREATE TABLE chaos_log (
+    no bigserial PRIMARY KEY, at double precision DEFAULT extract(epoch FROM clock_timestamp()),
+    kind text NOT NULL, task_no bigint, first_seq int, last_seq int, writer bigint,
+    writer_gone bool, owner bigint, owner_lives bool, what text);
+
+CREATE FUNCTION chaos_fence() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    PERFORM set_config('chaos.writer', NEW.no::text, true); RETURN NULL; END $$;
+CREATE TRIGGER chaos_fence AFTER UPDATE ON replicas FOR EACH ROW
+    WHEN (NEW.commits <> OLD.commits) EXECUTE FUNCTION chaos_fence();
+
+CREATE FUNCTION chaos_replica() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = chaos AS $$ BEGIN
+    PERFORM set_config('chaos.writer', NEW.no::text, true);
+    INSERT INTO chaos_log (kind, owner, what) VALUES ('replica', NEW.no, NEW.name);
+    RETURN NULL; END $$;
+CREATE TRIGGER chaos_replica AFTER INSERT ON replicas FOR EACH ROW
+    EXECUTE FUNCTION chaos_replica();
+INSERT INTO chaos_log (kind, owner, what) SELECT 'replica', no, name FROM replicas;
+
+CREATE FUNCTION chaos_entry() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = chaos AS $$
+DECLARE me bigint := nullif(current_setting('chaos.writer', true), '');
+    runs bigint := (SELECT u.owner FROM upstreams u JOIN tasks t ON t.upstream = u.name
+        WHERE t.no = NEW.task_no);
+BEGIN
+    INSERT INTO chaos_log (kind, task_no, first_seq, last_seq, writer, writer_gone, owner,
+        owner_lives) VALUES ('entries', NEW.task_no, NEW.first_seq, NEW.last_seq, me,
+        coalesce((SELECT gone IS NOT NULL FROM replicas WHERE no = me), false), runs,
+        coalesce((SELECT gone IS NULL FROM replicas WHERE no = runs), false));
+    RETURN NULL; END $$;
+CREATE TRIGGER chaos_entry AFTER INSERT ON entries FOR EACH ROW EXECUTE FUNCTION chaos_entry();
+
+CREATE FUNCTION chaos_state() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = chaos AS $$ BEGIN
+    INSERT INTO chaos_log (kind, task_no, what) VALUES ('state', NEW.no, NEW.state);
+    RETURN NULL; END $$;
+CREATE TRIGGER chaos_added AFTER INSERT ON tasks FOR EACH ROW EXECUTE FUNCTION chaos_state();
+CREATE TRIGGER chaos_moved AFTER UPDATE OF state ON tasks FOR EACH ROW
+    EXECUTE FUNCTION chaos_state();
+
+CREATE FUNCTION chaos_owner() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = chaos AS $$ BEGIN
+    INSERT INTO chaos_log (kind, owner, what) VALUES ('owner', NEW.owner, NEW.name);
+    RETURN NULL; END $$;
+CREATE TRIGGER chaos_taken AFTER INSERT ON upstreams FOR EACH ROW EXECUTE FUNCTION chaos_owner();
+CREATE TRIGGER chaos_owner AFTER UPDATE OF owner ON upstreams FOR EACH ROW
+    WHEN (NEW.owner IS DISTINCT FROM OLD.owner) EXECUTE FUNCTION chaos_owner();
+INSERT INTO chaos_log (kind, owner, what) SELECT 'owner', owner, name FROM upstreams;
+"""
+
+
+class Replica:
+    """A service that is started again whenever it ends, and a client of it."""
+
+    def __init__(self, name: str, program: Program, relay: Relay) -> None:
+        self.name = name
+        self.program = program
+        self.relay = relay
+        self.stopped = False
+        """Whether it got SIGSTOP."""
+        self.up = asyncio.Event()
+        self.memory = 0.0
+        """Megabytes after the first start."""
+        self.endings: list[int] = []
+        self.http = httpx2.AsyncClient(
+            base_url=program.url,
+            headers={"Authorization": f"Bearer {TOKEN}", "A2A-Version": "1.0"},
+            timeout=httpx2.Timeout(READ_SECONDS, connect=3.0, pool=30.0),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20),
+            trust_env=False,
+        )
+
+    async def supervise(self, history: History, rng: Random) -> None:
+        while True:
+            since = len(self.program.lines)
+            await self.program.spawn()
+            with suppress(AssertionError):
+                await self.program.record("started", since)
+                self.up.set()
+            status = await self.program.ended(patience=None)
+            self.up.clear()
+            self.endings.append(status)
+            said = self.program.lines[since:]
+            if status not in ENDINGS:
+                text = f"ended with status {status}: {' / '.join(said[-3:])}"
+                history.unexpected.append(Unexpected(time.time(), self.name, text))
+            for line in said:
+                if "Traceback" in line:
+                    text = line[:2000]
+                    history.unexpected.append(Unexpected(time.time(), self.name, text))
+            await asyncio.sleep(rng.uniform(0.1, 1.5))
+
+    def resident(self) -> float:
+        """Return the megabytes that it takes now."""
+        with open(f"/proc/{self.program.pid}/status") as status:
+            found = next(line for line in status if line.startswith("VmRSS:"))
+        return int(found.split()[1]) / 1024
+
+
+class Cluster:
+    def __init__(self, history: History, directory: Path, slowness: float) -> None:
+        self.history = history
+        self.directory = directory
+        self.slowness = slowness
+        self.workspace = directory / "workspace"
+        self.workspace.mkdir()
+        self.server = PostgresServer()
+        self.replicas: list[Replica] = []
+        self.opencodes = [
+            OpenCodeProcess(f"oc-{number}", directory, self.workspace)
+            for number in range(1, OPENCODES + 1)
+        ]
+        self._busy: set[str] = set()
+        """What a fault is being done to."""
+        self.waits: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def running(self, rng: Random) -> AsyncGenerator["Cluster"]:
+        async with AsyncExitStack() as stack:
+            await asyncio.to_thread(self.server.__enter__)
+            stack.callback(self.server.__exit__)
+            for opencode in self.opencodes:
+                opencode.start()
+                stack.callback(opencode.kill)
+            url = self.server.url(SCHEMA)
+            for number in range(1, REPLICAS + 1):
+                relay = await stack.enter_async_context(Relay(self.server.port))
+                name = f"r{number}"
+                program = ForkedProgram(self._variables(name, relay.url(url)))
+                self.replicas.append(Replica(name, program, relay))
+            supervised: list[asyncio.Task[None]] = []
+            stack.push_async_callback(self._end, supervised)
+            # The first one makes the tables, so that the triggers see the others begin.
+            for place, replica in enumerate(self.replicas):
+                task = asyncio.create_task(replica.supervise(self.history, Random(rng.random())))  # noqa: S311 - a game
+                supervised.append(task)
+                if place == 0:
+                    await self._up([replica])
+                    with self.server.admin() as admin:
+                        admin.execute("SET search_path = chaos")
+                        admin.execute(_TRIGGERS)
+            await self.all_up()
+            for replica in self.replicas:
+                replica.memory = replica.resident()
+            yield self
+
+    def _variables(self, name: str, database: str) -> dict[str, str]:
+        entries = [{"name": one.name, "url": one.url, "shared": True} for one in self.opencodes]
+        return {
+            "A2A_BEARER_TOKEN": TOKEN,
+            "A2A_STATE_DIR": str(self.directory / name),
+            "A2A_TASK_STORE_DATABASE_URL": database,
+            "A2A_REPLICA_NAME": name,
+            "A2A_REPLICA_LEASE_SECONDS": str(LEASE_SECONDS),
+            "A2A_RATE_LIMIT_ENABLED": "false",
+            "A2A_STREAM_KEEPALIVE_SECONDS": "1",
+            "A2A_SHUTDOWN_GRACE_SECONDS": "3",
+            "OPENCODE_UPSTREAMS": orjson.dumps(entries).decode(),
+            "OPENCODE_WORKSPACE_ROOT": str(self.workspace),
+        }
+
+    async def _end(self, supervised: list[asyncio.Task[None]]) -> None:
+        for task in [*supervised, *self.waits]:
+            task.cancel()
+        await asyncio.gather(*supervised, *self.waits, return_exceptions=True)
+        for replica in self.replicas:
+            with suppress(ProcessLookupError, AssertionError):
+                replica.program.signal(signal.SIGKILL)
+                await replica.program.ended()
+            await replica.http.aclose()
+            await replica.program.http.aclose()
+
+    async def _up(self, replicas: list[Replica]) -> None:
+        async with asyncio.timeout(60 * self.slowness):
+            for replica in replicas:
+                ready = False
+                while not ready:
+                    await replica.up.wait()
+                    with suppress(httpx2.HTTPError):
+                        ready = (await replica.http.get("/readyz")).status_code == 200
+                    if not ready:
+                        await asyncio.sleep(0.1)
+
+    async def all_up(self) -> None:
+        """Wait until everything works."""
+        await self._up(self.replicas)
+
+    async def connections(self) -> int:
+        def count() -> int:
+            with self.server.admin() as admin:
+                query = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'tester'"
+                found = admin.execute(query).fetchone()
+                return found[0] if found else 0
+
+        return await asyncio.to_thread(count)
+
+    # What is done to it
+
+    async def torment(self, rng: Random, seconds: float, *, calm: bool) -> None:
+        """Do one thing after the other; some last while the next begins."""
+        end = time.time() + seconds
+        count = 0
+        while time.time() < end:
+            count += 1
+            await asyncio.sleep(rng.uniform(0.3, 3.0))
+            if calm and count % 8 == 0:
+                # Long enough for everything to be taken over while nothing else happens.
+                await asyncio.sleep(20)
+            kind = rng.choices(
+                ("kill", "stop", "term", "database", "opencode", "cut", "partition"),
+                (4, 3, 3, 1, 2, 5, 2),
+            )[0]
+            target = rng.choice(self.opencodes if kind == "opencode" else self.replicas)
+            name = "postgresql" if kind == "database" else target.name
+            lasting, how = rng.random(), rng.choice(list(Cut))
+            if name in self._busy or time.time() >= end:
+                continue
+            self._busy.add(name)
+            work = self._do(kind, name, target, lasting, how)
+            task = asyncio.create_task(work)
+            self.waits.add(task)
+            task.add_done_callback(self.waits.discard)
+        await asyncio.gather(*self.waits)
+
+    async def _do(
+        self,
+        kind: str,
+        name: str,
+        target: Replica | OpenCodeProcess,
+        lasting: float,
+        how: Cut,
+    ) -> None:
+        began = time.time()
+        try:
+            if kind == "database":
+                await asyncio.to_thread(self.server.kill)
+                await asyncio.sleep(lasting * 2)
+                await asyncio.to_thread(self.server.start)
+            elif isinstance(target, OpenCodeProcess):
+                await asyncio.to_thread(target.kill)
+                await asyncio.sleep(lasting * 3)
+                target.start()
+            else:
+                await self._do_to_replica(kind, target, lasting, how)
+        finally:
+            self._busy.discard(name)
+        self.history.faults.append(Fault(began, time.time(), kind, name))
+
+    async def _do_to_replica(self, kind: str, replica: Replica, lasting: float, how: Cut) -> None:
+        if kind == "cut":
+            replica.relay.cut = how
+            await asyncio.sleep(1)
+            replica.relay.cut = None
+            return
+        if kind == "partition":
+            replica.relay.down = True
+            replica.relay.break_off()
+            await asyncio.sleep(lasting * 2 * LEASE_SECONDS)
+            replica.relay.down = False
+            return
+        if not replica.up.is_set():
+            return
+        pid = replica.program.pid
+        with suppress(ProcessLookupError):
+            if kind == "stop":
+                os.kill(pid, signal.SIGSTOP)
+                await asyncio.sleep(lasting * 2 * LEASE_SECONDS)
+                os.kill(pid, signal.SIGCONT)
+                return
+            os.kill(pid, signal.SIGKILL if kind == "kill" else signal.SIGTERM)
+            replica.up.clear()
+        await replica.up.wait()
+
+    # What is left of it
+
+    def collect(self) -> None:
+        """Read the tables, and the records of the OpenCodes, into the history."""
+        history = self.history
+        with self.server.admin() as admin:
+            admin.execute("SET search_path = chaos")
+            for at, kind, no, first, last, writer, gone, owner, lives, what in admin.execute(
+                "SELECT at, kind, task_no, first_seq, last_seq, writer, writer_gone, owner,"
+                " owner_lives, what FROM chaos_log ORDER BY no"
+            ):
+                match kind:
+                    case "entries":
+                        history.written.append(
+                            Written(at, no, first, last, writer, gone, owner, lives)
+                        )
+                    case "state":
+                        history.moved.append(Moved(at, no, what))
+                    case "owner":
+                        history.owned.append(Owned(at, what, owner))
+                    case _:
+                        history.registered.append(Registered(at, owner, what))
+            history.tasks = [
+                StoredTask(no, task_id, state, upstream)
+                for no, task_id, state, upstream in admin.execute(
+                    "SELECT no, id, state, upstream FROM tasks ORDER BY no"
+                )
+            ]
+            history.tallies = {
+                state: int(n)
+                for state, n in admin.execute("SELECT state, sum(n) FROM tallies GROUP BY state")
+            }
+            waiting = admin.execute(
+                "SELECT count(*) FROM mail WHERE at < now() - interval '1 minute'"
+            ).fetchone()
+        if waiting and waiting[0]:
+            text = f"{waiting[0]} calls of a minute ago are left in the table `mail`"
+            history.unexpected.append(Unexpected(time.time(), "database", text))
+        for opencode in self.opencodes:
+            for record in opencode.records():
+                if "prompt" in record:
+                    history.prompted.append(
+                        Prompted(record["at"], opencode.name, **record["prompt"])
+                    )
+                elif "reply" in record:
+                    told = record["reply"]
+                    history.replied.append(
+                        Replied(
+                            record["at"],
+                            opencode.name,
+                            told["session"],
+                            told["request"],
+                            told["reply"],
+                        )
+                    )

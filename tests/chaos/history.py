@@ -1,0 +1,569 @@
+"""What clients saw, what was done to the cluster, what is stored in the end; and the rules for it.
+
+A run fills a ``History``; ``violations`` looks for what must never happen. Nothing here talks to
+anybody, so that made-up histories can show that each rule is able to fail.
+"""
+
+import re
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import orjson
+
+TERMINAL = frozenset({"completed", "failed", "canceled", "rejected"})
+WAITING = frozenset({"input_required", "auth_required"})
+TAKE_OVER_SECONDS = 15.0
+MEMORY_GROWTH = 1.6
+MEMORY_SPARE_MB = 60.0
+CONNECTIONS_SPARE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A message that was sent, and the task that was the answer, if there was one."""
+
+    at: float
+    client: int
+    replica: str
+    message_id: str
+    token: str
+    text: str
+    """All that the turn is going to say."""
+    task: str | None
+    answers: bool = False
+    """Whether it is the answer to a permission."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A task as a whole, as somebody was given it."""
+
+    began: float
+    at: float
+    client: int
+    replica: str
+    task: str
+    state: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An event of a stream."""
+
+    at: float
+    client: int
+    reading: int
+    """The connection; a client that comes back has another."""
+    replica: str
+    task: str
+    cursor: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What was done to the cluster."""
+
+    at: float
+    until: float
+    kind: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unexpected:
+    """An answer that no failure explains, or a line that no program should print."""
+
+    at: float
+    who: str
+    what: str
+    task: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prompted:
+    """A prompt in the record of a played OpenCode."""
+
+    at: float
+    opencode: str
+    session: str
+    message: str
+    token: str
+    again: bool
+    """Its message id was known already: no further turn was run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replied:
+    """An answer that a played OpenCode took."""
+
+    at: float
+    opencode: str
+    session: str
+    request: str
+    reply: str
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Entries that were stored, and by whom, as a trigger in the database saw it."""
+
+    at: float
+    task_no: int
+    first: int
+    last: int
+    writer: int | None
+    """The replica whose commit counter the transaction had moved."""
+    writer_gone: bool
+    owner: int | None
+    """The replica that ran the task's OpenCode at that moment."""
+    owner_lives: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A state that was stored for a task."""
+
+    at: float
+    task_no: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """A change of who runs an OpenCode."""
+
+    at: float
+    upstream: str
+    owner: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A life of a replica."""
+
+    at: float
+    no: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTask:
+    no: int
+    id: str
+    state: str
+    upstream: str
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    rule: str
+    text: str
+    task: str | None = None
+
+
+@dataclass
+class History:
+    seed: int
+    slowness: float = 1.0
+    """How much longer than on an idle machine everything may take."""
+    sent: list[Sent] = field(default_factory=list[Sent])
+    reads: list[Read] = field(default_factory=list[Read])
+    told: list[Told] = field(default_factory=list[Told])
+    faults: list[Fault] = field(default_factory=list[Fault])
+    unexpected: list[Unexpected] = field(default_factory=list[Unexpected])
+    prompted: list[Prompted] = field(default_factory=list[Prompted])
+    replied: list[Replied] = field(default_factory=list[Replied])
+    written: list[Written] = field(default_factory=list[Written])
+    moved: list[Moved] = field(default_factory=list[Moved])
+    owned: list[Owned] = field(default_factory=list[Owned])
+    registered: list[Registered] = field(default_factory=list[Registered])
+    tasks: list[StoredTask] = field(default_factory=list[StoredTask])
+    logs: dict[str, list[Told]] = field(default_factory=dict[str, list[Told]])
+    """The stored log of each task, as a replica replayed it in the end."""
+    tallies: dict[str, int] = field(default_factory=dict[str, int])
+    """How many tasks are in each state, as it was counted along the way."""
+    memory: list[tuple[str, float, float]] = field(default_factory=list[tuple[str, float, float]])
+    """Megabytes of each replica after its start and in the end."""
+    connections: tuple[int, int] = (0, 0)
+    """To the database after the start and in the end."""
+
+    @cached_property
+    def token_of(self) -> dict[str, str]:
+        """The token of each task."""
+        return {one.task: one.token for one in self.sent if one.task is not None}
+
+    @cached_property
+    def text_of(self) -> dict[str, str]:
+        """What each task's turn says."""
+        return {one.task: one.text for one in self.sent if one.task is not None}
+
+    @cached_property
+    def written_for(self) -> dict[int, list[float]]:
+        """When entries of each task were stored."""
+        found: defaultdict[int, list[float]] = defaultdict(list)
+        for one in sorted(self.written, key=lambda one: one.at):
+            found[one.task_no].append(one.at)
+        return found
+
+    @cached_property
+    def states_of(self) -> dict[int, list[tuple[float, str]]]:
+        """Which states were stored for each task, and when."""
+        found: defaultdict[int, list[tuple[float, str]]] = defaultdict(list)
+        for one in sorted(self.moved, key=lambda one: one.at):
+            found[one.task_no].append((one.at, one.state))
+        return found
+
+    def about(self, task: str) -> list[str]:
+        """Return everything about a task, in the order of time, for whoever looks for a cause."""
+        row = next((one for one in self.tasks if one.id == task), None)
+        no = row.no if row else None
+        token = self.token_of.get(task)
+        found = [
+            (one.at, f"client {one.client} sent {one.message_id} to {one.replica}: {one.task}")
+            for one in self.sent
+            if one.task == task or one.token == token
+        ]
+        found += [
+            (
+                one.at,
+                f"client {one.client} read at {one.replica} (asked at {one.began:.3f}): "
+                f"{one.state}, {len(one.text)} characters",
+            )
+            for one in self.reads
+            if one.task == task
+        ]
+        found += [
+            (
+                one.at,
+                f"client {one.client} reading {one.reading} at {one.replica}: "
+                f"{one.cursor} {_brief(one.body)}",
+            )
+            for one in self.told
+            if one.task == task
+        ]
+        found += [
+            (
+                one.at,
+                f"OpenCode {one.opencode} prompted{' again' if one.again else ''}: {one.message}",
+            )
+            for one in self.prompted
+            if one.token == token
+        ]
+        found += [
+            (
+                one.at,
+                f"stored {one.first}-{one.last} by replica {one.writer}"
+                f"{' (gone)' if one.writer_gone else ''}, OpenCode run by {one.owner}",
+            )
+            for one in self.written
+            if one.task_no == no
+        ]
+        found += [(one.at, f"state stored: {one.state}") for one in self.moved if one.task_no == no]
+        found += [(one.at, f"! {one.what}") for one in self.unexpected if one.task == task]
+        if row is not None:
+            found += [
+                (one.at, f"OpenCode {one.upstream} run by replica {one.owner}")
+                for one in self.owned
+                if one.upstream == row.upstream
+            ]
+        if found:
+            first, last = min(found)[0] - 5, max(found)[0] + 1
+            found += [
+                (one.at, f"-- {one.kind} {one.target} until {one.until:.3f}")
+                for one in self.faults
+                if one.until >= first and one.at <= last
+            ]
+            found += [
+                (one.at, f"-- replica {one.no} is {one.name}")
+                for one in self.registered
+                if first <= one.at <= last
+            ]
+        return [f"{at:.3f} {text}" for at, text in sorted(found)]
+
+
+def violations(history: History) -> list[Violation]:
+    """Return everything that must not be, rule by rule."""
+    rules = (
+        _one_task,
+        _one_end,
+        _one_prompt,
+        _same_bytes,
+        _no_gap,
+        _same_text,
+        _asked_first,
+        _not_fenced,
+        _tallied,
+        _taken_over,
+        _back_at_the_start,
+        _nothing_unexpected,
+    )
+    return [violation for rule in rules for violation in rule(history)]
+
+
+def _one_task(history: History) -> Iterator[Violation]:
+    """One message id leads to one task, which exists in the end."""
+    stored = {task.id for task in history.tasks}
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for sent in history.sent:
+        if sent.task is not None:
+            found[sent.message_id].add(sent.task)
+            if sent.task not in stored:
+                yield Violation("one task", "was given to a client and is not stored", sent.task)
+    for message_id, tasks in found.items():
+        if len(tasks) > 1:
+            text = f"message {message_id} led to {len(tasks)} tasks: {', '.join(sorted(tasks))}"
+            yield Violation("one task", text, min(tasks))
+
+
+def _one_end(history: History) -> Iterator[Violation]:
+    """Every task ends, in one state, and whoever reads later reads that state."""
+    ends: defaultdict[str, list[tuple[float, float, str, str]]] = defaultdict(list)
+    for read in history.reads:
+        ends[read.task].append((read.began, read.at, read.state, read.replica))
+    for told in history.told:
+        if (state := _state_in(told.body)) in TERMINAL:
+            ends[told.task].append((told.at, told.at, str(state), told.replica))
+    for task in history.tasks:
+        if task.state not in TERMINAL:
+            yield Violation("one end", f"is still {task.state}", task.id)
+        seen = ends[task.id]
+        different = {state for _, _, state, _ in seen if state in TERMINAL} - {task.state}
+        if different:
+            text = f"ended {task.state}, and {', '.join(sorted(different))} was told"
+            yield Violation("one end", text, task.id)
+        known = min((at for _, at, state, _ in seen if state in TERMINAL), default=None)
+        for began, _, state, replica in seen:
+            if known is not None and began > known and state not in TERMINAL:
+                text = f"was {state} at {replica} after its end had been told"
+                yield Violation("one end", text, task.id)
+
+
+def _one_prompt(history: History) -> Iterator[Violation]:
+    """A message starts one turn; a task that completed had one."""
+    turns: Counter[str] = Counter(one.token for one in history.prompted if not one.again)
+    state_of = {task.id: task.state for task in history.tasks}
+    for task, token in history.token_of.items():
+        if turns[token] > 1:
+            yield Violation("one prompt", f"started {turns[token]} turns", task)
+        if state_of.get(task) == "completed" and not turns[token]:
+            yield Violation("one prompt", "completed without a turn", task)
+    replies = Counter((one.opencode, one.request) for one in history.replied)
+    for (opencode, request), count in replies.items():
+        if count > 1:
+            text = f"{request} of OpenCode {opencode} was answered {count} times"
+            yield Violation("one prompt", text)
+
+
+def _same_bytes(history: History) -> Iterator[Violation]:
+    """A cursor stands for the same bytes wherever and whenever it is told."""
+    bodies: dict[tuple[str, str], Told] = {}
+    every = [*(one for log in history.logs.values() for one in log), *history.told]
+    for told in every:
+        if _is_snapshot(told.body):
+            continue
+        first = bodies.setdefault((told.task, told.cursor), told)
+        if first.body != told.body:
+            text = (
+                f"{told.cursor} is {_brief(told.body)} at {told.replica}"
+                f" and {_brief(first.body)} at {first.replica}"
+            )
+            yield Violation("same bytes", text, told.task)
+
+
+def _no_gap(history: History) -> Iterator[Violation]:
+    """Each reader is told every entry after its first, until the connection ends.
+
+    The stored log says which numbers there are. What a killed replica had told and not stored is
+    not in it: that may only be the last of what was told before the task was recovered.
+    """
+    readings: defaultdict[tuple[str, int], list[Told]] = defaultdict(list)
+    for told in history.told:
+        readings[told.task, told.reading].append(told)
+    for (task, reading), events in readings.items():
+        order = [one.cursor for one in history.logs.get(task, [])]
+        place = {cursor: number for number, cursor in enumerate(order)}
+        numbers = [_seq(cursor) for cursor in order]
+        for before, after in pairwise(events):
+            if _is_snapshot(after.body):
+                continue  # it begins anew
+            where = f"reading {reading} at {after.replica}"
+            if _epoch(before.cursor) == _epoch(after.cursor) and _seq(after.cursor) <= _seq(
+                before.cursor
+            ):
+                text = f"{where}: {after.cursor} after {before.cursor}"
+                yield Violation("no gap", text, task)
+            elif after.cursor in place:
+                if _is_snapshot(before.body) or before.cursor not in place:
+                    expected = bisect_right(numbers, _seq(before.cursor))
+                    if before.cursor not in place and not _is_snapshot(before.body):
+                        text = f"{where}: {after.cursor} is stored, {before.cursor} before it not"
+                        yield Violation("no gap", text, task)
+                        continue
+                else:
+                    expected = place[before.cursor] + 1
+                if place[after.cursor] > expected:
+                    text = f"{where}: {order[expected]} is missing before {after.cursor}"
+                    yield Violation("no gap", text, task)
+
+
+def _same_text(history: History) -> Iterator[Violation]:
+    """What is told of an answer is what OpenCode says, all of it once the task is completed."""
+    for read in history.reads:
+        text = history.text_of.get(read.task)
+        if text is None:
+            continue
+        if not text.startswith(read.text):
+            wrong = _first_difference(text, read.text)
+            yield Violation("same text", f"at {read.replica} {wrong}", read.task)
+        elif read.state == "completed" and read.text != text:
+            said = f"completed with {len(read.text)} of {len(text)} characters at {read.replica}"
+            yield Violation("same text", said, read.task)
+
+
+def _asked_first(history: History) -> Iterator[Violation]:
+    """Nothing is approved that no client approved."""
+    approved = {one.token for one in history.sent if one.answers}
+    token_of = {(one.opencode, one.session): one.token for one in history.prompted}
+    for one in history.replied:
+        token = token_of.get((one.opencode, one.session))
+        if one.reply != "reject" and token not in approved:
+            yield Violation("asked first", f"{one.request} was approved by nobody ({token})")
+
+
+def _not_fenced(history: History) -> Iterator[Violation]:
+    """Entries are stored by the live replica that runs the task's OpenCode, and by no other."""
+    id_of = {task.no: task.id for task in history.tasks}
+    for one in history.written:
+        task = id_of.get(one.task_no)
+        where = f"entries {one.first} to {one.last}"
+        if one.writer is None:
+            yield Violation("not fenced", f"{where} were stored without a fence", task)
+        elif one.writer_gone:
+            yield Violation("not fenced", f"{where} by replica {one.writer}, which is gone", task)
+        elif one.owner_lives and one.owner != one.writer:
+            text = f"{where} by replica {one.writer}, while {one.owner} ran the OpenCode"
+            yield Violation("not fenced", text, task)
+
+
+def _tallied(history: History) -> Iterator[Violation]:
+    counted = Counter(task.state for task in history.tasks)
+    for state in sorted({*counted, *history.tallies}):
+        if counted[state] != history.tallies.get(state, 0):
+            text = f"{history.tallies.get(state, 0)} {state} by the tallies, {counted[state]} are"
+            yield Violation("tallies", text)
+
+
+def _taken_over(history: History) -> Iterator[Violation]:
+    """What a dead replica ran goes on, has ended, or waits for a person, within 15 seconds.
+
+    A further fault begins the time anew: a dead database hinders everybody, and so may the death of
+    the replica that has just taken over.
+    """
+    limit = TAKE_OVER_SECONDS * history.slowness
+    deadly = [one for one in history.faults if one.kind in ("kill", "term")]
+    for fault in deadly:
+        number = max(
+            (
+                one.no
+                for one in history.registered
+                if one.name == fault.target and one.at < fault.at
+            ),
+            default=None,
+        )
+        for upstream in sorted({one.upstream for one in history.owned}):
+            changes = [one for one in history.owned if one.upstream == upstream]
+            before = [one for one in changes if one.at <= fault.at]
+            if number is None or not before or before[-1].owner != number:
+                continue
+            deadline = fault.at + limit
+            for other in sorted(history.faults, key=lambda one: one.at):
+                hinders = other.kind != "opencode" or other.target == upstream
+                if hinders and other.at < deadline and other.until + limit > deadline:
+                    deadline = other.until + limit
+            for task in history.tasks:
+                if task.upstream == upstream:
+                    yield from _goes_on(history, task, fault, deadline)
+
+
+def _goes_on(
+    history: History, task: StoredTask, fault: Fault, deadline: float
+) -> Iterator[Violation]:
+    before = [state for at, state in history.states_of.get(task.no, []) if at <= fault.at]
+    if not before or before[-1] in TERMINAL | WAITING:
+        return
+    stored = history.written_for.get(task.no, [])
+    after = stored[bisect_right(stored, fault.at) :]
+    if not after or after[0] > deadline:
+        late = f"only after {after[0] - fault.at:.1f} s" if after else "never"
+        text = f"went on {late} after {fault.kind} of {fault.target} at {fault.at:.3f}"
+        yield Violation("taken over", text, task.id)
+
+
+def _back_at_the_start(history: History) -> Iterator[Violation]:
+    for name, before, after in history.memory:
+        if after > before * MEMORY_GROWTH + MEMORY_SPARE_MB:
+            text = f"{name} takes {after:.0f} MB, after its start {before:.0f}"
+            yield Violation("back at the start", text)
+    before, after = history.connections
+    if after > before + CONNECTIONS_SPARE:
+        text = f"{after} connections to the database, {before} in the beginning"
+        yield Violation("back at the start", text)
+
+
+def _nothing_unexpected(history: History) -> Iterator[Violation]:
+    for one in history.unexpected:
+        yield Violation("nothing unexpected", f"{one.who}: {one.what}", one.task)
+
+
+# What is in a body
+
+
+def text_of(task: Any) -> str:
+    """Return the answer in a task, as a client is given it."""
+    streams = [a for a in task.get("artifacts", []) if a["artifactId"].endswith(":stream:text")]
+    return "".join(part.get("text", "") for one in streams for part in one["parts"])
+
+
+def state_of(status: Any) -> str:
+    return status["state"].removeprefix("TASK_STATE_").lower()
+
+
+def _state_in(body: bytes) -> str | None:
+    if b'"statusUpdate"' not in body:
+        return None
+    event = orjson.loads(body)
+    update = event.get("statusUpdate")
+    return state_of(update["status"]) if update else None
+
+
+def _is_snapshot(body: bytes) -> bool:
+    return body.startswith(b'{"task":')
+
+
+def _seq(cursor: str) -> int:
+    return int(cursor.partition(".")[0])
+
+
+def _epoch(cursor: str) -> int:
+    return int(cursor.partition(".")[2] or 0)
+
+
+def _brief(body: bytes) -> str:
+    text = re.sub(r'"(taskId|contextId|artifactId|timestamp)":"[^"]*",?', "", body.decode())
+    return text if len(text) <= 160 else f"{text[:100]} … {text[-55:]}"
+
+
+def _first_difference(expected: str, found: str) -> str:
+    place = next(
+        (n for n, pair in enumerate(zip(expected, found, strict=False)) if pair[0] != pair[1]),
+        min(len(expected), len(found)),
+    )
+    said, wanted = found[max(0, place - 20) : place + 20], expected[place : place + 20]
+    return f"says {said!r} at {place}, not {wanted!r}"
