@@ -9,7 +9,7 @@ format. Every field is plain JSON, so that a stored event is its own encoding.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, assert_never
 
 from opencode_a2a.ids import MessageId, RequestId, SessionId
 
@@ -45,15 +45,15 @@ class Started:
 
 
 @dataclass(slots=True)
-class TextGrew:
-    """New answer text; never a repeat of what an earlier event carried.
+class Grew:
+    """New text of a channel; never a repeat of what an earlier event carried.
 
     The texts of one channel, joined as they are, are the channel's text: what separates two parts
     of an answer is already in ``text``. ``opens`` marks the first event of the channel. Nobody
     changes one; it is not frozen because that would triple the time to make it.
     """
 
-    channel: ClassVar = Channel.TEXT
+    channel: ClassVar[Channel]
     message_id: MessageId
     part_id: str
     text: str
@@ -61,18 +61,21 @@ class TextGrew:
 
 
 @dataclass(slots=True)
-class ReasoningGrew:
-    """New reasoning text, under the same rules as answer text."""
+class TextGrew(Grew):
+    """New text of the answer."""
+
+    channel: ClassVar = Channel.TEXT
+
+
+@dataclass(slots=True)
+class ReasoningGrew(Grew):
+    """New text of the reasoning."""
 
     channel: ClassVar = Channel.REASONING
-    message_id: MessageId
-    part_id: str
-    text: str
-    opens: bool = False
 
 
 @dataclass(slots=True)
-class PlanGrew(TextGrew):
+class PlanGrew(Grew):
     """New text of a plan: what a turn answers that only plans."""
 
     channel: ClassVar = Channel.PLAN
@@ -99,9 +102,19 @@ class ChannelClosed:
     message_id: MessageId
 
 
+class ArtifactChanged:
+    """The base of what readers are shown as an artifact of its own, beside the texts.
+
+    Each is given in full and replaces what was there before. It says which artifact of the task it
+    is (``artifact``), and whether that is ``complete``.
+    """
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class ToolChanged:
-    """The state of one tool call, in full: it replaces the state before."""
+class ToolChanged(ArtifactChanged):
+    """The state of one tool call."""
 
     message_id: MessageId
     part_id: str
@@ -114,13 +127,40 @@ class ToolChanged:
     error: str | None = None
     metadata: JsonObject | None = None
 
+    @property
+    def artifact(self) -> str:
+        return f"tool:{self.part_id}"
+
+    @property
+    def complete(self) -> bool:
+        return self.status in ("completed", "error")
+
+
+ProgressType = Literal[
+    "step-start",
+    "step-finish",
+    "retry",
+    "compaction",
+    "subagent",
+    "todo",
+    "queue",
+    "session",
+    "message",
+    "permission",
+    "question",
+    "peer",
+    "recovered",
+]
+"""What there is progress of; ``docs/guide.md`` lists them for clients."""
+
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
     """A sign of life that is neither text nor tool: a step, a retry, a compaction, a wait."""
 
-    type: str
+    type: ProgressType
     status: str
+    """How it stands with it: one word, which depends on the type."""
     part_id: str | None = None
     title: str | None = None
     subtitle: str | None = None
@@ -265,18 +305,22 @@ class FileChange:
 
 
 @dataclass(frozen=True, slots=True)
-class DiffChanged:
+class DiffChanged(ArtifactChanged):
     """The files that the turn changed, and one unified diff of all of them."""
 
+    artifact: ClassVar = "diff"
+    complete: ClassVar = True
     files: list[FileChange]
     patch: str
     truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class ResultGiven:
+class ResultGiven(ArtifactChanged):
     """The answer by schema, which fits the schema that was asked for."""
 
+    artifact: ClassVar = "result"
+    complete: ClassVar = True
     data: Json
 
 
@@ -418,23 +462,22 @@ class Finished:
     failure: Failure | None = None
 
 
+FirmEvent = Started | Interrupted | Resumed | Finished
+"""What readers are told only once it is stored; no crash may take it back."""
+ArtifactEvent = ToolChanged | DiffChanged | ResultGiven
 TurnEvent = (
-    SessionBound
-    | Started
+    FirmEvent
+    | ArtifactEvent
+    | SessionBound
     | TextGrew
     | ReasoningGrew
     | PlanGrew
     | ChannelReplaced
     | ChannelClosed
-    | ToolChanged
     | Progressed
-    | Interrupted
-    | Resumed
     | UsageCounted
-    | DiffChanged
-    | ResultGiven
-    | Finished
 )
+"""Everything that a turn can report. ``docs/architecture.md`` says what a new event needs."""
 
 
 @dataclass(slots=True)
@@ -451,31 +494,24 @@ class RunningText:
         return "".join(piece for _, pieces in self.parts for piece in pieces)
 
 
-TextEvent = TextGrew | ReasoningGrew | ChannelReplaced | ChannelClosed
-
-
-def fold_text(texts: dict[Channel, RunningText], event: TextEvent) -> Channel | None:
-    """Bring the running texts of a turn up to date; return the channel if the event opens it."""
+def fold_text(
+    texts: dict[Channel, RunningText], event: Grew | ChannelReplaced | ChannelClosed
+) -> None:
+    """Bring the running texts of a turn up to date."""
     match event:
-        case TextGrew() | ReasoningGrew():
-            channel = event.channel
-            text = texts.get(channel)
-            opened = None
+        case Grew():
+            text = texts.get(event.channel)
             if text is None or event.opens:
-                opened, text = channel, RunningText(event.message_id)
-                texts[channel] = text
+                texts[event.channel] = text = RunningText(event.message_id)
             if not text.parts or text.parts[-1][0] != event.part_id:
                 text.parts.append((event.part_id, []))
             text.parts[-1][1].append(event.text)
             text.message_id = event.message_id
-            return opened
         case ChannelReplaced():
             parts = [(part_id, [text]) for part_id, text in event.parts]
             texts[event.channel] = RunningText(event.message_id, parts)
-            return event.channel
         case ChannelClosed():
             texts[event.channel].closed = True
-            return None
 
 
 ProgressKey = tuple[str, str, str | None]
@@ -504,7 +540,7 @@ class Emitted:
 
     def add(self, event: TurnEvent) -> None:
         match event:
-            case TextGrew() | ReasoningGrew() | ChannelReplaced() | ChannelClosed():
+            case Grew() | ChannelReplaced() | ChannelClosed():
                 fold_text(self.channels, event)
             case ToolChanged():
                 self.tools[event.part_id] = event
@@ -517,7 +553,9 @@ class Emitted:
                 self.todos = event.todos
             case Progressed():
                 self.progress.add((event.type, event.status, event.part_id))
-            case SessionBound(title=str(title)):
-                self.title = title
+            case SessionBound():
+                self.title = self.title if event.title is None else event.title
+            case Started() | UsageCounted() | DiffChanged() | ResultGiven() | Finished():
+                pass  # emitted once, at the beginning or the end of a turn
             case _:
-                pass
+                assert_never(event)

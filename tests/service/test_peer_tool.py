@@ -328,7 +328,7 @@ class TestOrigins:
 
         assert all(failed for _, failed in (*foreign, unknown))
         assert {text for text, _ in foreign} == {
-            f"a2a_call_failed: there is no {task_id!r} of yours"
+            f"a2a_call_failed: {task_id!r} is not a task or context of yours"
         }
         assert (reached, own[1]) == (sent, False)
 

@@ -1,5 +1,7 @@
 """Arbitrary events and logs, for properties."""
 
+from typing import get_args
+
 from hypothesis import strategies as st
 
 from opencode_a2a.events import (
@@ -15,6 +17,7 @@ from opencode_a2a.events import (
     Outcome,
     PlanGrew,
     Progressed,
+    ProgressType,
     Question,
     QuestionOption,
     ReasoningGrew,
@@ -107,7 +110,7 @@ UNFINISHED: st.SearchStrategy[TurnEvent] = st.one_of(
         input=st.none() | OBJECT,
         output=MAYBE_TEXT,
     ),
-    st.builds(Progressed, TEXT, TEXT, MAYBE_TEXT),
+    st.builds(Progressed, st.sampled_from(get_args(ProgressType)), TEXT, MAYBE_TEXT),
     INTERRUPTS,
     st.builds(
         Resumed,

@@ -16,8 +16,7 @@ from opencode_a2a.cli import COMMANDS, main
 from opencode_a2a.cli.doctor import check_database, check_issuer, check_port, judge_version
 from opencode_a2a.cli.screen import Screen
 from opencode_a2a.config import SETTINGS, ServiceSettings, Settings, TaskSettings, load
-from opencode_a2a.events import Progressed
-from opencode_a2a.peers.answer import TaskStatusChanged
+from opencode_a2a.peers.answer import PeerProgress, TaskStatusChanged
 from opencode_a2a.tasks.state import State
 from tests.support.issuer import local_issuer
 
@@ -240,7 +239,7 @@ def test_a_title_that_is_found_meanwhile_does_not_hide_why_nothing_comes(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     screen = Screen()
 
-    screen.show(TaskStatusChanged(State.WORKING, None, Progressed("retry", "waiting")))
+    screen.show(TaskStatusChanged(State.WORKING, None, PeerProgress("retry", "waiting")))
     drawn = capsys.readouterr().err
     screen.show(TaskStatusChanged(State.WORKING, None))  # as a stream tells a title
 

@@ -4,11 +4,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from opencode_a2a import __version__
 from opencode_a2a.config import VARIABLES
+from opencode_a2a.events import ProgressType
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -82,6 +84,14 @@ def test_the_guide_has_the_headings_that_earlier_pages_link_to() -> None:
         "shared-stream-hints-contract",
         "troubleshooting-provider-auth-state",
     }
+
+
+def test_the_guide_lists_the_types_of_progress() -> None:
+    guide = (ROOT / "docs" / "guide.md").read_text()
+    (row,) = [line for line in guide.splitlines() if line.startswith("| `shared.progress`")]
+    (listed,) = re.findall(r"`type` \(([^)]+)\)", row)
+
+    assert listed == ", ".join(f"`{name}`" for name in get_args(ProgressType))
 
 
 def test_the_upgrade_page_names_errors_with_their_numbers() -> None:

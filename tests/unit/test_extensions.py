@@ -171,7 +171,7 @@ ASKED = Interrupted(
 EVENTS: list[TurnEvent] = [
     SessionBound(SESSION, "/w", "Title"),
     Started(),
-    Progressed("step", "done", "prt_1", "title", "subtitle", "reason", [{"content": "x"}]),
+    Progressed("step-start", "done", "prt_1", "title", "subtitle", "reason", [{"content": "x"}]),
     ReasoningGrew(MESSAGE, "prt_1", "hm", opens=True),
     TextGrew(MESSAGE, "prt_2", "yes", opens=True),
     ToolChanged(

@@ -140,7 +140,7 @@ async def read_and_write(texts: list[str], taps: list[int], seed: int) -> None:
             for place, text in enumerate(texts):
                 for start in (s for s, reader in zip(starts, taps, strict=True) if reader <= place):
                     start.set()
-                event = grew(text) if place % 7 else Progressed("step", str(place))
+                event = grew(text) if place % 7 else Progressed("step-start", str(place))
                 await log.append([event] if place % 5 else [Started(), event])
             await log.append([Finished(Outcome.COMPLETED)])
             for start in starts:
@@ -399,7 +399,7 @@ def happening(kind: str, number: int) -> TurnEvent:
         case "usage":
             return UsageCounted(Usage(number))
         case _:
-            return Progressed("step", str(number))
+            return Progressed("step-start", str(number))
 
 
 async def test_an_impatient_reader_is_told_what_a_crash_takes_back() -> None:

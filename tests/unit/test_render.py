@@ -105,7 +105,7 @@ TURN: tuple[LogEvent, ...] = (
     ChannelClosed(Channel.REASONING, MSG),
     TextGrew(MSG, "prt_1", 'I "will"\n', opens=True),
     ToolChanged(MSG, "prt_2", "call_1", "bash", "running", input={"command": "rm"}),
-    Progressed("step", "running", part_id="prt_9", todos=[{"content": "x"}]),
+    Progressed("step-start", "running", part_id="prt_9", todos=[{"content": "x"}]),
     ASKED,
     QUESTION,
     Answered(Message("m2", "user", [Part("text", "once")])),
@@ -501,7 +501,7 @@ def test_final_of_0_3_is_set_where_a_stream_ends() -> None:
 
     # The first answer leaves the question open: the task still waits.
     assert final == {Interrupted, Resumed, Finished}
-    assert last(Started(), Progressed("step", "running"), form=render.V03)["final"] is False
+    assert last(Started(), Progressed("step-start", "running"), form=render.V03)["final"] is False
 
 
 def test_states_are_spelled_as_each_line_has_them() -> None:

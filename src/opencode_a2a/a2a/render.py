@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import lru_cache, partial
+from operator import itemgetter
 from typing import assert_never
 
 import orjson
@@ -34,21 +35,22 @@ from opencode_a2a.a2a.types import (
 )
 from opencode_a2a.a2a.v03 import Spelling
 from opencode_a2a.events import (
+    ArtifactChanged,
+    ArtifactEvent,
     Channel,
     ChannelClosed,
     ChannelReplaced,
     DiffChanged,
     Finished,
+    Grew,
     Interrupted,
     Json,
     JsonObject,
     Progressed,
-    ReasoningGrew,
     ResultGiven,
     Resumed,
     SessionBound,
     Started,
-    TextGrew,
     ToolChanged,
     Usage,
     UsageCounted,
@@ -70,13 +72,15 @@ from opencode_a2a.tasks.state import (
 )
 from opencode_a2a.turns.answers import groups
 
-_PLACES = {
-    name: place
-    for place, name in enumerate(
-        (Channel.REASONING, Channel.PLAN, "diff", Channel.TEXT, "result"), start=1
+_PLACES: dict[Channel | type[ArtifactEvent], int] = {
+    kind: place
+    for place, kind in enumerate(
+        (Channel.REASONING, Channel.PLAN, DiffChanged, Channel.TEXT, ResultGiven), start=1
     )
 }
-"""Where an artifact stands in a task; tool calls come before all of these."""
+"""The order of the last artifacts of a task; the others, such as tool calls, come before."""
+StatusEvent = SessionBound | Started | Progressed | Interrupted | Resumed | Finished | Recovered
+"""What is told by a status."""
 
 
 def task(
@@ -113,12 +117,19 @@ def task(
         "metadata": known(shared=shared or None, opencode=about | _outcome(status, ref)),
     }
     if artifacts:
-        names = sorted(state.artifacts, key=lambda name: _PLACES.get(name, 0))
-        made: list[Json] = [a for name in names if (a := _artifact(state, name))]
+        placed = [
+            (_PLACES.get(type(one), 0), _artifact(one, ref)) for one in state.artifacts.values()
+        ]
+        for channel, running in state.channels.items():
+            if ref.shows(channel):
+                hints = _hints(ref, "stream", running.message_id, channel)
+                placed.append((_PLACES[channel], _channel(ref, channel, running.text, hints)))
+        placed.sort(key=itemgetter(0))
+        made: list[Json] = [artifact for _, artifact in placed if artifact]
         text, plan = state.channels.get(Channel.TEXT), state.channels.get(Channel.PLAN)
         answer = text and text.text
-        if state.result is not None:
-            answer = orjson.dumps(state.result.data).decode()
+        if isinstance(result := state.artifacts.get(ResultGiven.artifact), ResultGiven):
+            answer = orjson.dumps(result.data).decode()
         if status.state is State.COMPLETED and answer is not None:
             said = Message(f"{ref.id}:answer", "agent", [Part("text", text=answer)])
             told["message"] = message(said, ref)
@@ -204,7 +215,7 @@ def update(entry: Entry, ref: TaskRef) -> JsonObject | None:
     if not ref.tells(event):
         return None
     match event:
-        case TextGrew() | ReasoningGrew():
+        case Grew():
             return growth(ref, event.channel, event.message_id, event.text, seq, opens=event.opens)
         case ChannelReplaced():
             text = "".join(text for _, text in event.parts)
@@ -215,13 +226,9 @@ def update(entry: Entry, ref: TaskRef) -> JsonObject | None:
             hints = _hints(ref, "stream", event.message_id, event.channel, seq)
             artifact = _channel(ref, event.channel, "", hints)
             return _artifact_update(ref, artifact, append=True, last=True)
-        case ToolChanged():
-            done = event.status in ("completed", "error")
-            return _artifact_update(ref, _tool(event, ref, seq), append=False, last=done)
-        case DiffChanged():
-            return _artifact_update(ref, _diff(event, ref, seq), append=False, last=True)
-        case ResultGiven():
-            return _artifact_update(ref, _result(event, ref, seq), append=False, last=True)
+        case ArtifactChanged():
+            artifact = _artifact(event, ref, seq)
+            return _artifact_update(ref, artifact, append=False, last=event.complete)
         case (
             SessionBound()
             | Started()
@@ -231,7 +238,7 @@ def update(entry: Entry, ref: TaskRef) -> JsonObject | None:
             | Finished()
             | Recovered()
         ):
-            return entry.status and _status_update(entry, entry.status, ref)
+            return entry.status and _status_update(event, seq, entry.status, ref)
         case Accepted() | Added() | Answered() | UsageCounted():
             return None  # see TaskRef.tells
         case _:
@@ -345,11 +352,10 @@ def _chunk(ref: TaskRef, artifact: JsonObject, *, append: bool, last: bool) -> J
     return chunk
 
 
-def _status_update(entry: Entry, status: Status, ref: TaskRef) -> JsonObject:
-    event = entry.event
+def _status_update(event: StatusEvent, no: int, status: Status, ref: TaskRef) -> JsonObject:
     shared = known(session=status.session_id and known(id=status.session_id, title=status.title))
     opencode = known(output_negotiation=_negotiation(ref))
-    source, message_id, seq = "status", None, entry.seq
+    source, message_id, seq = "status", None, no
     match event:
         case Progressed():
             source, shared["progress"] = "progress", known(**asdict(event))
@@ -374,8 +380,10 @@ def _status_update(entry: Entry, status: Status, ref: TaskRef) -> JsonObject:
             message_id, seq = event.message_id, None
             shared |= known(usage=status.usage and _usage(status.usage))
             opencode = _outcome(status, ref)
-        case _:
+        case SessionBound() | Started():
             pass
+        case _:
+            assert_never(event)
     shared["stream"] = _hints(ref, source, message_id, None, seq)
     return {
         "statusUpdate": {
@@ -472,21 +480,6 @@ def _negotiation(ref: TaskRef) -> JsonObject | None:
 # --- artifacts --------------------------------------------------------------------------------
 
 
-def _artifact(state: TaskState, name: str) -> JsonObject | None:
-    ref = state.ref
-    if name.startswith("tool:"):
-        return _tool(state.tools[name.removeprefix("tool:")], ref)
-    if name == "diff":
-        return state.diff and _diff(state.diff, ref)
-    if name == "result":
-        return state.result and _result(state.result, ref)
-    channel = Channel(name)
-    if not ref.shows(channel):
-        return None
-    text = state.channels[channel]
-    return _channel(ref, channel, text.text, _hints(ref, "stream", text.message_id, channel))
-
-
 def _channel(ref: TaskRef, channel: Channel, text: str, hints: JsonObject) -> JsonObject:
     # A2A has no word for reasoning. This is Google's, whose kit then shows it as a thought.
     metadata: JsonObject | None = {"adk_thought": True} if channel is Channel.REASONING else None
@@ -502,65 +495,56 @@ def _channel(ref: TaskRef, channel: Channel, text: str, hints: JsonObject) -> Js
     }
 
 
-def _tool(event: ToolChanged, ref: TaskRef, seq: int | None = None) -> JsonObject | None:
-    call = known(
-        call_id=event.call_id,
-        tool=event.tool,
-        status=event.status,
-        title=event.title,
-        input=event.input,
-        output=event.output,
-        error=event.error,
-        metadata=event.metadata,
-    )
-    content = [Part("data", data=call, media_type="application/json")]
+def _artifact(event: ArtifactEvent, ref: TaskRef, seq: int | None = None) -> JsonObject | None:
+    """Return an artifact beside the texts; None when the caller accepts nothing of it."""
+    where, name, description = event.artifact, event.artifact, None
+    source, message_id, block_type = "final_snapshot", None, None
+    match event:
+        case ToolChanged():
+            where, name = f"stream:{event.artifact}", event.tool
+            source, message_id, block_type = "tool_part_update", event.message_id, "tool_call"
+            call = known(
+                call_id=event.call_id,
+                tool=event.tool,
+                status=event.status,
+                title=event.title,
+                input=event.input,
+                output=event.output,
+                error=event.error,
+                metadata=event.metadata,
+            )
+            content = [Part("data", data=call, media_type="application/json")]
+        case DiffChanged():
+            description = "Files that this turn changed"
+            files: list[Json] = [
+                {
+                    "file": change.file,
+                    "status": change.status,
+                    "additions": change.additions,
+                    "deletions": change.deletions,
+                }
+                for change in event.files
+            ]
+            summary: JsonObject = {"files": files, "truncated": event.truncated}
+            content = [Part("data", data=summary, media_type="application/json")]
+            if event.patch:
+                # A file and not text: clients that join all text would show it in the answer.
+                raw = base64.b64encode(event.patch.encode()).decode()
+                patch = Part("raw", raw=raw, media_type="text/x-diff", filename="changes.diff")
+                content.insert(0, patch)
+        case ResultGiven():
+            description = "The answer by the schema that was asked for"
+            content = [Part("data", data=event.data, media_type="application/json")]
+        case _:
+            assert_never(event)
     if not (parts := _parts(content, ref.output_modes)):
         return None
-    hints = _hints(ref, "tool_part_update", event.message_id, "tool_call", seq)
     return {
-        "artifactId": f"{ref.id}:stream:tool:{event.part_id}",
-        "name": event.tool,
+        "artifactId": f"{ref.id}:{where}",
+        "name": name,
         "parts": parts,
-        "metadata": {"shared": {"stream": hints}},
-    }
-
-
-def _diff(event: DiffChanged, ref: TaskRef, seq: int | None = None) -> JsonObject | None:
-    files: list[Json] = [
-        {
-            "file": change.file,
-            "status": change.status,
-            "additions": change.additions,
-            "deletions": change.deletions,
-        }
-        for change in event.files
-    ]
-    summary: JsonObject = {"files": files, "truncated": event.truncated}
-    content = [Part("data", data=summary, media_type="application/json")]
-    if event.patch:
-        # A file and not text: clients that join all text would show it in the answer.
-        raw = base64.b64encode(event.patch.encode()).decode()
-        patch = Part("raw", raw=raw, media_type="text/x-diff", filename="changes.diff")
-        content.insert(0, patch)
-    if not (parts := _parts(content, ref.output_modes)):
-        return None
-    return {
-        "artifactId": f"{ref.id}:diff",
-        "name": "diff",
-        "parts": parts,
-        "description": "Files that this turn changed",
-        "metadata": {"shared": {"stream": _hints(ref, "final_snapshot", None, None, seq)}},
-    }
-
-
-def _result(event: ResultGiven, ref: TaskRef, seq: int | None = None) -> JsonObject | None:
-    content = [Part("data", data=event.data, media_type="application/json")]
-    return {
-        "artifactId": f"{ref.id}:result",
-        "name": "result",
-        "parts": _parts(content, ref.output_modes),
-        "description": "The answer by the schema that was asked for",
-        "metadata": {"shared": {"stream": _hints(ref, "final_snapshot", None, None, seq)}},
+        **known(description=description),
+        "metadata": {"shared": {"stream": _hints(ref, source, message_id, block_type, seq)}},
     }
 
 
@@ -599,7 +583,6 @@ def _parts(parts: list[Part], modes: tuple[str, ...] | None) -> list[Json]:
 
 # Stand for what varies in a prebuilt frame; unguessable, since ids come from callers.
 _TEXT, _SEQ = secrets.token_hex(12), secrets.token_hex(12)
-_GROWTH = (TextGrew, ReasoningGrew)
 
 
 ReadPush = tuple[
@@ -643,7 +626,7 @@ class Encoding:
     def entry(self, entry: Entry, ref: TaskRef) -> bytes | None:
         """Return an entry as an event of a stream; None when it says nothing to a reader."""
         event = entry.event
-        if isinstance(event, _GROWTH):
+        if isinstance(event, Grew):
             frame = _frame(
                 self,
                 ref.id,

@@ -19,13 +19,12 @@ from opencode_a2a.events import (
     Failure,
     FileChange,
     Finished,
+    Grew,
     Outcome,
     Progressed,
-    ReasoningGrew,
     Resolution,
     Resumed,
     SessionBound,
-    TextGrew,
     ToolChanged,
     TurnEvent,
     Usage,
@@ -827,9 +826,8 @@ class Reader:
                     # before it asks, or after.
                     self._held[change.part_id] = change
                     known = change.part_id in emitted.tools
-                    ended = change.status in ("completed", "error")
                     says = change.title or change.output or change.metadata
-                    if known or ended or (says and change in self.starting):
+                    if known or change.complete or (says and change in self.starting):
                         self._show(change, out)
         state.changes.clear()
         out += [asked for asked in state.asked.values() if asked.request_id not in emitted.open]
@@ -868,7 +866,7 @@ def merged(events: list[TurnEvent]) -> list[TurnEvent]:
     for event in events:
         last = out[-1] if out else None
         match last, event:
-            case (TextGrew(), TextGrew()) | (ReasoningGrew(), ReasoningGrew()):
+            case Grew(), Grew():
                 if last.part_id == event.part_id:
                     texts.append(event.text)
                     continue
@@ -889,7 +887,7 @@ def _close(out: list[TurnEvent], texts: list[str]) -> None:
     if not texts:
         return
     match out[-1]:
-        case TextGrew() | ReasoningGrew() as last:
+        case Grew() as last:
             joined = last.text + "".join(texts)
             out[-1] = type(last)(last.message_id, last.part_id, joined, last.opens)
         case _:

@@ -32,7 +32,6 @@ from opencode_a2a.events import (
     Interrupted,
     Json,
     JsonObject,
-    Progressed,
     Question,
     QuestionOption,
     Usage,
@@ -365,6 +364,17 @@ class FileGiven:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerProgress:
+    """What a peer says of its progress, in its own words; ours are in ``events.Progressed``."""
+
+    type: str
+    status: str
+    title: str | None = None
+    subtitle: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TaskStatusChanged:
     """The task is in this state; ``text`` is what the peer says about it.
 
@@ -374,7 +384,7 @@ class TaskStatusChanged:
 
     state: State | None
     text: str | None
-    progress: Progressed | None = None
+    progress: PeerProgress | None = None
     """Why there is nothing else to show; without a message the text says the same."""
     asked: Interrupted | None = None
     """The permission or questions that an OpenCode service waits for."""
@@ -402,7 +412,7 @@ _PROGRESS_NAMES = {
 }
 
 
-def progress_text(progress: Progressed) -> str:
+def progress_text(progress: PeerProgress) -> str:
     """Describe progress in a few words: ``Retrying: Cannot connect to API, attempt 4``."""
     if progress.type == "message":  # its title is what was sent, and says nothing of its fate
         why = f": {progress.reason}" if progress.reason else ""
@@ -594,7 +604,7 @@ def _read_usage(metadata: JsonObject) -> Usage | None:
     return used
 
 
-def _read_progress(metadata: JsonObject) -> Progressed | None:
+def _read_progress(metadata: JsonObject) -> PeerProgress | None:
     """Return the progress in a status, unless it is the ordinary course of things or is over."""
     progress = _shared(metadata, "progress")
     kind, status = text_in(progress, "type") or "", text_in(progress, "status") or ""
@@ -608,7 +618,7 @@ def _read_progress(metadata: JsonObject) -> Progressed | None:
         done = sum(one.get("status") == "completed" for one in todos)
         subtitle = f"{done} of {len(todos)} done"
     reason = text_in(progress, "reason")
-    return Progressed(kind, status, title=title, subtitle=subtitle, reason=reason)
+    return PeerProgress(kind, status, title, subtitle, reason)
 
 
 def _read_asked(metadata: JsonObject) -> Interrupted | None:

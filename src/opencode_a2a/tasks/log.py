@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
 from opencode_a2a.errors import StoreUnavailableError, StreamEndedError
-from opencode_a2a.events import PlanGrew, ReasoningGrew, TextGrew, Usage, UsageCounted
+from opencode_a2a.events import Grew, Usage, UsageCounted
 from opencode_a2a.ids import ContextId, Principal, TaskId
 from opencode_a2a.store import spending
 from opencode_a2a.store import tasks as rows
@@ -53,8 +53,6 @@ BATCH = 256
 STORE_SECONDS = 4.0
 """How long a reader waits for the store to take what it is about to read."""
 LEFT = "The service is shutting down. The task continues; fetch it later, or send it again."
-
-_GROWTH = frozenset({TextGrew, ReasoningGrew, PlanGrew})
 
 _OPEN = {state: metrics.TASKS.labels(state) for state in OPEN}
 _ENDED = {state: metrics.TASKS_ENDED.labels(state) for state in TERMINAL}
@@ -186,7 +184,7 @@ class TaskLog:
                 (_ENDED if after.state.terminal else _OPEN)[after.state].inc()
             if after.state is not before.state or logger.is_enabled_for(logging.INFO):
                 _note(self.ref, before, after, at)
-        elif len(entries) == 1 and self._shown == first - 1 and type(entries[0].event) in _GROWTH:
+        elif len(entries) == 1 and self._shown == first - 1 and isinstance(entries[0].event, Grew):
             # Most of the time: there is no more to it.
             self._shown = first
             for reader in self.readers:

@@ -15,6 +15,8 @@ from typing import Any, assert_never, get_args
 import orjson
 
 from opencode_a2a.events import (
+    ArtifactChanged,
+    ArtifactEvent,
     Channel,
     ChannelClosed,
     ChannelReplaced,
@@ -22,18 +24,17 @@ from opencode_a2a.events import (
     Failure,
     FileChange,
     Finished,
+    FirmEvent,
+    Grew,
     Interrupted,
     Json,
     Outcome,
     Progressed,
-    ReasoningGrew,
-    ResultGiven,
     Resumed,
     RunningText,
     SessionBound,
     Started,
     TextGrew,
-    ToolChanged,
     TurnEvent,
     Usage,
     UsageCounted,
@@ -85,7 +86,7 @@ class Recovered:
 
 
 LogEvent = TurnEvent | Accepted | Added | Answered | Recovered
-FIRM = frozenset({Accepted, Added, Answered, Recovered, Started, Interrupted, Resumed, Finished})
+FIRM = frozenset({*get_args(FirmEvent), Accepted, Added, Answered, Recovered})
 """What is shown to readers only once it is stored, as is what belongs to another write; all else
 may be shown first."""
 
@@ -110,10 +111,21 @@ class TaskRef:
         match event:
             case Accepted() | Added() | Answered() | UsageCounted():
                 return False
-            case TextGrew() | ReasoningGrew() | ChannelReplaced() | ChannelClosed():
+            case Grew() | ChannelReplaced() | ChannelClosed():
                 return self.shows(event.channel)
-            case _:
+            case (
+                SessionBound()
+                | Started()
+                | ArtifactChanged()
+                | Progressed()
+                | Interrupted()
+                | Resumed()
+                | Finished()
+                | Recovered()
+            ):
                 return True
+            case _:
+                assert_never(event)
 
     def shows(self, channel: Channel) -> bool:
         return channel is not Channel.REASONING or self.output_modes != ("text/plain",)
@@ -226,11 +238,8 @@ class TaskState:
         self.status = Status(State.SUBMITTED, ref.created_at)
         self.history: list[Message] = []
         self.channels: dict[Channel, RunningText] = {}
-        self.tools: dict[str, ToolChanged] = {}
-        self.diff: DiffChanged | None = None
-        self.result: ResultGiven | None = None
-        self.artifacts: dict[str, None] = {}
-        """Artifacts as they were opened: a channel, ``tool:<part>``, ``diff``, ``result``."""
+        self.artifacts: dict[str, ArtifactEvent] = {}
+        """The artifacts beside the texts, by the names that the events have for them."""
         self.settled: dict[str, Resumed] = {}
         """Interrupts that are over, by request id."""
         self._used: UsageCounted | None = None
@@ -273,19 +282,10 @@ class TaskState:
 
     def _fold(self, event: LogEvent, at: int) -> None:  # noqa: C901 # one case for each event
         match event:
-            case TextGrew() | ReasoningGrew() | ChannelReplaced() | ChannelClosed():
-                opened = fold_text(self.channels, event)
-                if opened is not None:
-                    self.artifacts.setdefault(opened)
-            case ToolChanged():
-                self.tools[event.part_id] = event
-                self.artifacts.setdefault(f"tool:{event.part_id}")
-            case DiffChanged():
-                self.diff = event
-                self.artifacts.setdefault("diff")
-            case ResultGiven():
-                self.result = event
-                self.artifacts.setdefault("result")
+            case Grew() | ChannelReplaced() | ChannelClosed():
+                fold_text(self.channels, event)
+            case ArtifactChanged():
+                self.artifacts[event.artifact] = event
             case Progressed():
                 if event.type == "queue":
                     self.status = replace(self.status, queued=event)
@@ -450,10 +450,7 @@ def dump_archive(state: TaskState) -> bytes:
                 ]
                 for channel, text in state.channels.items()
             },
-            "tools": list(state.tools.values()),
-            "diff": state.diff,
-            "result": state.result,
-            "artifacts": list(state.artifacts),
+            "artifacts": [(type(one).__name__, one) for one in state.artifacts.values()],
             "settled": list(state.settled.values()),
         }
     )
@@ -474,10 +471,15 @@ def load_state(ref: TaskRef, status: bytes, archive: bytes | None) -> TaskState:
     for name, (message_id, closed, parts) in fields["lanes"].items():
         pieces = [(part_id, [text]) for part_id, text in parts]
         state.channels[Channel(name)] = RunningText(message_id, pieces, closed)
-    state.tools = {tool["part_id"]: ToolChanged(**tool) for tool in fields["tools"]}
-    state.diff = _diff(fields["diff"]) if fields["diff"] else None
-    state.result = ResultGiven(**fields["result"]) if fields.get("result") else None
-    state.artifacts = dict.fromkeys(fields["artifacts"])
+    artifacts: list[tuple[str, _Fields]] = fields["artifacts"]
+    if "tools" in fields:  # 2.0.0 had a place for each kind, and only names here
+        artifacts = [("ToolChanged", tool) for tool in fields["tools"]]
+        named = (("DiffChanged", fields["diff"]), ("ResultGiven", fields.get("result")))
+        artifacts += [(name, one) for name, one in named if one]
+    for name, one in artifacts:
+        event = _LOADERS[name](one)
+        if isinstance(event, ArtifactChanged):
+            state.artifacts[event.artifact] = event
     state.settled = {one["request_id"]: Resumed(**one) for one in fields["settled"]}
     return state
 

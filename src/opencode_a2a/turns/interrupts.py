@@ -495,11 +495,12 @@ class TurnInterrupts:
             self._arm(interrupt, self._interrupts.settings.interrupt_request_ttl_seconds)
             return asked
         self._make_due(interrupt, interrupt.due)
-        subject = f"{asked.permission}: {', '.join(asked.patterns)}"
+        status = "denied" if action == "deny" else "allowed"
         if asked.type == "question":
             subject = " ".join(question.question for question in asked.questions)
-        status = "denied" if action == "deny" else "allowed"
-        return Progressed(asked.type, status, asked.request_id, subject, reason=reason)
+            return Progressed("question", status, asked.request_id, subject, reason=reason)
+        subject = f"{asked.permission}: {', '.join(asked.patterns)}"
+        return Progressed("permission", status, asked.request_id, subject, reason=reason)
 
     def _arm(self, interrupt: Interrupt, seconds: float) -> None:
         """Have the turn look what is due when the time of an interrupt is over."""
