@@ -70,7 +70,7 @@ from opencode_a2a.signing import signing_keys
 from opencode_a2a.store.database import Database, DatabaseError, Replica
 from opencode_a2a.store.spending import Spent
 from opencode_a2a.store.sqlite import EarlierDatabaseError
-from opencode_a2a.tasks.budget import resets_at
+from opencode_a2a.tasks.budget import figures
 from opencode_a2a.tasks.log import LogWriter
 from opencode_a2a.tasks.outbox import Outbox
 from opencode_a2a.tasks.recovery import recover, sweep
@@ -434,10 +434,10 @@ class Service:
     async def _health(self, caller: Caller) -> JsonObject:
         settings = self.settings
         whose = None if caller.supervises else caller.principal
-        spent = await self._tasks.spent(whose) if self._tasks else Spent()
-        own = spent
-        if self._tasks and whose is None:
-            own = await self._tasks.spent(caller.principal)
+        spent, budget = Spent(), figures(Spent(), 0, caller.budget)
+        if self._tasks is not None:
+            spent = await self._tasks.spent(whose)
+            budget = await self._tasks.budget_of(caller.principal, caller.budget)
         members = list(self.fleet.members.values()) if self.fleet else []
         return {
             "status": "ok",
@@ -459,14 +459,7 @@ class Service:
             "workspace": str(settings.workspace) if settings.workspace else None,
             "model": await self._model(),
             "cost_today": round(spent.cost, 6),
-            "budget": {
-                "cost": round(own.cost, 6),
-                "cost_per_day": caller.budget.cost_per_day or None,
-                "tokens": own.tokens,
-                "tokens_per_day": caller.budget.tokens_per_day or None,
-                "turns": caller.budget.turns or None,
-                "resets_at": resets_at(now_ms()),
-            },
+            "budget": asdict(budget),
             "demo": settings.a2a.demo,
             "protocol_versions": list(settings.a2a.supported_protocol_versions),
             "task_store": settings.tasks.task_store_backend,

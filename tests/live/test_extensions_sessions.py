@@ -606,8 +606,14 @@ async def test_a_command_and_a_summary_are_run_by_the_model(ann: Caller) -> None
     request: JsonObject = {"command": "init", "arguments": script({"say": "initialised"})}
 
     answer = item(await ann.method("opencode.sessions.command", {**named, "request": request}))
+    before = await ann.method("opencode.budget.get")
     summary = await ann.method("opencode.sessions.summarize", named)
+    async with asyncio.timeout(20):
+        while (after := await ann.method("opencode.budget.get"))["running"]:
+            pass
 
+    assert before["running"] <= 1  # the command, for as long as it is not known to be done
+    assert after["cost"] > before["cost"]
     assert answer["role"] == "ROLE_AGENT"
     assert [part["text"] for part in answer["parts"]] == ["initialised"]
     assert summary == {"ok": True, **named}

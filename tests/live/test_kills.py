@@ -90,6 +90,17 @@ class Killed:
         path = self.workspace / name
         return path.read_text().split() if path.exists() else []
 
+    async def tokens(self) -> int:
+        """Return what all tasks say that they used."""
+        used, page = 0, {"nextPageToken": ""}
+        while True:
+            params: JsonObject = {"pageSize": 100, "pageToken": page["nextPageToken"]}
+            page = (await self.caller.ask("list", params)).body["result"]
+            known = [task["metadata"]["shared"]["usage"] for task in page["tasks"]]
+            used += sum(one["total_tokens"] for one in known)
+            if not page["nextPageToken"]:
+                return used
+
     async def prompts(self, task: Task) -> int:
         messages = (await self.opencode.messages(SessionId(task.session_id))).items
         return sum(message.info.role == "user" for message in messages)
@@ -224,3 +235,7 @@ async def test_nothing_is_lost_or_approved_when_the_service_is_killed(killed: Ki
             group.create_task(approve_one_and_refuse_the_next(killed))
             group.create_task(tell_a_webhook(killed, chance))
             group.create_task(killed.kill(chance.uniform(0.0, 2.0)))
+
+    # Every turn is in the budget, once.
+    used = (await killed.caller.method("opencode.budget.get"))["tokens"]
+    assert used == await killed.tokens()

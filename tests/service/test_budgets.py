@@ -8,6 +8,7 @@ import httpx2
 import orjson
 import pytest
 
+from opencode_a2a.events import JsonObject
 from opencode_a2a.store import spending
 from opencode_a2a.tasks import budget
 from tests.support.answers import BUDGET, Wire
@@ -165,3 +166,90 @@ async def test_a_spent_budget_refuses_another_turn_of_a_plan(
     opencode.agents.clear()
     assert len(opencode.prompts) == 1
     assert (await ann.cancel(task.id)).state == "canceled"
+
+
+async def given(caller: Caller) -> JsonObject:
+    """Return params that give a new session a prompt."""
+    made = await caller.method("opencode.sessions.create", {"request": {"title": "t"}})
+    parts: list[Any] = [{"type": "text", "text": "hello"}]
+    return {"session_id": made["item"]["id"], "request": {"parts": parts}}
+
+
+async def figures(caller: Caller) -> Any:
+    return await caller.method("opencode.budget.get")
+
+
+@pytest.mark.requirement("ours-budgets")
+async def test_callers_see_what_they_have_used_and_what_is_left(serve: Serve) -> None:
+    service = await serve(A2A_STATIC_AUTH_CREDENTIALS=LISTED, A2A_BUDGET_COST_PER_DAY="0.001")
+    ann, bob = Caller(service, token=ANN), Caller(service, token=BOB)
+
+    fresh = await figures(ann)
+    # Both are admitted, and cross the limit together.
+    tasks = await asyncio.gather(ann.send("hello"), ann.send("hello"))
+    spent, other = await figures(ann), await figures(bob)
+
+    cost = sum(task.raw["metadata"]["shared"]["usage"]["cost"] for task in tasks)
+    assert (fresh["cost"], fresh["cost_left"], fresh["running"]) == (0, 0.001, 0)
+    assert (spent["cost"], spent["cost_left"]) == (pytest.approx(cost), 0)
+    assert (spent["tokens_per_day"], spent["tokens_left"], spent["turns"]) == (None, None, None)
+    assert spent["tokens"] > 0
+    assert spent["resets_at"].endswith("T00:00:00Z")
+    assert (other["cost"], other["cost_per_day"], other["tokens_left"]) == (0, None, 1)
+    assert spent == (await health(service))["budget"]
+    (await ann.ask("send", ann.message("hello"))).refuses(BUDGET)
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.requirement("ours-budgets")
+async def test_work_begun_by_method_is_a_turn_that_runs(
+    serve: Serve, opencode: FakeOpenCode
+) -> None:
+    service = await serve(A2A_STATIC_AUTH_CREDENTIALS=LISTED, A2A_MAX_TURNS_PER_PRINCIPAL="2")
+    ann, hold = Caller(service, token=ANN), opencode.hold()
+    params = [await given(ann) for _ in range(4)]
+
+    method = "opencode.sessions.prompt_async"
+    begun = await asyncio.gather(
+        *(ann.method(method, one) for one in params), return_exceptions=True
+    )
+    async with asyncio.timeout(20):
+        await hold.reached.wait()
+    full = await figures(ann)
+    message = await ann.ask("send", ann.message("hello"))
+    joined = next(p for p, done in zip(params, begun, strict=True) if isinstance(done, dict))
+    await ann.method(method, joined)
+    opencode.release()
+    async with asyncio.timeout(20):
+        while (await figures(ann))["running"]:
+            pass
+
+    refused = [str(one) for one in begun if isinstance(one, Exception)]
+    assert len(refused) == 2
+    assert all("turns running" in one for one in refused)
+    assert (full["running"], full["turns"]) == (2, 2)
+    message.refuses(BUDGET)
+    assert (await ann.send("hello")).state == "completed"
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.requirement("ours-budgets")
+async def test_work_begun_by_method_is_counted_by_the_step(
+    serve: Serve, opencode: FakeOpenCode
+) -> None:
+    service = await serve(A2A_STATIC_AUTH_CREDENTIALS=LISTED)
+    opencode.play("permission-once")
+    hold = opencode.hold()  # in the second step
+    ann = Caller(service, token=ANN)
+
+    await ann.method("opencode.sessions.prompt_async", await given(ann))
+    async with asyncio.timeout(20):
+        while not (waiting := (await ann.method("opencode.permissions.list"))["items"]):
+            pass
+        reply: JsonObject = {"request_id": waiting[0]["request_id"], "reply": "once"}
+        await ann.method("a2a.interrupt.permission.reply", reply)
+        await hold.reached.wait()
+        while not (running := await figures(ann))["cost"]:
+            pass
+
+    assert running["running"] == 1

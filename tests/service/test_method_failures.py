@@ -30,6 +30,7 @@ LOCAL = {
     "opencode.questions.list",
     "opencode.webhooks.list",
     "opencode.webhooks.retry",
+    "opencode.budget.get",
 }
 """Know most of what they need without OpenCode."""
 FORCE: JsonObject = {"force": True}

@@ -1,5 +1,6 @@
 """What this service offers beyond A2A: one file per extension, each method declared once."""
 
+from opencode_a2a.extensions.budget import BUDGET
 from opencode_a2a.extensions.interrupts import INTERRUPTS, RECOVERY
 from opencode_a2a.extensions.metadata import (
     MODEL_SELECTION,
@@ -26,6 +27,7 @@ EXTENSIONS: tuple[Extension, ...] = (
     RECOVERY,
     WORKSPACES,
     WEBHOOKS,
+    BUDGET,
 )
 """All that have metadata or methods; the contracts about them are in ``server.contracts``."""
 SKILLS = (SESSIONS, PROVIDERS, WORKSPACES, RECOVERY, INTERRUPTS, WEBHOOKS)

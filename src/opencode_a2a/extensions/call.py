@@ -117,8 +117,11 @@ class Call:
         Yield the agent that is to do it. The session is followed until it is done.
         """
         sessions, at = self.sessions, Location(directory=session.directory)
-        await self.deps.tasks.check_budget(self.principal, self.caller.budget)
         sessions.rights.note(session)
+        joins = self.member.errands.follows(session.id)
+        joins = joins or session.id in self.interrupts.sessions_with_turn
+        limits = self.caller.budget
+        await self.deps.tasks.check_budget(self.principal, limits, another=not joins)
         async with self.member.errands.following(self.principal, session, self.rights) as work:
             try:
                 agent, _ = await sessions.limit(work, agent, at, tools)

@@ -604,15 +604,18 @@ class SummarizeParams(OfSession):
     **_MUTATIONS,
 )
 async def summarize(call: Call, params: SummarizeParams) -> SessionDone:
-    """Let a model replace a session's history by a summary; returns when it is written."""
+    """Let a model replace a session's history by a summary; returns when it is written.
+
+    With `auto` the model then goes on with what it was doing, within the rights of the call.
+    """
     request = params.request
-    await call.deps.tasks.check_budget(call.principal, call.caller.budget)
     async with call.working(params.session_id) as session:
         if request.provider_id and request.model_id:
             model = ModelRef(request.provider_id, request.model_id)
         else:
             model = await _model(call, session)
-        await call.opencode.summarize_session(session.id, model, auto=request.auto, at=call.at)
+        async with call.giving_work(session, None):
+            await call.opencode.summarize_session(session.id, model, auto=request.auto, at=call.at)
     return SessionDone(session_id=session.id)
 
 

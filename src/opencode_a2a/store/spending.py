@@ -33,8 +33,9 @@ def day_of(at: int) -> int:
 
 
 def add(connection: Connection, spent: Mapping[tuple[str, int], Spent]) -> None:
-    """Count what turns have used, by principal and day."""
-    _SPENDING.add(connection, spent)
+    """Count what turns have used, by principal and day; nothing that is used gives any back."""
+    used = {of: Spent(max(0.0, one.cost), max(0, one.tokens)) for of, one in spent.items()}
+    _SPENDING.add(connection, used)
 
 
 def read(connection: Connection, principal: str, day: int) -> Spent:

@@ -63,6 +63,7 @@ from opencode_a2a.store.spending import Spent
 from opencode_a2a.store.tasks import Key, Segment, TaskRow
 from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks import budget
+from opencode_a2a.tasks.budget import Figures
 from opencode_a2a.tasks.log import LogReader, LogWriter, TaskLog, load_task
 from opencode_a2a.tasks.outbox import Outbox, PushConfig
 from opencode_a2a.tasks.state import (
@@ -530,6 +531,7 @@ class TaskService:
         full = self._full(self._counts[principal], self._counts.total())
         several = self._database.several
         message = (principal, command.message.message_id)
+        begun = self._fleet.errands_of(principal)
 
         def write(connection: Connection) -> tuple[int, HookRow | None] | TaskRow:
             if several:
@@ -546,7 +548,10 @@ class TaskService:
                 own = rows.tally(connection, OPEN, principal)
                 if refused := self._full(own, rows.tally(connection, OPEN)):
                     raise refused
-            budget.check(connection, principal, command.budget)
+            budget.check_spent(connection, principal, command.budget)
+            if command.budget.turns:
+                running = rows.tally(connection, budget.RUNNING, principal) + begun + 1
+                budget.check_turns(running, command.budget)
             no = rows.add_task(connection, row)
             rows.add_first_message(connection, *message, no, digest)
             rows.append(connection, [Segment(no, 1, 1, segment)], [])
@@ -593,11 +598,28 @@ class TaskService:
         self, principal: Principal, limits: Budget, *, another: bool = False
     ) -> None:
         """Raise BudgetExhaustedError if a caller may give no more work, or no other turn, now."""
-        if not another:
-            limits = replace(limits, turns=0)  # what runs already, runs
+
+        def read(connection: Connection) -> int:
+            budget.check_spent(connection, principal, limits)
+            return rows.tally(connection, budget.RUNNING, principal)
+
         if limits.cost_per_day or limits.tokens_per_day or limits.turns:
             with budget.noted(principal):
-                await self._database.read(lambda found: budget.check(found, principal, limits))
+                running = await self._database.read(read)
+                if another:  # else it is part of what runs already
+                    # Nothing is awaited between this and the beginning of an errand.
+                    budget.check_turns(running + self._fleet.errands_of(principal) + 1, limits)
+
+    async def budget_of(self, principal: Principal, limits: Budget) -> Figures:
+        """Return what a caller has used, and may still use."""
+        day = spending.day_of(now_ms())
+
+        def read(connection: Connection) -> tuple[Spent, int]:
+            running = rows.tally(connection, budget.RUNNING, principal)
+            return spending.read(connection, principal, day), running
+
+        spent, running = await self._database.read(read)
+        return budget.figures(spent, running + self._fleet.errands_of(principal), limits)
 
     def adopt(self, log: TaskLog, member: Member, routing: Routing) -> OpenTask:
         """Take charge of a task that is open."""

@@ -64,13 +64,18 @@ class Errand:
         self.location = location
         self.works: list[Work] = []
         """What the session was given to do."""
-        self._principal = owner.principal
+        self.principal = owner.principal
         self._used: dict[MessageId, Usage] = {}
         """By step, sub-agents' included."""
         self.subscription = feed.follow(root)
         self.interrupts = TurnInterrupts(interrupts, owner, self.subscription.wake)
         self.interrupts.connect(location)
         self.expect()
+
+    def conclude(self) -> None:
+        """Expect no more: it is done as soon as it is not at work."""
+        self._latest = asyncio.get_running_loop().time()
+        self.subscription.wake()
 
     def expect(self) -> None:
         """Expect work to begin."""
@@ -86,10 +91,9 @@ class Errand:
             while True:
                 try:
                     given = len(self.works)
-                    if compare and await self._compare():
-                        await self._spend()
-                        if len(self.works) == given:  # else it was given more to do meanwhile
-                            return
+                    # Unless it was given more to do meanwhile, it is done.
+                    if compare and await self._compare() and len(self.works) == given:
+                        return
                     items: list[FeedItem] = []
                     with suppress(TimeoutError):
                         async with asyncio.timeout(TICK_SECONDS):
@@ -114,7 +118,7 @@ class Errand:
     async def _hear(self, items: list[FeedItem]) -> bool:
         """Deal with events; return whether to compare with what OpenCode has pending."""
         events: list[TurnEvent] = []
-        compare = False
+        compare, spent = False, Spent()
         for item in items:
             match item:
                 case PermissionAsked() | QuestionAsked():
@@ -128,12 +132,19 @@ class Errand:
                     compare, self._begun = compare or idle, self._begun or not idle
                 case MessageUpdated(info=AssistantMessage() as info):
                     if self._root not in self._all.sessions_with_turn:  # which counts by itself
-                        self._used[info.id] = usage(info)
+                        now, before = usage(info), self._used.get(info.id, Usage())
+                        self._used[info.id] = now
+                        more = max(0.0, now.cost - before.cost), max(0, now.total - before.total)
+                        spent = Spent(spent.cost + more[0], spent.tokens + more[1])
                 case Gap(connected=True):
                     compare = True
                 case _:
                     pass
         await self._screen(events)
+        if spent != Spent():
+            # At once: it counts whatever becomes of the rest, and of this process.
+            used: dict[tuple[str, int], Spent] = {(self.principal, day_of(now_ms())): spent}
+            await self._database.insist(lambda connection: spending.add(connection, used))
         return compare
 
     async def _compare(self) -> bool:
@@ -165,15 +176,6 @@ class Errand:
             await self._screen([Resumed(one.request_id, one.type, "void") for one in asked])
         return over
 
-    async def _spend(self) -> None:
-        """Count what was used for the principal's budget."""
-        whole, self._used = sum(self._used.values(), Usage()), {}
-        used: dict[tuple[str, int], Spent] = {
-            (self._principal, day_of(now_ms())): Spent(whole.cost, whole.total)
-        }
-        if whole.total or whole.cost:
-            await self._database.insist(lambda connection: spending.add(connection, used))
-
     async def _screen(self, events: list[TurnEvent]) -> None:
         await self.interrupts.screen(events)
         self.interrupts.note_logged()  # an errand has no log
@@ -204,11 +206,15 @@ class Errands:
         try:
             yield work
         except BaseException:
-            errand.works.remove(work)
-            self._rights.end(work)
-            if not errand.works and session.id in self._running:
-                self._running.pop(session.id)[1].cancel()
+            if work.begun is None:
+                errand.works.remove(work)
+                self._rights.end(work)
+            # It may have been begun all the same, and cost something: OpenCode knows.
+            errand.conclude()
             raise
+
+    def follows(self, session_id: SessionId) -> bool:
+        return session_id in self._running
 
     def working(self) -> set[SessionId]:
         """Return the sessions that do not wait for a person."""
@@ -217,6 +223,11 @@ class Errands:
             for session, (errand, _) in self._running.items()
             if not errand.interrupts.waiting
         }
+
+    def running(self, principal: Principal) -> int:
+        """Return how many errands of a caller do not wait for a person."""
+        errands = (errand for errand, _ in self._running.values())
+        return sum(one.principal == principal and not one.interrupts.waiting for one in errands)
 
     def take_up(
         self, owner: Owner, asked: Interrupted, answered: Sequence[tuple[Interrupted, Answer]]

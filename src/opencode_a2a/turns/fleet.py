@@ -182,6 +182,10 @@ class Fleet:
             raise UpstreamBackpressureError(limit=sum(member.max_turns for member in there))
         return min(room, key=lambda member: self.tasks[member.name])
 
+    def errands_of(self, principal: Principal) -> int:
+        """Return how many errands of a caller run in this process."""
+        return sum(member.errands.running(principal) for member in self.members.values())
+
     # Whether they are there
 
     async def recover_errands(self) -> None:
