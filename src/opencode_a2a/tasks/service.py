@@ -531,7 +531,7 @@ class TaskService:
         full = self._full(self._counts[principal], self._counts.total())
         several = self._database.several
         message = (principal, command.message.message_id)
-        begun = self._fleet.errands_of(principal)
+        begun = self._fleet.errands_of(principal) if command.budget.turns else 0
 
         def write(connection: Connection) -> tuple[int, HookRow | None] | TaskRow:
             if several:
