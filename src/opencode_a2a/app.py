@@ -67,7 +67,7 @@ from opencode_a2a.server.push import WebhookSender
 from opencode_a2a.server.rest import RestBinding
 from opencode_a2a.server.sse import Streams
 from opencode_a2a.signing import signing_keys
-from opencode_a2a.store.database import Database, DatabaseError, Replica
+from opencode_a2a.store.database import Database, DatabaseError, Link, Replica
 from opencode_a2a.store.spending import Spent
 from opencode_a2a.store.sqlite import EarlierDatabaseError
 from opencode_a2a.tasks.budget import figures
@@ -232,9 +232,15 @@ class Service:
             Database(
                 settings.database_url,
                 Replica(settings.replica_name, settings.replica.lease_seconds),
+                Link(
+                    settings.tasks.task_store_pooled,
+                    settings.tasks.task_store_listen_url,
+                    settings.replica.poll_seconds,
+                ),
             )
         )
         await stack.enter_async_context(self._beside(database.run(), "database"))
+        await stack.enter_async_context(self._beside(database.listen(), "listener"))
         if self.tls is not None:
             await stack.enter_async_context(self._beside(self.tls.watch(), "certificate"))
         if self.issuer is not None:
@@ -265,6 +271,7 @@ class Service:
         for member in members:
             await stack.enter_async_context(self._beside(member.turns.feed.run(), "feed"))
         await stack.enter_async_context(self._beside(writer.run(), "writer"))
+        await stack.enter_async_context(self._beside(tasks.tails.run(), "tails"))
         stack.push_async_callback(self._close, tasks, database)
         self.streams.on_drain.append(tasks.leave)
         taken_up = await recover(database, writer, tasks, fleet)

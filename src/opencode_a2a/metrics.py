@@ -93,6 +93,21 @@ PUSH_PENDING = Gauge(
 PUSH_OLDEST = Gauge(
     "a2a_push_oldest_seconds", "How long the oldest of these has been waiting.", registry=REGISTRY
 )
+LISTEN_UP = Gauge(
+    "a2a_listen_up", "Whether notifications of other replicas are heard.", registry=REGISTRY
+)
+TAIL_SECONDS = Histogram(
+    "a2a_tail_seconds",
+    "Seconds from an event in another replica until it was read here.",
+    registry=REGISTRY,
+    buckets=(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10),
+)
+TAIL_QUERIES = Counter(
+    "a2a_tail_queries",
+    "Looks at the logs of tasks that other replicas run, by cause.",
+    ("cause",),
+    registry=REGISTRY,
+)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -24,9 +24,16 @@ LATE_SECONDS = 1.5
 class Relay:
     """Passes bytes on both ways; ``cut`` breaks the connection of the next COMMIT."""
 
-    def __init__(self, target: int, back: Callable[[bytes], bytes] = lambda data: data) -> None:
+    def __init__(
+        self,
+        target: int,
+        back: Callable[[bytes], bytes] = lambda data: data,
+        forth: Callable[[bytes], None] = lambda data: None,
+    ) -> None:
+        """``back`` changes what the database says, ``forth`` looks at what it is told."""
         self._target = target
         self._back = back
+        self._forth = forth
         self._passing: set[asyncio.Task[None]] = set()
         self._open: set[asyncio.StreamWriter] = set()
         self.cut: Cut | None = None
@@ -74,6 +81,7 @@ class Relay:
 
         async def there() -> None:
             while data := await reader.read(65536):
+                self._forth(data)
                 if self.cut is None or b"COMMIT" not in data:
                     far_writer.write(data)
                     continue

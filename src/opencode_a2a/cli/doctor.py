@@ -319,7 +319,7 @@ def check_database(settings: Settings) -> Finding:
     from opencode_a2a.store.earlier import Form, form_of
 
     if is_postgresql(settings.database_url):
-        return check_postgresql(settings.database_url)
+        return check_postgresql(settings)
     file = database_file(settings.database_url)
     another = "set A2A_TASK_STORE_DATABASE_URL to another file"
     if file is None:
@@ -340,11 +340,12 @@ def check_database(settings: Settings) -> Finding:
     return Finding("database", f"{place} cannot be written", another)
 
 
-def check_postgresql(url: str) -> Finding:
-    from opencode_a2a.store.database import DatabaseError, examine
+def check_postgresql(settings: Settings) -> Finding:
+    from opencode_a2a.store.database import DatabaseError, Link, examine
 
     try:
-        return Finding("database", examine(url))
+        link = Link(settings.tasks.task_store_pooled)
+        return Finding("database", examine(settings.database_url, link))
     except DatabaseError as error:
         found, _, remedy = str(error).rpartition("; ")
         return Finding("database", found, remedy)

@@ -778,6 +778,16 @@ class TaskSettings(Group, prefix="A2A_"):
         "Database: a URL of SQLite or PostgreSQL (14 or later, with the extra `postgres`); by "
         "default a SQLite file for each workspace in the state directory.",
     )
+    task_store_pooled: bool = setting(
+        False,
+        "The URL leads to a pooler in transaction mode, such as pgbouncer: nothing is prepared, "
+        "and no setting is left in a connection.",
+    )
+    task_store_listen_url: DatabaseUrl | None = setting(
+        None,
+        "A URL of the same PostgreSQL past the pooler, for the one connection that hears what "
+        "other replicas have done; without it they are asked often.",
+    )
     task_retention_days: CountOrOff = setting(30, "Days to keep a finished task; 0 means for ever.")
     pending_session_claim_ttl_seconds: Seconds = setting(
         30, "How long a session named by a request stays reserved."
@@ -810,6 +820,9 @@ class ReplicaSettings(Group, prefix="A2A_REPLICA_"):
     )
     lease_seconds: Annotated[float, Field(ge=4, le=60)] = setting(
         8, "Seconds without a write after which a process counts as dead."
+    )
+    poll_seconds: Annotated[float, Field(ge=0.05, le=60)] = setting(
+        0.25, "How often to look for what other replicas have done while they are not heard."
     )
 
 

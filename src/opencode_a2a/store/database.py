@@ -54,6 +54,17 @@ class Replica(NamedTuple):
     version: str = __version__
 
 
+class Link(NamedTuple):
+    """How such a database is reached."""
+
+    pooled: bool = False
+    """The URL leads to a pooler that gives out a connection for one transaction at a time."""
+    listen_url: str | None = None
+    """A way past the pooler, for the connection that listens."""
+    poll_seconds: float = 0.25
+    """How often is looked for what others have done while they are not heard."""
+
+
 @dataclass(eq=False, slots=True)
 class PendingWrite(Generic[T]):
     """A function that the writer thread is to run, and who waits for its result."""
@@ -119,6 +130,12 @@ class Engine(ABC):
     @abstractmethod
     def read(self, fn: Callable[[Connection], T]) -> T:
         """Run a function that only reads, in one of the reading threads."""
+
+    def tell(self, texts: list[str]) -> None:  # noqa: B027 - not every engine has anybody to tell
+        """Notify all processes that listen, in the writer thread; it may be lost."""
+
+    async def listen(self, database: "Database") -> None:  # noqa: B027 - likewise
+        """Have the database hear what is told, until this is cancelled."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -243,17 +260,24 @@ def cause(error: Exception) -> str:
     return (str(raised).splitlines() or [type(raised).__name__])[0]
 
 
+DIRECT = Link()
+
+
 class Database:
     """An open database, from ``async with`` to its end."""
 
-    def __init__(self, url: str, replica: Replica | None = None) -> None:
-        self._engine = _engine(url, replica)
-        self._calls: queue.SimpleQueue[PendingWrite[Any] | None] = queue.SimpleQueue()
+    def __init__(self, url: str, replica: Replica | None = None, link: Link = DIRECT) -> None:
+        self._engine = _engine(url, replica, link)
+        self._calls: queue.SimpleQueue[PendingWrite[Any] | str | None] = queue.SimpleQueue()
         self._readers = ThreadPoolExecutor(
             self._engine.readers or 1, thread_name_prefix="store-reader"
         )
         self.several = False
         """Whether other processes use the database too, as far as is known."""
+        self.heard: list[Callable[[str], None]] = []
+        """Called in the event loop for each text that a process told, this one included, and with
+        an empty one when it is time to look without having been told: something may have been
+        missed."""
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -271,9 +295,9 @@ class Database:
 
     async def __aexit__(self, *_: object) -> None:
         self._engine.stop()
+        await asyncio.to_thread(self._readers.shutdown)  # which have connections in use
         self._calls.put(None)
         await asyncio.to_thread(self._thread.join)
-        self._readers.shutdown()
 
     @property
     def name(self) -> str:
@@ -374,6 +398,25 @@ class Database:
         self._calls.put(call)
         return call
 
+    def tell(self, text: str) -> None:
+        """Tell other processes that it is worth to look at what was committed.
+
+        ``l,NO,NO…`` there are entries of tasks' logs; ``t,NUMBER,TASK`` a reader of a task was
+        shown what is asked by that number; ``m`` there is mail; ``r,NO`` there is the reply to a
+        mail; ``u`` replicas or upstreams changed. It may be lost. At most 7,900 bytes.
+        """
+        if self.several:
+            self._calls.put(text)
+
+    def hear(self, text: str) -> None:
+        """Pass on what a process told."""
+        for call in self.heard:
+            call(text)
+
+    async def listen(self) -> None:
+        """Hear what other processes tell, for as long as the database is in use."""
+        await self._engine.listen(self)
+
     def _work(self, opened: Future[None]) -> None:
         """Run the calls that wait, as many as there are in one transaction; in the thread."""
         try:
@@ -387,31 +430,36 @@ class Database:
         while not ended:
             # Wait for a call, and take all others that are there by then; None comes last.
             calls: list[PendingWrite[Any]] = []
-            while not ended and not (calls and self._calls.empty()):
-                call = self._calls.get()
-                if call is None:
-                    ended = True
-                else:
-                    calls.append(call)
+            told: list[str] = []
+            while not ended and not ((calls or told) and self._calls.empty()):
+                match self._calls.get():
+                    case None:
+                        ended = True
+                    case str(text):
+                        told.append(text)
+                    case call:
+                        calls.append(call)
+            if told:  # of what is committed, so it does not wait for the next commit
+                self._engine.tell(told)
             if calls:
                 self._loop.call_soon_threadsafe(_deliver, self._engine.write(calls))
         self._engine.close()
 
 
-def examine(url: str) -> str:
+def examine(url: str, link: Link = DIRECT) -> str:
     """Look at a PostgreSQL without changing it, and say what it is; raise DatabaseError."""
-    return _postgres(url).examine()
+    return _postgres(url, None, link).examine()
 
 
-def _engine(url: str, replica: Replica | None) -> Engine:
+def _engine(url: str, replica: Replica | None, link: Link) -> Engine:
     if not url.startswith("sqlite"):
-        return _postgres(url, replica)
+        return _postgres(url, replica, link)
     from opencode_a2a.store.sqlite import Sqlite  # which is written for this module
 
     return Sqlite(url)
 
 
-def _postgres(url: str, replica: Replica | None = None) -> "Postgres":
+def _postgres(url: str, replica: Replica | None, link: Link) -> "Postgres":
     try:
         from opencode_a2a.store.postgres import Postgres  # the driver is optional
     except ImportError:
@@ -420,7 +468,7 @@ def _postgres(url: str, replica: Replica | None = None) -> "Postgres":
             "`postgres`, or run `pip install 'psycopg[binary]'`",
             status=2,
         ) from None
-    return Postgres(url, replica)
+    return Postgres(url, replica, link)
 
 
 def _nothing(_: Connection) -> None:

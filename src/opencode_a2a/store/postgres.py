@@ -21,16 +21,20 @@ from typing import Any, TypeVar, cast
 
 import psycopg
 import sqlalchemy as sa
+import structlog
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from opencode_a2a.store.database import (
+    DIRECT,
     UNWANTED,
+    Database,
     DatabaseError,
     Engine,
+    Link,
     PendingWrite,
     Replica,
     Result,
@@ -38,8 +42,11 @@ from opencode_a2a.store.database import (
     cause,
     origin,
 )
+from opencode_a2a.store.listener import CHANNEL, Listener
 from opencode_a2a.store.schema import ForeignTablesError, SchemaTooNewError, check_version, migrate
 from opencode_a2a.telemetry import SHARED_CLOCK
+
+logger = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -78,6 +85,14 @@ _FENCE = (
     " RETURNING (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 )
 _TIME = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+# Nobody waits for it to be on the disk.
+_TELL = (
+    "SELECT set_config('synchronous_commit', 'off', true), "  # noqa: S608 - a constant
+    f"pg_notify({CHANNEL}, text) FROM unnest(%s::text[]) AS text"
+)
+_LIMIT = "SELECT " + ", ".join(
+    f"set_config('{name}', '{value}', true)" for name, value in TIMEOUTS.items()
+)
 _GRANT = "as its owner run GRANT USAGE, CREATE ON SCHEMA public TO <role> (or the schema in use)"
 _LOOK = "SELECT commits, gone IS NOT NULL FROM replicas WHERE no = %s FOR UPDATE"
 
@@ -105,11 +120,15 @@ class Postgres(Engine):
     readers = READERS
     patience = 4.0
 
-    def __init__(self, url: str, replica: Replica | None = None) -> None:
+    def __init__(self, url: str, replica: Replica | None = None, link: Link = DIRECT) -> None:
         name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self._replica = replica or Replica(name)
         self.beat_seconds = self._replica.lease_seconds / 4
-        self._conninfo = _conninfo(url)
+        self._link = link
+        self._conninfo = _conninfo(url, pooled=link.pooled)
+        self._listening = None if link.pooled else self._conninfo
+        if link.listen_url is not None:
+            self._listening = _conninfo(link.listen_url, "A2A_TASK_STORE_LISTEN_URL")
         self.name = _shown(self._conninfo)
         self._no = 0
         self._commits = 0
@@ -124,8 +143,9 @@ class Postgres(Engine):
             poolclass=QueuePool,
             pool_size=READERS,
             max_overflow=0,
-            # One statement is one round trip, not three.
-            isolation_level="AUTOCOMMIT",
+            # One statement is one round trip, not three; but to a pooler nothing can be said that
+            # lasts longer than a transaction.
+            isolation_level="READ COMMITTED" if link.pooled else "AUTOCOMMIT",
         )
 
     # Opening and closing
@@ -137,7 +157,7 @@ class Postgres(Engine):
             self._migrate(connection)
             self._register(connection)
             asked = time.monotonic_ns()
-            with connection.begin():
+            with self._begin(connection):
                 SHARED_CLOCK.follow(connection.exec_driver_sql(_TIME).scalar_one(), asked)
         except (SchemaTooNewError, ForeignTablesError) as error:
             raise DatabaseError(f"{self.name}: {error}", status=2) from None
@@ -147,7 +167,7 @@ class Postgres(Engine):
     def examine(self) -> str:
         """Look at the database without changing anything; return what there is to say of it."""
         try:
-            with self._engine.connect() as connection:
+            with self._engine.connect() as connection, self._begin(connection):
                 self._check_version(connection)
                 names = [name for name in TIMEOUTS if name.endswith("timeout")]
                 shown = {n: connection.exec_driver_sql(f"SHOW {n}").scalar() for n in names}
@@ -177,7 +197,7 @@ class Postgres(Engine):
         return DatabaseError(f"cannot use {self.name}: {why}; {remedy}", status=2)
 
     def _migrate(self, connection: Connection) -> None:
-        with connection.begin():
+        with self._begin(connection):
             # A large database takes its time, and others wait for it.
             connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
             connection.exec_driver_sql("SET LOCAL lock_timeout = '10min'")
@@ -195,7 +215,7 @@ class Postgres(Engine):
         mine, lease = self._replica.name, self._replica.lease_seconds
         since, before = time.monotonic(), dict[int, int]()
         while True:
-            with connection.begin():
+            with self._begin(connection):
                 run = connection.exec_driver_sql
                 run(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
                 run(f"DELETE FROM replicas WHERE gone < clock_timestamp() - interval '{FORGET}'")  # noqa: S608 - a constant
@@ -229,7 +249,7 @@ class Postgres(Engine):
 
     def close(self) -> None:
         if self._connection is not None and self._no:
-            with suppress(*self.failures), self._connection.begin():
+            with suppress(*self.failures), self._begin(self._connection):
                 self._connection.exec_driver_sql(
                     "UPDATE replicas SET gone = clock_timestamp() WHERE no = %s", (self._no,)
                 )
@@ -243,7 +263,10 @@ class Postgres(Engine):
         deadline = time.monotonic() + STARTING_SECONDS
         while True:
             try:
-                connection = psycopg.connect(self._conninfo)
+                # What is prepared in one connection of a pooler is not known in the next.
+                connection = psycopg.connect(
+                    self._conninfo, prepare_threshold=None if self._link.pooled else 5
+                )
             except psycopg.OperationalError as error:
                 # It is there, and reads its log after a crash. The first start waits for it; later
                 # on those who ask wait.
@@ -261,6 +284,13 @@ class Postgres(Engine):
             self._connection = self._engine.connect()
         return self._connection
 
+    def _begin(self, connection: Connection) -> RootTransaction:
+        """Begin a transaction, with our timeouts in force."""
+        transaction = connection.begin()
+        if self._link.pooled:  # else they are those of the connection
+            connection.exec_driver_sql(_LIMIT)
+        return transaction
+
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -274,7 +304,10 @@ class Postgres(Engine):
         for attempt in itertools.count():
             with self._read_engine.connect() as connection:
                 try:
-                    return fn(connection)
+                    if not self._link.pooled:
+                        return fn(connection)
+                    with self._begin(connection):
+                        return fn(connection)
                 except self.failures:
                     # All that were idle in the pool may have been broken at once.
                     if not _broken(connection) or attempt >= READERS:
@@ -321,10 +354,12 @@ class Postgres(Engine):
 
     def _transact(self, connection: Connection, calls: list[PendingWrite[Any]]) -> list[Result]:
         number = self._commits + 1
-        transaction = connection.begin()
+        transaction = self._begin(connection)
         try:
             driver, asked = _driver(connection), time.monotonic_ns()
-            fence = driver.execute(_FENCE, (number, self._no, number - 1), prepare=True)
+            fence = driver.execute(
+                _FENCE, (number, self._no, number - 1), prepare=not self._link.pooled
+            )
             if (passed := fence.fetchone()) is None:
                 raise self._fenced(connection)
             SHARED_CLOCK.follow(passed[0], asked)
@@ -348,6 +383,22 @@ class Postgres(Engine):
         self._commits = number
         return results
 
+    def tell(self, texts: list[str]) -> None:
+        if self._connection is None:
+            return  # it is away, and others will look by themselves
+        driver = _driver(self._connection)
+        try:
+            driver.autocommit = True  # one round trip, not three
+            driver.execute(_TELL, (texts,))
+            driver.autocommit = False
+        except psycopg.Error as error:
+            logger.warning("other processes not told", cause=cause(error))
+            self._drop()
+
+    async def listen(self, database: Database) -> None:
+        beat, poll = self._replica.lease_seconds / 4, self._link.poll_seconds
+        await Listener(self._listening, beat, poll, database).run()
+
     def _fenced(self, connection: Connection) -> FencedError:
         row = connection.exec_driver_sql(_LOOK, (self._no,)).one_or_none()
         if row is None or row[1]:
@@ -366,7 +417,7 @@ class Postgres(Engine):
             try:
                 connection = self._connected()
                 # This waits while the transaction in question is still open somewhere.
-                with connection.begin():
+                with self._begin(connection):
                     row = connection.exec_driver_sql(_LOOK, (self._no,)).one_or_none()
                     if row is not None and row[0] == number:
                         self._commits = number
@@ -383,7 +434,9 @@ class Postgres(Engine):
                 wait = min(2 * wait, longest)
 
 
-def _conninfo(url: str) -> str:
+def _conninfo(
+    url: str, variable: str = "A2A_TASK_STORE_DATABASE_URL", *, pooled: bool = False
+) -> str:
     try:
         given = conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
@@ -391,13 +444,14 @@ def _conninfo(url: str) -> str:
         said = cause(error)
         why = said if said.startswith("invalid URI query parameter") else "it cannot be parsed"
         raise DatabaseError(
-            f"A2A_TASK_STORE_DATABASE_URL is not a URL of PostgreSQL: {why}; write it like "
+            f"{variable} is not a URL of PostgreSQL: {why}; write it like "
             "postgresql://user@host:5432/database, with special characters of the password as %XX",
             status=2,
         ) from None
-    ours = " ".join(f"-c {name}={value}" for name, value in TIMEOUTS.items())
-    options = f"{ours} {given.get('options') or ''}".strip()
-    known = {"application_name": "opencode-a2a", **CONNECTION, **given, "options": options}
+    known = {"application_name": "opencode-a2a", **CONNECTION, **given}
+    if not pooled:  # which would refuse them
+        ours = " ".join(f"-c {name}={value}" for name, value in TIMEOUTS.items())
+        known["options"] = f"{ours} {given.get('options') or ''}".strip()
     return make_conninfo("", **known)
 
 

@@ -4,7 +4,7 @@ Rows hold encoded values; what is inside them is known to ``tasks.state`` alone.
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -100,6 +100,12 @@ _ADD_ENTRIES = Prepared(
 _SEGMENTS = Prepared(
     "SELECT task_no, first_seq, last_seq, data FROM entries"
     " WHERE task_no = :task_no AND first_seq >= :first_seq ORDER BY first_seq LIMIT :most"
+)
+# Of PostgreSQL alone; never by entries.no, in whose order nothing is committed.
+_TAILS = Prepared(
+    "SELECT e.task_no, e.first_seq, e.last_seq, e.data"
+    " FROM unnest(CAST(:numbers AS int8[]), CAST(:after AS int8[])) AS f(no, seq)"
+    " JOIN entries e ON e.task_no = f.no AND e.first_seq > f.seq ORDER BY 1, 2 LIMIT :most"
 )
 _MOVE = Prepared(
     "UPDATE tasks SET state = :state, updated_at = :at, status = :status WHERE no = :task_no"
@@ -247,6 +253,12 @@ def load_segments(
     """Return the next segments of a log, from the one that begins with ``first_seq``."""
     values = {"task_no": task_no, "first_seq": first_seq, "most": limit}
     return [Segment(*row) for row in _SEGMENTS.run(connection, values).fetchall()]
+
+
+def load_tails(connection: Connection, after: Mapping[int, int], limit: int) -> list[Segment]:
+    """Return what follows in several logs, by task and number: the last number that is known."""
+    values = {"numbers": [*after], "after": [*after.values()], "most": limit}
+    return [Segment(*row) for row in _TAILS.run(connection, values).fetchall()]
 
 
 def page(

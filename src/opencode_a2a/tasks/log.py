@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import orjson
 import structlog
@@ -50,6 +51,8 @@ TAIL = 128
 """Entries kept in memory for readers that are close behind."""
 BATCH = 256
 """Entries handed to a reader at once."""
+TELL_AT_ONCE = 390
+"""Logs that one notification names: a number has up to 19 digits, and there is room for 7,900."""
 STORE_SECONDS = 4.0
 """How long a reader waits for the store to take what it is about to read."""
 LEFT = "The service is shutting down. The task continues; fetch it later, or send it again."
@@ -62,6 +65,12 @@ UNREAD_SECONDS = 1.5
 
 Push = Callable[[list[Entry]], bool]
 """Takes entries at once; False when it cannot, and they have to wait until it is ready."""
+
+
+class Follower(Protocol):
+    """Takes new entries of a log; none when it has to look what has happened."""
+
+    def offer(self, entries: list[Entry], /) -> None: ...
 
 
 def _note(ref: TaskRef, before: Status, after: Status, at: int) -> None:
@@ -114,9 +123,10 @@ class TaskLog:
         self._changing: set[asyncio.Future[None]] = set()
         """Those who wait for a change of state to be stored, and for nothing else."""
         self._left = False
+        self._moved = False
         self.readers: set[LogReader] = set()
         """Those that have seen all there is."""
-        self.patient: set[LogReader] = set()
+        self.patient: set[Follower] = set()
         """The same of those that are shown nothing before it is stored."""
         # What was asked before a restart was shown then, as far as anybody knows.
         self._told = self._told_before = max(
@@ -128,7 +138,10 @@ class TaskLog:
 
     def note_told(self, status: Status) -> None:
         """Note that a reader was given this status, with what it asks."""
-        newest = max((one.number or 0 for one in status.pending), default=0)
+        self.note_told_number(max((one.number or 0 for one in status.pending), default=0))
+
+    def note_told_number(self, newest: int) -> None:
+        """Note that a reader was given what is asked up to a number, here or in another replica."""
         if newest > self._told:
             self._told_before, self._told = self._told, newest
             self._told_at = asyncio.get_running_loop().time()
@@ -276,6 +289,7 @@ class TaskLog:
             state = await self.steady()
             if self.stopped(since):
                 return state
+            self.check_moved()
             if self._left:
                 raise StreamEndedError(LEFT, cause="drained", task_id=self.ref.id)
             await self.next_stop()
@@ -284,6 +298,18 @@ class TaskLog:
         """Release everyone who waits for the task: the service is stopping."""
         self._left = True
         self._wake()
+
+    def move(self) -> None:
+        """End all reading here: another replica goes on with the log. Readers can come again."""
+        self._moved = True
+        self._wake()
+        for reader in [*self.readers, *self.patient]:
+            reader.offer([])
+
+    def check_moved(self) -> None:
+        """Raise StreamEndedError if the log goes on elsewhere."""
+        if self._moved:
+            raise StreamEndedError(cause="moved", task_id=self.ref.id)
 
     def stopped(self, since: int) -> bool:
         """Whether the task has ended, or waits for a person by an entry after ``since``."""
@@ -366,13 +392,14 @@ class LogReader:
                 return self._wanted(entries)
             if self.log.over:
                 break
+            self.log.check_moved()
             self._push, self._waiter = push, asyncio.get_running_loop().create_future()
-            waiting = self.log.patient if self._patient else self.log.readers
-            waiting.add(self)
+            (self.log.patient if self._patient else self.log.readers).add(self)
             try:
                 await self._waiter
             finally:
-                waiting.discard(self)
+                self.log.patient.discard(self)
+                self.log.readers.discard(self)
                 self._waiter = None
         return []
 
@@ -382,7 +409,7 @@ class LogReader:
         if waiter is None or waiter.done():
             return
         try:
-            if self._push is not None and entries[0].seq == self._after + 1:
+            if self._push is not None and entries and entries[0].seq == self._after + 1:
                 # Most entries are text, one at a time, and end nothing.
                 text = len(entries) == 1 and entries[0].status is None
                 if self._push(entries if text else self._wanted(entries)):
@@ -575,8 +602,16 @@ class LogWriter:
                 share.log.stored(share.entries[-1].seq)
             if batch.done is not None and not batch.done.done():
                 batch.done.set_result(None)
+            if self._database.several:
+                self.tell([share.log.no for share in batch.shares])
         if self._hurry:
             self._write()
+
+    def tell(self, numbers: list[int]) -> None:
+        """Have readers in other replicas look at these logs."""
+        for first in range(0, len(numbers), TELL_AT_ONCE):
+            named = numbers[first : first + TELL_AT_ONCE]
+            self._database.tell(",".join(("l", *map(str, named))))
 
     async def run(self) -> None:
         """Write what was refused, again and again until it is taken."""

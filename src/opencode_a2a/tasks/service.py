@@ -76,6 +76,7 @@ from opencode_a2a.tasks.state import (
     TaskState,
     dump_entries,
 )
+from opencode_a2a.tasks.tails import RemoteLog, Tails
 from opencode_a2a.telemetry import ROUTINE, now_ms
 from opencode_a2a.turns.answers import (
     Answer,
@@ -456,6 +457,9 @@ class TaskService:
         # The open tasks that this process runs. Where there is no other they are counted for the
         # limits, else those in the database are.
         self._open: dict[TaskId, OpenTask] = {}
+        self.tails = Tails(database, writer)
+        """The tasks that another replica runs, as far as they are read here."""
+        database.heard.append(self._hear)
         self._planned: dict[TaskId, OpenTask] = {}
         """Those whose plan waits to be approved."""
         self._counts: Counter[Principal] = Counter()
@@ -624,6 +628,7 @@ class TaskService:
     def adopt(self, log: TaskLog, member: Member, routing: Routing) -> OpenTask:
         """Take charge of a task that is open."""
         task = self._open[log.ref.id] = OpenTask(log, member, self._register)
+        self.tails.taken_over(log)
         self._fleet.note(log.ref.principal, log.ref.context_id, routing, member)
         self._fleet.tasks[member.name] += 1
         metrics.TASKS.labels(log.state.status.state).inc()
@@ -843,7 +848,13 @@ class TaskService:
             if not supervised:
                 task.log.note_told(state.status)
             return state
-        return load_task(await self._row(principal, task_id))
+        row = await self._row(principal, task_id)
+        if State(row.state).terminal:
+            return load_task(row)
+        log = await self.tails.log(row)
+        if not supervised:
+            log.note_told(log.state.status)
+        return log.state
 
     async def owner(self, task_id: str) -> Principal | None:
         """Return whose task this is; for those who may know of all tasks."""
@@ -874,8 +885,12 @@ class TaskService:
         tasks: list[TaskState] = []
         for row in found[: query.size]:
             task = self._open.get(TaskId(row.id))
-            state = load_task(row) if task is None or not whole else await task.log.steady()
-            tasks.append(state)
+            if not whole or State(row.state).terminal:
+                tasks.append(load_task(row))
+            elif task is not None:
+                tasks.append(await task.log.steady())
+            else:
+                tasks.append((await self.tails.log(row)).state)
         token = ""
         if len(found) > query.size:
             last = found[query.size - 1]
@@ -905,6 +920,8 @@ class TaskService:
     ) -> LogReader:
         """Return a reader of a task's log; see ``LogReader``."""
         log = await self.log(principal, task_id)
+        if isinstance(log, RemoteLog) and after is not None:
+            await log.reach(after)
         return LogReader(log, after, until_asked=until_asked, supervises=supervised)
 
     async def log(self, principal: Principal, task_id: str) -> TaskLog:
@@ -946,6 +963,7 @@ class TaskService:
         """Let nobody wait any longer for a task: the service is about to stop."""
         for task in self._open.values():
             task.log.leave()
+        self.tails.leave()
 
     async def close(self) -> None:
         """Leave every open task as it is, for the next start, with all of it stored."""
@@ -958,6 +976,14 @@ class TaskService:
 
     def open_tasks(self) -> Sequence[OpenTask]:
         return list(self._open.values())
+
+    def _hear(self, text: str) -> None:
+        """Count what a reader in another replica was shown, as if it were one of here."""
+        match text.split(",", 2):
+            case ["t", number, task_id] if number.isdecimal() and TaskId(task_id) in self._open:
+                self._open[TaskId(task_id)].log.note_told_number(int(number))
+            case _:
+                pass
 
     def _found(self, principal: Principal, task_id: str) -> OpenTask | None:
         task = self._open.get(TaskId(task_id))
@@ -976,9 +1002,8 @@ class TaskService:
         if task is not None:
             await task.log.steady()
             return task.log
-        if not State(row.state).terminal:
-            # The task has ended since the row was read, and its history is in the row of now.
-            row = await self._row(Principal(row.principal), row.id)
+        if not State(row.state).terminal:  # another replica runs it, or it has just ended
+            return await self.tails.log(row)
         return TaskLog(row.no, load_task(row), self._writer, self._database)
 
 

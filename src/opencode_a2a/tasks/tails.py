@@ -1,0 +1,248 @@
+"""Tasks that another replica runs, as they are read here.
+
+A ``RemoteLog`` is folded from the stored entries of a task, and followed by any number of readers
+as a log of this replica is: numbers, entries and cursors are those of the replica that writes it.
+``Tails`` feeds them: one query at a time asks for what is new in all logs that a notification
+named, or in all of them when nothing was heard for a while. A log is fed for as long as somebody
+refers to it, and kept a while longer, since many who read a task come back soon.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from weakref import WeakValueDictionary
+
+import structlog
+from sqlalchemy.engine import Connection
+
+from opencode_a2a import metrics
+from opencode_a2a.errors import StoreUnavailableError
+from opencode_a2a.ids import Principal, TaskId
+from opencode_a2a.store import tasks as rows
+from opencode_a2a.store.database import Database, Write
+from opencode_a2a.store.tasks import Segment, TaskRow
+from opencode_a2a.tasks.log import LogWriter, TaskLog, ref_of
+from opencode_a2a.tasks.state import Cursor, Entry, LogEvent, Status, TaskState, load_entries
+from opencode_a2a.telemetry import now_ms
+
+logger = structlog.get_logger(__name__)
+
+KEPT_SECONDS = 60.0
+"""How long a log is kept after its last reader."""
+RELEASE_SECONDS = 10.0
+"""How often those are looked for that need not be kept any more."""
+AHEAD_SECONDS = 1.0
+"""Time for what a reader was shown elsewhere to be stored."""
+RETRY_SECONDS = 0.25
+SEGMENTS = 1_000
+"""Runs of entries that are read at once."""
+
+
+class RemoteLog(TaskLog):
+    """The log of a task that another replica writes: all that is stored of it.
+
+    When this replica takes the task over it has a log of its own for it, and this one goes on for
+    the readers that it has: it is offered what is stored, as a patient reader is.
+    """
+
+    def __init__(self, row: TaskRow, tails: "Tails", writer: LogWriter) -> None:
+        super().__init__(row.no, TaskState(ref_of(row)), writer, tails.database)
+        self._tails = tails
+        self.kept_until = 0.0
+
+    def append_now(self, events: Iterable[LogEvent], also: Write | None = None) -> bool:
+        raise AssertionError("the log of a task is written by the replica that runs it")
+
+    def take(self, events: Iterable[tuple[int, LogEvent]]) -> None:
+        """Fold entries that follow those that are here, and show them."""
+        self._tail += [self.state.apply(event, at) for at, event in events]
+        self.stored(self.state.seq)
+
+    def take_segment(self, segment: Segment) -> int | None:
+        """Take a run of entries unless it is here; return the time of its first."""
+        if segment.first_seq <= self.state.seq:
+            return None
+        events = load_entries(segment.data)
+        self.take(events)
+        return events[0][0]
+
+    def offer(self, entries: list[Entry]) -> None:
+        """Take what this replica itself has stored, which runs the task now."""
+        if entries and entries[0].seq == self.state.seq + 1:
+            self.take((entry.at, entry.event) for entry in entries)
+        else:
+            self._tails.want([self.no])
+
+    def note_told(self, status: Status) -> None:
+        """Note it, and tell the replica that runs the task: a plain answer may come to it."""
+        before = self._told
+        super().note_told(status)
+        if self._told > before:
+            self.database.tell(f"t,{self._told},{self.ref.id}")
+
+    @property
+    def in_use(self) -> bool:
+        """Whether somebody waits for what comes next."""
+        return bool(self.readers or self.patient or self._stopping or self._changing)
+
+    async def steady(self) -> TaskState:
+        """Return the state with all that is stored by now; valid until the next await."""
+        if not self.state.status.state.terminal:
+            await self._tails.catch_up(self)
+        return self.state
+
+    async def reach(self, cursor: Cursor) -> None:
+        """Wait a moment for what a reader has seen where the task runs, and is not stored yet."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + AHEAD_SECONDS
+        while self.state.seq < cursor.seq and self.state.epoch == cursor.epoch:
+            if loop.time() > deadline:  # it is lost, and the reader is given the task anew
+                return
+            await asyncio.sleep(0.05)
+            await self.steady()
+
+
+class Tails:
+    def __init__(
+        self,
+        database: Database,
+        writer: LogWriter,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.database = database
+        self._writer = writer
+        self._clock = clock
+        self._logs: WeakValueDictionary[int, RemoteLog] = WeakValueDictionary()
+        """All that are followed, by the number of the task."""
+        self._kept: dict[int, RemoteLog] = {}
+        self._wanted: set[int] = set()
+        """Those in which there is something new, as far as is known."""
+        self._cause = "told"
+        self._wake = asyncio.Event()
+        self._left = False
+        database.heard.append(self._hear)
+
+    async def log(self, row: TaskRow) -> RemoteLog:
+        """Return the log of a task, with all that is stored of it by now."""
+        log = self._logs.get(row.no)
+        if log is None:
+            log = self._logs[row.no] = RemoteLog(row, self, self._writer)
+            if self._left:
+                log.leave()
+        self._keep(log)
+        await log.steady()
+        return log
+
+    def told(self, principal: Principal) -> dict[TaskId, int]:
+        """Return what readers here were shown of what tasks ask: see ``TaskLog.told_number``."""
+        return {
+            log.ref.id: log.told_number
+            for log in list(self._logs.values())
+            if log.ref.principal == principal and log.state.status.pending
+        }
+
+    def taken_over(self, log: TaskLog) -> None:
+        """Go on with the readers of a task that this replica runs from now on."""
+        if (remote := self._logs.get(log.no)) is not None:
+            log.patient.add(remote)
+            self.want([log.no])
+
+    def leave(self) -> None:
+        """Let nobody wait any longer for a task: the service is about to stop."""
+        self._left = True
+        for log in list(self._logs.values()):
+            log.leave()
+
+    # What is new
+
+    def _hear(self, text: str) -> None:
+        if not text:
+            self._cause = "looked"
+            self.want(self._logs.keys())
+        elif text.startswith("l,"):
+            self.want(int(no) for no in text[2:].split(",") if no.isdecimal())
+
+    def want(self, numbers: Iterable[int]) -> None:
+        """Look at the logs of these tasks, if they are followed."""
+        if self._logs:
+            self._wanted.update(no for no in numbers if no in self._logs)
+            if self._wanted:
+                self._wake.set()
+
+    async def run(self) -> None:
+        """Feed the logs that are followed, and let go of those that nobody reads any more."""
+        while True:
+            try:
+                async with asyncio.timeout(RELEASE_SECONDS if self._kept else None):
+                    await self._wake.wait()
+            except TimeoutError:
+                self.release()
+                continue
+            self._wake.clear()
+            wanted, self._wanted = self._wanted, set()
+            cause, self._cause = self._cause, "told"
+            try:
+                await self._feed(wanted, cause)
+            except StoreUnavailableError:
+                self.want(wanted)
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _feed(self, numbers: Iterable[int], cause: str) -> None:
+        logs = {no: log for no in numbers if (log := self._logs.get(no)) is not None}
+        while logs:
+            after = {no: log.state.seq for no, log in logs.items() if not log.over}
+            metrics.TAIL_QUERIES.labels(cause).inc()
+            found = await self.database.read(
+                lambda connection, after=after: rows.load_tails(connection, after, SEGMENTS)
+            )
+            began: list[int] = []
+            for segment in found:
+                try:
+                    at = logs[segment.task_no].take_segment(segment)
+                except Exception:  # one log that cannot be read must not end the others
+                    logger.exception("log not read", task_no=segment.task_no)
+                    log = logs.pop(segment.task_no)
+                    self._forget(log)
+                    log.move()
+                    break
+                if at is not None:
+                    began.append(at)
+            else:
+                if len(found) < SEGMENTS:
+                    logs = {}
+            if began:
+                metrics.TAIL_SECONDS.observe(max(0, now_ms() - min(began)) / 1000)
+
+    async def catch_up(self, log: RemoteLog) -> None:
+        """Read all that is stored of a log by now."""
+        while True:
+            first = log.state.seq + 1
+
+            def read(connection: Connection, first: int = first) -> list[Segment]:
+                return rows.load_segments(connection, log.no, first, SEGMENTS)
+
+            metrics.TAIL_QUERIES.labels("asked").inc()
+            segments = await self.database.read(read)
+            for segment in segments:
+                log.take_segment(segment)
+            if len(segments) < SEGMENTS:
+                return
+
+    # What is kept
+
+    def _keep(self, log: RemoteLog) -> None:
+        log.kept_until = self._clock() + KEPT_SECONDS
+        self._kept[log.no] = log
+
+    def release(self) -> None:
+        """Let go of what nobody has read for a while; whoever still refers to it is fed."""
+        now = self._clock()
+        for log in list(self._kept.values()):
+            if log.in_use:
+                self._keep(log)
+            elif log.kept_until <= now:
+                del self._kept[log.no]
+
+    def _forget(self, log: RemoteLog) -> None:
+        self._kept.pop(log.no, None)
+        self._logs.pop(log.no, None)

@@ -1,0 +1,511 @@
+"""Reading a task that another process writes: what it stores is shown here, told of or not."""
+
+import asyncio
+import gc
+import re
+import weakref
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from psycopg import sql
+from sqlalchemy.engine import Connection
+
+from opencode_a2a import metrics
+from opencode_a2a.errors import StreamEndedError
+from opencode_a2a.events import Finished, Interrupted, Outcome, Started, TextGrew
+from opencode_a2a.ids import ContextId, MessageId, Principal, RequestId, SessionId, TaskId
+from opencode_a2a.messages import Message, Part
+from opencode_a2a.store import listener
+from opencode_a2a.store import tasks as rows
+from opencode_a2a.store.database import Database, Link, Replica, examine
+from opencode_a2a.store.postgres import TIMEOUTS
+from opencode_a2a.store.tasks import Segment, TaskRow
+from opencode_a2a.tasks import log as live
+from opencode_a2a.tasks.log import LogReader, LogWriter, Replay, TaskLog, ref_of
+from opencode_a2a.tasks.state import (
+    Accepted,
+    Cursor,
+    Entry,
+    Recovered,
+    State,
+    TaskRef,
+    TaskState,
+    dump_entries,
+)
+from opencode_a2a.tasks.tails import KEPT_SECONDS, Tails
+from tests.support import stores
+from tests.support.postgres import ROLE
+from tests.support.relay import Relay
+
+pytestmark = pytest.mark.postgresql_only
+
+FOR_EVER = Link(poll_seconds=60.0)
+"""What is not heard is not found."""
+
+
+@pytest.fixture(autouse=True)
+def _no_looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "LOOK_SECONDS", 60.0)
+
+
+def grew(text: str, *, opens: bool = False) -> TextGrew:
+    return TextGrew(MessageId("msg_1"), "prt_1", text, opens)
+
+
+class Both:
+    """A database, in which one side writes logs and the other reads them."""
+
+    def __init__(self, database: Database, link: Link) -> None:
+        self.database = database
+        self.link = link
+        self.now = 0.0
+        self.writer = LogWriter(database)
+        self.tails = Tails(database, self.writer, lambda: self.now)
+
+    async def task(self, name: str = "task") -> tuple[TaskLog, TaskRow]:
+        """Return the log of a new task as its writer has it, and its row."""
+        ref = TaskRef(TaskId(name), ContextId("context"), Principal("alice"), None, 1)
+        state = TaskState(ref)
+        segment = dump_entries([state.apply(Accepted(message("hello")), 1)])
+        row = TaskRow(ref.id, ref.principal, ref.context_id, "submitted", 1, 1, b"{}")
+
+        def write(connection: Connection) -> int:
+            no = rows.add_task(connection, row)
+            rows.append(connection, [Segment(no, 1, 1, segment)], [])
+            return no
+
+        no = await self.database.write(write)
+        return TaskLog(no, state, self.writer, self.database), row._replace(no=no)
+
+    async def stored(self, row: TaskRow) -> list[Entry]:
+        replay, entries = Replay(self.database, row.no, ref_of(row)), list[Entry]()
+        while more := await replay.next(replay.state.seq):
+            entries += more
+        return entries
+
+
+def message(text: str) -> Message:
+    return Message(text, "user", [Part("text", text=text)])
+
+
+@asynccontextmanager
+async def both(
+    state: Path, link: Link = FOR_EVER, url: str | None = None, replica: Replica | None = None
+) -> AsyncGenerator[Both]:
+    async with Database(url or stores.url(state), replica, link) as database:
+        database.several = True
+        sides = Both(database, link)
+        work = [
+            asyncio.create_task(part)
+            for part in (sides.writer.run(), sides.tails.run(), database.listen())
+        ]
+        try:
+            async with asyncio.timeout(20):
+                if link.poll_seconds == FOR_EVER.poll_seconds:
+                    await heard(database, "probe")
+                yield sides
+        finally:
+            for task in work:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+
+
+async def heard(database: Database, text: str) -> None:
+    """Tell something until it is heard."""
+    came = asyncio.Event()
+
+    def hear(what: str) -> None:
+        if what == text:
+            came.set()
+
+    database.heard.append(hear)
+    while not came.is_set():
+        database.tell(text)
+        await asyncio.sleep(0.02)
+    database.heard.remove(hear)
+
+
+async def read_all(reader: LogReader) -> list[Entry]:
+    entries: list[Entry] = []
+    while batch := await reader.next():
+        entries += batch
+    return entries
+
+
+async def told(reader: LogReader, count: int) -> list[Entry]:
+    entries: list[Entry] = []
+    while len(entries) < count:
+        entries += await reader.next()
+    return entries
+
+
+def seen(entries: list[Entry]) -> list[tuple[int, int, object, object, int]]:
+    return [(one.seq, one.at, one.event, one.status, one.generation) for one in entries]
+
+
+@pytest.mark.requirement("I19")
+async def test_readers_elsewhere_are_given_what_the_writer_stores(tmp_path: Path) -> None:
+    async with both(tmp_path) as sides:
+        log, row = await sides.task()
+        remote = await sides.tails.log(row)
+        near, far = LogReader(log, Cursor(1)), LogReader(remote, Cursor(1))
+        reading = asyncio.gather(read_all(near), read_all(far))
+        pushed = list[Entry]()
+        pushing = asyncio.create_task(pushed_all(LogReader(remote, Cursor(1)), pushed))
+
+        await log.append([Started()])
+        for place in range(30):
+            log.append_now([grew(str(place), opens=place == 0)])
+            await asyncio.sleep(0)
+        await log.append([Finished(Outcome.COMPLETED)])
+        here, there = await reading
+        await pushing
+
+        assert seen(there) == seen(here) == seen(pushed) == seen(await sides.stored(row))[1:]
+        assert remote.state.status == log.state.status
+
+
+async def pushed_all(reader: LogReader, entries: list[Entry]) -> None:
+    def push(new: list[Entry]) -> bool:
+        entries.extend(new)
+        return True
+
+    while batch := await reader.next(push):
+        entries += batch
+
+
+async def test_what_was_stored_before_is_there_when_the_log_is_asked_for(tmp_path: Path) -> None:
+    async with both(tmp_path) as sides:
+        log, row = await sides.task()
+        await log.append([Started(), grew("a", opens=True), Started()])
+
+        first = await sides.tails.log(row)
+        again = await sides.tails.log(row)
+        before = first.state.seq
+        await log.append([Started()])  # of which nothing is heard here yet
+        await first.steady()
+
+        assert first is again
+        assert (before, first.state.seq) == (4, 5)
+        assert first.state.status == log.state.status
+
+
+async def test_a_reader_may_resume_with_what_is_shown_where_the_task_runs_but_not_stored(
+    tmp_path: Path,
+) -> None:
+    async with both(tmp_path) as sides:
+        log, row = await sides.task()
+        await log.append([Started()])
+        remote = await sides.tails.log(row)
+        log.append_now([grew("shown", opens=True)])
+        ahead, lost = Cursor(log.state.seq), Cursor(log.state.seq + 5)
+
+        await remote.reach(ahead)
+        reader = LogReader(remote, ahead)
+        await remote.reach(lost)
+
+        assert not reader.resync
+        assert LogReader(remote, lost).resync
+
+
+async def test_a_slow_reader_falls_behind_the_tail_and_catches_up(tmp_path: Path) -> None:
+    async with both(tmp_path) as sides:
+        log, row = await sides.task()
+        remote = await sides.tails.log(row)
+        slow = LogReader(remote, Cursor(1))
+        for place in range(live.TAIL * 3):
+            await log.append([grew(str(place), opens=place == 0)])
+        await log.append([Finished(Outcome.COMPLETED)])
+        await remote.until_stopped(0)
+
+        assert remote.after(1) is None  # the tail does not reach back so far
+        assert seen(await read_all(slow)) == seen(await sides.stored(row))[1:]
+
+
+async def test_what_is_told_and_not_heard_is_found_by_looking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "LOOK_SECONDS", 0.1)
+
+    def tell(_: LogWriter, numbers: list[int]) -> None:
+        """Lose it."""
+
+    monkeypatch.setattr(LogWriter, "tell", tell)
+    async with both(tmp_path) as sides:
+        log, row = await sides.task()
+        remote = await sides.tails.log(row)
+        reading = asyncio.create_task(read_all(LogReader(remote, Cursor(1))))
+        for place in range(5):
+            await log.append([Started(), grew(str(place), opens=place == 0)])
+        await log.append([Finished(Outcome.COMPLETED)])
+
+        assert seen(await reading) == seen(await sides.stored(row))[1:]
+
+
+async def test_a_deaf_listener_is_noticed_and_looked_for_until_it_hears_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notification is all that is in the bytes, when nothing was asked."""
+    deaf = True
+
+    def back(data: bytes) -> bytes:
+        return b"" if deaf and data.startswith(b"A\0") else data
+
+    async with Relay(stores.server().port, back=back) as relay:
+        url = relay.url(stores.url(tmp_path))
+        replica = Replica("one", lease_seconds=0.4)  # beats every 0.1 s
+        async with both(tmp_path, Link(poll_seconds=0.05), url, replica) as sides:
+            log, row = await sides.task()
+            remote = await sides.tails.log(row)
+            reader = LogReader(remote, Cursor(1))
+            await log.append([Started()])
+            assert len(await told(reader, 1)) == 1
+            assert not hears()
+
+            deaf = False
+            while not hears():  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.02)
+            await log.append([Finished(Outcome.COMPLETED)])
+            assert len(await read_all(reader)) == 1
+
+
+def hears() -> bool:
+    return metrics.REGISTRY.get_sample_value("a2a_listen_up") == 1
+
+
+async def test_a_broken_connection_is_made_anew_and_all_is_looked_at(tmp_path: Path) -> None:
+    async with both(tmp_path) as sides:
+        log, row = await sides.task()
+        remote = await sides.tails.log(row)
+        reading = asyncio.create_task(read_all(LogReader(remote, Cursor(1))))
+        looked = asyncio.Event()
+        sides.database.heard.append(lambda text: None if text else looked.set())
+
+        with stores.server().admin() as admin:
+            admin.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"
+            )
+        await looked.wait()
+        await log.append([Started()])
+        await log.append([Finished(Outcome.COMPLETED)])
+
+        assert seen(await reading) == seen(await sides.stored(row))[1:]
+
+
+async def test_a_log_that_nobody_reads_is_let_go_after_a_minute(tmp_path: Path) -> None:
+    async with both(tmp_path) as sides:
+        log, row = await sides.task()
+        kept = weakref.ref(await sides.tails.log(row))
+        reading = asyncio.create_task(read_all(LogReader(await sides.tails.log(row), Cursor(1))))
+        await asyncio.sleep(0)
+        sides.now += KEPT_SECONDS + 1
+        sides.tails.release()
+        assert kept() is not None  # it is being read
+
+        reading.cancel()
+        await asyncio.wait([reading])
+        del reading
+        sides.now += KEPT_SECONDS - 1
+        sides.tails.release()
+        assert kept() is not None  # whoever has left may come back
+
+        sides.now += 2
+        sides.tails.release()
+        gc.collect()
+        assert kept() is None
+        await log.append([Finished(Outcome.COMPLETED)])
+        assert (await sides.tails.log(row)).over
+
+
+async def test_those_who_wait_for_a_task_elsewhere_wait_as_for_one_here(tmp_path: Path) -> None:
+    async with both(tmp_path) as sides:
+        log, row = await sides.task()
+        await log.append([Started()])
+        remote = await sides.tails.log(row)
+        changed = asyncio.create_task(remote.next_change(log.state.seq))
+        asked = asyncio.create_task(remote.until_stopped(log.state.seq))
+        drained = asyncio.create_task(remote.until_stopped(log.state.seq + 1))
+        await asyncio.sleep(0)
+
+        await log.append([asks(1)])
+        change, state = await changed, await asked
+        sides.tails.leave()
+        with pytest.raises(StreamEndedError) as ended:
+            await drained
+
+        assert change is not None
+        assert (change.seq, state.status.state) == (3, State.INPUT_REQUIRED)
+        assert ended.value.data["cause"] == "drained"
+        _, other = await sides.task("another")
+        with pytest.raises(StreamEndedError):
+            await (await sides.tails.log(other)).until_stopped(0)
+
+
+def asks(number: int) -> Interrupted:
+    asked = Interrupted(RequestId("per_1"), "permission", SessionId("ses_1"), permission="bash")
+    return replace(asked, number=number)
+
+
+async def test_what_a_reader_elsewhere_was_shown_is_told_to_the_one_who_runs_the_task(
+    tmp_path: Path,
+) -> None:
+    async with both(tmp_path) as sides:
+        heard_of = list[str]()
+        sides.database.heard.append(heard_of.append)
+        log, row = await sides.task()
+        await log.append([Started(), asks(1)])
+
+        remote = await sides.tails.log(row)
+        unread = remote.told_number, sides.tails.told(Principal("alice"))
+        LogReader(remote)  # is given the task as it is
+        await heard(sides.database, "then")
+
+        assert unread == (0, {"task": 0})
+        assert sides.tails.told(Principal("alice")) == {"task": 1}
+        assert sides.tails.told(Principal("bob")) == {}
+        assert "t,1,task" in heard_of
+
+
+async def test_readers_go_on_when_another_process_takes_the_task_over(tmp_path: Path) -> None:
+    async with both(tmp_path) as sides:
+        log, row = await sides.task()
+        await log.append([Started()])
+        remote = await sides.tails.log(row)
+        reader = LogReader(remote, Cursor(1))
+        reading = asyncio.create_task(read_all(reader))
+        pushed = list[Entry]()
+        pushing = asyncio.create_task(pushed_all(LogReader(remote, Cursor(1)), pushed))
+        # The owner shows this and dies; another one knows only what is stored.
+        replay = Replay(sides.database, row.no, ref_of(row))
+        while await replay.next(replay.state.seq):
+            pass
+        next_owner = TaskLog(row.no, replay.state, sides.writer, sides.database)
+
+        await next_owner.append([Recovered("taken over")])
+        await next_owner.append([grew("more", opens=True), Finished(Outcome.COMPLETED)])
+        await pushing
+
+        assert seen(await reading) == seen(pushed) == seen(await sides.stored(row))[1:]
+        assert reader.state.epoch == 1
+
+
+@pytest.mark.parametrize("alone", [False, True])
+async def test_readers_go_on_when_this_process_takes_the_task_over(
+    tmp_path: Path, alone: bool
+) -> None:
+    async with both(tmp_path) as sides:
+        log, row = await sides.task()
+        await log.append([Started()])
+        remote = await sides.tails.log(row)
+        reading = asyncio.create_task(read_all(LogReader(remote, Cursor(1))))
+        waiting = asyncio.create_task(remote.until_stopped(0))
+        await asyncio.sleep(0)
+        sides.database.several = not alone  # then nothing is told any more
+        replay = Replay(sides.database, row.no, ref_of(row))
+        while await replay.next(replay.state.seq):
+            pass
+
+        own = TaskLog(row.no, replay.state, sides.writer, sides.database)
+        sides.tails.taken_over(own)
+        await own.append([Recovered("taken over")])
+        own.append_now([grew("more", opens=True)])
+        await own.append([Finished(Outcome.COMPLETED)])
+
+        assert seen(await reading) == seen(await sides.stored(row))[1:]
+        assert (await waiting).status == own.state.status
+
+
+async def test_a_log_that_cannot_be_read_ends_its_readers_alone(tmp_path: Path) -> None:
+    async with both(tmp_path) as sides:
+        log, row = await sides.task()
+        bad, bad_row = await sides.task("bad")
+        readers = [LogReader(await sides.tails.log(one), Cursor(1)) for one in (row, bad_row)]
+        good, broken = [asyncio.create_task(read_all(reader)) for reader in readers]
+        await asyncio.sleep(0)
+        unknown = Segment(bad.no, 2, 2, b'[[1, "Unheard", {}]]')
+        await sides.database.write(lambda c: rows.append(c, [unknown], []))
+
+        sides.database.tell(f"l,{bad.no},x,,{log.no}")
+        with pytest.raises(StreamEndedError) as ended:
+            await broken
+        await log.append([Finished(Outcome.COMPLETED)])
+
+        assert ended.value.data == {"cause": "moved", "task_id": "bad"}
+        assert seen(await good) == seen(await sides.stored(row))[1:]
+
+
+async def test_a_notification_names_as_many_logs_as_there_is_room_for(tmp_path: Path) -> None:
+    async with both(tmp_path) as sides:
+        largest = [2**63 - 1 - place for place in range(1000)]
+        heard_of = list[str]()
+        sides.database.heard.append(heard_of.append)
+
+        sides.writer.tell(largest)
+        await heard(sides.database, "then")
+
+        named = [text for text in heard_of if text.startswith("l,")]
+        assert [int(no) for text in named for no in text.split(",")[1:]] == largest
+        assert max(map(len, named)) <= 7_900
+
+
+async def test_who_is_alone_tells_and_hears_nothing(tmp_path: Path) -> None:
+    async with both(tmp_path) as sides:
+        heard_of = list[str]()
+        sides.database.heard.append(heard_of.append)
+        sides.database.several = False
+        log, _ = await sides.task()
+        await log.append([Started()])
+        sides.database.several = True
+        await heard(sides.database, "then")
+
+        assert set(heard_of) == {"then"}
+
+
+# Behind a pooler
+
+
+async def test_behind_a_pooler_nothing_is_prepared_and_nothing_is_left_in_a_connection(
+    tmp_path: Path,
+) -> None:
+    server, refused = stores.server(), list[bytes]()
+
+    def forth(data: bytes) -> None:
+        """Note what a pooler in transaction mode would refuse, or what breaks behind it."""
+        refused.extend(re.findall(rb"\0options\0|P.{4}_pg3_|LISTEN", data, re.DOTALL))
+
+    direct = stores.url(tmp_path)
+    schema = direct.rpartition("search_path%3D")[2]
+    with server.admin() as admin:
+        role, path = sql.Identifier(f"pooled_{schema}"), sql.Identifier(schema)
+        admin.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'x'").format(role))
+        admin.execute(sql.SQL("GRANT ALL ON SCHEMA {} TO {}").format(path, role))
+        admin.execute(sql.SQL("ALTER ROLE {} SET search_path = {}").format(role, path))
+        admin.execute(sql.SQL("GRANT {} TO {}").format(role, sql.Identifier(ROLE)))
+    place = f"pooled_{schema}:x@127.0.0.1:{server.port}/postgres"
+    async with Relay(server.port, forth=forth) as relay:
+        url = relay.url(f"postgresql://{place}")
+        for listen_url in (None, f"postgresql://{place}"):
+            link = Link(True, listen_url, 0.1 if listen_url is None else FOR_EVER.poll_seconds)
+            async with both(tmp_path, link, url) as sides:
+                log, row = await sides.task(f"task {listen_url is None}")
+                remote = await sides.tails.log(row)
+                reading = asyncio.create_task(read_all(LogReader(remote, Cursor(1))))
+                for place_in_log in range(8):  # the driver prepares what comes for the sixth time
+                    await log.append([Started(), grew("x", opens=place_in_log == 0)])
+                await log.append([Finished(Outcome.COMPLETED)])
+                assert seen(await reading) == seen(await sides.stored(row))[1:]
+
+                def timeouts(connection: Connection) -> list[str]:
+                    names = (name for name in TIMEOUTS if name.endswith("timeout"))
+                    shown = (connection.exec_driver_sql(f"SHOW {name}").scalar() for name in names)
+                    return [str(value) for value in shown]
+
+                for ask in (sides.database.read, sides.database.write):
+                    assert await ask(timeouts) == ["10s", "3s", "4s"]
+            said = await asyncio.to_thread(examine, url, link)
+            assert ", PostgreSQL 18.4; statement_timeout 10s" in said
+
+    assert refused == []
