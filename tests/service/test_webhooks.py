@@ -223,6 +223,36 @@ async def test_a_message_on_a_task_and_a_repeat_bring_a_configuration_too(
 
 
 @pytest.mark.requirement("I21")
+async def test_a_repeat_loses_nothing_that_the_receiver_has_not_taken(
+    service: Running, opencode: FakeOpenCode, receiver: Receiver
+) -> None:
+    caller, hold = Caller(service), opencode.hold(count=2)
+    receiver.answers.append((503, {"retry-after": "3600"}))
+    sent = caller.message("hello") | {"configuration": inline(caller, {"url": receiver.url})}
+
+    task = (await caller.ask("send", sent)).task["id"]
+    await receiver.until(lambda it: it.states == ["working"])
+    async with asyncio.timeout(20):
+        await hold.reached.wait()
+    again = (await caller.ask("send", sent)).task["id"]
+    other = caller.message("hello") | {"configuration": inline(caller, {"url": receiver.url})}
+    other["message"]["messageId"] = sent["message"]["messageId"]
+    other["configuration"]["taskPushNotificationConfig"]["token"] = "another"  # noqa: S105
+    await caller.ask("send", other)
+    found = (await caller.method("opencode.webhooks.list", {"task_id": task}))["items"]
+    (_, first) = [one["id"] for one in found]
+    await caller.method("opencode.webhooks.retry", {"task_id": task, "id": first})
+    await receiver.until(lambda it: len(it.received) == 2)
+    opencode.release()
+    told = await receiver.until(lambda it: it.states.count("completed") == 2)
+
+    assert again == task
+    mine = [one for one in told if "a2a-notification-token" not in one.headers]
+    assert [one.state for one in mine] == ["working", "working", "completed"]
+    assert len({one.id for one in mine}) == 2
+
+
+@pytest.mark.requirement("I21")
 async def test_a_failing_receiver_is_tried_until_it_takes_each_change(
     service: Running, opencode: FakeOpenCode, receiver: Receiver
 ) -> None:

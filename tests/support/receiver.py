@@ -51,6 +51,9 @@ class Receiver:
         self.received: list[Received] = []
         self.answers: deque[tuple[int, Mapping[str, str]]] = deque()
         """What is answered next: status and headers; then everything is taken."""
+        self.asked: Callable[[], None] = _nothing
+        """Called when a notification has come, before it is answered."""
+        self.answered: Callable[[], None] = _nothing
         self._arrived = asyncio.Condition()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,9 +65,11 @@ class Receiver:
         async with self._arrived:
             self.received.append(Received(request.url.path, request.headers, body))
             self._arrived.notify_all()
+        self.asked()
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": status, "headers": raw})
         await send({"type": "http.response.body"})
+        self.answered()
 
     async def until(self, wanted: Callable[[Self], bool]) -> list[Received]:
         """Wait for something to be true of what came, and return all of it."""
@@ -79,6 +84,10 @@ class Receiver:
     @property
     def states(self) -> list[str]:
         return [one.state for one in self.received]
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
 
 
 ENDS = ("completed", "failed", "canceled", "rejected")

@@ -168,7 +168,8 @@ class Operations:
         except AnswerExpectedError as error:
             raise _unanswered(error) from None
         if push is not None and not submitted.new:
-            await self._outbox.put(submitted.log, push)
+            # One that came with an earlier message, or with this one, is not to lose its place.
+            await self._outbox.put(submitted.log, push, anew=False)
         return submitted
 
     async def get(self, call: OperationCall, params: TaskParams) -> JsonObject:

@@ -164,9 +164,14 @@ class Outbox:
         return webhooks.put(connection, row)
 
     async def check_room(self, log: TaskLog, config: PushConfig) -> None:
-        """Raise LimitExceededError if there is no room for another webhook of a task."""
-        named = _config_id(config, log.ref) or ""
-        await self._database.read(lambda c: self._check_room(c, log.no, log.ref, named))
+        """Raise LimitExceededError if there is no room for the webhook that a message brings."""
+
+        def check(connection: Connection) -> None:
+            if _served(connection, log, config) is None:
+                named = _config_id(config, log.ref) or ""
+                self._check_room(connection, log.no, log.ref, named)
+
+        await self._database.read(check)
 
     def _check_room(
         self, connection: Connection, task_no: int, ref: TaskRef, config_id: str
@@ -185,23 +190,33 @@ class Outbox:
                 limit=self.settings.max_per_principal,
             )
 
-    async def put(self, log: TaskLog, config: PushConfig) -> HookRow:
+    async def put(self, log: TaskLog, config: PushConfig, *, anew: bool = True) -> HookRow:
         """Have a task's changes sent from now on.
 
         Of a task that waits for a person or has ended the present state is sent at once: it may
-        have come to that just before.
+        have come to that just before. Unless it is to begin ``anew``, a webhook that is just like
+        it goes on, with what its receiver has not taken yet.
         """
         state = await log.steady()
         last = state.changes[-1].seq if state.changes else state.unremembered
         present = state.status.state.terminal or state.status.state.interrupted
         acked = last - 1 if present else last
-        row = await self._database.write(
-            lambda connection: self.store(connection, log.no, log.ref, config, acked),
-            # Its caller may be gone by the time it is stored.
-            late=lambda row: self.begin(row, log),
-        )
-        self.begin(row, log)
-        return row
+
+        def write(connection: Connection) -> tuple[HookRow, bool]:
+            served = None if anew else _served(connection, log, config)
+            if served is not None:
+                return served, False
+            return self.store(connection, log.no, log.ref, config, acked), True
+
+        def serve(stored: tuple[HookRow, bool]) -> None:
+            row, new = stored
+            if new:
+                self.begin(row, log)
+
+        # Its caller may be gone by the time it is stored.
+        stored = await self._database.write(write, late=serve)
+        serve(stored)
+        return stored[0]
 
     async def of_task(self, log: TaskLog) -> list[HookRow]:
         """Return the webhooks of a task, oldest first."""
@@ -429,6 +444,17 @@ def _afresh(row: HookRow) -> HookRow:
 def _config_id(config: PushConfig, ref: TaskRef) -> str | None:
     """Return the id that a webhook is to have: in 0.3 a task has one, with the task's own id."""
     return config.id or (ref.id if config.version == SNAPSHOTS else None)
+
+
+def _served(connection: Connection, log: TaskLog, config: PushConfig) -> HookRow | None:
+    """Return the webhook of a task that is being told what this one would be, and like it."""
+    wanted = (config.version, config.url, config.scheme, config.credentials, config.token)
+    for row in webhooks.of_task(connection, log.no):
+        named = _config_id(config, log.ref) in (None, row.config_id)
+        alike = (row.version, row.url, row.scheme, row.credentials, row.token) == wanted
+        if row.state == "active" and named and alike:
+            return row
+    return None
 
 
 def _named(rows: Sequence[HookRow], config_id: str | None) -> HookRow:
