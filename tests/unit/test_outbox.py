@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import itertools
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -69,6 +70,7 @@ class Desk:
         self.database, self.sent = database, Sent()
         self.outbox = Outbox(database, settings, self.sent)
         self.writer = LogWriter(database)
+        self._numbers = itertools.count()
         # No task is started, so that no turns are needed.
         entry, behind = UpstreamEntry(name=MAIN, managed=1), Upstream("", "", None)
         self.member = Member(entry, behind, Turns.__new__(Turns), Errands.__new__(Errands))
@@ -76,7 +78,7 @@ class Desk:
         self.tasks = TaskService(database, self.writer, fleet, LimitSettings(), self.outbox)
 
     async def task(self, push: PushConfig | None = CONFIG) -> TaskLog:
-        message = Message("m", "user", [Part("text", text="hello")])
+        message = Message(f"m-{next(self._numbers)}", "user", [Part("text", text="hello")])
         request = TurnRequest((PromptPart(text="hello"),))
         command = SendCommand(Principal("ann"), message, request, push=push)
         task = await self.tasks.admit(command, self.member)
@@ -89,6 +91,14 @@ class Desk:
             while True:
                 for row in await self.outbox.of_task(log):
                     if row.state == state:
+                        return row
+
+    async def waiting(self, log: TaskLog) -> HookRow:
+        """Wait until the webhook of a task is known to fail."""
+        async with asyncio.timeout(20):
+            while True:
+                for row in await self.outbox.of_task(log):
+                    if row.failing_since is not None:
                         return row
 
 
@@ -248,6 +258,80 @@ async def test_a_webhook_is_served_though_its_caller_went_away_while_it_was_stor
 
         assert setting.cancelled()
         assert [one.seq for one in it.sent.told] == [2]
+
+
+@pytest.mark.requirement("I21")
+async def test_webhooks_wait_together_for_a_receiver_that_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "FIRST_RETRY_SECONDS", 3600)
+    monkeypatch.setattr(module, "LAST_RETRY_SECONDS", 3600)
+    async with desk() as it:
+        it.sent.outcome = Receipt("unreachable", away=True)
+        logs = [await it.task()]
+        await logs[0].append([Started()])
+        await it.sent.until(1)
+        for _ in range(19):
+            logs.append(await it.task())
+            await logs[-1].append([Started()])
+        rows = [(await it.waiting(log)) for log in logs]
+
+        # One attempt for all of them, and each says how it stands.
+        assert len(it.sent.told) == 1
+        assert [row.attempts for row in rows] == [1] + [0] * 19
+        page = [row for _, row in await it.outbox.page(Principal("ann"), None, 100)]
+        assert {row.last_outcome for row in page} == {"unreachable"}
+        assert all((row.next_at or 0) > now_ms() + 1_000_000 for row in page)
+
+        # The one that would try next goes; the others are told all, in order, once one succeeds.
+        await it.outbox.delete(logs[0], "c")
+        for log in logs:
+            await log.append([DONE])
+        it.sent.outcome = Receipt("ok", ok=True)
+        await it.outbox.retry(logs[7], "c")
+        for log in logs[1:]:
+            assert (await it.row(log, "done")).failing_since is None
+
+        told = [(one.ref.id, one.seq) for one in it.sent.told[1:]]
+        assert len(told) == 38
+        for log in logs[1:]:
+            assert [seq for task, seq in told if task == log.ref.id] == [2, 3]
+
+
+@pytest.mark.requirement("I21")
+async def test_a_new_change_is_reason_enough_to_look_for_a_receiver_that_was_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "LAST_RETRY_SECONDS", 3600)
+    monkeypatch.setattr(module, "FIRST_RETRY_SECONDS", 3600)
+    async with desk() as it:
+        it.sent.outcome = Receipt("unknown_host", away=True)
+        first = await it.task()
+        await first.append([DONE])
+        await it.waiting(first)
+        it.sent.outcome = Receipt("ok", ok=True)
+        monkeypatch.setattr(module, "FIRST_RETRY_SECONDS", 0.001)
+        second = await it.task()
+        await second.append([DONE])
+
+        await it.row(first, "done")
+        await it.row(second, "done")
+
+
+async def test_a_webhook_that_waits_for_a_receiver_is_given_up_like_any_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "FIRST_RETRY_SECONDS", 3600)
+    monkeypatch.setattr(module, "LAST_RETRY_SECONDS", 3600)
+    async with desk(give_up_hours=1e-5) as it:
+        it.sent.outcome = Receipt("tls", away=True)
+        logs = [await it.task() for _ in range(6)]
+        for log in logs:
+            await log.append([DONE])
+        rows = [await it.row(log, "failed") for log in logs]
+
+        assert {row.last_outcome for row in rows} == {"tls"}
+        assert {row.token for row in rows} == {"token"}
 
 
 @pytest.mark.requirement("I21")

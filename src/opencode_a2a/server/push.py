@@ -111,14 +111,15 @@ class WebhookSender:
                         async with asyncio.timeout(ANSWER_SECONDS):
                             await read(response, ANSWER_BYTES)
                 return _outcome(response)
-        except (TimeoutError, httpx2.TimeoutException):
-            return Receipt("timeout")
+        except (TimeoutError, httpx2.TimeoutException) as error:
+            return Receipt("timeout", away=isinstance(error, httpx2.ConnectTimeout))
         except HostNotFoundError:
-            return Receipt("unknown_host")
+            return Receipt("unknown_host", away=True)
         except EgressError:
-            return Receipt("refused_address")
+            return Receipt("refused_address", away=True)
         except (httpx2.HTTPError, httpx2.InvalidURL, ssl.SSLError) as error:
-            return Receipt("tls" if _is_tls(error) else "unreachable")
+            name = "tls" if _is_tls(error) else "unreachable"
+            return Receipt(name, away=isinstance(error, httpx2.ConnectError))
 
     def _proof(self, row: HookRow, told: Notification, at: int, body: bytes) -> dict[str, str]:
         """Return the headers by which a receiver knows a notification, and who sent it."""

@@ -16,8 +16,8 @@ import secrets
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -89,6 +89,8 @@ class Receipt:
     ok: bool = False
     gone: bool = False
     """The receiver wants nothing any more."""
+    away: bool = False
+    """Nobody could be reached there, so that another notification would fare no better now."""
     retry_after: float | None = None
 
 
@@ -98,11 +100,69 @@ class Sender(Protocol):
         ...
 
 
+class Destination:
+    """Where webhooks of one caller go: a host and its port.
+
+    While nobody can be reached there, one of them tries it now and then, and all others wait for
+    that: a thousand webhooks to a dead receiver cost no more than one.
+    """
+
+    def __init__(self) -> None:
+        self.failures = 0
+        """How often in a row nobody was reached; the next one to try does so alone."""
+        self.outcome = ""
+        self._room = asyncio.Semaphore(AT_ONCE_PER_RECEIVER)
+        self._alone = asyncio.Lock()
+        self._tried_at = self._next_at = 0.0
+        self._sooner = asyncio.Event()
+
+    @property
+    def wait(self) -> float:
+        """How long nobody is to try it."""
+        return max(0.0, self._next_at - asyncio.get_running_loop().time())
+
+    async def enter(self, stack: AsyncExitStack) -> bool:
+        """Wait for a place, to be given back by the stack; False if it went away meanwhile."""
+        while self.failures:
+            # First come, first served; who gives up here makes way for the next.
+            async with AsyncExitStack() as place:
+                await place.enter_async_context(self._alone)
+                while self.failures and (wait := self.wait):
+                    self._sooner.clear()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(wait):
+                            await self._sooner.wait()
+                if self.failures:
+                    stack.push_async_exit(place.pop_all())
+                    return True
+        async with AsyncExitStack() as place:
+            await place.enter_async_context(self._room)
+            if not self.failures:
+                stack.push_async_exit(place.pop_all())
+            return not self.failures
+
+    def note(self, outcome: Receipt, failures: int) -> None:
+        """Note how an attempt ended that began after so many failures."""
+        self._tried_at = asyncio.get_running_loop().time()
+        if not outcome.away:
+            self.failures = 0
+        elif self.failures == failures:  # several that were under way count once
+            self.failures += 1
+            self.outcome = outcome.name
+            self._next_at = self._tried_at + _backoff(self.failures)
+
+    def hurry(self, after: float = 0.0) -> None:
+        """Have it tried so long after the last attempt, if that is earlier."""
+        self._next_at = min(self._next_at, self._tried_at + after)
+        self._sooner.set()
+
+
 @dataclass(eq=False, slots=True)
 class Delivery:
     """A webhook that is being served, and how far that has come."""
 
     row: HookRow
+    destination: Destination
     log: Callable[[], TaskLog | None]
     """The log of a task that is open."""
     ahead: deque[Entry] = field(default_factory=deque[Entry])
@@ -133,9 +193,14 @@ class Outbox:
         self._pending: dict[int, float] = {}
         """Since when each webhook has something that its receiver has not taken."""
         self._room = asyncio.Semaphore(AT_ONCE)
-        self._rooms: weakref.WeakValueDictionary[object, asyncio.Semaphore] = (
+        self._rooms: weakref.WeakValueDictionary[str, asyncio.Semaphore] = (
             weakref.WeakValueDictionary()
         )
+        """Those of callers."""
+        self._destinations: weakref.WeakValueDictionary[tuple[str, str], Destination] = (
+            weakref.WeakValueDictionary()
+        )
+        """By caller, scheme, host and port, for as long as there is a webhook to tell."""
         metrics.PUSH_PENDING.set_function(lambda: len(self._pending))
         metrics.PUSH_OLDEST.set_function(
             lambda: time.monotonic() - min(self._pending.values(), default=time.monotonic())
@@ -237,7 +302,16 @@ class Outbox:
         self, principal: Principal, task_id: str | None, most: int
     ) -> list[tuple[str, HookRow]]:
         """Return the webhooks of a caller with the ids of their tasks, newest first."""
-        return await self._database.read(lambda c: webhooks.page(c, principal, task_id, most))
+        found = await self._database.read(lambda c: webhooks.page(c, principal, task_id, most))
+
+        def shown(row: HookRow) -> HookRow:
+            it = self._deliveries.get((row.task_no, row.config_id))
+            if row.state != "active" or it is None or not it.destination.failures:
+                return row
+            at = now_ms() + int(it.destination.wait * 1000)
+            return replace(row, next_at=at, last_outcome=it.destination.outcome)
+
+        return [(task_id, shown(row)) for task_id, row in found]
 
     async def retry(self, log: TaskLog, config_id: str) -> None:
         """Try a webhook again that was given up, or is to be tried later."""
@@ -245,6 +319,7 @@ class Outbox:
         if delivery is not None and delivery.row.state == "active":
             delivery.row = _afresh(delivery.row)  # stored with the next outcome
             delivery.hurry.set()
+            delivery.destination.hurry()
             return
 
         def again(connection: Connection) -> HookRow:
@@ -281,7 +356,10 @@ class Outbox:
         if place in self._deliveries:
             self._deliveries[place].cancel()
         # The log of an ended task is not kept for a receiver that is away: it holds the whole task.
-        it = Delivery(row, _no_log if log is None else weakref.ref(log))
+        parts = urlsplit(row.url)
+        where = (row.principal, f"{parts.scheme}://{parts.netloc}")
+        destination = self._destinations.setdefault(where, Destination())
+        it = Delivery(row, destination, _no_log if log is None else weakref.ref(log))
         it.running = asyncio.create_task(self._deliver(it), name=f"webhook {row.no}")
         self._deliveries[place] = it
 
@@ -330,7 +408,11 @@ class Outbox:
             entry = await log.next_change(it.row.acked)
         del log
         self._pending.setdefault(it.row.no, time.monotonic())
-        async with self._place(it.row):
+        told = None
+        async with AsyncExitStack() as place:
+            if not await self._enter(it, place):
+                return None
+            failures = it.destination.failures
             try:
                 told = await self._notification(it, entry)
                 if told is None:
@@ -342,11 +424,12 @@ class Outbox:
                     log.note_told(told.what.status)
                 del log
                 outcome = await self._sender.send(it.row, told)
+                it.destination.note(outcome, failures)
             except StoreUnavailableError:
                 raise
             except Exception:
                 logger.exception("notification not sent, trying again", webhook=it.row.no)
-                told, outcome = None, Receipt("error")
+                outcome = Receipt("error")
         metrics.PUSH_ATTEMPTS.labels(_kind(outcome)).inc()
         row, wait = self._after(it.row, told, outcome)
         it.row = row
@@ -360,10 +443,11 @@ class Outbox:
             ended = "stopped" if outcome.gone else row.state
             metrics.PUSH_ENDED.labels(ended).inc()
             if ended != "done":
+                found = await self._database.read(lambda c: tasks.load_by_number(c, row.task_no))
                 AUDIT.info(
                     f"webhook {ended}",
                     principal=row.principal,
-                    task_id=told and told.ref.id,
+                    task_id=found and found.id,
                     outcome=outcome.name,
                 )
         return wait
@@ -391,20 +475,33 @@ class Outbox:
         ends = entry.status is not None and entry.status.state.terminal
         return Notification(state.ref, entry.seq, ends, entry)
 
-    @asynccontextmanager
-    async def _place(self, row: HookRow) -> AsyncGenerator[None]:
-        """Wait for a place among the notifications that are under way."""
-        host = urlsplit(row.url).netloc
-        limits = (
-            ((row.principal, host), AT_ONCE_PER_RECEIVER),
-            (row.principal, AT_ONCE_PER_PRINCIPAL),
-        )
-        async with AsyncExitStack() as stack:
-            for key, most in limits:
-                room = self._rooms.setdefault(key, asyncio.Semaphore(most))
-                await stack.enter_async_context(room)
-            await stack.enter_async_context(self._room)
-            yield
+    async def _enter(self, it: Delivery, place: AsyncExitStack) -> bool:
+        """Wait for a place among the notifications under way; False if the webhook was deleted."""
+        while True:
+            if it.destination.failures and it.row.failing_since is None:
+                # From here on its time runs, and it can be seen that it fails, without an attempt.
+                # It is news of a receiver that may be back: others do not wait for long then.
+                it.destination.hurry(FIRST_RETRY_SECONDS)
+                row = replace(it.row, failing_since=now_ms(), last_outcome=it.destination.outcome)
+                it.row = row
+                if not await self._database.insist(lambda c: webhooks.update(c, row)):  # noqa: B023
+                    return False
+            try:
+                async with asyncio.timeout(self._left(it.row)):
+                    if await it.destination.enter(place):
+                        break
+            except TimeoutError:  # one attempt of its own is the last
+                break
+        mine = self._rooms.setdefault(it.row.principal, asyncio.Semaphore(AT_ONCE_PER_PRINCIPAL))
+        await place.enter_async_context(mine)
+        await place.enter_async_context(self._room)
+        return True
+
+    def _left(self, row: HookRow) -> float | None:
+        """Return how many seconds are left until a webhook that fails is given up."""
+        if row.failing_since is None:
+            return None
+        return max(0.0, self.settings.give_up_hours * 3600 - (now_ms() - row.failing_since) / 1000)
 
     def _after(
         self, row: HookRow, told: Notification | None, outcome: Receipt
@@ -424,6 +521,8 @@ class Outbox:
         row = replace(row, attempts=row.attempts + 1, failing_since=since)
         if now - since >= self.settings.give_up_hours * 3_600_000:
             return replace(row, state="failed"), 0.0
+        if outcome.away:  # it waits at its destination
+            return row, 0.0
         wait = _backoff(row.attempts) if outcome.retry_after is None else outcome.retry_after
         wait = min(max(wait, SHORTEST_WAIT_SECONDS), LAST_RETRY_SECONDS)
         return replace(row, next_at=now + int(wait * 1000)), wait
