@@ -30,6 +30,7 @@ from opencode_a2a.events import (
 )
 from opencode_a2a.ids import MAIN, MessageId, Principal, SessionId
 from opencode_a2a.messages import Answered, Message, Part, PromptPart, TurnRequest
+from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.upstream import Upstream
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import TaskRow
@@ -40,6 +41,8 @@ from opencode_a2a.tasks.service import OpenTask, SendCommand, TaskService
 from opencode_a2a.tasks.state import Cursor, Entry, Recovered, State
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.fleet import Fleet, Member
+from opencode_a2a.turns.interrupts import Interrupts
+from opencode_a2a.turns.rights import SessionRights
 from opencode_a2a.turns.turn import Turns
 from tests.support import stores
 
@@ -59,7 +62,13 @@ class Office:
         self.writer = LogWriter(database)
         # No task is started, so that no turns are needed; nor are webhooks.
         entry, behind = UpstreamEntry(name=MAIN, managed=1), Upstream("", "", None)
-        self.member = Member(entry, behind, Turns.__new__(Turns), Errands.__new__(Errands))
+        errands = Errands(
+            database,
+            Feed.__new__(Feed),
+            Interrupts.__new__(Interrupts),
+            SessionRights.__new__(SessionRights),
+        )
+        self.member = Member(entry, behind, Turns.__new__(Turns), errands)
         fleet = Fleet([self.member], database, 0)
         self.tasks = TaskService(database, self.writer, fleet, limits, Outbox.__new__(Outbox))
 

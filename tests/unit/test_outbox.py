@@ -20,6 +20,7 @@ from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.events import Finished, Interrupted, Outcome, Resumed, Started, TextGrew
 from opencode_a2a.ids import MAIN, MessageId, Principal, RequestId, SessionId
 from opencode_a2a.messages import Message, Part, PromptPart, TurnRequest
+from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.upstream import Upstream
 from opencode_a2a.server.push import WebhookSender
 from opencode_a2a.signing import signing_keys
@@ -34,6 +35,8 @@ from opencode_a2a.tasks.state import TERMINAL, Entry
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.fleet import Fleet, Member
+from opencode_a2a.turns.interrupts import Interrupts
+from opencode_a2a.turns.rights import SessionRights
 from opencode_a2a.turns.turn import Turns
 from tests.support.receiver import receiving
 
@@ -73,7 +76,13 @@ class Desk:
         self._numbers = itertools.count()
         # No task is started, so that no turns are needed.
         entry, behind = UpstreamEntry(name=MAIN, managed=1), Upstream("", "", None)
-        self.member = Member(entry, behind, Turns.__new__(Turns), Errands.__new__(Errands))
+        errands = Errands(
+            database,
+            Feed.__new__(Feed),
+            Interrupts.__new__(Interrupts),
+            SessionRights.__new__(SessionRights),
+        )
+        self.member = Member(entry, behind, Turns.__new__(Turns), errands)
         fleet = Fleet([self.member], database, 0)
         self.tasks = TaskService(database, self.writer, fleet, LimitSettings(), self.outbox)
 
