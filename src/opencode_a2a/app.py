@@ -73,7 +73,8 @@ from opencode_a2a.store.sqlite import EarlierDatabaseError
 from opencode_a2a.tasks.budget import figures
 from opencode_a2a.tasks.log import LogWriter
 from opencode_a2a.tasks.outbox import Outbox
-from opencode_a2a.tasks.recovery import recover, sweep
+from opencode_a2a.tasks.recovery import sweep
+from opencode_a2a.tasks.replica import Ownership
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.tasks.state import TaskState
 from opencode_a2a.telemetry import now_ms
@@ -268,23 +269,19 @@ class Service:
         stack.push_async_callback(sender.aclose)
         outbox = Outbox(database, settings.push, sender)
         tasks = self._tasks = TaskService(database, writer, fleet, settings.limits, outbox)
-        for member in members:
-            await stack.enter_async_context(self._beside(member.turns.feed.run(), "feed"))
         await stack.enter_async_context(self._beside(writer.run(), "writer"))
         await stack.enter_async_context(self._beside(tasks.tails.run(), "tails"))
+        ownership = Ownership(database, writer, fleet, tasks, outbox, self._beside)
+        stack.push_async_callback(ownership.close)
         stack.push_async_callback(self._close, tasks, database)
         self.streams.on_drain.append(tasks.leave)
-        taken_up = await recover(database, writer, tasks, fleet)
-        if taken_up:
-            logger.warning("tasks taken up after a restart", count=taken_up)
         stack.push_async_callback(outbox.close)
-        if settings.push.enabled:
-            await outbox.recover({task.log.no: task.log for task in tasks.open_tasks()})
-        retention = settings.tasks.task_retention_days * 86_400.0
-        await stack.enter_async_context(self._beside(sweep(database, retention), "sweep"))
         for member in members:
             stack.push_async_callback(member.errands.close)
-        await fleet.recover_errands()
+        await ownership.start([entry for entry, _ in settings.fleet])
+        retention = settings.tasks.task_retention_days * 86_400.0
+        await stack.enter_async_context(self._beside(sweep(database, retention), "sweep"))
+        await stack.enter_async_context(self._beside(ownership.run(), "replica"))
         await stack.enter_async_context(self._beside(fleet.watch(tasks.lose), "watch"))
         self.trouble = await self._trouble(members)
 

@@ -6,7 +6,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from signal import Signals
@@ -19,9 +19,10 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.opencode.managed import free_port
-from opencode_a2a.store import schema, spending
+from opencode_a2a.store import replicas, schema, spending
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database, DatabaseError, Replica, examine
+from opencode_a2a.store.replicas import UpstreamRow
 from opencode_a2a.store.spending import Spent
 from opencode_a2a.store.tasks import TaskRow
 from tests.support import stores
@@ -420,30 +421,66 @@ async def test_whoever_was_declared_gone_changes_nothing(url: str) -> None:
         async with Database(url, Replica("one", 0.6)) as second:
             with pytest.raises(StoreUnavailableError):
                 await first.write(add(2))
-            with pytest.raises(DatabaseError, match="another process has taken it over") as caught:
+            with pytest.raises(DatabaseError, match="another replica is called one; give each its"):
                 await first.run()
 
-            assert "A2A_REPLICA_NAME" in str(caught.value)
             await second.check()
             assert await stored(second) == {"task 1": 1}
 
 
-async def test_a_database_in_use_is_refused_under_another_name(url: str) -> None:
-    async with Database(url, Replica("one", 1.0)) as first:
-        alive = asyncio.create_task(first.run())
-        with pytest.raises(DatabaseError, match="is in use by another process, one; stop it, or"):
-            async with Database(url, Replica("two", 1.0)):
-                pass
-        alive.cancel()
-        await first.check()
-
-
-async def test_a_silent_process_is_replaced_after_its_lease(url: str) -> None:
+async def test_several_use_it_and_one_that_was_declared_gone_is_told_so(url: str) -> None:
     one, two = Database(url, Replica("one", 0.6)), Database(url, Replica("two", 0.6))
     async with one as silent, two as other:
-        await other.check()
+        await silent.write(add(1))
+        await other.write(add(2))
+        assert silent.replica is not None
+        number = silent.replica
+        gone = list[int]()
+        async with asyncio.timeout(10):
+            while not gone:
+                gone = await other.write(lambda c: replicas.declare_gone(c, [number], 0.6))
+
+        assert gone == [number]
         with pytest.raises(StoreUnavailableError):
-            await silent.check()
+            await silent.write(add(3))
+        with pytest.raises(DatabaseError, match=r"silent for 0\.6 s and counts as gone; restart"):
+            await silent.run()
+        assert set(await stored(other)) == {"task 1", "task 2"}
+
+
+async def test_one_owns_an_upstream_until_it_is_gone_or_hands_it_over(url: str) -> None:
+    listed = [UpstreamRow("x", None, "away", False, ("/srv",), 3)]
+    async with Database(url, Replica("one")) as one, Database(url, Replica("two")) as two:
+
+        def taking(database: Database) -> Awaitable[dict[str, bool]]:
+            me = database.replica or 0
+            return database.write(lambda c: replicas.take(c, me, ["x", "unknown"]))
+
+        for database in (one, two):
+            me = database.replica or 0
+            await database.write(lambda c, me=me: replicas.enroll(c, me, listed))
+        assert await taking(one) == {"x": False}
+        assert await taking(two) == {}
+
+        await one.write(lambda c: replicas.hand_over(c, one.replica or 0, ["x"]))
+        assert await taking(two) == {"x": True}
+        found, live = await one.read(lambda c: (replicas.upstreams(c), replicas.live(c)))
+
+    assert found == [UpstreamRow("x", two.replica, "away", False, ("/srv",), 3)]
+    assert [(row.name, row.lists) for row in live] == [("one", {"x"}), ("two", {"x"})]
+
+
+async def test_it_holds_what_it_runs_until_shortly_before_its_lease_is_over(url: str) -> None:
+    async with Database(url, Replica("one", 0.8)) as database:
+        assert database.holds
+        async with asyncio.timeout(10):
+            while database.holds:  # noqa: ASYNC110 - by the clock
+                await asyncio.sleep(0.05)
+        await database.check()
+        assert database.holds
+    async with Database("sqlite://") as database:
+        assert database.holds
+        assert database.replica is None
 
 
 async def test_lost_commits_are_noticed(url: str) -> None:
@@ -459,9 +496,7 @@ async def test_lost_commits_are_noticed(url: str) -> None:
             await database.run()
 
 
-async def test_of_five_first_starts_at_once_one_serves_and_four_say_why_not(
-    url: str, tmp_path: Path
-) -> None:
+async def test_five_first_starts_at_once_all_serve(url: str, tmp_path: Path) -> None:
     programs = [
         Program({**variables(url), "HOME": str(tmp_path), "A2A_PORT": str(port), **QUIET})
         for port in (free_port("127.0.0.1") for _ in range(5))
@@ -470,19 +505,17 @@ async def test_of_five_first_starts_at_once_one_serves_and_four_say_why_not(
         for program in programs:
             stack.push_async_exit(program.__aexit__)
         await asyncio.gather(*(program.spawn() for program in programs))
-        ends = {asyncio.create_task(program.ended()): program for program in programs}
-        async with asyncio.timeout(60):
-            while len(left := [task for task in ends if not task.done()]) > 1:
-                await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
-        [serving] = left
+        await asyncio.gather(*(program.record("started") for program in programs))
+        with psycopg.connect(url) as other:
+            owners = other.execute(
+                "SELECT count(*) FROM upstreams JOIN replicas ON no = owner AND gone IS NULL"
+            ).fetchall()
+        for program in programs:
+            program.signal(Signals.SIGTERM)
+        statuses = await asyncio.gather(*(program.ended() for program in programs))
 
-        refused = [program for task, program in ends.items() if task is not serving]
-        lines = [[line for line in p.lines if line.startswith("opencode-a2a:")] for p in refused]
-        assert [task.result() for task in ends if task is not serving] == [2] * 4
-        assert all(len(found) == 1 and "is in use by another" in found[0] for found in lines)
-        await ends[serving].record("started")
-        ends[serving].signal(Signals.SIGTERM)
-        assert await serving == 0
+    assert owners == [(1,)]
+    assert statuses == [0] * 5
 
 
 async def test_a_step_of_the_schema_is_taken_on_both_databases_and_the_program_before_goes_on(

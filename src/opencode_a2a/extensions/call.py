@@ -45,7 +45,7 @@ class Deps:
 
     async def member(self, params: Routed) -> Member:
         """Return the OpenCode that a call is about: that of the session or request it names."""
-        if len(self.fleet.members) == 1:
+        if self.fleet.alone:
             return self.fleet.first
         if params.named_session is not None:
             return await self.fleet.of_session(params.named_session)

@@ -8,8 +8,10 @@ per statement. Nothing above this module sees a driver's error, or knows which e
 """
 
 import asyncio
+import math
 import queue
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -118,6 +120,12 @@ class Engine(ABC):
     """How often a process has to write something so that it does not count as dead."""
     lost: DatabaseError | None = None
     """Why this process may not use the database any more."""
+    replica: int | None = None
+    """The number of this process among those that use the database, where there are several."""
+    lease_seconds = 0.0
+    """Silence after which a process counts as dead, where there are several."""
+    held_until = math.inf
+    """Until when nobody else can have taken what this process runs; by the monotonic clock."""
 
     @abstractmethod
     def open(self) -> None:
@@ -278,6 +286,8 @@ class Database:
         """Called in the event loop for each text that a process told, this one included, and with
         an empty one when it is time to look without having been told: something may have been
         missed."""
+        self.held_until = math.inf
+        """See ``holds``. It is read for each piece of text."""
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -303,6 +313,25 @@ class Database:
     def name(self) -> str:
         """The database for people: no password in it."""
         return self._engine.name
+
+    @property
+    def replica(self) -> int | None:
+        """The number of this process among those that use the database; None where it is alone."""
+        return self._engine.replica
+
+    @property
+    def lease_seconds(self) -> float:
+        """Silence after which a process counts as dead, where there are several."""
+        return self._engine.lease_seconds
+
+    @property
+    def holds(self) -> bool:
+        """Whether nobody else can have taken what this process runs.
+
+        While it is False, nothing may be changed in OpenCode, and nothing shown that is not stored:
+        the next commit says whether this process still is who it was.
+        """
+        return time.monotonic() < self.held_until
 
     async def run(self) -> None:
         """Show that this process lives; raise DatabaseError once it may not go on."""
@@ -425,6 +454,7 @@ class Database:
             self._engine.close()
             opened.set_exception(error)
             return
+        self.held_until = self._engine.held_until
         opened.set_result(None)
         ended = False
         while not ended:
@@ -442,7 +472,9 @@ class Database:
             if told:  # of what is committed, so it does not wait for the next commit
                 self._engine.tell(told)
             if calls:
-                self._loop.call_soon_threadsafe(_deliver, self._engine.write(calls))
+                results = self._engine.write(calls)
+                self.held_until = self._engine.held_until
+                self._loop.call_soon_threadsafe(_deliver, results)
         self._engine.close()
 
 

@@ -6,7 +6,7 @@ nothing any more), the heartbeat, and the answer to the question whether a COMMI
 whose connection broke: the next transaction waits for the row until the broken one is over, and
 then reads the counter.
 
-For now one process at a time has the database. It is imported only when a URL names PostgreSQL.
+Who runs what is in ``replicas``. This module is imported only when a URL names PostgreSQL.
 """
 
 import itertools
@@ -94,6 +94,7 @@ _LIMIT = "SELECT " + ", ".join(
     f"set_config('{name}', '{value}', true)" for name, value in TIMEOUTS.items()
 )
 _GRANT = "as its owner run GRANT USAGE, CREATE ON SCHEMA public TO <role> (or the schema in use)"
+_NAMESAKE = "SELECT no FROM replicas WHERE name = %s AND no > %s AND gone IS NULL LIMIT 1"
 _LOOK = "SELECT commits, gone IS NOT NULL FROM replicas WHERE no = %s FOR UPDATE"
 
 
@@ -123,14 +124,14 @@ class Postgres(Engine):
     def __init__(self, url: str, replica: Replica | None = None, link: Link = DIRECT) -> None:
         name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self._replica = replica or Replica(name)
-        self.beat_seconds = self._replica.lease_seconds / 4
+        self.lease_seconds = self._replica.lease_seconds
+        self.beat_seconds = self.lease_seconds / 4
         self._link = link
         self._conninfo = _conninfo(url, pooled=link.pooled)
         self._listening = None if link.pooled else self._conninfo
         if link.listen_url is not None:
             self._listening = _conninfo(link.listen_url, "A2A_TASK_STORE_LISTEN_URL")
         self.name = _shown(self._conninfo)
-        self._no = 0
         self._commits = 0
         self._connection: Connection | None = None
         self._stopped = threading.Event()
@@ -206,52 +207,44 @@ class Postgres(Engine):
             migrate(connection)
 
     def _register(self, connection: Connection) -> None:
-        """Become the one process that uses the database.
+        """Become one of the processes that use the database.
 
-        A predecessor of the same name cannot live: its address is ours. Any other is waited for
-        until its silence has lasted a whole lease by our own clock: what its row says may be
-        old only because the database was away.
+        A predecessor of the same name cannot live: its address is ours.
         """
-        mine, lease = self._replica.name, self._replica.lease_seconds
-        since, before = time.monotonic(), dict[int, int]()
-        while True:
-            with self._begin(connection):
-                run = connection.exec_driver_sql
-                run(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
-                run(f"DELETE FROM replicas WHERE gone < clock_timestamp() - interval '{FORGET}'")  # noqa: S608 - a constant
-                run(
-                    "UPDATE replicas SET gone = clock_timestamp() WHERE gone IS NULL AND name = %s",
-                    (mine,),
-                )
-                others = run("SELECT no, commits, name FROM replicas WHERE gone IS NULL").all()
-                for no, commits, name in others:
-                    if before.get(no, commits) != commits:
-                        raise DatabaseError(
-                            f"{self.name} is in use by another process, {name}; stop it, or set "
-                            "A2A_TASK_STORE_DATABASE_URL to another database",
-                            status=2,
-                        )
-                if not others or time.monotonic() - since >= lease:
-                    run("UPDATE replicas SET gone = clock_timestamp() WHERE gone IS NULL")
-                    new = (
-                        "INSERT INTO replicas (name, version, started, seen, commits) VALUES"
-                        " (%s, %s, clock_timestamp(), clock_timestamp(), 0) RETURNING no"
-                    )
-                    self._no = run(new, (mine, self._replica.version)).scalar_one()
-                    return
-                before = {no: commits for no, commits, _ in others}
-            self._stopped.wait(min(0.25, lease / 8))
-            if self._stopped.is_set():
-                raise DatabaseError("stopped while waiting for another process")
+        mine = self._replica
+        began = time.monotonic()
+        with self._begin(connection):
+            run = connection.exec_driver_sql
+            # A predecessor may be frozen inside a transaction, which the database ends.
+            run("SET LOCAL lock_timeout = '8s'")
+            run(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
+            run(f"DELETE FROM replicas WHERE gone < clock_timestamp() - interval '{FORGET}'")  # noqa: S608 - a constant
+            run(
+                "UPDATE replicas SET gone = clock_timestamp() WHERE gone IS NULL AND name = %s",
+                (mine.name,),
+            )
+            new = (
+                "INSERT INTO replicas (name, version, started, seen, commits) VALUES"
+                " (%s, %s, clock_timestamp(), clock_timestamp(), 0) RETURNING no"
+            )
+            self.replica = run(new, (mine.name, mine.version)).scalar_one()
+        self._hold(began)
+
+    def _hold(self, since: float) -> None:
+        """Note that a transaction that began then was committed: that was a sign of life.
+
+        Whoever stops a second early has stopped when another begins, by whichever clock.
+        """
+        self.held_until = since + self.lease_seconds - min(1.0, self.lease_seconds / 4)
 
     def stop(self) -> None:
         self._stopped.set()
 
     def close(self) -> None:
-        if self._connection is not None and self._no:
+        if self._connection is not None and self.replica:
             with suppress(*self.failures), self._begin(self._connection):
                 self._connection.exec_driver_sql(
-                    "UPDATE replicas SET gone = clock_timestamp() WHERE no = %s", (self._no,)
+                    "UPDATE replicas SET gone = clock_timestamp() WHERE no = %s", (self.replica,)
                 )
         self._drop()
         self._read_engine.dispose()
@@ -270,7 +263,7 @@ class Postgres(Engine):
             except psycopg.OperationalError as error:
                 # It is there, and reads its log after a crash. The first start waits for it; later
                 # on those who ask wait.
-                starting = "the database system is " in str(error) and not self._no
+                starting = "the database system is " in str(error) and not self.replica
                 if not starting or time.monotonic() > deadline or self._stopped.wait(0.2):
                     raise
             else:
@@ -353,12 +346,12 @@ class Postgres(Engine):
         return results + [result for call in calls for result in self.write([call])]
 
     def _transact(self, connection: Connection, calls: list[PendingWrite[Any]]) -> list[Result]:
-        number = self._commits + 1
+        number, began = self._commits + 1, time.monotonic()
         transaction = self._begin(connection)
         try:
             driver, asked = _driver(connection), time.monotonic_ns()
             fence = driver.execute(
-                _FENCE, (number, self._no, number - 1), prepare=not self._link.pooled
+                _FENCE, (number, self.replica, number - 1), prepare=not self._link.pooled
             )
             if (passed := fence.fetchone()) is None:
                 raise self._fenced(connection)
@@ -381,6 +374,7 @@ class Postgres(Engine):
             self._drop()
             raise _InDoubtError(number, results, error) from None
         self._commits = number
+        self._hold(began)
         return results
 
     def tell(self, texts: list[str]) -> None:
@@ -400,10 +394,15 @@ class Postgres(Engine):
         await Listener(self._listening, beat, poll, database).run()
 
     def _fenced(self, connection: Connection) -> FencedError:
-        row = connection.exec_driver_sql(_LOOK, (self._no,)).one_or_none()
+        row = connection.exec_driver_sql(_LOOK, (self.replica,)).one_or_none()
         if row is None or row[1]:
-            why = "another process has taken it over"
-            remedy = "if both are meant to run, give each its own database and A2A_REPLICA_NAME"
+            mine = (self._replica.name, self.replica)
+            if connection.exec_driver_sql(_NAMESAKE, mine).one_or_none() is not None:
+                why = f"another replica is called {self._replica.name}"
+                remedy = "give each its own A2A_REPLICA_NAME"
+            else:
+                why = f"this replica was silent for {self.lease_seconds:g} s and counts as gone"
+                remedy = "restart it; if that happens often, raise A2A_REPLICA_LEASE_SECONDS"
         else:
             why = f"it has lost commits of this process (it has {row[0]} of {self._commits})"
             remedy = "restart the service"
@@ -418,7 +417,7 @@ class Postgres(Engine):
                 connection = self._connected()
                 # This waits while the transaction in question is still open somewhere.
                 with self._begin(connection):
-                    row = connection.exec_driver_sql(_LOOK, (self._no,)).one_or_none()
+                    row = connection.exec_driver_sql(_LOOK, (self.replica,)).one_or_none()
                     if row is not None and row[0] == number:
                         self._commits = number
                         return True

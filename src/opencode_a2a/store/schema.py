@@ -188,6 +188,7 @@ replicas = sa.Table(
     sa.Column("seen", sa.DateTime(timezone=True), nullable=False, comment="its last commit"),
     sa.Column("commits", sa.BigInteger, nullable=False, comment="moved first in each transaction"),
     sa.Column("gone", sa.DateTime(timezone=True), comment="since when it may not write"),
+    sa.Column("lists", sa.LargeBinary, comment="the upstreams in its settings"),
     sqlite_autoincrement=True,
     postgresql_with={"fillfactor": 50},  # an update then stays on its page
 )
@@ -319,6 +320,7 @@ STEPS: tuple[tuple[str, ...], ...] = (
         ) WITHOUT ROWID""",
     ),
     (  # several replicas at a time
+        "ALTER TABLE replicas ADD COLUMN lists BLOB",
         """CREATE TABLE upstreams (
             name VARCHAR NOT NULL, owner BIGINT, state VARCHAR NOT NULL, drain INTEGER NOT NULL,
             serves BLOB, room INTEGER NOT NULL, changed TIMESTAMP WITH TIME ZONE NOT NULL,

@@ -235,10 +235,14 @@ def load_by_number(connection: Connection, no: int) -> TaskRow | None:
     return TaskRow(*row) if row else None
 
 
-def load_open(connection: Connection, states: Sequence[str]) -> list[TaskRow]:
-    """Return every task in one of these states, oldest first."""
+def load_open(
+    connection: Connection, states: Sequence[str], upstreams: Collection[str] | None = None
+) -> list[TaskRow]:
+    """Return every task in one of these states, or those of some upstreams, oldest first."""
     columns = [tasks.c[name] for name in TaskRow._fields]
     query = sa.select(*columns).where(tasks.c.state.in_(states)).order_by(tasks.c.no)
+    if upstreams is not None:
+        query = query.where(tasks.c.upstream.in_(upstreams))
     return [TaskRow(*row) for row in connection.execute(query)]
 
 

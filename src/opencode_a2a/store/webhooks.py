@@ -4,6 +4,7 @@ Functions of a connection, to be given to ``Database``. A row that is done, beca
 ended and that was told, or because its receiver wants no more, holds no secret.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
@@ -71,9 +72,13 @@ def of_task(connection: Connection, task_no: int) -> list[HookRow]:
     return _rows(connection, webhooks.c.task_no == task_no)
 
 
-def active(connection: Connection) -> list[HookRow]:
-    """Return the webhooks that are to be told something, now or later."""
-    return _rows(connection, webhooks.c.state == "active")
+def active(connection: Connection, upstreams: Collection[str] | None = None) -> list[HookRow]:
+    """Return what is to be told something, now or later; of all tasks, or of some upstreams'."""
+    where = [webhooks.c.state == "active"]
+    if upstreams is not None:
+        of = sa.select(tasks.c.no).where(tasks.c.upstream.in_(upstreams))
+        where.append(webhooks.c.task_no.in_(of))
+    return _rows(connection, *where)
 
 
 def page(

@@ -41,6 +41,7 @@ from opencode_a2a.events import (
 from opencode_a2a.ids import MAIN, ContextId, MessageId, Principal, SessionId, TaskId
 from opencode_a2a.messages import Answered, Message, Part
 from opencode_a2a.store import links as session_links
+from opencode_a2a.store import replicas
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database, cause
 from opencode_a2a.store.earlier import Form, SourceChangedError, columns_of, form_of, reading
@@ -58,6 +59,8 @@ from opencode_a2a.validation import FREE, FREE_OBJECT
 
 _OWNER_UNKNOWN = (None, "", "legacy_v03_no_user_info")
 """Owners that the SDK writes for tasks of a time when it kept none."""
+LONGEST_BEAT_SECONDS = 15.0
+"""A service that lives writes something at least as often, whatever its lease is."""
 _OUTCOMES = {
     name: outcome
     for outcome in (Outcome.COMPLETED, Outcome.FAILED, Outcome.CANCELED, Outcome.REJECTED)
@@ -92,6 +95,7 @@ async def import_database(file: Path, url: str, retention_days: int) -> Report:
         form = form_of(file)
         if form is Form.OURS:
             async with Database(url) as database:
+                await _check_unused(database)
                 if await database.read(rows.any_task):
                     raise ImportFailedError(
                         f"{file} is in today's form, and there are tasks in {database.name} "
@@ -113,6 +117,7 @@ async def import_database(file: Path, url: str, retention_days: int) -> Report:
         if form is not Form.EARLIER:
             raise ImportFailedError(f"{file} is not a database of opencode-a2a")
         async with Database(url) as database:
+            await _check_unused(database)
             report = await database.post(write).done
             report.target = database.name
             return report
@@ -368,6 +373,18 @@ def _events(task: _Task, session_id: SessionId | None) -> Iterator[LogEvent]:
         said = last.message().text if last else ""
         failure = Failure(metadata.error, said or "The task failed.", code)
     yield Finished(outcome, message_id, failure=failure)
+
+
+async def _check_unused(database: Database) -> None:
+    """Refuse to write to a database that a service uses."""
+    if database.replica is None:
+        return  # who opens a file has it alone
+    for one in await database.read(replicas.live):
+        if one.no != database.replica and one.silent < LONGEST_BEAT_SECONDS:
+            raise ImportFailedError(
+                f"{database.name} is in use by {one.name}; stop it first (one that was killed "
+                "counts as stopped after 15 s)"
+            )
 
 
 def copy_tables(file: Path, target: Connection) -> None:

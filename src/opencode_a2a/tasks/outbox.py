@@ -16,7 +16,7 @@ import secrets
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -344,9 +344,14 @@ class Outbox:
         AUDIT.info("webhook set", principal=row.principal, task_id=log.ref.id, host=host)
         self._begin(row, log)
 
-    async def recover(self, logs: Mapping[int, TaskLog]) -> int:
-        """Take up what was not told when the service stopped; ``logs`` are those of open tasks."""
-        found = await self._database.read(webhooks.active)
+    async def recover(
+        self, logs: Mapping[int, TaskLog], upstreams: Collection[str] | None = None
+    ) -> int:
+        """Take up what was not told when the service stopped; ``logs`` are those of open tasks.
+
+        That is all there is, or what belongs to tasks of some upstreams.
+        """
+        found = await self._database.read(lambda c: webhooks.active(c, upstreams))
         for row in found:
             self._begin(row, logs.get(row.task_no))
         return len(found)

@@ -1,6 +1,7 @@
 """What was open when the service stopped is taken up again; what is old is forgotten."""
 
 import asyncio
+from collections.abc import Mapping
 
 import structlog
 from sqlalchemy.engine import Connection
@@ -42,10 +43,23 @@ LOST = Failure(
 )
 
 
-async def recover(database: Database, writer: LogWriter, tasks: TaskService, fleet: Fleet) -> int:
-    """Take up every open task; return how many there were."""
-    found = await database.read(lambda connection: rows.load_open(connection, list(OPEN)))
+async def recover(
+    database: Database,
+    writer: LogWriter,
+    tasks: TaskService,
+    fleet: Fleet,
+    upstreams: Mapping[str, bool] | None = None,
+) -> int:
+    """Take up every open task; return how many there were.
+
+    With ``upstreams``, only theirs; of those that were handed over (True) nothing is lost, and a
+    reader goes on where it was.
+    """
+    found = await database.read(lambda c: rows.load_open(c, list(OPEN), upstreams))
+    running = {task.log.no for task in tasks.open_tasks()}
     for row in found:
+        if row.no in running:  # an earlier try was cut short
+            continue
         replay = Replay(database, row.no, ref_of(row))
         emitted = Emitted()
         """What the log has of the turn that was running."""
@@ -77,7 +91,8 @@ async def recover(database: Database, writer: LogWriter, tasks: TaskService, fle
                 task.routing, task.rights = request.routing, request.rights
             task.pause()
             continue
-        await task.log.append([Recovered(RESTARTED)])
+        if upstreams is None or not upstreams[row.upstream]:
+            await task.log.append([Recovered(RESTARTED)])
         if request is None:
             await task.end(Finished(Outcome.FAILED, failure=LOST))
         else:

@@ -9,7 +9,7 @@ looking at anything.
 import asyncio
 import os
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from opencode_a2a.opencode.client import well_formed
 from opencode_a2a.opencode.upstream import Upstream
 from opencode_a2a.store import links
 from opencode_a2a.store.database import Database
+from opencode_a2a.store.replicas import UpstreamRow
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.rights import KNOWN_SESSIONS
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT, DIRECTORY_FIELD, Place
@@ -39,6 +40,17 @@ logger = structlog.get_logger(__name__)
 WATCH_SECONDS = 1.0
 PROBE_SECONDS = 3.0
 """How long an OpenCode may take to say whether a session is its own."""
+
+
+class ElsewhereError(Exception):
+    """What is asked for belongs to an OpenCode that this replica does not run.
+
+    It is for the outermost layer, which has the replica asked that runs it.
+    """
+
+    def __init__(self, upstream: str) -> None:
+        super().__init__(upstream)
+        self.upstream = upstream
 
 
 class Member:
@@ -53,6 +65,8 @@ class Member:
         self.errands = errands
         self.drain = entry.drain
         self.max_turns = entry.max_turns
+        self.mine = False
+        """Whether this replica runs it now. What is only read can be asked of it in any case."""
         self.lost = False
         """It was away for too long: its tasks have failed, and its contexts go elsewhere."""
         self.away_since: float | None = None
@@ -65,6 +79,12 @@ class Member:
     @property
     def state(self) -> str:
         return "up" if self.up else "lost" if self.lost else "away"
+
+    def check_mine(self) -> "Member":
+        """Return it if this replica runs it; raise ElsewhereError."""
+        if not self.mine:
+            raise ElsewhereError(self.name)
+        return self
 
     def serves(self, directory: str | None) -> bool:
         if not self._directories:
@@ -83,6 +103,10 @@ class Fleet:
         """The open tasks of each member."""
         self._database = database
         self._lost_seconds = lost_seconds
+        self.alone = len(members) == 1
+        """Whether there is one OpenCode, behind this and all other replicas."""
+        self.others: dict[str, UpstreamRow] = {}
+        """What only other replicas can run, as far as it is not lost."""
         self._placed: OrderedDict[Place, Member] = OrderedDict()
         """Where contexts were placed a while ago, which may not be stored yet."""
 
@@ -91,13 +115,16 @@ class Fleet:
     async def member_for(
         self, principal: Principal, context_id: str | None, routing: Routing
     ) -> Member:
-        """Return where a message is to run: with the session it means, or where there is room."""
-        if len(self.members) == 1:
+        """Return where a message is to run: with the session it means, or where there is room.
+
+        Raise ElsewhereError if another replica runs that.
+        """
+        if self.alone and self.first.mine:
             return self.first
         if routing.session_id is not None:
             return await self.of_session(routing.session_id)
         if routing.workspace_id is not None:
-            return self.first  # workspaces are made there
+            return self.first.check_mine()  # workspaces are made there
         location, name = self.first.turns.sessions.locate(routing)
         if context_id is None:
             return self.roomiest(location.directory)
@@ -107,15 +134,17 @@ class Fleet:
         member = self._placed.get(place)
         if member is None:
             found = await self._database.read(lambda connection: links.linked(connection, *place))
+            if found and found[1] in self.others:
+                raise ElsewhereError(found[1])
             member = self.members.get(found[1]) if found else None
         if member is None or member.lost:
             member = self.roomiest(location.directory)
             self.note(principal, context_id, routing, member)
-        return member
+        return member.check_mine()
 
     def note(self, principal: Principal, context_id: str, routing: Routing, member: Member) -> None:
         """Remember where a context runs: its next message may come before that is stored."""
-        if len(self.members) == 1:
+        if self.alone:
             return
         try:
             _, name = self.first.turns.sessions.locate(routing)
@@ -134,21 +163,28 @@ class Fleet:
         return (up or serving or [self.first])[0]
 
     async def of_session(self, session_id: str) -> Member:
-        """Return the OpenCode that has a session; of one that none has, the first tells so."""
-        if len(self.members) == 1 or not well_formed("ses", session_id):
-            return self.first
-        own = SessionId(session_id)
+        """Return the OpenCode that has a session; of one that none has, the first tells so.
+
+        Raise ElsewhereError if another replica runs it.
+        """
+        if self.alone or not well_formed("ses", session_id):
+            return self.first.check_mine()
+        return (await self._holder(SessionId(session_id))).check_mine()
+
+    async def _holder(self, session_id: SessionId) -> Member:
         for member in self.members.values():
-            if member.turns.sessions.knows(own):
+            if member.turns.sessions.knows(session_id):
                 return member
-        name = await self._database.read(lambda connection: links.upstream(connection, own))
+        name = await self._database.read(lambda c: links.upstream(c, session_id))
+        if name is not None and name in self.others:
+            raise ElsewhereError(name)
         if name is not None and name in self.members:
             return self.members[name]
 
         async def has(member: Member) -> bool:
             with suppress(TimeoutError, ServiceError):
                 async with asyncio.timeout(PROBE_SECONDS):
-                    await member.turns.opencode.session(own)
+                    await member.turns.opencode.session(session_id)
                     return True
             return False
 
@@ -161,19 +197,22 @@ class Fleet:
         for member in self.members.values():
             if RequestId(request_id) in member.turns.interrupts.open:
                 return member
-        return self.first
+        return self.first.check_mine()
 
     def roomiest(self, directory: str | None) -> Member:
         """Return where a new context begins: the one with the fewest open tasks."""
         if len(self.members) == 1:
-            return self.first
+            return self.first.check_mine()
         serving = [member for member in self.members.values() if member.serves(directory)]
         if not serving:
             text = "is not served by any OpenCode here"
             raise InvalidParamsError(
                 f"{DIRECTORY_FIELD} {text}", violations=(Violation(DIRECTORY_FIELD, text),)
             )
-        alive = [member for member in serving if not member.lost] or serving
+        own = [member for member in serving if member.mine]
+        if not own:
+            raise ElsewhereError(serving[0].name)
+        alive = [member for member in own if not member.lost] or own
         taking = [member for member in alive if not member.drain] or alive
         # If all are away, the turn waits as it does for a single one.
         there = [member for member in taking if member.up] or taking
@@ -188,18 +227,24 @@ class Fleet:
 
     # Whether they are there
 
-    async def recover_errands(self) -> None:
-        """Take up what was asked outside of tasks, and not settled, when the service stopped."""
+    async def recover_errands(self, members: Collection[Member]) -> None:
+        """Take up what these were asking outside of tasks, and was not settled, when that ended."""
         for owner, asked in await self.first.turns.interrupts.left():
-            answered = await self.first.turns.interrupts.answered(owner)
-            member = await self.of_session(owner.context_id.removeprefix(DERIVED_CONTEXT))
-            member.errands.take_up(owner, asked, answered)
+            session = SessionId(owner.context_id.removeprefix(DERIVED_CONTEXT))
+            member = None
+            with suppress(ElsewhereError):
+                member = self.first if self.alone else await self._holder(session)
+            if member is not None and member in members:
+                answered = await self.first.turns.interrupts.answered(owner)
+                member.errands.take_up(owner, asked, answered)
 
     async def watch(self, lose: Callable[[Member], None]) -> None:
         """Notice which members are away, and call ``lose`` for one that was away for too long."""
         now = asyncio.get_running_loop().time
         while True:
             for member in self.members.values():
+                if not member.mine:
+                    continue
                 metrics.UPSTREAM_UP.labels(member.name).set(member.up)
                 metrics.UPSTREAM_RUNNING.labels(member.name).set(member.turns.running)
                 if member.up:
