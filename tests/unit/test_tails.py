@@ -437,6 +437,38 @@ async def test_a_log_that_cannot_be_read_ends_its_readers_alone(tmp_path: Path) 
         assert seen(await good) == seen(await sides.stored(row))[1:]
 
 
+async def test_a_log_that_lost_what_was_read_is_read_anew(tmp_path: Path) -> None:
+    """As after a failover to a server that had not got all."""
+    async with both(tmp_path) as sides:
+        log, row = await sides.task()
+        await log.append([Started()])
+        reading = asyncio.create_task(read_all(LogReader(await sides.tails.log(row), Cursor(1))))
+        await log.append([Finished(Outcome.COMPLETED)])
+        other, other_row = await sides.task("other")
+        await other.append([grew("lost", opens=True), Started()])
+        readers = [LogReader(await sides.tails.log(other_row), Cursor(1)) for _ in range(2)]
+        await told(readers[0], 2)
+        waiting = asyncio.create_task(readers[0].next())
+        await asyncio.sleep(0)
+
+        def lose(connection: Connection) -> None:
+            connection.exec_driver_sql("DELETE FROM entries WHERE first_seq > 1")
+            again = TaskState(ref_of(other_row))
+            again.apply(Accepted(message("hello")), 1)
+            entries = [again.apply(Recovered("failover"), 2), again.apply(Started(), 2)]
+            rows.append(connection, [Segment(other.no, 2, 3, dump_entries(entries))], [])
+
+        await sides.database.write(lose)
+        sides.database.hear("")
+        with pytest.raises(StreamEndedError) as ended:
+            await waiting
+        anew = await sides.tails.log(other_row)
+
+        assert ended.value.data["cause"] == "moved"
+        assert (anew.state.seq, anew.state.epoch) == (3, 1)
+        assert len(await reading) == 2  # of a log that had ended
+
+
 async def test_a_notification_names_as_many_logs_as_there_is_room_for(tmp_path: Path) -> None:
     async with both(tmp_path) as sides:
         largest = [2**63 - 1 - place for place in range(1000)]

@@ -10,9 +10,9 @@ import base64
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
@@ -174,6 +174,8 @@ class SendCommand:
     push: PushConfig | None = None
     """Stored with a new task. It is not part of the content: a repeat may name another."""
     budget: Budget = UNLIMITED
+    told: Mapping[TaskId, int] = field(default_factory=dict[TaskId, int])
+    """Of a message that came to another replica: what its readers were shown (``Tails.told``)."""
 
     @property
     def digest(self) -> bytes:
@@ -771,7 +773,8 @@ class TaskService:
             raise _wrong(field, "is not where this task runs; leave it out")
 
     async def _answer(self, command: SendCommand, task: OpenTask) -> Submitted:
-        state, told = task.log.state, task.log.told_number
+        state = task.log.state
+        told = max(task.log.told_number, command.told.get(task.log.ref.id, 0))
         try:
             if (plan := state.status.plan) is not None:
                 decision = decide(command.message, plan, told)

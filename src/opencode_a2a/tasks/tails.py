@@ -34,6 +34,8 @@ RELEASE_SECONDS = 10.0
 AHEAD_SECONDS = 1.0
 """Time for what a reader was shown elsewhere to be stored."""
 RETRY_SECONDS = 0.25
+LOOKED, TOLD, ASKED = "looked", "told", "asked"
+"""Why there is a query."""
 SEGMENTS = 1_000
 """Runs of entries that are read at once."""
 
@@ -49,6 +51,8 @@ class RemoteLog(TaskLog):
         super().__init__(row.no, TaskState(ref_of(row)), writer, tails.database)
         self._tails = tails
         self.kept_until = 0.0
+        self.last: Segment | None = None
+        """What was read last."""
 
     def append_now(self, events: Iterable[LogEvent], also: Write | None = None) -> bool:
         raise AssertionError("the log of a task is written by the replica that runs it")
@@ -64,6 +68,7 @@ class RemoteLog(TaskLog):
             return None
         events = load_entries(segment.data)
         self.take(events)
+        self.last = segment
         return events[0][0]
 
     def offer(self, entries: list[Entry]) -> None:
@@ -117,7 +122,7 @@ class Tails:
         self._kept: dict[int, RemoteLog] = {}
         self._wanted: set[int] = set()
         """Those in which there is something new, as far as is known."""
-        self._cause = "told"
+        self._cause = TOLD
         self._wake = asyncio.Event()
         self._left = False
         database.heard.append(self._hear)
@@ -157,7 +162,7 @@ class Tails:
 
     def _hear(self, text: str) -> None:
         if not text:
-            self._cause = "looked"
+            self._cause = LOOKED
             self.want(self._logs.keys())
         elif text.startswith("l,"):
             self.want(int(no) for no in text[2:].split(",") if no.isdecimal())
@@ -180,7 +185,7 @@ class Tails:
                 continue
             self._wake.clear()
             wanted, self._wanted = self._wanted, set()
-            cause, self._cause = self._cause, "told"
+            cause, self._cause = self._cause, TOLD
             try:
                 await self._feed(wanted, cause)
             except StoreUnavailableError:
@@ -189,29 +194,36 @@ class Tails:
 
     async def _feed(self, numbers: Iterable[int], cause: str) -> None:
         logs = {no: log for no in numbers if (log := self._logs.get(no)) is not None}
-        while logs:
-            after = {no: log.state.seq for no, log in logs.items() if not log.over}
+        while logs := {no: log for no, log in logs.items() if not log.over}:
+            after = {no: log.state.seq for no, log in logs.items()}
+            known = {no: log.last for no, log in logs.items() if log.last is not None}
+            if cause == LOOKED:  # then what was read last is read again
+                after |= {no: last.first_seq - 1 for no, last in known.items()}
             metrics.TAIL_QUERIES.labels(cause).inc()
             found = await self.database.read(
                 lambda connection, after=after: rows.load_tails(connection, after, SEGMENTS)
             )
+            whole = len(found) < SEGMENTS
+            if cause == LOOKED and whole:
+                for no in [no for no, last in known.items() if last not in found]:
+                    # A database that took over from another can lack what that had committed.
+                    logger.warning("a log is not what it was", task_no=no)
+                    self._forget(logs.pop(no))
             began: list[int] = []
             for segment in found:
+                if (log := logs.get(segment.task_no)) is None:
+                    continue
                 try:
-                    at = logs[segment.task_no].take_segment(segment)
+                    at = log.take_segment(segment)
                 except Exception:  # one log that cannot be read must not end the others
-                    logger.exception("log not read", task_no=segment.task_no)
-                    log = logs.pop(segment.task_no)
-                    self._forget(log)
-                    log.move()
-                    break
-                if at is not None:
-                    began.append(at)
-            else:
-                if len(found) < SEGMENTS:
-                    logs = {}
+                    logger.exception("log not read", task_no=log.no)
+                    self._forget(logs.pop(log.no))
+                else:
+                    began += [] if at is None else [at]
             if began:
                 metrics.TAIL_SECONDS.observe(max(0, now_ms() - min(began)) / 1000)
+            if whole:
+                return
 
     async def catch_up(self, log: RemoteLog) -> None:
         """Read all that is stored of a log by now."""
@@ -221,7 +233,7 @@ class Tails:
             def read(connection: Connection, first: int = first) -> list[Segment]:
                 return rows.load_segments(connection, log.no, first, SEGMENTS)
 
-            metrics.TAIL_QUERIES.labels("asked").inc()
+            metrics.TAIL_QUERIES.labels(ASKED).inc()
             segments = await self.database.read(read)
             for segment in segments:
                 log.take_segment(segment)
@@ -244,5 +256,7 @@ class Tails:
                 del self._kept[log.no]
 
     def _forget(self, log: RemoteLog) -> None:
+        """Have the readers of a log come again, for one that is read anew."""
         self._kept.pop(log.no, None)
         self._logs.pop(log.no, None)
+        log.move()
