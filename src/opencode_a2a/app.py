@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import structlog
 from starlette.applications import Starlette
@@ -58,7 +59,12 @@ from opencode_a2a.peers.network import Egress, Fetcher
 from opencode_a2a.peers.tool import SERVER, PeerTool
 from opencode_a2a.printable import program
 from opencode_a2a.server.card import Cards, OpenCodeSkill
-from opencode_a2a.server.contracts import EXTENSION_NAMES, spoken_versions
+from opencode_a2a.server.contracts import (
+    EXTENSION_NAMES,
+    RESOURCE_PATH,
+    metadata_url,
+    spoken_versions,
+)
 from opencode_a2a.server.http import Terms
 from opencode_a2a.server.jsonrpc import RpcBinding
 from opencode_a2a.server.openapi import OpenApi
@@ -130,6 +136,8 @@ class Service:
         """Why OpenCode cannot be used, with the remedy; as it was at the start."""
         self._tasks: TaskService | None = None
         self._app: ASGIApp | None = None
+        self._metadata_path = urlsplit(metadata_url(settings)).path
+        """Where the metadata for tokens are too, if the service is below a path."""
         self._named_model: str | None = None
         self._model_until = 0.0
         """When OpenCode is asked again which model it uses."""
@@ -139,6 +147,8 @@ class Service:
         if scope["type"] == "lifespan" or self._app is None:
             await self._lifespan(scope, receive, send)
             return
+        if scope["path"] == self._metadata_path:
+            scope["path"] = RESOURCE_PATH
         # With the prefix or without: a proxy may have stripped it.
         if (prefix := self.settings.a2a.path_prefix) and scope["path"].startswith(prefix):
             path: str = scope["path"].removeprefix(prefix)

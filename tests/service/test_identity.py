@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -250,6 +251,66 @@ async def test_the_cards_and_openapi_offer_every_way_in(
     assert openapi["security"] == old["security"]
     assert METADATA in openapi["paths"]
     assert set(hybrid["securitySchemes"]) == set(schemes)
+
+
+@pytest.mark.requirement("ours-tokens")
+async def test_the_extended_cards_say_which_scope_a_capability_needs(
+    guarded: Running, anyone: httpx2.AsyncClient
+) -> None:
+    async def extended(wire: Wire) -> Any:
+        answer = await Caller(guarded, wire).ask("card", {})
+        return answer.body["result"] if wire.rpc else answer.body
+
+    modern, old, hybrid = [await extended(w) for w in (Wire.RPC, Wire.RPC03, Wire.REST03)]
+
+    def skills(card: Any) -> dict[str, Any]:
+        return {skill["id"]: skill for skill in card["skills"]}
+
+    card = ParseDict(modern, AgentCard())
+    (shell,) = [skill for skill in card.skills if skill.id == "opencode.sessions.session_shell"]
+    needed = {
+        n: list(v.list) for one in shell.security_requirements for n, v in one.schemes.items()
+    }
+    both = ["a2a", "a2a:session_shell"]
+    assert needed == {"oidc": both, "oauth2": both, "bearerAuth": [], "apiKeyAuth": []}
+    assert {"oidc": both} in skills(old)["opencode.sessions.session_shell"]["security"]
+    mixed = skills(hybrid)["opencode.sessions.session_shell"]
+    assert {"security", "securityRequirements"} <= set(mixed)
+    assert [one.split(":")[0] for one in mixed["examples"]] == ["opencode.sessions.shell"]
+    (sessions,) = [
+        one["params"]
+        for one in modern["capabilities"]["extensions"]
+        if one["uri"].endswith("#opencode-session-management-v1")
+    ]
+    assert sessions["required_scopes"] == {"opencode.sessions.shell": ["a2a:session_shell"]}
+    # What needs no capability is open to every caller.
+    gated = [name for name, skill in skills(modern).items() if "securityRequirements" in skill]
+    assert gated == ["opencode.sessions.session_shell"]
+
+
+@pytest.mark.requirement("ours-tokens")
+async def test_the_metadata_of_an_agent_below_a_path_are_where_clients_look(
+    opencode: FakeOpenCode, provider: LocalIssuer, tmp_path: Path
+) -> None:
+    variables = {
+        "A2A_OIDC_ISSUER": provider.url,
+        "A2A_OIDC_AUDIENCE": AUDIENCE,
+        "A2A_PATH_PREFIX": "/agents/coder",
+    }
+    async with (
+        started(opencode, tmp_path, **variables) as below,
+        httpx2.AsyncClient(base_url=below.url, trust_env=False) as http,
+    ):
+        refused = await http.get("/agents/coder/health")
+        inserted = await http.get(f"{METADATA}/agents/coder")
+        appended = await http.get(f"/agents/coder{METADATA}")
+        elsewhere = await http.get(f"{METADATA}/agents/coders")
+
+    where = f'resource_metadata="{below.url}{METADATA}/agents/coder"'
+    assert where in refused.headers["www-authenticate"]
+    assert inserted.json()["resource"] == f"{below.url}/agents/coder"
+    assert inserted.content == appended.content
+    assert elsewhere.status_code == 401
 
 
 @pytest.mark.requirement("ours-api-keys")

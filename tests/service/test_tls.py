@@ -18,7 +18,7 @@ from tests.support.certificates import Authority
 from tests.support.opencode import FakeOpenCode
 from tests.support.program import Program, run
 from tests.support.running import answer, running
-from tests.support.service import TOKEN, message, variables_for
+from tests.support.service import TOKEN, variables_for
 
 
 @pytest.fixture
@@ -104,22 +104,39 @@ async def test_the_generated_token_is_found_for_a_service_with_tls(
             assert status == 0, said
 
 
+STREAMS = 100
+
+
+async def follow(
+    program: Program, authority: Authority, task_id: str, opened: asyncio.Event
+) -> list[str]:
+    """Follow a task on a connection of its own; return the states that it was told."""
+    async with (
+        asyncio.timeout(120),
+        httpx2.AsyncClient(base_url=program.url, verify=authority.trusted(), trust_env=False) as h,
+    ):
+        caller = Caller(program)
+        caller.http = h
+        async with caller.subscribe(task_id) as following:
+            await following.until_state("working")
+            opened.set()
+            await following.rest()
+        return following.states
+
+
 async def test_a_renewed_certificate_is_used_and_streams_go_on(
     fake: FakeOpenCode, authority: Authority
 ) -> None:
     async with secured(fake, authority) as program:
         held = fake.hold()
-        body = {
-            "jsonrpc": "2.0",
-            "id": 1,
-            "method": "SendStreamingMessage",
-            "params": message("hi"),
-        }
-        headers = {"A2A-Version": "1.0"}
-        async with program.http.stream("POST", "/", json=body, headers=headers) as stream:
-            lines = stream.aiter_lines()
-            await anext(lines)
-            await held.reached.wait()
+        task = await Caller(program).begin("hi")
+        await held.reached.wait()
+        async with asyncio.TaskGroup() as group:
+            opened = [asyncio.Event() for _ in range(STREAMS)]
+            streams = [group.create_task(follow(program, authority, task.id, o)) for o in opened]
+            async with asyncio.timeout(60):
+                for one in opened:
+                    await one.wait()
             before = len(program.lines)
 
             for new, old in zip(authority.issue("second"), authority.issue("first"), strict=True):
@@ -136,9 +153,7 @@ async def test_a_renewed_certificate_is_used_and_streams_go_on(
             assert await served(program, authority) == "second"
 
             fake.release()
-            async with asyncio.timeout(60):
-                rest = [line async for line in lines]
-        assert any("TASK_STATE_COMPLETED" in line for line in rest)
+        assert [stream.result() for stream in streams] == [["working", "completed"]] * STREAMS
         assert await program.stop() == 0
 
 

@@ -20,6 +20,7 @@ from opencode_a2a.a2a.types import Version
 from opencode_a2a.config import Settings, load
 from opencode_a2a.events import JsonObject
 from opencode_a2a.server.card import Cards, OpenCodeSkill
+from opencode_a2a.server.openapi import OpenApi
 from opencode_a2a.signing import signing_keys
 from tests.support.certificates import private_key
 
@@ -130,6 +131,11 @@ def test_also_with_a_client_authority_and_other_schemes(tmp_path: Path) -> None:
         assert accepted_by_the_sdk(settings, card)
         assert accepted_as_served(settings, card)
         assert card["securityRequirements"] == [{"schemes": {"basicAuth": {}, "mutualTLS": {}}}]
+    with TestClient(Starlette(routes=OpenApi(settings).routes())) as http:
+        document = http.get("/openapi.json").json()
+    assert document["security"] == [{"basicAuth": [], "mutualTLS": []}]
+    assert document["components"]["securitySchemes"]["mutualTLS"] == {"type": "mutualTLS"}
+    assert document["paths"]["/.well-known/jwks.json"]["get"]["security"] == []
 
 
 def test_a_card_that_was_changed_is_not_accepted(settings: Settings) -> None:

@@ -660,6 +660,10 @@ class OidcSettings(Group, prefix="A2A_OIDC_"):
         None, "Where clients get tokens by client credentials; the card then says so."
     )
 
+    def granting(self, capability: Capability) -> list[str]:
+        """Return the scopes of which each grants a capability."""
+        return [scope for scope, what in self.capability_scopes.items() if what == capability]
+
     @property
     def scopes(self) -> tuple[str, ...]:
         """All scopes that mean something here."""

@@ -268,6 +268,13 @@ class Extension:
         }
         if flags:
             params["control_method_flags"] = flags
+        scopes: JsonObject = {
+            method.name: [*settings.oidc.granting(method.capability)]
+            for method in enabled
+            if method.capability and settings.oidc.issuer
+        }
+        if scopes:  # of which a token needs one
+            params["required_scopes"] = scopes
         every = [method.routing_fields(settings) for method in methods]
         shared = [one for one in every[0] if all(one in fields for fields in every)]
         errors = {

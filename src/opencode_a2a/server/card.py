@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import format_datetime, parsedate_to_datetime
@@ -29,7 +29,9 @@ from opencode_a2a.config import Settings
 from opencode_a2a.errors import ServiceError
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions import SKILLS
+from opencode_a2a.extensions.registry import Method
 from opencode_a2a.media import INPUT_MODES, OUTPUT_MODES
+from opencode_a2a.rights import Capability
 from opencode_a2a.server.contracts import (
     ALL_EXTENSIONS,
     BINDINGS,
@@ -38,6 +40,7 @@ from opencode_a2a.server.contracts import (
     EARLIER_CARD_PATH,
     RESOURCE_PATH,
     protected_resource,
+    security_requirements,
     security_schemes,
     spoken_versions,
 )
@@ -214,46 +217,43 @@ def _forms(
     """Return a card as each version writes it, and in a form that both can read."""
     url, versions = settings.public_url, spoken_versions(settings)
     schemes = security_schemes(settings)
-    schemes1: JsonObject = {name: {one.kind: one.v1} for name, one in schemes.items()}
-    schemes03: JsonObject = {name: one.v03 for name, one in schemes.items()}
     mixed: JsonObject = {name: {one.kind: one.v1, **one.v03} for name, one in schemes.items()}
-    door: JsonObject = {}
-    if settings.tls.client_ca_file:
-        # Besides each of the credentials, not instead of it.
-        door = {"mutualTLS": {}}
-        schemes1["mutualTLS"] = {"mtlsSecurityScheme": {}}
-        schemes03["mutualTLS"] = {"type": "mutualTLS"}
-        mixed["mutualTLS"] = {"mtlsSecurityScheme": {}, "type": "mutualTLS"}
+    required1, required03 = _required(settings)
     only1: JsonObject = {
         "supportedInterfaces": [
             {"url": url, "protocolBinding": binding, "protocolVersion": version.value}
             for version in versions
             for binding in BINDINGS
         ],
-        "securitySchemes": schemes1,
-        "securityRequirements": [
-            {"schemes": {name: {"list": [*one.scopes]} if one.scopes else {}, **door}}
-            for name, one in schemes.items()
-        ],
+        "securitySchemes": {name: {one.kind: one.v1} for name, one in schemes.items()},
+        **required1,
     }
     only03: JsonObject = {
         "protocolVersion": "0.3.0",
         "url": url,
         "preferredTransport": BINDINGS[0],
         "additionalInterfaces": [{"url": url, "transport": binding} for binding in BINDINGS],
-        "securitySchemes": schemes03,
-        "security": [
-            {name: [*one.scopes], **{other: [] for other in door}} for name, one in schemes.items()
-        ],
+        "securitySchemes": {name: one.v03 for name, one in schemes.items()},
+        **required03,
         "supportsAuthenticatedExtendedCard": True,
     }
-    both = _common(settings, extended=extended, agents=agents)
+    both = _common(settings)
+    skills1: list[Json] = []
+    skills03: list[Json] = []
+    skills: list[Json] = []
+    for skill, capability in _skills(settings, extended=extended, agents=agents):
+        needs1, needs03 = _required(settings, capability)
+        if needs1 == required1:  # as for everything else
+            needs1, needs03 = {}, {}
+        skills1.append({**skill, **needs1})
+        skills03.append({**skill, **needs03})
+        skills.append({**skill, **needs03, **needs1})
     capabilities = _capabilities(settings, extended=extended)
     modern: JsonObject = {"capabilities": capabilities | {"extendedAgentCard": True}}
     forms: dict[_Form, JsonObject] = {
-        "1.0": {**both, **only1, **modern},
-        "0.3": {**both, **only03, "capabilities": capabilities},
-        "hybrid": {**both, **only03, **only1, **modern, "securitySchemes": mixed},
+        "1.0": {**both, **only1, **modern, "skills": skills1},
+        "0.3": {**both, **only03, "capabilities": capabilities, "skills": skills03},
+        "hybrid": {**both, **only03, **only1, **modern, "securitySchemes": mixed, "skills": skills},
     }
     if keys is not None and Version.V1 in versions:
         pure, url = forms["1.0"], f"{url}{JWKS_PATH}"
@@ -268,7 +268,20 @@ def _forms(
     return {name: Document(form, private=extended) for name, form in forms.items()}
 
 
-def _common(settings: Settings, *, extended: bool, agents: Sequence[OpenCodeSkill]) -> JsonObject:
+def _required(
+    settings: Settings, capability: Capability | None = None
+) -> tuple[JsonObject, JsonObject]:
+    """Return what a caller needs, as 1.0 and as 0.3 write it."""
+    ways = security_requirements(settings, capability)
+    required1: list[Json] = [
+        {"schemes": {name: {"list": [*scopes]} if scopes else {} for name, scopes in way.items()}}
+        for way in ways
+    ]
+    required03: list[Json] = [{name: [*scopes] for name, scopes in way.items()} for way in ways]
+    return {"securityRequirements": required1}, {"security": required03}
+
+
+def _common(settings: Settings) -> JsonObject:
     """Return what both versions write alike."""
     a2a = settings.a2a
     sentences = [a2a.description]
@@ -280,6 +293,20 @@ def _common(settings: Settings, *, extended: bool, agents: Sequence[OpenCodeSkil
     )
     if a2a.project:
         sentences.append(f"Project: {a2a.project}.")
+    card: JsonObject = {
+        "name": f"{a2a.title} (demo model)" if a2a.demo else a2a.title,
+        "description": " ".join(sentences),
+        "version": a2a.version or __version__,
+        "defaultInputModes": [*INPUT_MODES],
+        "defaultOutputModes": [*OUTPUT_MODES],
+    }
+    return card | ({"documentationUrl": a2a.documentation_url} if a2a.documentation_url else {})
+
+
+def _skills(
+    settings: Settings, *, extended: bool, agents: Sequence[OpenCodeSkill]
+) -> Iterator[tuple[JsonObject, Capability | None]]:
+    """Yield the skills, each with the capability that it needs."""
     chat: JsonObject = {
         "id": "opencode.chat",
         "name": "OpenCode",
@@ -289,14 +316,17 @@ def _common(settings: Settings, *, extended: bool, agents: Sequence[OpenCodeSkil
         "inputModes": [*INPUT_MODES],
         "outputModes": [*OUTPUT_MODES],
     }
-    skills: list[Json] = [chat]
     if extended:
         chat["examples"] = [
-            f"Explain the structure of {a2a.project or 'this repository'}.",
+            f"Explain the structure of {settings.a2a.project or 'this repository'}.",
             "Find the cause of the failing test and fix it.",
         ]
-        for extension in SKILLS:
-            methods = extension.enabled(settings)[:8]
+    yield chat, None
+    for extension in SKILLS if extended else ():
+        by_capability: dict[Capability | None, list[Method]] = {None: []}
+        for method in extension.enabled(settings):
+            by_capability.setdefault(method.capability, []).append(method)
+        for capability, methods in by_capability.items():
             skill: JsonObject = {
                 "id": extension.skill,
                 "name": extension.title,
@@ -304,9 +334,17 @@ def _common(settings: Settings, *, extended: bool, agents: Sequence[OpenCodeSkil
                 "tags": ["opencode", *extension.tags],
                 "inputModes": ["application/json"],
                 "outputModes": ["application/json"],
-                "examples": [f"{method.name}: {method.summary}" for method in methods],
+                "examples": [f"{method.name}: {method.summary}" for method in methods[:8]],
             }
-            skills.append(skill)
+            if capability is not None:
+                family, _, _ = (extension.skill or "").rpartition(".")
+                skill["id"] = f"{family}.{capability}"
+                skill["name"] = f"{extension.title}: {capability}"
+                skill["description"] = (
+                    f"JSON-RPC methods for credentials that grant {capability}, listed in the "
+                    "extension."
+                )
+            yield skill, capability
     for one in agents:
         about = one.description or f"The {one.kind} {one.name} of OpenCode."
         chosen = f"Chosen for a message by metadata.opencode.{one.kind}"
@@ -320,16 +358,7 @@ def _common(settings: Settings, *, extended: bool, agents: Sequence[OpenCodeSkil
             "inputModes": [*INPUT_MODES] if one.kind == "agent" else ["text/plain"],
             "outputModes": [*OUTPUT_MODES],
         }
-        skills.append(offered)
-    card: JsonObject = {
-        "name": f"{a2a.title} (demo model)" if a2a.demo else a2a.title,
-        "description": " ".join(sentences),
-        "version": a2a.version or __version__,
-        "defaultInputModes": [*INPUT_MODES],
-        "defaultOutputModes": [*OUTPUT_MODES],
-        "skills": skills,
-    }
-    return card | ({"documentationUrl": a2a.documentation_url} if a2a.documentation_url else {})
+        yield offered, None
 
 
 def _capabilities(settings: Settings, *, extended: bool) -> JsonObject:

@@ -5,6 +5,7 @@ settings of the deployment. The cards and the OpenAPI document carry the same va
 """
 
 from dataclasses import dataclass, replace
+from urllib.parse import urlsplit
 
 from opencode_a2a.a2a import operations
 from opencode_a2a.a2a.operations import (
@@ -21,6 +22,7 @@ from opencode_a2a.errors import MethodNotFoundError, RequestTooLargeError, Unsup
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions import EXTENSIONS, METHODS
 from opencode_a2a.extensions.registry import PROFILE, Extension, Method, aliases
+from opencode_a2a.rights import Capability
 from opencode_a2a.signing import JWKS_PATH
 
 BINDINGS = tuple(Binding)
@@ -33,6 +35,9 @@ DISCOVERY = (CARD_PATH, EARLIER_CARD_PATH, CATALOG_PATH, RESOURCE_PATH, JWKS_PAT
 """What everybody may read: the public card, where it was earlier, the AI Catalog, where to get a
 token (RFC 9728), if an identity provider is configured, and the keys that we sign with, if any."""
 API_KEY_HEADER = "X-API-Key"
+_DOOR = "mutualTLS"
+_ISSUED = frozenset({"oidc", "jwtAuth", "oauth2"})
+"""The schemes of tokens that an identity provider gives out."""
 
 
 def spoken_versions(settings: Settings) -> tuple[Version, ...]:
@@ -64,7 +69,7 @@ class SecurityScheme:
 
 
 def security_schemes(settings: Settings) -> dict[str, SecurityScheme]:
-    """Return by name how callers may authenticate; each is enough by itself."""
+    """Return by name how callers may authenticate; ``security_requirements`` says what with."""
     auth, oidc = settings.auth, settings.oidc
     static = {entry.scheme for entry in auth.static_auth_credentials or () if entry.enabled}
     found: dict[str, SecurityScheme] = {}
@@ -97,12 +102,42 @@ def security_schemes(settings: Settings) -> dict[str, SecurityScheme]:
             {"location": "header", **named},
             {"type": "apiKey", "in": "header", **named},
         )
+    if settings.tls.client_ca_file:
+        found[_DOOR] = SecurityScheme("mtlsSecurityScheme", {}, {"type": "mutualTLS"})
     return found
+
+
+def security_requirements(
+    settings: Settings, capability: Capability | None = None
+) -> list[dict[str, tuple[str, ...]]]:
+    """Return the ways in: schemes of which all are needed, each with the scopes for it.
+
+    With a capability, for what needs it: tokens then need one more scope, while the credentials of
+    the settings have it or not.
+    """
+    oidc, schemes = settings.oidc, security_schemes(settings)
+    # Besides each of the credentials, not instead of it.
+    door: dict[str, tuple[str, ...]] = {_DOOR: ()} if schemes.pop(_DOOR, None) else {}
+    ways: list[dict[str, tuple[str, ...]]] = []
+    for name, scheme in schemes.items():
+        if capability is None or name not in _ISSUED:
+            ways.append({name: scheme.scopes, **door})
+            continue
+        for scope in oidc.granting(capability):
+            needed = tuple(dict.fromkeys((*scheme.scopes, scope)))
+            ways.append({name: needed, **door})
+    return ways
 
 
 def openid_configuration(issuer: str) -> str:
     """Return where an issuer describes itself."""
     return f"{issuer.rstrip('/')}/.well-known/openid-configuration"
+
+
+def metadata_url(settings: Settings) -> str:
+    """Return where ``protected_resource`` is: RFC 9728 puts it before the path of the service."""
+    parts = urlsplit(settings.public_url)
+    return parts._replace(path=RESOURCE_PATH + parts.path).geturl()
 
 
 def protected_resource(settings: Settings) -> JsonObject:

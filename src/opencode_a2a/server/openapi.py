@@ -50,9 +50,11 @@ from opencode_a2a.server.contracts import (
     RESOURCE_PATH,
     core_methods,
     discovery,
+    security_requirements,
     security_schemes,
     spoken_versions,
 )
+from opencode_a2a.signing import JWKS_PATH
 from opencode_a2a.tasks.state import Query
 
 _REF = "#/components/schemas/"
@@ -96,7 +98,10 @@ def _openapi(settings: Settings) -> JsonObject:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": settings.public_url}],
-        "security": [{name: [*one.scopes]} for name, one in offered.items()],
+        "security": [
+            {name: [*scopes] for name, scopes in way.items()}
+            for way in security_requirements(settings)
+        ],
         "paths": {
             "/": {"post": _rpc(settings)},
             **{
@@ -137,6 +142,7 @@ def _content(name: str) -> JsonObject:
 
 _VERSION: JsonObject = {"$ref": "#/components/parameters/version"}
 _OBJECT: JsonObject = {_JSON: {"schema": {"type": "object"}}}
+_KEYS: JsonObject = {"application/jwk-set+json": {"schema": {"type": "object"}}}
 _CATALOG: JsonObject = {"application/ai-catalog+json": {"schema": {"type": "object"}}}
 _EVENTS: JsonObject = {"text/event-stream": {"schema": {"type": "string"}}}
 _ERROR: JsonObject = {
@@ -311,6 +317,13 @@ def _cards(settings: Settings) -> JsonObject:
             "protected_resource",
             "Who gives tokens for this service (RFC 9728)",
             {"200": {"description": "The metadata", "content": _OBJECT}},
+            security=[],
+        )
+    if JWKS_PATH in discovery(settings):
+        public[JWKS_PATH] = _reading(
+            "jwks",
+            "The public keys that cards and notifications are signed with",
+            {"200": {"description": "The keys", "content": _KEYS}},
             security=[],
         )
     return extended | public

@@ -38,7 +38,7 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.ids import SCOPE_KEY, Caller, Principal
 from opencode_a2a.rights import CAPABILITIES, PROFILES, UNLIMITED, Budget, Rights
-from opencode_a2a.server.contracts import API_KEY_HEADER, DISCOVERY, RESOURCE_PATH
+from opencode_a2a.server.contracts import API_KEY_HEADER, DISCOVERY
 from opencode_a2a.telemetry import ROUTINE
 
 OPEN_PATHS = frozenset({*DISCOVERY, "/livez", "/readyz"})
@@ -197,7 +197,7 @@ class Authentication:
         throttle: Throttle | None = None,
         also: Callable[[bytes, Scope], AcceptedCredential | None] | None = None,
         verify: Verify | None = None,
-        url: str = "",
+        metadata_url: str = "",
     ) -> None:
         self._app = app
         self._also = also
@@ -217,7 +217,7 @@ class Authentication:
         self._challenges = [_CHALLENGES[scheme] for scheme in offered]
         if verify is not None:
             # Where a client finds out by itself from whom to get a token (RFC 9728).
-            self._challenges[0] += f', resource_metadata="{url}{RESOURCE_PATH}"'
+            self._challenges[0] += f', resource_metadata="{metadata_url}"'
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] not in OPEN_PATHS or scope["method"] not in ("GET", "HEAD"):

@@ -48,7 +48,7 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import Json
 from opencode_a2a.ids import SCOPE_KEY, Caller
-from opencode_a2a.server.contracts import DISCOVERY
+from opencode_a2a.server.contracts import DISCOVERY, metadata_url
 from opencode_a2a.server.http import OPERATION, refused
 from opencode_a2a.telemetry import PAYLOADS, begin_trace, current_trace, redact
 from opencode_a2a.web.auth import (
@@ -120,7 +120,8 @@ def edge(
     if settings.limits.rate_limit_enabled:
         app = RateLimit(app, settings.limits)
     also = sign_ins.find if sign_ins else None
-    app = Authentication(app, credentials, also=also, verify=verify, url=settings.public_url)
+    where = metadata_url(settings)
+    app = Authentication(app, credentials, also=also, verify=verify, metadata_url=where)
     if sign_ins is not None:
         app = Pages(app)
     app = Boundary(app, settings)
