@@ -180,14 +180,18 @@ def _published(key: "PublicKey", variable: str, file: Path) -> PublishedKey:
     from cryptography.hazmat.primitives.asymmetric import ec, rsa
     from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
+    from opencode_a2a.keys import SHORTEST_RSA
+
     if isinstance(key, ec.EllipticCurvePublicKey):
         if key.curve.name != "secp256r1":
             raise _unusable(variable, file)
         algorithm, members = "ES256", ("crv", "kty", "x", "y")
         jwk = ECAlgorithm.to_jwk(key, as_dict=True)
     elif isinstance(key, rsa.RSAPublicKey):
-        if key.key_size < 2048:
-            raise _wrong(variable, f"the RSA key in {file} is too short; use 2048 bits or more")
+        if key.key_size < SHORTEST_RSA:
+            raise _wrong(
+                variable, f"the RSA key in {file} is too short; use {SHORTEST_RSA} bits or more"
+            )
         algorithm, members = "RS256", ("e", "kty", "n")
         jwk = RSAAlgorithm.to_jwk(key, as_dict=True)
     else:

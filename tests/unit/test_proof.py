@@ -6,10 +6,13 @@ import hmac
 from pathlib import Path
 from typing import Any
 
+import jwt
 import orjson
 import pytest
 from a2a.types import AgentCard
+from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from google.api import field_behavior_pb2  # pyright: ignore[reportMissingTypeStubs] # has none
+from jwt.algorithms import RSAAlgorithm
 
 from opencode_a2a.a2a.signatures import canonical, sign_card
 from opencode_a2a.config import load
@@ -126,12 +129,39 @@ async def test_no_algorithm_of_the_cards_choice_is_taken(keys: SigningKeys, alg:
         )
 
 
+@pytest.mark.filterwarnings("ignore::jwt.warnings.InsecureKeyLengthWarning")  # that is the test
+@pytest.mark.parametrize("kind", ["short", "private", "for encryption", "of another algorithm"])
+async def test_only_keys_that_are_safe_prove_anything(tmp_path: Path, kind: str) -> None:
+    private = generate_private_key(65537, 1024 if kind == "short" else 2048)
+    half = private if kind == "private" else private.public_key()
+    jwk: dict[str, Any] = {**RSAAlgorithm.to_jwk(half, as_dict=True), "kid": "k"}
+    if kind == "for encryption":
+        jwk["use"] = "enc"
+    elif kind == "of another algorithm":
+        jwk["alg"] = "PS512"
+    pinned = tmp_path / "keys.json"
+    pinned.write_bytes(orjson.dumps({"keys": [jwk]}))
+    card: JsonObject = {"name": "Evil", "description": "", "version": "1"}
+    signed = jwt.PyJWS().encode(canonical(card), private, "RS256", {"kid": "k"})
+    protected, _, signature = signed.split(".")
+    card["signatures"] = [{"protected": protected, "signature": signature}]
+
+    with pytest.raises(PeerError, match="no signature is by a key that is trusted"):
+        await proven(card, PLACE, Proof(str(pinned)), nothing)
+
+
+async def nothing(url: str) -> JsonObject:
+    raise AssertionError(url)
+
+
 async def test_a_wrong_file_of_keys_is_said(keys: SigningKeys, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.json"
     wrong.write_text("[]")
     for file in (wrong, tmp_path / "absent"):
-        with pytest.raises(PeerError, match=file.name):
+        with pytest.raises(PeerError, match=file.name) as refused:
             await believed(ours(keys), keys, Proof(str(file)))
+        # The model, and perhaps a caller, reads it: where the operator's files are is not theirs.
+        assert str(tmp_path) not in str(refused.value)
 
 
 def test_the_table_of_fields_is_that_of_the_schema() -> None:

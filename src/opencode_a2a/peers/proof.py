@@ -8,11 +8,11 @@ used: the card that is read afterwards is the one whose bytes were signed. Needs
 import asyncio
 import base64
 import binascii
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from opencode_a2a.a2a.signatures import SIGNATURES, canonical, without_empty
@@ -24,8 +24,10 @@ from opencode_a2a.peers.answer import ErrorCode, PeerError
 from opencode_a2a.peers.network import origin
 from opencode_a2a.signing import VERIFIED_ALGORITHMS
 
+if TYPE_CHECKING:
+    from opencode_a2a.keys import VerificationKey
+
 MOST_SIGNATURES = 10
-MOST_KEYS = 100
 KEYS_BYTES = 64 * 1024
 
 ReadKeys = Callable[[str], Awaitable[JsonObject]]
@@ -167,7 +169,7 @@ async def proven(card: JsonObject, place: str, proof: Proof, fetch: ReadKeys) ->
     reduced = reduce(card)
     # Once, and beside the loop: a card may be large, and its author may have many keys.
     payloads = await asyncio.to_thread(_bodies, [reduced, without_empty(reduced), card])
-    believed: dict[str, list[JsonObject]] = {}
+    believed: dict[str, list[VerificationKey]] = {}
     """The keys by where they come from; each place is asked once."""
     reason = "no signature is by a key that is trusted"
     for signature in map(as_object, signatures):
@@ -188,10 +190,12 @@ async def proven(card: JsonObject, place: str, proof: Proof, fetch: ReadKeys) ->
                 continue
         if source not in believed:
             believed[source] = await _keys(source, fetch)
-        for key in _fitting(believed[source], header):
+        kid, alg = header.get("kid"), str(header["alg"])
+        for key in believed[source]:
+            if alg not in key.algorithms or (kid is not None and key.kid not in (kid, None)):
+                continue
             reason = "its signature is not valid"
             for payload, body in payloads:
-                alg = str(header["alg"])
                 if await asyncio.to_thread(_valid, protected, signed, body, key, alg):
                     return {k: v for k, v in payload.items() if k != SIGNATURES}
     raise _unproven(reason)
@@ -233,28 +237,24 @@ def _header(protected: str) -> JsonObject | None:
     return header if header.get("alg") in VERIFIED_ALGORITHMS else None
 
 
-async def _keys(source: str, fetch: ReadKeys) -> list[JsonObject]:
+async def _keys(source: str, fetch: ReadKeys) -> list["VerificationKey"]:
+    from opencode_a2a.keys import verification_keys
+
+    # Whoever reads the reason may know the name of a file, but not where the operator keeps it.
+    name = Path(urlsplit(source).path if "://" in source else source).name
     if "://" in source:
         found: Json = await fetch(source)
     else:
         try:
             found = decode(await asyncio.to_thread(Path(source).read_bytes))
         except OSError as error:
-            raise _unproven(f"the keys in {source} cannot be read: {error.strerror}") from error
+            raise _unproven(f"the keys in {name} cannot be read: {error.strerror}") from error
         except ParseError as error:
-            raise _unproven(f"{source} should be a JSON Web Key Set") from error
-    keys = as_object(found).get("keys")
-    if not isinstance(keys, list):
-        raise _unproven(f"{source} should be a JSON Web Key Set")
-    return [as_object(key) for key in keys[:MOST_KEYS]]
-
-
-def _fitting(keys: list[JsonObject], header: JsonObject) -> Iterator[JsonObject]:
-    kid = header.get("kid")
-    for key in keys:
-        named = key.get("kid") in (kid, None) or kid is None
-        if named and key.get("use", "sig") == "sig" and key.get("kty") in ("EC", "OKP", "RSA"):
-            yield key
+            raise _unproven(f"{name} should be a JSON Web Key Set") from error
+    document = as_object(found)
+    if not isinstance(document.get("keys"), list):
+        raise _unproven(f"{name} should be a JSON Web Key Set")
+    return verification_keys(document)
 
 
 def _bodies(payloads: list[JsonObject]) -> list[tuple[JsonObject, str]]:
@@ -269,14 +269,14 @@ def _bodies(payloads: list[JsonObject]) -> list[tuple[JsonObject, str]]:
     return found
 
 
-def _valid(protected: str, signature: str, body: str, key: JsonObject, algorithm: str) -> bool:
+def _valid(
+    protected: str, signature: str, body: str, key: "VerificationKey", algorithm: str
+) -> bool:
     import jwt
 
     try:
-        jwt.PyJWS().decode(
-            f"{protected}.{body}.{signature}", jwt.PyJWK(key, algorithm), [algorithm]
-        )
-    except (jwt.PyJWTError, ValueError, TypeError, AttributeError):  # the last two: a wrong key
+        jwt.PyJWS().decode(f"{protected}.{body}.{signature}", key.public, [algorithm])
+    except (jwt.PyJWTError, ValueError):  # the latter for what is not base64
         return False
     return True
 
