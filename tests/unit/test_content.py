@@ -14,7 +14,7 @@ from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import ModelRef
 from opencode_a2a.messages import Message, Part, PromptPart, Routing
 from opencode_a2a.peers.network import EgressError, Fetched, FetchResult
-from opencode_a2a.server.operations import read_metadata, read_output_modes, read_prompt
+from opencode_a2a.server.content import read_metadata, read_output_modes, read_prompt
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="

@@ -307,7 +307,7 @@ import asyncio, resource, sys
 from opencode_a2a.config import ServiceSettings
 from opencode_a2a.messages import Message, Part
 from opencode_a2a.peers.network import Egress, Fetcher
-from opencode_a2a.server.operations import read_prompt
+from opencode_a2a.server.content import read_prompt
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

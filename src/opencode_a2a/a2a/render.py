@@ -618,10 +618,30 @@ class Encoding:
         }
         """How the params of an operation are checked, by what it takes."""
         self._downgrade = downgrade
+        self._shared: tuple[Entry, int, list[tuple[bytes, bytes]]] | None = None
+        """What several readers are given at the moment: its first entry, how many, the events."""
 
     def result(self, result: JsonObject) -> Json:
         """Return the result of an operation as the caller reads it."""
         return result if self._downgrade is None else self._downgrade(result)
+
+    def events(
+        self, entries: list[Entry], state: TaskState, *, shared: bool
+    ) -> list[tuple[bytes, bytes]]:
+        """Return entries as events of a stream: cursors and bodies.
+
+        What is ``shared`` is encoded once for all readers that get it at the same time.
+        """
+        known = self._shared
+        if known is not None and known[0] is entries[0] and known[1] == len(entries):
+            return known[2]
+        events = [
+            (cursor(entry.seq, state), body)
+            for entry in entries
+            if (body := self.entry(entry, state.ref)) is not None
+        ]
+        self._shared = (entries[0], len(entries), events) if shared else None
+        return events
 
     def entry(self, entry: Entry, ref: TaskRef) -> bytes | None:
         """Return an entry as an event of a stream; None when it says nothing to a reader."""

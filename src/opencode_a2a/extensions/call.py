@@ -124,7 +124,7 @@ class Call:
         await self.deps.tasks.check_budget(self.principal, limits, another=not joins)
         async with self.member.errands.following(self.principal, session, self.rights) as work:
             try:
-                agent, _ = await sessions.limit(work, agent, at, tools)
+                agent, _ = await sessions.rights.restrict(work, agent, at, tools)
             except WiderWorkError:
                 raise SessionBusyError(
                     "Something with wider rights runs in the session; wait for it to end, or stop "

@@ -177,23 +177,12 @@ def event_stream(
 
     An error becomes the last of them. ``head`` and ``tail`` stand around the object of each event.
     """
-    form = b"id: %%b\ndata: %b%%b%b\n\n" % (head.replace(b"%", b"%%"), tail)
+    frame = b"id: %%b\ndata: %b%%b%b\n\n" % (head.replace(b"%", b"%%"), tail)
     reader, log = stream.reader, stream.reader.log
 
     def encoded(entries: list[Entry]) -> bytes:
-        """Encode entries, once for all readers that get them at the same time."""
-        state = reader.state
-        which = (entries[0].seq, len(entries), encoding) if entries else None
-        if log.encoded is not None and log.encoded[0] == which:
-            events = log.encoded[1]
-        else:
-            events = [
-                (render.cursor(entry.seq, state), body)
-                for entry in entries
-                if (body := encoding.entry(entry, state.ref)) is not None
-            ]
-            log.encoded = (which, events) if which and len(log.readers) > 1 else None
-        return b"".join([form % event for event in events])
+        events = encoding.events(entries, reader.state, shared=len(log.readers) > 1)
+        return b"".join([frame % event for event in events])
 
     async def frames(write: WriteNow) -> AsyncGenerator[bytes, None]:
         def push(entries: list[Entry]) -> bool:
@@ -204,7 +193,7 @@ def event_stream(
         # may be long.
         first, stream.task = stream.task, None
         if first is not None:
-            chunk = form % (first[0], orjson.dumps(encoding.result(first[1])))
+            chunk = frame % (first[0], orjson.dumps(encoding.result(first[1])))
             del first
             yield chunk
             chunk = b""
@@ -217,7 +206,7 @@ def event_stream(
                 chunk = b""
         except LogForgottenError:
             at, task = render.snapshot(reader.state)
-            yield form % (at, orjson.dumps(encoding.result(task)))
+            yield frame % (at, orjson.dumps(encoding.result(task)))
         except ServiceError as error:
             yield error_frame(error)
 

@@ -4,8 +4,6 @@ The figures are OpenCode's: a model without a price costs nothing, and has to be
 A message is admitted while anything is left; the turn that crosses the limit is not stopped.
 """
 
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -107,13 +105,8 @@ def _refusal(
     ).with_headers(("Retry-After", str(wait)))
 
 
-@contextmanager
-def noted(principal: Principal) -> Generator[None]:
+def note_refusal(principal: Principal, error: BudgetExhaustedError) -> None:
     """Leave a record of a refusal; in the task of the request, which the record then names."""
-    try:
-        yield
-    except BudgetExhaustedError as error:
-        limit = str(error.data["budget"])
-        metrics.BUDGET_REJECTED.labels(limit).inc()
-        AUDIT.info("budget refused", principal=principal, limit=limit)
-        raise
+    limit = str(error.data["budget"])
+    metrics.BUDGET_REJECTED.labels(limit).inc()
+    AUDIT.info("budget refused", principal=principal, limit=limit)

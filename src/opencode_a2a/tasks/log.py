@@ -133,8 +133,6 @@ class TaskLog:
             (one.number or 0 for one in state.status.pending), default=0
         )
         self._told_at = -UNREAD_SECONDS
-        self.encoded: tuple[tuple[int, int, object], list[tuple[bytes, bytes]]] | None = None
-        """What readers last made of entries: first number, count, encoding; cursors and bodies."""
 
     def note_told(self, status: Status) -> None:
         """Note that a reader was given this status, with what it asks."""

@@ -24,6 +24,7 @@ from opencode_a2a import metrics
 from opencode_a2a.config import LimitSettings
 from opencode_a2a.errors import (
     AuthorizationForbiddenError,
+    BudgetExhaustedError,
     InterruptNotFoundError,
     InterruptTypeMismatchError,
     InvalidParamsError,
@@ -554,7 +555,8 @@ class TaskService:
                 own = rows.tally(connection, OPEN, principal)
                 if refused := self._full(own, rows.tally(connection, OPEN)):
                     raise refused
-            budget.check_spent(connection, principal, command.budget)
+            if command.budget != UNLIMITED:
+                budget.check_spent(connection, principal, command.budget)
             if command.budget.turns:
                 running = rows.tally(connection, budget.RUNNING, principal) + begun + 1
                 budget.check_turns(running, command.budget)
@@ -585,9 +587,11 @@ class TaskService:
         self._counts[principal] += full is None
         self._fleet.tasks[member.name] += 1
         try:
-            with budget.noted(principal):
-                outcome = await self._database.write(write, late=late, order=message)
+            outcome = await self._database.write(write, late=late, order=message)
             return outcome if isinstance(outcome, TaskRow) else admitted(*outcome)
+        except BudgetExhaustedError as error:
+            budget.note_refusal(principal, error)
+            raise
         finally:
             self._counts[principal] -= full is None
             self._fleet.tasks[member.name] -= 1
@@ -610,11 +614,14 @@ class TaskService:
             return rows.tally(connection, budget.RUNNING, principal)
 
         if limits.cost_per_day or limits.tokens_per_day or limits.turns:
-            with budget.noted(principal):
+            try:
                 running = await self._database.read(read)
                 if another:  # else it is part of what runs already
                     # Nothing is awaited between this and the beginning of an errand.
                     budget.check_turns(running + self._fleet.errands_of(principal) + 1, limits)
+            except BudgetExhaustedError as error:
+                budget.note_refusal(principal, error)
+                raise
 
     async def budget_of(self, principal: Principal, limits: Budget) -> Figures:
         """Return what a caller has used, and may still use."""

@@ -7,7 +7,7 @@ added at the end. So what is added here repeats what the agent may do, narrowed,
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
@@ -82,8 +82,12 @@ class WiderWorkError(Exception):
 class SessionRights:
     """The rights of the sessions that work, and the rules that were added for them."""
 
-    def __init__(self, opencode: OpenCode) -> None:
+    def __init__(
+        self, opencode: OpenCode, lineage: Callable[[SessionId], Awaitable[Sequence[SessionId]]]
+    ) -> None:
+        """Use ``lineage``, which returns a session and those above it."""
         self._opencode = opencode
+        self._lineage = lineage
         self._work: dict[SessionId, list[Work]] = {}
         self._marked: OrderedDict[SessionId, None] = OrderedDict()
         """Sessions that have rules of this service."""
@@ -113,10 +117,9 @@ class SessionRights:
         if not self._work[work.session_id]:
             del self._work[work.session_id]
 
-    async def limit(
+    async def restrict(
         self,
         work: Work,
-        lineage: Sequence[SessionId],
         agent: str | None,
         at: Location,
         tools: Mapping[str, bool] | None = None,
@@ -126,10 +129,13 @@ class SessionRights:
         """Have a session keep to the rights of some work, before it is given a prompt for it.
 
         OpenCode reads the rules of a session once, when it begins to work. A prompt that comes
-        later joins that work, under its rules: raise WiderWorkError if they are wider. ``lineage``
-        is the session and those above it; ``tools`` takes tools away. Return the agent to prompt,
-        and what the prompt has to say as ``tools``: nothing, unless it ``widens`` the session.
+        later joins that work, under its rules: raise WiderWorkError if they are wider. ``tools``
+        takes tools away. Return the agent to prompt, and what the prompt has to say as ``tools``:
+        nothing, unless it ``widens`` the session.
         """
+        lineage: Sequence[SessionId] = [work.session_id]
+        if work.rights != FULL:  # nothing is wider than that
+            lineage = await self._lineage(work.session_id)
         async with self._limiting.setdefault(work.session_id, asyncio.Lock()):
             begun = {
                 one: [
@@ -149,14 +155,14 @@ class SessionRights:
                 busy = await self._opencode.session_status(at=at)
                 if any(one in busy and not begun[one] for one in lineage):
                     raise WiderWorkError(None)
-            rights, said = work.rights, None
+            rights, said, marked = work.rights, None, work.session_id in self._marked
             for other in joined:
                 rights &= other.begun or rights
             if joined:
                 pass
             elif rights == FULL and not tools and widens:
-                said = await self.widen(work.session_id, agent, at)
-            elif rights != FULL or tools or work.session_id in self._marked:
+                said = await self.widen(work.session_id, agent, at) if marked else None
+            elif rights != FULL or tools or marked:
                 agent = await self.narrow(work.session_id, rights, agent, at, tools)
             work.begun = rights
             return agent, said
@@ -203,8 +209,6 @@ class SessionRights:
         With ``tools`` OpenCode replaces all rules of a session. Rules that cannot be said so are
         repeated instead, but then sub-agents still get what was denied before.
         """
-        if session_id not in self._marked:
-            return None
         session = await self._opencode.session(session_id)
         kept = foreign(session)
         if any(rule.pattern != "*" or rule.action != "deny" for rule in kept):

@@ -10,7 +10,7 @@ the other.
 import asyncio
 import os
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Hashable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,12 +24,11 @@ from opencode_a2a.messages import Routing
 from opencode_a2a.opencode.client import Location, OpenCode, well_formed
 from opencode_a2a.opencode.commands import unsafe_arguments
 from opencode_a2a.opencode.types import Session, SessionDraft
-from opencode_a2a.rights import FULL
 from opencode_a2a.store import links
 from opencode_a2a.store.database import Database, Write
 from opencode_a2a.store.links import Places
 from opencode_a2a.telemetry import now_ms
-from opencode_a2a.turns.rights import KNOWN_SESSIONS, SessionRights, Work
+from opencode_a2a.turns.rights import KNOWN_SESSIONS, SessionRights
 
 SESSION_FIELD = "metadata.shared.session.id"
 DIRECTORY_FIELD = "metadata.opencode.directory"
@@ -115,7 +114,7 @@ class Sessions:
         upstream: str,
     ) -> None:
         self.places = Places(database)
-        self.rights = SessionRights(opencode)
+        self.rights = SessionRights(opencode, self._lineage)
         self.turn_locks: WeakValueDictionary[SessionId, asyncio.Lock] = WeakValueDictionary()
         """Held by the turn that runs in a session. A lock exists for as long as somebody holds it
         or waits for it, here and below."""
@@ -243,21 +242,6 @@ class Sessions:
             await self.release(principal, session_id)
             raise
         await self._hold(principal, session_id, None)
-
-    async def limit(
-        self,
-        work: Work,
-        agent: str | None,
-        at: Location,
-        tools: Mapping[str, bool] | None = None,
-        *,
-        widens: bool = False,
-    ) -> tuple[str | None, dict[str, bool] | None]:
-        """Do as ``SessionRights.limit`` does."""
-        lineage = [work.session_id]
-        if work.rights != FULL:  # nothing is wider than that
-            lineage = await self._lineage(work.session_id)
-        return await self.rights.limit(work, lineage, agent, at, tools, widens=widens)
 
     # Which session a turn runs in
 

@@ -596,7 +596,7 @@ class Attempt:
             # The agent that is chosen for the command comes before one that is chosen otherwise.
             sources = await self._turns.opencode.command_sources(at=self._session.location)
             agent = next((one.agent for one in sources if one.name == command), None) or agent
-        agent, tools = await self._limit(agent, widens=command is None)
+        agent, tools = await self._restrict(agent, widens=command is None)
         model = await self._turns.model(self._session, request.routing.model)
         if self._turn.canceled:  # while the model was asked for: OpenCode need not hear of it
             raise asyncio.CancelledError
@@ -636,17 +636,17 @@ class Attempt:
         del prompt, parts  # large files need not be kept until the turn has ended
         return await answer
 
-    async def _limit(
+    async def _restrict(
         self, agent: str | None, *, widens: bool
     ) -> tuple[str | None, dict[str, bool] | None]:
         """Have the session keep to the rights of the turn; return agent and tools for the prompt.
 
         Work with wider rights is waited for: the prompt would join it.
         """
-        sessions, at, told = self._turns.sessions, self._session.location, False
+        rights, at, told = self._turns.sessions.rights, self._session.location, False
         while not self._turn.canceled:
             try:
-                return await sessions.limit(self._work, agent, at, widens=widens)
+                return await rights.restrict(self._work, agent, at, widens=widens)
             except WiderWorkError as wider:
                 if not told:
                     self._note(Progressed("queue", "waiting", title=str(wider)))
@@ -704,6 +704,7 @@ class Attempt:
         return out
 
     async def _write(self, events: list[TurnEvent]) -> None:
+        """Write events to the log: as the schema has it, and with interrupts and end seen to."""
         if not events:
             return
         schema = self._turn.request.routing.output_schema
@@ -713,32 +714,37 @@ class Attempt:
         if any(addition.prompt_id in heard for addition in self._turn.additions):
             self._interrupts.go_on()  # before it is asked what comes of the new prompt
         screened = await self._interrupts.screen(events)
-        if self._interrupts.forged is not None:  # noticed with the end of the turn: not a good end
-            screened = [
-                Finished(Outcome.FAILED, event.message_id, failure=FORGED)
-                if isinstance(event, Finished) and event.outcome is Outcome.COMPLETED
-                else event
-                for event in screened
-            ]
         if self._reader.finished:
-            dropped = [one.progress("dropped", DROPPED) for one in self._turn.additions]
-            screened = [*dropped, *screened]
-            if self._turn.plans:
-                screened = [await self._proposed(event) for event in screened]
+            screened = await self._conclude(screened)
         await self._log.append(screened)
         self._interrupts.note_logged()
 
-    async def _proposed(self, event: TurnEvent | Answered) -> TurnEvent | Answered:
-        """Have a person asked about the plan when the turn that made it has come to a good end."""
+    async def _conclude(self, events: list[TurnEvent | Answered]) -> list[TurnEvent | Answered]:
+        """Make of OpenCode's end of the turn what it is for the task.
+
+        Messages that were not handed on are dropped. An end is good only if nobody answered past
+        this service, and a plan has to be approved by a person.
+        """
         turn = self._turn
-        if not isinstance(event, Finished) or event.outcome is not Outcome.COMPLETED:
-            return event
-        if not self._reader.answer.strip():
-            return Finished(Outcome.FAILED, event.message_id, event.finish, failure=NO_PLAN)
-        # The same one after a crash: it was stored, and has its number.
-        request_id = RequestId(f"plan_{turn.request.user_message_id}")
-        asked = Interrupted(request_id, "plan", self._session.session_id)
-        return await self._turns.interrupts.ask(turn.owner, asked, numbered=True)
+        out: list[TurnEvent | Answered] = [
+            one.progress("dropped", DROPPED) for one in turn.additions
+        ]
+        for event in events:
+            if not isinstance(event, Finished) or event.outcome is not Outcome.COMPLETED:
+                out.append(event)
+            elif self._interrupts.forged is not None:
+                out.append(Finished(Outcome.FAILED, event.message_id, failure=FORGED))
+            elif not turn.plans:
+                out.append(event)
+            elif not self._reader.answer.strip():
+                failed = Finished(Outcome.FAILED, event.message_id, event.finish, failure=NO_PLAN)
+                out.append(failed)
+            else:
+                # The same one after a crash: it was stored, and has its number.
+                request_id = RequestId(f"plan_{turn.request.user_message_id}")
+                asked = Interrupted(request_id, "plan", self._session.session_id)
+                out.append(await self._turns.interrupts.ask(turn.owner, asked, numbered=True))
+        return out
 
     async def _decide(self) -> list[TurnEvent]:
         """Do what is to be done now that something was heard, or time has passed."""

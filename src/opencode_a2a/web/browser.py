@@ -1,7 +1,7 @@
 """What a browser is served: the console, how people sign in to it, and the headers of its pages.
 
-``Pages`` stands before authentication, because a browser cannot send a credential when it opens a
-page; the pages hold nothing secret. The console uses the public API like any other client. Sign-in
+The pages are answered before authentication, because a browser cannot send a credential when it
+opens one; they hold nothing secret. The console uses the public API like any other client. Sign-in
 is the one thing that exists for it alone: ``SignIns`` exchanges a code of one use for a credential
 of the same caller.
 """
@@ -26,7 +26,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 from structlog.typing import FilteringBoundLogger
 
 from opencode_a2a.config import StateError
@@ -88,36 +88,27 @@ def files() -> dict[str, tuple[bytes, bytes, str, str]]:
     return found
 
 
-class Pages:
-    """Answer what a browser opens, and hand on everything else."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = self._page(scope) if scope["method"] in ("GET", "HEAD") else None
-        await (response or self._app)(scope, receive, send)
-
-    def _page(self, scope: Scope) -> Response | None:
-        path, headers = scope["path"], Headers(scope=scope)
-        # Whoever is no browser gets what these paths have always answered.
-        if path in _REDIRECTS and "text/html" in headers.get("accept", ""):
-            # The prefix may have been asked for without a slash, which changes what is relative.
-            asked: bytes = scope.get("raw_path") or b"/"
-            below = "" if path != "/" or asked.endswith(b"/") else asked.decode().rpartition("/")[2]
-            place = f"{below}/{_REDIRECTS[path]}" if below else _REDIRECTS[path]
-            return RedirectResponse(place, headers=_HEADERS)
-        if path not in files():
-            return None
-        content, packed, kind, tag = files()[path]
-        more = {**_HEADERS, "content-type": kind, "etag": tag, "cache-control": "no-cache"}
-        more["vary"] = "Accept-Encoding"
-        if headers.get("if-none-match") == tag:
-            return Response(status_code=304, headers=more)
-        accepted = headers.get("accept-encoding", "")
-        if "gzip" in accepted and not REFUSES_GZIP.search(accepted):
-            return Response(packed, headers=more | {"content-encoding": "gzip"})
-        return Response(content, headers=more)
+def page(scope: Scope) -> Response | None:
+    """Return the page that a browser asks for; None for everything else."""
+    path, headers = scope["path"], Headers(scope=scope)
+    # Whoever is no browser gets what these paths have always answered.
+    if path in _REDIRECTS and "text/html" in headers.get("accept", ""):
+        # The prefix may have been asked for without a slash, which changes what is relative.
+        asked: bytes = scope.get("raw_path") or b"/"
+        below = "" if path != "/" or asked.endswith(b"/") else asked.decode().rpartition("/")[2]
+        place = f"{below}/{_REDIRECTS[path]}" if below else _REDIRECTS[path]
+        return RedirectResponse(place, headers=_HEADERS)
+    if path not in files():
+        return None
+    content, packed, kind, tag = files()[path]
+    more = {**_HEADERS, "content-type": kind, "etag": tag, "cache-control": "no-cache"}
+    more["vary"] = "Accept-Encoding"
+    if headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=more)
+    accepted = headers.get("accept-encoding", "")
+    if "gzip" in accepted and not REFUSES_GZIP.search(accepted):
+        return Response(packed, headers=more | {"content-encoding": "gzip"})
+    return Response(content, headers=more)
 
 
 class SignIns:

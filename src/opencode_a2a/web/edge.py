@@ -58,7 +58,7 @@ from opencode_a2a.web.auth import (
     Verify,
     peer_address,
 )
-from opencode_a2a.web.browser import REFUSES_GZIP, Pages, SignIns
+from opencode_a2a.web.browser import REFUSES_GZIP, SignIns, page
 
 logger: FilteringBoundLogger = structlog.get_logger()
 
@@ -297,6 +297,20 @@ class Boundary:
         granting = (b"access-control-allow-origin", reader.encode("latin-1"))
         scope.setdefault(_ANSWER_HEADERS, []).extend((granting, *_READABLE))
         await self._app(scope, receive, send)
+
+
+class Pages:
+    """Answer what a browser opens, and hand on everything else.
+
+    It stands before authentication: a browser cannot send a credential when it opens a page.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = page(scope) if scope["method"] in ("GET", "HEAD") else None
+        await (response or self._app)(scope, receive, send)
 
 
 class RateLimit:

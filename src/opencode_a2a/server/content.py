@@ -1,0 +1,268 @@
+"""What a caller's message means: its prompt, its metadata, and the output modes it accepts.
+
+``operations`` reads a message before anything is asked of the tasks, so that one that OpenCode
+cannot handle is refused while nothing has happened yet. Which files it can handle is known to
+``media``.
+"""
+
+import base64
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+import orjson
+
+from opencode_a2a.errors import (
+    ContentTypeNotSupportedError,
+    InvalidParamsError,
+    UnsupportedOperationError,
+    Violation,
+)
+from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.ids import ModelRef
+from opencode_a2a.media import (
+    INPUT_MODES,
+    OUTPUT_MODES,
+    UnfitError,
+    accepts,
+    fit_file,
+    is_json,
+    is_textual,
+)
+from opencode_a2a.messages import (
+    ANYWHERE,
+    Delivery,
+    Message,
+    Part,
+    PromptPart,
+    Routing,
+)
+from opencode_a2a.peers.network import Fetch, Fetched, TooManyFilesError
+from opencode_a2a.rights import FULL, PROFILES, Rights
+from opencode_a2a.schemas import SchemaError, check_schema
+from opencode_a2a.server.card import AGENT_SKILL, COMMAND_SKILL
+from opencode_a2a.validation import listed
+
+# --- parts ------------------------------------------------------------------------------------
+
+
+class _UnreadableError(UnfitError):
+    """The part is of a kind that could be taken, but its content cannot be read."""
+
+
+async def read_prompt(message: Message, fetch: Fetch) -> tuple[PromptPart, ...]:
+    """Return the prompt that a message means; list all parts that cannot be taken."""
+    urls = [part.url for part in message.parts if part.url and _unusable(part.url) is None]
+    try:
+        files = iter(await fetch(urls) if urls else ())
+    except TooManyFilesError as error:
+        wrong = Violation("message.parts", str(error))
+        raise InvalidParamsError(f"message.parts {error}", violations=(wrong,)) from None
+    parts: list[PromptPart] = []
+    refused: list[tuple[Violation, UnfitError]] = []
+    for index, part in enumerate(message.parts):
+        try:
+            if part.kind != "url":
+                parts.append(_prompt_part(part))
+            elif (unusable := _unusable(part.url or "")) is not None:
+                raise unusable
+            elif not isinstance(fetched := next(files), Fetched):
+                raise _UnreadableError(f"has a URL that cannot be used: {fetched}")
+            else:
+                name = part.filename or urlsplit(part.url or "").path.rpartition("/")[2] or None
+                media_type = part.media_type or fetched.media_type
+                parts.append(fit_file(fetched.data, media_type, name))
+        except UnfitError as error:
+            refused.append((Violation(f"message.parts[{index}]", str(error)), error))
+    if refused:
+        violations = tuple(violation for violation, _ in refused)
+        if all(isinstance(error, _UnreadableError) for _, error in refused):
+            raise InvalidParamsError(listed(violations), violations=violations)
+        raise ContentTypeNotSupportedError(
+            listed(violations),
+            violations=violations,
+            supported_media_types=[*INPUT_MODES, "text/*"],
+        )
+    if not any(part.data or (part.text or "").strip() for part in parts):
+        nothing = Violation("message.parts", "must hold something other than blank text")
+        raise InvalidParamsError("The message is blank", violations=(nothing,))
+    return tuple(parts)
+
+
+def _unusable(url: str) -> UnfitError | None:
+    """Return why a URL is not even tried."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return _UnreadableError("has a malformed URL")
+    if parts.scheme.lower() in ("http", "https") and parts.hostname:
+        return None
+    return UnfitError("has a URL that is not http or https; send the file itself as bytes")
+
+
+def _prompt_part(part: Part) -> PromptPart:
+    declared = (part.media_type or "").partition(";")[0].strip().lower()
+    if part.kind == "raw":
+        return fit_file(base64.b64decode(part.raw or ""), part.media_type, part.filename)
+    if part.kind == "text":
+        if declared and not is_textual(declared):
+            raise UnfitError(f"is text, but has the media type {declared[:64]}; name a textual one")
+        return PromptPart(text=part.text)
+    if declared and not is_json(declared):
+        raise UnfitError(f"is data, but has the media type {declared[:64]}; use application/json")
+    name = f" {part.filename}" if part.filename else ""
+    text = orjson.dumps(part.data, option=orjson.OPT_INDENT_2).decode()
+    return PromptPart(text=f"Structured data{name} (JSON):\n{text}")
+
+
+# --- metadata ---------------------------------------------------------------------------------
+
+
+def read_metadata(
+    params: JsonObject | None, message: JsonObject | None
+) -> tuple[Routing, Delivery | None]:
+    """Return where the caller wants the turn to run, and how a running one is to get the message.
+
+    The metadata of the params come first.
+    """
+    if not params and not message:
+        return ANYWHERE, None
+    sources = _Sources(("metadata", params), ("message.metadata", message))
+    routing = Routing(
+        session_id=sources.text("shared", "session", "id"),
+        directory=sources.text("opencode", "directory"),
+        workspace_id=sources.text("opencode", "workspace", "id"),
+        model=sources.model(),
+        agent=(sources.text("opencode", "agent") or "").removeprefix(AGENT_SKILL) or None,
+        command=(sources.text("opencode", "command") or "").removeprefix(COMMAND_SKILL) or None,
+        rights=sources.rights(),
+        output_schema=sources.output_schema(),
+        plan=sources.flag("opencode", "plan"),
+        new_task=sources.flag("opencode", "new_task"),
+    )
+    delivery = sources.delivery()
+    if sources.wrong:
+        raise InvalidParamsError(
+            f"Invalid metadata: {listed(sources.wrong)}", violations=tuple(sources.wrong)
+        )
+    return routing, delivery
+
+
+class _Sources:
+    """The two places where metadata may stand, in order, and what was wrong in them."""
+
+    def __init__(self, *places: tuple[str, JsonObject | None]) -> None:
+        self._places = [(name, value) for name, value in places if value]
+        self.wrong: list[Violation] = []
+
+    def text(self, *path: str) -> str | None:
+        found = (self._text_at(name, value, *path) for name, value in self._places)
+        return next(filter(None, found), None)
+
+    def flag(self, *path: str) -> bool:
+        for name, value in self._places:
+            place, found = self._at(name, value, *path)
+            if isinstance(found, bool):
+                return found
+            if found is not None:
+                self._report(place, "must be true or false")
+        return False
+
+    def delivery(self) -> Delivery | None:
+        match self.text("shared", "delivery"):
+            case None | "steer" | "queue" | "interrupt" as delivery:
+                return delivery
+            case _:
+                text = "must be steer, queue or interrupt"
+                return self._report("metadata.shared.delivery", text)
+
+    def rights(self) -> Rights:
+        """Return what both places leave: a request can only narrow what it may do."""
+        rights = FULL
+        for name, value in self._places:
+            profile = self._text_at(name, value, "opencode", "profile")
+            if profile is None:
+                continue
+            if profile in PROFILES:
+                rights &= PROFILES[profile]
+            else:
+                known = ", ".join(PROFILES)
+                self._report(f"{name}.opencode.profile", f"must be one of {known}")
+        return rights
+
+    def output_schema(self) -> JsonObject | None:
+        """Return the schema that the answer has to fit, by our name or by OpenCode's."""
+        for name, value in self._places:
+            place, schema = self._at(name, value, "shared", "output", "schema")
+            if schema is None:
+                kind = self._text_at(name, value, "opencode", "format", "type")
+                place, schema = self._at(name, value, "opencode", "format", "schema")
+                if kind not in (None, "text", "json_schema"):
+                    self._report(f"{name}.opencode.format.type", "must be text or json_schema")
+                elif (kind == "json_schema") != (schema is not None):
+                    text = "is required if, and only if, the type is json_schema"
+                    self._report(place, text)
+            if schema is None:
+                continue
+            if not isinstance(schema, dict):
+                return self._report(place, "must be a JSON schema: an object")
+            try:
+                check_schema(schema)
+            except SchemaError as error:
+                return self._report(".".join((place, *map(str, error.path))), str(error))
+            return schema
+        return None
+
+    def model(self) -> ModelRef | None:
+        for name, value in self._places:
+            provider = self._text_at(name, value, "shared", "model", "providerID")
+            model = self._text_at(name, value, "shared", "model", "modelID")
+            if provider and model:
+                return ModelRef(provider, model)
+            if provider or model:
+                missing = "modelID" if provider else "providerID"
+                self._report(f"{name}.shared.model.{missing}", "is required: a model is a pair")
+                return None
+        return None
+
+    def _text_at(self, name: str, value: Json, *path: str) -> str | None:
+        name, value = self._at(name, value, *path)
+        if value is not None and not isinstance(value, str):
+            return self._report(name, "must be a string")
+        return (value or "").strip() or None
+
+    def _at(self, name: str, value: Json, *path: str) -> tuple[str, Json]:
+        """Return the full name of a place, and what stands there, if anything does."""
+        for step in path:
+            if not isinstance(value, dict):
+                self._report(name, "must be an object")
+                return name, None
+            name, value = f"{name}.{step}", value.get(step)
+            if value is None:
+                return name, None
+        return name, value
+
+    def _report(self, field: str, description: str) -> None:
+        violation = Violation(field, description)
+        if violation not in self.wrong:
+            self.wrong.append(violation)
+
+
+# --- output modes -----------------------------------------------------------------------------
+
+
+def read_output_modes(accepted: Iterable[str]) -> tuple[str, ...] | None:
+    """Return the media types that the caller accepts, sorted; None when anything will do."""
+    plain = (mode.partition(";")[0].strip().lower() for mode in accepted)
+    # Older clients name the kinds of parts instead of media types.
+    known = {"*": "*/*", "text": "text/plain", "data": "application/json"}
+    modes = sorted({known.get(mode, mode) for mode in plain} - {""})
+    if not modes or "*/*" in modes:
+        return None
+    if not accepts(modes, "text/plain"):
+        raise UnsupportedOperationError(
+            "The agent answers in text: acceptedOutputModes must hold text/plain",
+            accepted_output_modes=list(modes),
+            required_output_modes=["text/plain"],
+            supported_output_modes=list(OUTPUT_MODES),
+        )
+    return tuple(modes)
