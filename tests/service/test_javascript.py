@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -16,10 +17,21 @@ from tests.support.foreign import (
     text,
     told,
 )
+from tests.support.front import started
 from tests.support.opencode import FakeOpenCode
+from tests.support.receiver import receiving
 from tests.support.service import Running
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.live]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def service(
+    shared_opencode: FakeOpenCode, tmp_path_factory: pytest.TempPathFactory, database: str
+) -> AsyncGenerator[Running]:
+    state = tmp_path_factory.mktemp("state")
+    async with started(shared_opencode, state, A2A_PUSH_ALLOW_PRIVATE_HOSTS="true") as running:
+        yield running
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -82,3 +94,40 @@ async def test_it_answers_prompts_reads_the_card_and_knows_errors(
         await javascript.call("cancel", taskId=done.id)
     with pytest.raises(RefusedError, match="UnsupportedOperationError"):
         await javascript.call("send", text="more", taskId=done.id)
+
+
+@pytest.mark.requirement("3.1.7-push-config")
+@pytest.mark.requirement("4.3.3-push-delivery")
+@pytest.mark.requirement("I22")
+async def test_it_sets_reads_lists_and_deletes_webhooks_and_brings_one_with_a_message(
+    javascript: ForeignClient, opencode: FakeOpenCode, wire: Wire
+) -> None:
+    async with receiving() as receiver:
+        secret = {"url": receiver.url, "token": "t-1"}
+        task = Task(await javascript.call("send", text="hello", push={"id": "inline", **secret}))
+        inline = list(await receiver.until(lambda it: "completed" in it.states))
+        made = await javascript.call("set_push", taskId=task.id, config={"id": "c", **secret})
+        (again,) = (await receiver.until(lambda it: len(it.states) > len(inline)))[len(inline) :]
+        read = await javascript.call("get_push", taskId=task.id, configId="c")
+        listed = await javascript.call("list_push", taskId=task.id)
+        await javascript.call("delete_push", taskId=task.id, configId="c")
+        left = await javascript.call("list_push", taskId=task.id)
+        with pytest.raises(RefusedError, match="TaskNotFoundError"):
+            await javascript.call("get_push", taskId=task.id, configId="c")
+        with pytest.raises(RefusedError, match="TaskNotFoundError"):
+            await javascript.call("set_push", taskId="no-such-task", config={"id": "c", **secret})
+
+    assert [one.state for one in inline] == ["working", "completed"]
+    for one in (*inline, again):
+        assert one.headers["x-a2a-notification-token"] == "t-1"
+        content = one.content.get("statusUpdate", one.content)
+        assert content.get("taskId", content.get("id")) == task.id
+    assert made == read
+    config = made if wire.modern else made["pushNotificationConfig"]
+    assert (made["taskId"], config["id"], config["url"]) == (task.id, "c", receiver.url)
+    assert not config.get("token")
+
+    def ids(found: list[Any]) -> list[str]:
+        return [(one.get("pushNotificationConfig") or one)["id"] for one in found]
+
+    assert (ids(listed), ids(left)) == (["inline", "c"], ["inline"])

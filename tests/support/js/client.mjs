@@ -32,7 +32,7 @@ const lines = {
   "1.0": async () => {
     const types = await import("a2a-sdk-1.0");
     const client = await connect(await import("a2a-sdk-1.0/client"));
-    const message = ({ text, taskId, background }) =>
+    const message = ({ text, taskId, background, push }) =>
       types.SendMessageRequest.fromJSON({
         message: {
           messageId: crypto.randomUUID(),
@@ -40,7 +40,7 @@ const lines = {
           parts: [{ text }],
           taskId,
         },
-        configuration: { returnImmediately: Boolean(background) },
+        configuration: { returnImmediately: Boolean(background), taskPushNotificationConfig: push },
       });
     async function* told(stream) {
       for await (const event of stream) yield types.StreamResponse.toJSON(event);
@@ -57,11 +57,31 @@ const lines = {
       resubscribe: ({ taskId }) =>
         told(client.resubscribeTask(types.SubscribeToTaskRequest.fromJSON({ id: taskId }))),
       card: async () => types.AgentCard.toJSON(await client.getAgentCard()),
+      set_push: async ({ taskId, config }) => {
+        const asked = types.TaskPushNotificationConfig.fromJSON({ taskId, ...config });
+        const made = await client.createTaskPushNotificationConfig(asked);
+        return types.TaskPushNotificationConfig.toJSON(made);
+      },
+      get_push: async ({ taskId, configId: id }) => {
+        const asked = types.GetTaskPushNotificationConfigRequest.fromJSON({ taskId, id });
+        const found = await client.getTaskPushNotificationConfig(asked);
+        return types.TaskPushNotificationConfig.toJSON(found);
+      },
+      list_push: async ({ taskId }) => {
+        const asked = types.ListTaskPushNotificationConfigsRequest.fromJSON({ taskId });
+        const found = await client.listTaskPushNotificationConfig(asked);
+        return types.ListTaskPushNotificationConfigsResponse.toJSON(found).configs ?? [];
+      },
+      delete_push: async ({ taskId, configId: id }) => {
+        const asked = types.DeleteTaskPushNotificationConfigRequest.fromJSON({ taskId, id });
+        await client.deleteTaskPushNotificationConfig(asked);
+        return {};
+      },
     };
   },
   0.3: async () => {
     const client = await connect(await import("a2a-sdk-0.3/client"));
-    const message = ({ text, taskId, background }) => ({
+    const message = ({ text, taskId, background, push }) => ({
       message: {
         kind: "message",
         messageId: crypto.randomUUID(),
@@ -69,7 +89,7 @@ const lines = {
         parts: [{ kind: "text", text }],
         taskId,
       },
-      configuration: { blocking: !background },
+      configuration: { blocking: !background, pushNotificationConfig: push },
     });
     return {
       send: (asked) => client.sendMessage(message(asked)),
@@ -78,6 +98,15 @@ const lines = {
       cancel: ({ taskId }) => client.cancelTask({ id: taskId }),
       resubscribe: ({ taskId }) => client.resubscribeTask({ id: taskId }),
       card: () => client.getAgentCard(),
+      set_push: ({ taskId, config }) =>
+        client.setTaskPushNotificationConfig({ taskId, pushNotificationConfig: config }),
+      get_push: ({ taskId, configId: id }) =>
+        client.getTaskPushNotificationConfig({ id: taskId, pushNotificationConfigId: id }),
+      list_push: ({ taskId }) => client.listTaskPushNotificationConfig({ id: taskId }),
+      delete_push: async ({ taskId, configId: id }) => {
+        await client.deleteTaskPushNotificationConfig({ id: taskId, pushNotificationConfigId: id });
+        return {};
+      },
     };
   },
 };
