@@ -2,13 +2,17 @@
 
 import asyncio
 import base64
+import hashlib
 import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import closing, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+import jwt
 import pytest
 import pytest_asyncio
 from a2a.client import Client
@@ -18,6 +22,10 @@ from a2a.types import (
     DeleteTaskPushNotificationConfigRequest,
     GetTaskPushNotificationConfigRequest,
     ListTaskPushNotificationConfigsRequest,
+    Message,
+    Part,
+    Role,
+    SendMessageRequest,
     StreamResponse,
     TaskPushNotificationConfig,
 )
@@ -29,6 +37,7 @@ from opencode_a2a.tasks import outbox
 from tests.support import stores
 from tests.support.answers import NOT_FOUND, PARAMS, Expected, Wire
 from tests.support.caller import Caller
+from tests.support.certificates import private_key
 from tests.support.front import STRANGERS, Serve, started
 from tests.support.opencode import FakeOpenCode
 from tests.support.receiver import Receiver, receiving
@@ -120,10 +129,17 @@ async def test_every_change_of_state_is_told_in_order(
 
 @pytest.mark.requirement("3.1.7-push-config")
 @pytest.mark.requirement("I22")
-async def test_the_sdks_client_sets_reads_lists_and_deletes(
-    agent: Client, caller: Caller, receiver: Receiver, wire: Wire
+async def test_the_sdks_client_brings_one_with_a_message_sets_reads_lists_and_deletes(
+    agent: Client, receiver: Receiver, wire: Wire
 ) -> None:
-    task = (await caller.send("hello")).id
+    said = Message(role=Role.ROLE_USER, parts=[Part(text="hello")], message_id=str(uuid4()))
+    brought = TaskPushNotificationConfig(id="i", url=f"{receiver.url}/inline")
+    sent = SendMessageRequest(message=said)
+    sent.configuration.task_push_notification_config.CopyFrom(brought)
+    events = [event async for event in agent.send_message(sent)]
+    task = events[0].task.id
+    told = await receiver.ended()
+    assert {one.path for one in told} == {"/hook/inline"}
     proof = AuthenticationInfo(scheme="Basic", credentials="c2VjcmV0")
     config = TaskPushNotificationConfig(
         task_id=task,
@@ -149,7 +165,8 @@ async def test_the_sdks_client_sets_reads_lists_and_deletes(
             await agent.get_task_push_notification_config(
                 GetTaskPushNotificationConfigRequest(task_id=task, id="c1")
             )
-        assert list(found.configs) == [made]
+        assert [one.id for one in found.configs] == ["i", "c1"]
+        assert found.configs[1] == made
 
     assert made == read == again
     assert (made.task_id, made.id, made.url) == (task, "c1", receiver.url)
@@ -467,3 +484,53 @@ async def test_the_receiver_in_the_docs_takes_what_is_signed_and_nothing_else(
         await process.wait()
 
     assert lines == [f"{task} TASK_STATE_WORKING\n", f"{task} TASK_STATE_COMPLETED\n"]
+
+
+async def test_a_library_of_standard_webhooks_verifies_the_signature(
+    service: Running, opencode: FakeOpenCode, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if find_spec("standardwebhooks") is None:
+        pytest.fail("A package of the tests is not installed: run `make test`", pytrace=False)
+    *_, block = PAGE.read_text().split("```python\n")
+    page: dict[str, Any] = {}
+    exec(block.partition("```")[0], page)  # noqa: S102 - from our own page
+    secret, other = (f"whsec_{base64.b64encode(key * 32).decode()}" for key in (b"k", b"o"))
+
+    task = await begin(Caller(service), {"url": receiver.url, "token": secret})
+    told = await receiver.ended()
+
+    read, signature = page["read"], "webhook-signature"
+    monkeypatch.setenv("WEBHOOK_SECRET", secret)
+    for one in told:
+        assert read(one.body, dict(one.headers))["statusUpdate"]["taskId"] == task
+        assert secret not in str(one.headers)
+        wrong = "webhook-id", "webhook-timestamp", signature
+        for changed in ({name: told[0].headers[name][::-1]} for name in wrong):
+            with pytest.raises(Exception, match=r"[Ss]ignature|timestamp"):
+                read(one.body, {**one.headers, **changed})
+        with pytest.raises(Exception, match="No matching signature"):
+            read(one.body + b" ", dict(one.headers))
+    monkeypatch.setenv("WEBHOOK_SECRET", other)
+    with pytest.raises(Exception, match="No matching signature"):
+        read(told[0].body, dict(told[0].headers))
+
+
+async def test_a_stock_library_verifies_the_token_with_the_keys_that_the_service_publishes(
+    serve: Serve, opencode: FakeOpenCode, receiver: Receiver, tmp_path: Path
+) -> None:
+    key = private_key(tmp_path / "signing.pem")
+    service = await serve(**PRIVATE, A2A_SIGNING_KEY_FILE=str(key))
+    config = {"url": receiver.url, "authentication": {"scheme": "Bearer"}}
+
+    task = await begin(Caller(service), config)
+    told = await receiver.ended()
+
+    published = jwt.PyJWKClient(f"{service.url}/.well-known/jwks.json")
+    for one in told:
+        scheme, _, token = one.headers["authorization"].partition(" ")
+        signer = await asyncio.to_thread(published.get_signing_key_from_jwt, token)
+        claims = jwt.decode(token, signer, ["ES256"], audience=receiver.url, issuer=service.url)
+        assert (scheme, claims["jti"], claims["taskId"]) == ("Bearer", one.id, task)
+        assert claims["request_body_sha256"] == hashlib.sha256(one.body).hexdigest()
+        with pytest.raises(jwt.InvalidAudienceError):
+            jwt.decode(token, signer, ["ES256"], audience="https://elsewhere.test/")
