@@ -152,6 +152,35 @@ async def test_a_version_below_14_is_refused(server: PostgresServer, url: str) -
     assert caught.value.status == 2
 
 
+async def test_a_pooler_that_was_not_announced_is_told_with_the_remedy(url: str) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer as pgbouncer does."""
+        while b"options" not in await reader.read(1000):
+            writer.write(b"N")  # no encryption
+        fields = b"SFATAL\0C08P01\0Munsupported startup parameter: options\0\0"
+        writer.write(b"E" + (len(fields) + 4).to_bytes(4) + fields)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as pooler:
+        line = await refusal(f"postgresql://u@127.0.0.1:{pooler.sockets[0].getsockname()[1]}/tasks")
+
+    assert line.endswith(
+        "unsupported startup parameter: options; if it is a pooler, set A2A_TASK_STORE_POOLED, and "
+        "no options in the URL"
+    )
+
+
+async def test_a_url_to_listen_at_that_cannot_be_read_is_refused(url: str) -> None:
+    status, output = await run(
+        "serve", **variables(url), A2A_TASK_STORE_LISTEN_URL="postgresql://u:secret@[::1/db"
+    )
+
+    assert status == 2
+    assert "A2A_TASK_STORE_LISTEN_URL is not a URL of PostgreSQL" in output
+    assert "secret" not in output
+
+
 async def test_a_missing_driver_is_told_with_the_command_that_installs_it(url: str) -> None:
     program = (
         "import sys; sys.modules['psycopg'] = None; from opencode_a2a.cli import main; "

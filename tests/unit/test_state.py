@@ -34,6 +34,7 @@ from opencode_a2a.tasks.state import (
     TaskRef,
     TaskState,
     TerminalError,
+    Unknown,
     dump_archive,
     dump_entries,
     load_entries,
@@ -122,7 +123,7 @@ def test_what_is_stored_is_read_back_equal(events: list[LogEvent]) -> None:
     assert load_entries(dump_entries(entries)) == [(e.at, e.event) for e in entries]
 
 
-@pytest.mark.parametrize("kind", get_args(LogEvent))
+@pytest.mark.parametrize("kind", [kind for kind in get_args(LogEvent) if kind is not Unknown])
 def test_every_kind_of_event_can_be_read_back(kind: type[LogEvent]) -> None:
     event = find(ANY_EVENT, lambda one: type(one) is kind)
 

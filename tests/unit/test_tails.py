@@ -9,11 +9,13 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import orjson
 import pytest
 from psycopg import sql
 from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
+from opencode_a2a.a2a import render
 from opencode_a2a.errors import StreamEndedError
 from opencode_a2a.events import Finished, Interrupted, Outcome, Started, TextGrew
 from opencode_a2a.ids import ContextId, MessageId, Principal, RequestId, SessionId, TaskId
@@ -33,6 +35,7 @@ from opencode_a2a.tasks.state import (
     State,
     TaskRef,
     TaskState,
+    Unknown,
     dump_entries,
 )
 from opencode_a2a.tasks.tails import KEPT_SECONDS, Tails
@@ -425,8 +428,8 @@ async def test_a_log_that_cannot_be_read_ends_its_readers_alone(tmp_path: Path) 
         readers = [LogReader(await sides.tails.log(one), Cursor(1)) for one in (row, bad_row)]
         good, broken = [asyncio.create_task(read_all(reader)) for reader in readers]
         await asyncio.sleep(0)
-        unknown = Segment(bad.no, 2, 2, b'[[1, "Unheard", {}]]')
-        await sides.database.write(lambda c: rows.append(c, [unknown], []))
+        unreadable = Segment(bad.no, 2, 2, b"{")
+        await sides.database.write(lambda c: rows.append(c, [unreadable], []))
 
         sides.database.tell(f"l,{bad.no},x,,{log.no}")
         with pytest.raises(StreamEndedError) as ended:
@@ -435,6 +438,46 @@ async def test_a_log_that_cannot_be_read_ends_its_readers_alone(tmp_path: Path) 
 
         assert ended.value.data == {"cause": "moved", "task_id": "bad"}
         assert seen(await good) == seen(await sides.stored(row))[1:]
+
+
+async def test_what_a_later_version_wrote_shows_nothing_and_has_its_number(tmp_path: Path) -> None:
+    async with both(tmp_path) as sides:
+        log, row = await sides.task()
+        remote = await sides.tails.log(row)
+        reading = asyncio.create_task(read_all(LogReader(remote, Cursor(1))))
+        later = [
+            [1, "Unheard", {"of": 1}],
+            [2, "Recovered", {"reason": "x", "new": [1]}],
+            [3, "Finished", {"outcome": "completed", "failure": {"new": 1}}],
+            [4, "Finished", {"outcome": "completed", "failure": None, "why": None}],
+        ]
+        written = Segment(log.no, 2, 5, orjson.dumps(later))
+        await sides.database.write(lambda c: rows.append(c, [written], []))
+        sides.writer.tell([log.no])
+        entries = await reading
+
+        assert [(entry.seq, entry.event) for entry in entries] == [
+            (2, Unknown("Unheard")),
+            (3, Recovered("x")),
+            (4, Unknown("Finished")),
+            (5, Finished(Outcome.COMPLETED)),
+        ]
+        assert render.V1.entry(entries[0], remote.ref) is None
+
+
+async def test_a_task_that_is_seen_before_its_own_process_has_it_is_followed_on(
+    tmp_path: Path,
+) -> None:
+    """With SQLite too, a list may find a row before whoever stored it is told so."""
+    async with both(tmp_path, Link(), "sqlite://") as sides:
+        log, row = await sides.task()
+        remote = await sides.tails.log(row)
+        reading = asyncio.create_task(read_all(LogReader(remote, Cursor(1))))
+        sides.tails.taken_over(log)
+        await log.append([Started()])
+        await log.append([Finished(Outcome.COMPLETED)])
+
+        assert seen(await reading) == seen(await sides.stored(row))[1:]
 
 
 async def test_a_log_that_lost_what_was_read_is_read_anew(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ from opencode_a2a.tasks.state import (
     Status,
     TaskRef,
     TaskState,
+    Unknown,
 )
 from opencode_a2a.turns.answers import groups
 
@@ -239,7 +240,7 @@ def update(entry: Entry, ref: TaskRef) -> JsonObject | None:
             | Recovered()
         ):
             return entry.status and _status_update(event, seq, entry.status, ref)
-        case Accepted() | Added() | Answered() | UsageCounted():
+        case Accepted() | Added() | Answered() | UsageCounted() | Unknown():
             return None  # see TaskRef.tells
         case _:
             assert_never(event)

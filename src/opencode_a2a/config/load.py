@@ -217,11 +217,22 @@ class _Loading:
                 )
         yield from _address_advice(settings)
         secrets = {key for key, setting in SETTINGS.items() if setting.secret}
-        if _has_password(settings.database_url):
-            secrets.add("tasks.task_store_database_url")
-            if self.sources["tasks.task_store_database_url"].startswith("--"):
-                others = "which everybody on this machine can see; give it as a variable"
-                yield f"A2A_TASK_STORE_DATABASE_URL: has a password and is a flag, {others}"
+        tasks = settings.tasks
+        urls = {
+            "task_store_database_url": tasks.task_store_database_url,
+            "task_store_listen_url": tasks.task_store_listen_url,
+        }
+        for name, url in urls.items():
+            if url and _has_password(url):
+                secrets.add(key := f"tasks.{name}")
+                if self.sources[key].startswith("--"):
+                    others = "which everybody on this machine can see; give it as a variable"
+                    yield f"A2A_{name.upper()}: has a password and is a flag, {others}"
+        if (tasks.task_store_pooled or tasks.task_store_listen_url) and not is_postgresql(
+            settings.database_url
+        ):
+            unused = "POOLED" if tasks.task_store_pooled else "LISTEN_URL"
+            yield f"A2A_TASK_STORE_{unused}: unused, since tasks are not in PostgreSQL"
         if file and os.name == "posix":
             from_file = [key for key, source in self.sources.items() if source == str(file)]
             # The file is looked at only if it holds a secret: others may well read the rest.

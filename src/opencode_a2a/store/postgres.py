@@ -491,6 +491,8 @@ def _explained(error: Exception) -> tuple[str, str]:
             remedy = "create the schema that search_path names, or name another"
         case _ if "authentication failed" in said or "no password supplied" in said:
             remedy = "check the user name and the password in A2A_TASK_STORE_DATABASE_URL"
+        case _ if "unsupported startup parameter" in said:
+            remedy = "if it is a pooler, set A2A_TASK_STORE_POOLED, and no options in the URL"
         case _ if fatal.startswith("database ") and fatal.endswith("does not exist"):
             remedy = "create it, or name another in A2A_TASK_STORE_DATABASE_URL"
         case _:

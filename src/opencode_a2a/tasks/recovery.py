@@ -23,7 +23,7 @@ from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.tasks.log import LogWriter, Replay, TaskLog, ref_of
 from opencode_a2a.tasks.service import UPSTREAM_LOST, TaskService
-from opencode_a2a.tasks.state import OPEN, TERMINAL, Accepted, Recovered, load_request
+from opencode_a2a.tasks.state import OPEN, TERMINAL, Accepted, Recovered, Unknown, load_request
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.fleet import Fleet
 
@@ -75,7 +75,7 @@ async def recover(
                         # Its sender was told so, and may have sent it anew.
                         added = [one for one in added if one.message.message_id != message_id]
                         emitted.add(given_up)
-                    case Accepted() | Answered() | Recovered() | Resumed(type="plan"):
+                    case Accepted() | Answered() | Recovered() | Unknown() | Resumed(type="plan"):
                         pass
                     case event:
                         emitted.add(event)

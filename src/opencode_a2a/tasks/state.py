@@ -85,7 +85,14 @@ class Recovered:
     reason: str
 
 
-LogEvent = TurnEvent | Accepted | Added | Answered | Recovered
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """An entry that a later version wrote, which may run beside this one: it shows nothing."""
+
+    name: str
+
+
+LogEvent = TurnEvent | Accepted | Added | Answered | Recovered | Unknown
 FIRM = frozenset({*get_args(FirmEvent), Accepted, Added, Answered, Recovered})
 """What is shown to readers only once it is stored, as is what belongs to another write; all else
 may be shown first."""
@@ -109,7 +116,7 @@ class TaskRef:
         wants the answer without the reasoning.
         """
         match event:
-            case Accepted() | Added() | Answered() | UsageCounted():
+            case Accepted() | Added() | Answered() | UsageCounted() | Unknown():
                 return False
             case Grew() | ChannelReplaced() | ChannelClosed():
                 return self.shows(event.channel)
@@ -337,6 +344,8 @@ class TaskState:
                     structured=event.structured,
                     queued=None,
                 )
+            case Unknown():
+                pass
             case _:
                 assert_never(event)
 
@@ -414,9 +423,25 @@ def dump_entries(entries: Iterable[Entry]) -> bytes:
     return orjson.dumps([(e.at, type(e.event).__name__, e.event) for e in entries])
 
 
+_KINDS = {kind.__name__: kind for kind in get_args(LogEvent)}
+
+
 def load_entries(data: bytes) -> list[tuple[int, LogEvent]]:
     """Return (time, event) of each entry in a segment."""
-    return [(at, _LOADERS[name](fields)) for at, name, fields in orjson.loads(data)]
+    try:
+        return [(at, _LOADERS[name](fields)) for at, name, fields in orjson.loads(data)]
+    except (KeyError, TypeError, ValueError):  # a later version has written some of it
+        return [(at, _load_later(name, fields)) for at, name, fields in orjson.loads(data)]
+
+
+def _load_later(name: str, fields: _Fields) -> LogEvent:
+    """Read an event without the fields that only a later version knows, if that is possible."""
+    if (kind := _KINDS.get(name)) is not None:
+        fields = {field: fields[field] for field in fields if field in kind.__dataclass_fields__}
+    try:
+        return _LOADERS[name](fields)
+    except (KeyError, TypeError, ValueError):
+        return Unknown(name)
 
 
 def load_status(data: bytes) -> Status:
@@ -424,6 +449,8 @@ def load_status(data: bytes) -> Status:
     fields: _Fields = orjson.loads(data)
     failure, usage = fields.pop("failure"), fields.pop("usage")
     queued = fields.pop("queued", None)  # not in what 2.0.0 wrote
+    for later in fields.keys() - Status.__dataclass_fields__.keys():
+        del fields[later]
     return Status(
         state=State(fields.pop("state")),
         pending=tuple(Interrupted.load(one) for one in fields.pop("pending")),
@@ -477,7 +504,7 @@ def load_state(ref: TaskRef, status: bytes, archive: bytes | None) -> TaskState:
         named = (("DiffChanged", fields["diff"]), ("ResultGiven", fields.get("result")))
         artifacts += [(name, one) for name, one in named if one]
     for name, one in artifacts:
-        event = _LOADERS[name](one)
+        event = _load_later(name, one)
         if isinstance(event, ArtifactChanged):
             state.artifacts[event.artifact] = event
     state.settled = {one["request_id"]: Resumed(**one) for one in fields["settled"]}
