@@ -293,6 +293,7 @@ class Service:
         await stack.enter_async_context(self._beside(sweep(database, retention), "sweep"))
         await stack.enter_async_context(self._beside(ownership.run(), "replica"))
         await stack.enter_async_context(self._beside(fleet.watch(tasks.lose), "watch"))
+        await stack.enter_async_context(self._beside(tasks.post.run(), "post"))
         self.trouble = await self._trouble(members)
 
         async def check_opencode() -> None:

@@ -108,6 +108,12 @@ TAIL_QUERIES = Counter(
     ("cause",),
     registry=REGISTRY,
 )
+POST_SECONDS = Histogram(
+    "a2a_post_seconds",
+    "Seconds until another replica had done what was asked of it.",
+    ("outcome",),
+    registry=REGISTRY,
+)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

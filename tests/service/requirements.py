@@ -119,6 +119,7 @@ REQUIREMENTS = {
     "ours-usage": "usage is on the last status",
     "ours-plain-reading": "text is one part",
     "ours-interrupts": "prompts have their details in metadata",
+    "ours-any-replica": "any replica answers any request about any task",
     "ours-reply-without-task": "a reply that names no task answers the one that waits",
     "ours-principals": "each credential has its principal",
     "ours-tokens": "tokens of an identity provider are taken, for what their scopes allow",

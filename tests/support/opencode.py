@@ -298,6 +298,7 @@ class FakeOpenCode:
         yield Route("/command", self._commands)
         yield Route("/global/event", self._events)
         yield Route("/session", self._create, methods=["POST"])
+        yield Route("/session", self._all)
         yield Route("/session/status", self._statuses)
         yield Route("/session/{id}", self._session)
         yield Route("/session/{id}", self._change, methods=["PATCH"])
@@ -366,6 +367,9 @@ class FakeOpenCode:
         }
         self.tell_event("session.created", {"sessionID": session_id, "info": info})
         return _json(info)
+
+    async def _all(self, _: Request) -> Response:
+        return _json([*self._sessions.values()])
 
     async def _session(self, request: Request) -> Response:
         info = self._sessions.get(_session_id(request))

@@ -80,10 +80,10 @@ class RunningReplica:
                 self._still.set()
                 self._going.wait()
                 self._still.clear()
-        left = asyncio.all_tasks(self._loop)
-        for task in left:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        while left := asyncio.all_tasks(self._loop):  # one that ends may begin another
+            for task in left:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         self._loop.close()
         self._ended.set()
 

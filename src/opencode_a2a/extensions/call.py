@@ -5,15 +5,17 @@ is decided here, for reads and writes alike. Methods and wire formats are not kn
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TypeVar
 
 from opencode_a2a.a2a.types import Version
 from opencode_a2a.config import OpenCodeSettings
-from opencode_a2a.errors import SessionBusyError
-from opencode_a2a.extensions.params import Routed, invalid
+from opencode_a2a.errors import ServiceError, SessionBusyError
+from opencode_a2a.events import Json
+from opencode_a2a.extensions.params import Payload, Routed, invalid
 from opencode_a2a.ids import Caller, Principal, SessionId
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.types import ProviderCatalogue, Session
@@ -26,6 +28,11 @@ from opencode_a2a.turns.fleet import Fleet, Member
 from opencode_a2a.turns.interrupts import Interrupts
 from opencode_a2a.turns.rights import WiderWorkError
 from opencode_a2a.turns.sessions import WORKSPACE_FIELD, Sessions, WorkspaceRoot
+
+P = TypeVar("P", bound=Payload)
+Elsewhere = Callable[[str], Awaitable[Json]]
+"""Makes a call for an OpenCode that another replica runs, and returns the result as JSON."""
+OTHERS_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +51,18 @@ class Deps:
     """The providers that OpenCode knows, and when they were read: see ``providers``."""
 
     async def member(self, params: Routed) -> Member:
-        """Return the OpenCode that a call is about: that of the session or request it names."""
-        if self.fleet.alone:
+        """Return the OpenCode that a call is about: that of the session or request it names.
+
+        Raise ElsewhereError if another replica runs it.
+        """
+        if self.fleet.alone and self.fleet.first.mine:
             return self.fleet.first
         if params.named_session is not None:
             return await self.fleet.of_session(params.named_session)
         if params.named_request is not None:
-            return self.fleet.of_request(params.named_request)
+            return await self.fleet.of_request(params.named_request)
         if params.place.workspace is not None:
-            return self.fleet.first  # workspaces are made there
+            return self.fleet.first.check_mine()  # workspaces are made there
         return self.fleet.serving(self.workspace.directory(*params.named_directory))
 
 
@@ -67,6 +77,10 @@ class Call:
     params: Routed
     member: Member
     """The OpenCode that the call is about."""
+    elsewhere: "Elsewhere"
+    """Has the same call made by other replicas."""
+    only: bool = False
+    """It is about this OpenCode alone: the replica that was asked asks for the others."""
 
     @property
     def principal(self) -> Principal:
@@ -82,9 +96,31 @@ class Call:
         return self.member.turns.opencode
 
     def everywhere(self) -> list["Call"]:
-        """Return this call for each OpenCode that is there: what is listed may be in any."""
-        up = [member for member in self.deps.fleet.members.values() if member.up]
-        return [replace(self, member=one) for one in up] or [self]  # which then says what is wrong
+        """Return this call for each OpenCode that is there: what is listed may be in any.
+
+        Those of other replicas are asked with ``others``.
+        """
+        if self.only:
+            return [self]
+        up = [one for one in self.deps.fleet.members.values() if one.mine and one.up]
+        found = [replace(self, member=one) for one in up]
+        # If there are no others, it says what is wrong.
+        return [*found] if found or self.deps.fleet.shared else [self]
+
+    async def others(self, result: type[P]) -> list[P]:
+        """Return what this call comes to in each OpenCode that another replica runs.
+
+        One that does not answer soon is left out, as one that is away is.
+        """
+
+        async def ask(upstream: str) -> P | None:
+            with suppress(ServiceError, TimeoutError):
+                async with asyncio.timeout(OTHERS_SECONDS):
+                    return result.model_validate(await self.elsewhere(upstream))
+            return None
+
+        upstreams = [] if self.only else await self.deps.tasks.post.others()
+        return [one for one in await asyncio.gather(*map(ask, upstreams)) if one is not None]
 
     @property
     def sessions(self) -> Sessions:

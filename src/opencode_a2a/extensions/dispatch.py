@@ -4,8 +4,10 @@
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
+from dataclasses import asdict
 
+import orjson
 import structlog
 from structlog.typing import FilteringBoundLogger
 
@@ -21,9 +23,11 @@ from opencode_a2a.errors import (
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions.call import Call, Deps
 from opencode_a2a.extensions.params import read, write
-from opencode_a2a.extensions.registry import Extension, Method
+from opencode_a2a.extensions.registry import Access, Extension, Method
 from opencode_a2a.ids import Caller
+from opencode_a2a.rights import Budget, Rights
 from opencode_a2a.telemetry import AUDIT
+from opencode_a2a.turns.fleet import ElsewhereError
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 
 logger: FilteringBoundLogger = structlog.get_logger(__name__)
@@ -43,10 +47,67 @@ class Dispatcher:
             if method.condition and method.name not in self._methods
         }
         """Methods that are declared but disabled: by which setting, and why."""
+        deps.tasks.post.handlers["method"] = self._call_for
 
     async def call(self, caller: Caller, name: str, sent: JsonObject, version: Version) -> Json:
         """Call a method; raise what it declares. Every call of some methods is audited."""
-        method, outcome = self._methods[name], "internal_error"
+        method = self._methods[name]
+        try:
+            return await self._call(method, caller, sent, version)
+        except ElsewhereError as elsewhere:
+            upstream = elsewhere.upstream
+        except ServiceError as error:
+            raise _completed(error, method) from None
+        try:
+            return await self._call_elsewhere(method, caller, sent, version, upstream)
+        except ServiceError as error:  # complete, unless the other replica could not be asked
+            raise _completed(error, method) from None
+
+    async def _call_elsewhere(
+        self,
+        method: Method,
+        caller: Caller,
+        sent: JsonObject,
+        version: Version,
+        upstream: str,
+        *,
+        only: bool = False,
+    ) -> Json:
+        """Have a method called by the replica that runs an OpenCode, which trusts this one."""
+        asked: JsonObject = {"method": method.name, "params": sent, "version": version.value}
+        who = {**asdict(caller), "capabilities": sorted(caller.capabilities)}
+        body = orjson.dumps({**asked, "caller": who, "only": upstream if only else None})
+        post, again = self._deps.tasks.post, method.again or method.access is Access.READ
+        return orjson.loads(await post.ask(upstream, "method", body, again=again))
+
+    async def _call_for(self, body: bytes) -> bytes:
+        """Call a method for another replica."""
+        asked = orjson.loads(body)
+        method, who = self._methods[asked["method"]], asked["caller"]
+        caller = Caller(
+            **who
+            | {
+                "capabilities": frozenset(who["capabilities"]),
+                "rights": Rights(**who["rights"]),
+                "budget": Budget(**who["budget"]),
+            }
+        )
+        called = (method, caller, asked["params"], Version(asked["version"]))
+        try:
+            return orjson.dumps(await self._call(*called, asked["only"]))
+        except ServiceError as error:
+            raise _completed(error, method) from None
+
+    async def _call(
+        self,
+        method: Method,
+        caller: Caller,
+        sent: JsonObject,
+        version: Version,
+        only: str | None = None,
+    ) -> Json:
+        """Call a method here; ``only`` is the OpenCode that it is about, and no other."""
+        outcome: str | None = "internal_error"
         try:
             wanted = method.capability
             if wanted is not None and wanted not in caller.capabilities:
@@ -57,8 +118,17 @@ class Dispatcher:
                     credential_id=caller.credential_id,
                 )
             params = read(method.params, sent, version)
-            member = await self._deps.member(params)
-            call = Call(caller, version, self._deps, params, member)
+
+            def elsewhere(upstream: str) -> Awaitable[Json]:
+                return self._call_elsewhere(method, caller, sent, version, upstream, only=True)
+
+            if only is None:
+                member = await self._deps.member(params)
+            else:
+                member = self._deps.fleet.members[only].check_mine()
+            call = Call(
+                caller, version, self._deps, params, member, elsewhere, only=only is not None
+            )
             if method.writes and call.rights.changes == "deny":
                 raise AuthorizationForbiddenError(
                     "This method can change files, and the call is limited to reading",
@@ -70,12 +140,15 @@ class Dispatcher:
             outcome = "success"
         except ServiceError as error:
             outcome = error.outcome
-            raise _completed(error, method) from None
+            raise
+        except ElsewhereError:
+            outcome = None  # the replica that does it says how it ended
+            raise
         except asyncio.CancelledError:
             outcome = "canceled"
             raise
         finally:
-            if method.audit is not None:
+            if method.audit is not None and outcome is not None:
                 session_id = sent.get("session_id")
                 known = session_id[:128] if isinstance(session_id, str) else None
                 AUDIT.info(

@@ -19,6 +19,7 @@ from opencode_a2a.errors import (
     InterruptNotFoundError,
     InterruptTypeMismatchError,
     SessionNotFoundError,
+    UpstreamError,
     UpstreamHttpError,
     UpstreamNotFoundError,
 )
@@ -164,6 +165,7 @@ class QuestionParams(InterruptParams):
 @INTERRUPTS.method(
     "a2a.interrupt.permission.reply",
     Access.CONTROL,
+    again=True,
     example={"request_id": "per_f00", "reply": "once"},
 )
 async def reply_permission(call: Call, params: PermissionParams) -> InterruptDone:
@@ -179,6 +181,7 @@ async def reply_permission(call: Call, params: PermissionParams) -> InterruptDon
 @INTERRUPTS.method(
     "a2a.interrupt.question.reply",
     Access.CONTROL,
+    again=True,
     example={"request_id": "que_f00", "answers": [["Red"]]},
 )
 async def reply_question(call: Call, params: QuestionParams) -> InterruptDone:
@@ -188,7 +191,10 @@ async def reply_question(call: Call, params: QuestionParams) -> InterruptDone:
 
 
 @INTERRUPTS.method(
-    "a2a.interrupt.question.reject", Access.CONTROL, example={"request_id": "que_f00"}
+    "a2a.interrupt.question.reject",
+    Access.CONTROL,
+    again=True,
+    example={"request_id": "que_f00"},
 )
 async def reject_question(call: Call, params: InterruptParams) -> InterruptDone:
     """Dismiss the questions of a task; its turn ends there."""
@@ -296,6 +302,11 @@ async def _answer_stray(call: Call, request_id: str, answer: Answer) -> None:
     strays = await _strays(call) if known else []
     asked = next((one for one in strays if one.request_id == request_id), None)
     if asked is None:
+        others = await call.deps.tasks.post.others() if known and not call.only else []
+        for upstream in others:
+            with suppress(InterruptNotFoundError, UpstreamError):
+                await call.elsewhere(upstream)
+                return
         raise InterruptNotFoundError(request_id=request_id[:128])
     interrupts = (await call.deps.fleet.of_session(asked.session_id)).turns.interrupts
     interrupts.check(None, asked, answer)
@@ -348,9 +359,7 @@ async def _list(call: Call, kind: Kind) -> Items[InterruptItem]:
     strays = await _strays(call)  # first: one that is taken up meanwhile is among the others
     whose = None if call.caller.supervises else call.principal
     waiting = [
-        one
-        for member in call.deps.fleet.members.values()
-        for one in await member.turns.interrupts.pending(whose, kind)
+        one for here in call.everywhere() for one in await here.interrupts.pending(whose, kind)
     ]
     waiting.sort(key=lambda one: (one.asked.expires_at or 0, one.asked.request_id))
     known = {one.asked.request_id for one in waiting}
@@ -371,4 +380,8 @@ async def _list(call: Call, kind: Kind) -> Items[InterruptItem]:
             **{name: shown.get(name) for name in fields},
         )
         items.append(item)
+    if others := await call.others(Items[InterruptItem]):
+        items += [item for listed in others for item in listed.items]
+        # What nobody follows was asked at no known time, and comes last.
+        items.sort(key=lambda one: (one.asked_at is None, one.expires_at or "", one.request_id))
     return Items(items=items)

@@ -300,6 +300,15 @@ class A2ATask(RootModel[Annotated[dict[str, Json], FREE_OBJECT]]):
             task = v03.downgrade_object("task", task, Spelling.JSON)
         return cls(task)
 
+    @property
+    def updated(self) -> str:
+        """When the session was last changed, in a form that sorts."""
+        match self.root:
+            case {"status": {"timestamp": str(moment)}}:
+                return moment
+            case _:
+                return ""
+
 
 class A2AMessage(RootModel[Annotated[dict[str, Json], FREE_OBJECT]]):
     """A Message of A2A, in the spelling of the request's version."""

@@ -209,6 +209,8 @@ async def status(call: Call, params: Placed) -> Items[StatusItem]:
             StatusItem(session_id=session.id, **dict(states[session.id]))
             for session in await one.visible(sessions)
         ]
+    for listed in await call.others(Items[StatusItem]):
+        items += listed.items
     return Items(items=items)
 
 
@@ -220,10 +222,14 @@ async def list_sessions(call: Call, params: SessionListParams) -> Items[A2ATask]
 
     Their contextId continues them: a message with it goes on in the session.
     """
-    listed = [session for one in call.everywhere() for session in await _newest(one, params)]
+    found = [session for one in call.everywhere() for session in await _newest(one, params)]
     if len(call.deps.fleet.members) > 1:
-        listed.sort(key=lambda session: session.time.updated, reverse=True)
-    return Items(items=[A2ATask.of(session, call.version) for session in listed[: params.limit]])
+        found.sort(key=lambda session: session.time.updated, reverse=True)
+    items = [A2ATask.of(session, call.version) for session in found]
+    if others := await call.others(Items[A2ATask]):
+        items += [item for listed in others for item in listed.items]
+        items.sort(key=lambda item: item.updated, reverse=True)
+    return Items(items=items[: params.limit])
 
 
 async def _newest(call: Call, params: SessionListParams) -> list[upstream.Session]:

@@ -96,6 +96,7 @@ async def retry_webhook(call: Call, params: WebhookParams) -> WebhookDone:
     One that is done stays as it is: its secrets are erased.
     """
     try:
+        await call.deps.tasks.check_serves(call.principal, params.task_id)
         log = await call.deps.tasks.log(call.principal, params.task_id)
         await call.deps.outbox.retry(log, params.id)
     except TaskNotFoundError:

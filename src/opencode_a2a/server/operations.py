@@ -144,7 +144,7 @@ class Operations:
             raise _unanswered(error) from None
         if push is not None and not submitted.new:
             # One that came with an earlier message, or with this one, is not to lose its place.
-            await self._outbox.put(submitted.log, push, anew=False)
+            await self._tasks.put_webhook(principal, submitted.log.ref.id, push, anew=False)
         return submitted
 
     async def get(self, call: OperationCall, params: TaskParams) -> JsonObject:
@@ -214,8 +214,9 @@ class Operations:
     async def create_push(self, call: OperationCall, request: PushRequest) -> JsonObject:
         """Have the changes of a task's state sent to a webhook."""
         await self._check_push(request.config)
-        log = await self._tasks.log(call.caller.principal, request.task_id)
-        return render.push_config(log.ref.id, await self._outbox.put(log, request.config))
+        whose, task_id = call.caller.principal, request.task_id
+        row = await self._tasks.put_webhook(whose, task_id, request.config)
+        return render.push_config(task_id, row)
 
     async def _check_push(self, config: PushConfig) -> None:
         """Refuse a push notification configuration before anything is done for it."""
@@ -241,12 +242,13 @@ class Operations:
     async def delete_push(self, call: OperationCall, params: PushRef) -> JsonObject:
         """Forget a configuration; one that is not there is as good as forgotten."""
         self._offer_push()
-        log = await self._tasks.log(call.caller.principal, params.task_id)
+        whose = call.caller.principal
+        await self._tasks.log(whose, params.task_id)
         if params.config_id is None:
             field = "pushNotificationConfigId"
             wrong = Violation(field, "is required")
             raise InvalidParamsError(f"{field} is required", violations=(wrong,))
-        await self._outbox.delete(log, params.config_id)
+        await self._tasks.delete_webhook(whose, params.task_id, params.config_id)
         return {}
 
     async def extended_card(self, call: OperationCall, params: NoParams) -> JsonObject:

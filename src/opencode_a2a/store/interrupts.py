@@ -8,7 +8,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.sql import ColumnElement
 
 from opencode_a2a.ids import Principal
-from opencode_a2a.store.schema import interrupts
+from opencode_a2a.store.schema import interrupts, owners, tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,19 @@ def _unsettled(request_id: str) -> sa.Update:
 def find(connection: Connection, request_id: str) -> InterruptRow | None:
     found = _select(connection, interrupts.c.request_id == request_id)
     return found[0] if found else None
+
+
+def upstream(connection: Connection, request_id: str, derived: str) -> str | None:
+    """Return the OpenCode in which an interrupt waits: that of its task, or of its session.
+
+    The context of work without a task is that of its session: ``derived`` and its id.
+    """
+    session_id = sa.func.substr(interrupts.c.context_id, len(derived) + 1)
+    where = interrupts.outerjoin(tasks, tasks.c.id == interrupts.c.task_id)
+    where = where.outerjoin(owners, owners.c.session_id == session_id)
+    waits = (interrupts.c.request_id == request_id, interrupts.c.resolution.is_(None))
+    query = sa.select(sa.func.coalesce(tasks.c.upstream, owners.c.upstream))
+    return connection.scalar(query.select_from(where).where(*waits))
 
 
 def answered(connection: Connection, task_id: str, context_id: str) -> Sequence[InterruptRow]:

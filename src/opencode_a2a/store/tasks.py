@@ -247,6 +247,14 @@ def load_open(
     return [TaskRow(*row) for row in connection.execute(query)]
 
 
+def in_state(connection: Connection, principal: str, state: str) -> list[TaskRow]:
+    """Return the tasks of a principal that are in a state, oldest first."""
+    columns = [tasks.c[name] for name in TaskRow._fields]
+    mine = (tasks.c.principal == principal, tasks.c.state == state)
+    query = sa.select(*columns).where(*mine).order_by(tasks.c.no)
+    return [TaskRow(*row) for row in connection.execute(query)]
+
+
 def owner(connection: Connection, task_id: str) -> str | None:
     """Return whose task this is."""
     return connection.scalar(sa.select(tasks.c.principal).where(tasks.c.id == task_id))

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
@@ -66,7 +66,8 @@ from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks import budget
 from opencode_a2a.tasks.budget import Figures
 from opencode_a2a.tasks.log import LogReader, LogWriter, TaskLog, load_task
-from opencode_a2a.tasks.outbox import Outbox, PushConfig
+from opencode_a2a.tasks.outbox import SNAPSHOTS, Outbox, PushConfig
+from opencode_a2a.tasks.post import Post
 from opencode_a2a.tasks.state import (
     OPEN,
     Accepted,
@@ -76,6 +77,7 @@ from opencode_a2a.tasks.state import (
     TaskRef,
     TaskState,
     dump_entries,
+    load_request,
 )
 from opencode_a2a.tasks.tails import RemoteLog, Tails
 from opencode_a2a.telemetry import ROUTINE, now_ms
@@ -88,7 +90,7 @@ from opencode_a2a.turns.answers import (
     only_an_answer,
     understand,
 )
-from opencode_a2a.turns.fleet import Fleet, Member
+from opencode_a2a.turns.fleet import ElsewhereError, Fleet, Member
 from opencode_a2a.turns.interrupts import CLOCK
 from opencode_a2a.turns.rights import DEFAULT_AGENT
 from opencode_a2a.turns.sessions import (
@@ -199,6 +201,27 @@ class SendCommand:
                 self.output_modes,
             )
         return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).digest()
+
+    def dump(self) -> bytes:
+        """Write it down for another replica, with the secrets of its webhook."""
+        rest = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "request"}
+        return orjson.dumps(rest) + b"\n" + orjson.dumps(self.request)
+
+    @classmethod
+    def load(cls, data: bytes) -> "SendCommand":
+        rest, _, request = data.partition(b"\n")
+        sent = orjson.loads(rest)
+        modes, push = sent["output_modes"], sent["push"]
+        return cls(
+            **sent
+            | {
+                "message": Message.load(sent["message"]),
+                "request": load_request(request),
+                "output_modes": None if modes is None else tuple(modes),
+                "push": None if push is None else PushConfig(**push),
+                "budget": Budget(**sent["budget"]),
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,6 +485,14 @@ class TaskService:
         self._open: dict[TaskId, OpenTask] = {}
         self.tails = Tails(database, writer)
         """The tasks that another replica runs, as far as they are read here."""
+        self.post = Post(database, fleet.mine)
+        """What is asked of the replica that runs a task, and by others of this one."""
+        self.post.handlers |= {
+            "submit": self._submit_for,
+            "cancel": self._cancel_for,
+            "webhook": self._put_webhook_for,
+            "no webhook": self._delete_webhook_for,
+        }
         database.heard.append(self._hear)
         self._planned: dict[TaskId, OpenTask] = {}
         """Those whose plan waits to be approved."""
@@ -475,23 +506,51 @@ class TaskService:
     # Sending
 
     async def submit(self, command: SendCommand) -> Submitted:
-        """Start a task, or continue the one that the message names."""
+        """Start a task, or continue the one that the message names, wherever it runs."""
+        try:
+            return await self._submit(command)
+        except ElsewhereError as elsewhere:
+            upstream = elsewhere.upstream
+        command = replace(command, told=self.tails.told(command.principal))
+        reply = orjson.loads(await self.post.ask(upstream, "submit", command.dump(), again=True))
+        found = [await self._row(command.principal, task_id) for task_id in reply["tasks"]]
+        if reply["expected"] is not None:
+            raise AnswerExpectedError([load_task(row) for row in found], reply["expected"])
+        return Submitted(await self._log(found[0]), reply["seq"], reply["new"])
+
+    async def _submit_for(self, body: bytes) -> bytes:
+        """Take a message for another replica."""
+        try:
+            done = await self._submit(SendCommand.load(body))
+        except AnswerExpectedError as error:
+            waiting = [state.ref.id for state in error.waiting]
+            return orjson.dumps({"expected": str(error), "tasks": waiting})
+        tasks = [done.log.ref.id]
+        return orjson.dumps({"expected": None, "tasks": tasks, "seq": done.seq, "new": done.new})
+
+    async def _submit(self, command: SendCommand) -> Submitted:
         if command.task_id is not None:
             return await self._continue(command, command.task_id)
-        if waiting := self._waiting(command):
+        routing, references = command.request.routing, command.message.reference_task_ids
+        waiting: list[TaskLog] = []
+        if (command.context_id or routing.session_id or references) and not routing.new_task:
+            waiting = self._waiting(command)
+            if self._database.several:
+                waiting += await self._waiting_elsewhere(command)
+        if waiting:
+            waiting = [log for log in waiting if log.ref.id in references] or waiting
             # To run it behind a task that waits for its answer would be to wait for ever.
             if len(waiting) == 1:
-                return await self._continue(command, waiting[0].log.ref.id)
+                return await self._continue(command, waiting[0].ref.id)
             earlier = await self._repeated(command)
             if earlier is not None:
                 return Submitted(await self._log(earlier), 0)
-            states = [await task.log.steady() for task in waiting]
+            states = [await log.steady() for log in waiting]
             refusal = AnswerExpectedError(states, SEVERAL)
             if only_an_answer(command.message):
-                for task in waiting:
-                    await self._database.write(_remember(command, task.log, refusal=refusal))
+                for log in waiting:
+                    await self._database.write(_remember(command, log, refusal=refusal))
             raise refusal
-        routing = command.request.routing
         if routing != ANYWHERE:
             earlier = await self._repeated(command)
             if earlier is not None:
@@ -654,31 +713,12 @@ class TaskService:
         elif status.plan is not None:
             self._planned[ref.id] = task
 
-    def _waiting(self, command: SendCommand) -> list[OpenTask]:
-        """Return the tasks whose answer a message that names no task may be.
+    def _waiting(self, command: SendCommand) -> list[TaskLog]:
+        """Return the logs of the tasks whose answer a message that names no task may be.
 
         They are the caller's own and wait in the context that the message names, in the session
         that it names, or are named among its references. Of several, a reference decides.
         """
-        routing, references = command.request.routing, command.message.reference_task_ids
-        anywhere = command.context_id is None and routing.session_id is None and not references
-        if routing.new_task or anywhere:
-            return []
-
-        def fits(task: OpenTask) -> bool:
-            ref, status = task.log.ref, task.log.state.status
-            if ref.principal != command.principal or status.state is not State.INPUT_REQUIRED:
-                return False
-            if command.context_id is None and routing.session_id is None:
-                return ref.id in references
-            if command.context_id not in (None, ref.context_id):
-                return False
-            # What is to run in another place is no answer, and does not have to wait.
-            if routing.session_id is not None:
-                return routing.session_id == status.session_id
-            named = routing.directory is not None or routing.workspace_id is not None
-            return not named or task.member.turns.sessions.same_place(routing, task.routing)
-
         asked = dict.fromkeys(
             one.turn.owner.task_id
             for member in self._fleet.members.values()
@@ -686,8 +726,40 @@ class TaskService:
         )
         asked |= dict.fromkeys(self._planned)
         tasks = (self._open.get(task_id) for task_id in asked if task_id is not None)
-        found = [task for task in tasks if task is not None and fits(task)]
-        return [task for task in found if task.log.ref.id in references] or found
+        return [
+            task.log
+            for task in tasks
+            if task is not None and self._awaits(command, task.log.state, task.routing)
+        ]
+
+    async def _waiting_elsewhere(self, command: SendCommand) -> list[TaskLog]:
+        """Return the same of tasks that other replicas run."""
+        asking = (command.principal, State.INPUT_REQUIRED)
+        found = await self._database.read(lambda connection: rows.in_state(connection, *asking))
+        return [
+            await self._log(row)
+            for row in found
+            if TaskId(row.id) not in self._open
+            and not self._fleet.runs(row.upstream)
+            and row.request is not None
+            and self._awaits(command, load_task(row), load_request(row.request).routing)
+        ]
+
+    def _awaits(self, command: SendCommand, state: TaskState, planned: Routing) -> bool:
+        """Whether a task that was to run somewhere waits for a message like this one."""
+        ref, status, routing = state.ref, state.status, command.request.routing
+        if ref.principal != command.principal or status.state is not State.INPUT_REQUIRED:
+            return False
+        if command.context_id is None and routing.session_id is None:
+            return ref.id in command.message.reference_task_ids
+        if command.context_id not in (None, ref.context_id):
+            return False
+        # What is to run in another place is no answer, and does not have to wait.
+        if routing.session_id is not None:
+            return routing.session_id == status.session_id
+        named = routing.directory is not None or routing.workspace_id is not None
+        # All OpenCodes have the same places.
+        return not named or self._fleet.first.turns.sessions.same_place(routing, planned)
 
     async def _repeated(self, command: SendCommand, task_id: str | None = None) -> TaskRow | None:
         """Return the task that this very message led to before; one that was refused still is.
@@ -704,8 +776,9 @@ class TaskService:
         row, refusal = await self._database.read(read) or (None, None)
         if row is not None and refusal is not None:
             task = self._open.get(TaskId(row.id))
-            waits = task is not None and task.log.state.status.state is State.INPUT_REQUIRED
-            raise _load_refusal(refusal, [task.log.state] if task is not None and waits else [])
+            state = load_task(row) if task is None else task.log.state
+            waits = state.status.state is State.INPUT_REQUIRED
+            raise _load_refusal(refusal, [state] if waits else [])
         return row
 
     async def _continue(self, command: SendCommand, task_id: str) -> Submitted:
@@ -713,6 +786,7 @@ class TaskService:
         row = await self._row(command.principal, task_id)
         if command.context_id is not None and command.context_id != row.context_id:
             raise _wrong("message.contextId", "is not the context of this task; leave it out")
+        self._check_here(row)
         copies = (command.principal, command.message.message_id)
         async with self.answering.setdefault(copies, asyncio.Lock()):
             earlier = await self._repeated(command, task_id)
@@ -946,12 +1020,29 @@ class TaskService:
 
     async def cancel(self, principal: Principal, task_id: str) -> TaskState:
         """End a task; an ended one is returned if it was canceled before, else refused."""
-        metrics.CANCEL_REQUESTS.inc()
+        try:
+            return await self._cancel(principal, task_id)
+        except ElsewhereError as elsewhere:
+            upstream = elsewhere.upstream
+        body = orjson.dumps([principal, task_id])
+        await self.post.ask(upstream, "cancel", body, again=True)
+        return load_task(await self._row(principal, task_id))
+
+    async def _cancel_for(self, body: bytes) -> bytes:
+        """End a task for another replica."""
+        await self._cancel(*orjson.loads(body))
+        return b""
+
+    async def _cancel(self, principal: Principal, task_id: str) -> TaskState:
         began = time.monotonic()
         task = self._found(principal, task_id)
         if task is None:
-            state = load_task(await self._row(principal, task_id))
+            row = await self._row(principal, task_id)
+            self._check_here(row)
+            metrics.CANCEL_REQUESTS.inc()
+            state = load_task(row)
         else:
+            metrics.CANCEL_REQUESTS.inc()
             # What cannot be stored is refused while the turn still runs, not waited for.
             await self._database.ready()
             ROUTINE.info("task canceled", task_id=task_id, principal=principal)
@@ -982,7 +1073,68 @@ class TaskService:
         await asyncio.gather(*(task.leave() for task in tasks), *losing)
         await self._writer.commit()
 
+    # Webhooks, which are served by the replica that runs the task, or ran it
+
+    async def put_webhook(
+        self, principal: Principal, task_id: str, config: PushConfig, *, anew: bool = True
+    ) -> HookRow:
+        """Have a task's changes sent to a webhook from now on; see ``Outbox.put``."""
+        try:
+            return await self._put_webhook(principal, task_id, config, anew=anew)
+        except ElsewhereError as elsewhere:
+            upstream = elsewhere.upstream
+        if anew and config.id is None and config.version != SNAPSHOTS:
+            config = replace(config, id=str(uuid4()))  # so that it is one, even if done twice
+        body = orjson.dumps([principal, task_id, config, anew])
+        named = await self.post.ask(upstream, "webhook", body, again=True)
+        return await self._outbox.find(await self.log(principal, task_id), named.decode())
+
+    async def _put_webhook_for(self, body: bytes) -> bytes:
+        principal, task_id, config, anew = orjson.loads(body)
+        row = await self._put_webhook(principal, task_id, PushConfig(**config), anew=anew)
+        return row.config_id.encode()
+
+    async def _put_webhook(
+        self, principal: Principal, task_id: str, config: PushConfig, *, anew: bool
+    ) -> HookRow:
+        await self.check_serves(principal, task_id)
+        return await self._outbox.put(await self.log(principal, task_id), config, anew=anew)
+
+    async def delete_webhook(self, principal: Principal, task_id: str, config_id: str) -> None:
+        """Forget a webhook of a task, and what is being sent to it; there may be none."""
+        try:
+            await self._delete_webhook(principal, task_id, config_id)
+        except ElsewhereError as elsewhere:
+            body = orjson.dumps([principal, task_id, config_id])
+            await self.post.ask(elsewhere.upstream, "no webhook", body, again=True)
+
+    async def _delete_webhook_for(self, body: bytes) -> bytes:
+        await self._delete_webhook(*orjson.loads(body))
+        return b""
+
+    async def _delete_webhook(self, principal: Principal, task_id: str, config_id: str) -> None:
+        await self.check_serves(principal, task_id)
+        await self._outbox.delete(await self.log(principal, task_id), config_id)
+
+    async def check_serves(self, principal: Principal, task_id: str) -> None:
+        """Raise ElsewhereError if another replica serves the webhooks of a task."""
+        if self._found(principal, task_id) is not None or not self._database.several:
+            return
+        row = await self._row(principal, task_id)
+        if self._fleet.runs(row.upstream):
+            return
+        # That of a task that has ended needs nobody who runs it.
+        ended = State(row.state).terminal
+        if not ended or row.upstream in await self.post.others():
+            raise ElsewhereError(row.upstream)
+
     # Finding
+
+    def _check_here(self, row: TaskRow) -> None:
+        """Raise ElsewhereError if another replica runs a task."""
+        here = TaskId(row.id) in self._open or self._fleet.runs(row.upstream)
+        if not here and not State(row.state).terminal:
+            raise ElsewhereError(row.upstream)
 
     def open_tasks(self) -> Sequence[OpenTask]:
         return list(self._open.values())

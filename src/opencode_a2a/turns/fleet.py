@@ -27,7 +27,7 @@ from opencode_a2a.ids import ContextId, Principal, RequestId, SessionId
 from opencode_a2a.messages import Routing
 from opencode_a2a.opencode.client import well_formed
 from opencode_a2a.opencode.upstream import Upstream
-from opencode_a2a.store import links
+from opencode_a2a.store import interrupts, links
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.replicas import UpstreamRow
 from opencode_a2a.turns.errands import Errands
@@ -112,6 +112,20 @@ class Fleet:
 
     # Where something runs
 
+    def mine(self) -> list[str]:
+        """Return the names of those that this replica runs."""
+        return [member.name for member in self.members.values() if member.mine]
+
+    @property
+    def shared(self) -> bool:
+        """Whether other replicas run some of what there is."""
+        return self._database.several
+
+    def runs(self, upstream: str) -> bool:
+        """Whether this replica runs it."""
+        member = self.members.get(upstream)
+        return member is not None and member.mine
+
     async def member_for(
         self, principal: Principal, context_id: str | None, routing: Routing
     ) -> Member:
@@ -192,12 +206,21 @@ class Fleet:
         found = await asyncio.gather(*map(has, members))
         return next((one for one, here in zip(members, found, strict=True) if here), self.first)
 
-    def of_request(self, request_id: str) -> Member:
-        """Return where a permission or question waits."""
+    async def of_request(self, request_id: str) -> Member:
+        """Return where a permission or question waits; of one that does not, any tells so.
+
+        Raise ElsewhereError if another replica runs that.
+        """
         for member in self.members.values():
             if RequestId(request_id) in member.turns.interrupts.open:
                 return member
-        return self.first.check_mine()
+        if self.shared:
+            name = await self._database.read(
+                lambda connection: interrupts.upstream(connection, request_id, DERIVED_CONTEXT)
+            )
+            if name is not None and not self.runs(name):
+                raise ElsewhereError(name)
+        return self.first
 
     def roomiest(self, directory: str | None) -> Member:
         """Return where a new context begins: the one with the fewest open tasks."""

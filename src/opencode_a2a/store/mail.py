@@ -1,0 +1,137 @@
+"""Mail between replicas: what only the one that runs an OpenCode can do, and what came of it.
+
+Functions of a connection, to be given to ``Database``. Only PostgreSQL has several replicas, so
+this is its SQL. What is asked may hold a secret; it is erased as soon as it has been done.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy.engine import Connection
+
+from opencode_a2a.store.database import Prepared
+
+
+@dataclass(frozen=True, slots=True)
+class MailRow:
+    """What is to be done."""
+
+    no: int
+    upstream: str
+    kind: str
+    body: bytes
+
+    def __repr__(self) -> str:
+        return f"MailRow({self.no}, {self.kind})"
+
+
+@dataclass(frozen=True, slots=True)
+class SentRow:
+    """How far something that was sent has come."""
+
+    no: int
+    reply: bytes | None
+    taken: bool
+    """Whether a replica that lives is at it."""
+    broken: bool
+    """The replica that was at it is gone, and nobody else will do it."""
+
+
+_SEND = Prepared(
+    "INSERT INTO mail (upstream, sender, again, kind, body, at)"
+    " VALUES (:upstream, :sender, :again, :kind, :body, clock_timestamp()) RETURNING no"
+)
+# Whoever asked and is gone has been given up by its caller too: nothing is done for it any more.
+_FREE = """FROM mail m
+  JOIN upstreams u ON u.name = m.upstream AND u.owner = :me
+  JOIN replicas s ON s.no = m.sender AND s.gone IS NULL
+  LEFT JOIN replicas t ON t.no = m.taker
+ WHERE m.upstream = ANY(:upstreams) AND m.reply IS NULL
+   AND (m.taker IS NULL OR (m.again = 1 AND (t.no IS NULL OR t.gone IS NOT NULL)))"""
+_WAITS = Prepared(f"SELECT EXISTS (SELECT 1 {_FREE})")
+_TAKE = Prepared(
+    "UPDATE mail SET taker = :me WHERE no IN"  # noqa: S608 - constants
+    f" (SELECT m.no {_FREE} ORDER BY m.no FOR UPDATE OF m SKIP LOCKED)"
+    " RETURNING no, upstream, kind, body"
+)
+_ANSWER = Prepared(
+    "UPDATE mail SET reply = :reply, body = '' WHERE no = :no AND taker = :me RETURNING no"
+)
+_RETURN = Prepared(
+    "UPDATE mail SET taker = NULL, upstream = :upstream WHERE no = :no AND taker = :me"
+    " AND at > clock_timestamp() - :seconds * interval '1 second' RETURNING no"
+)
+_SENT = Prepared(
+    "SELECT m.no, m.reply, m.taker IS NOT NULL AND t.no IS NOT NULL AND t.gone IS NULL,"
+    " m.taker IS NOT NULL AND (t.no IS NULL OR t.gone IS NOT NULL) AND m.again = 0"
+    " FROM mail m LEFT JOIN replicas t ON t.no = m.taker WHERE m.no = ANY(:numbers)"
+)
+_OTHERS = Prepared(
+    "SELECT u.name FROM upstreams u JOIN replicas r ON r.no = u.owner AND r.gone IS NULL"
+    " WHERE u.owner <> :me ORDER BY u.name"
+)
+_DELETE = Prepared("DELETE FROM mail WHERE no = :no RETURNING taker IS NOT NULL")
+_FORGET = Prepared(
+    "DELETE FROM mail m WHERE (sender = :me AND no <> ALL(:numbers)"
+    " AND at < clock_timestamp() - interval '1 minute') OR (NOT EXISTS"
+    " (SELECT 1 FROM replicas s WHERE s.no = m.sender AND s.gone IS NULL)"
+    " AND (m.reply IS NOT NULL OR NOT EXISTS"
+    " (SELECT 1 FROM replicas t WHERE t.no = m.taker AND t.gone IS NULL)))"
+)
+
+
+def send(
+    connection: Connection, upstream: str, sender: int, kind: str, body: bytes, *, again: bool
+) -> int:
+    """Ask something of the replica that runs an OpenCode; return the number of the mail.
+
+    With ``again`` a new owner may do it once more if the one that had it is gone.
+    """
+    what = {"upstream": upstream, "sender": sender, "kind": kind, "body": body}
+    no: int = _SEND.run(connection, {**what, "again": int(again)}).fetchone()[0]
+    return no
+
+
+def waits(connection: Connection, me: int, upstreams: Sequence[str]) -> bool:
+    """Whether there is something to take, for the owner of some OpenCodes."""
+    found = _WAITS.run(connection, {"me": me, "upstreams": [*upstreams]}).fetchone()
+    return bool(found[0])
+
+
+def take(connection: Connection, me: int, upstreams: Sequence[str]) -> list[MailRow]:
+    """Take what is asked of the owner of some OpenCodes; nobody else does it from then on."""
+    found = _TAKE.run(connection, {"me": me, "upstreams": [*upstreams]}).fetchall()
+    return sorted((MailRow(*row) for row in found), key=lambda row: row.no)
+
+
+def answer(connection: Connection, no: int, me: int, reply: bytes) -> bool:
+    """Store what came of it, and erase what was asked; False if nobody waits for it any more."""
+    found = _ANSWER.run(connection, {"no": no, "me": me, "reply": reply}).fetchone()
+    return found is not None
+
+
+def give_back(connection: Connection, no: int, me: int, upstream: str, seconds: float) -> bool:
+    """Leave what was taken and not done to the owner of an OpenCode; False if it is too old."""
+    values = {"no": no, "me": me, "upstream": upstream, "seconds": seconds}
+    return _RETURN.run(connection, values).fetchone() is not None
+
+
+def sent(connection: Connection, numbers: Sequence[int]) -> list[SentRow]:
+    """Return how far each of these has come; one that was deleted is not among them."""
+    return [SentRow(*row) for row in _SENT.run(connection, {"numbers": [*numbers]}).fetchall()]
+
+
+def others(connection: Connection, me: int) -> list[str]:
+    """Return the OpenCodes that other replicas run."""
+    return [row[0] for row in _OTHERS.run(connection, {"me": me}).fetchall()]
+
+
+def delete(connection: Connection, no: int) -> bool:
+    """Delete what its sender does not wait for any longer; whether anybody had taken it."""
+    found = _DELETE.run(connection, {"no": no}).fetchone()
+    return found is not None and bool(found[0])
+
+
+def forget(connection: Connection, me: int, numbers: Sequence[int]) -> None:
+    """Delete what nobody waits for: of replicas that are gone, and own mail but these numbers."""
+    _FORGET.run(connection, {"me": me, "numbers": [*numbers]})

@@ -1,0 +1,421 @@
+"""Every operation through a replica that does not run the task: it is done, and told, as there."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import pytest_asyncio
+
+from opencode_a2a.events import Json, JsonObject
+from tests.support.answers import NOT_CANCELABLE, NOT_FOUND, PARAMS, UNSUPPORTED, Wire
+from tests.support.caller import Caller
+from tests.support.opencode import FakeOpenCode
+from tests.support.receiver import receiving
+from tests.support.replicas import RunningReplica, cluster, until
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.postgresql_only,
+    pytest.mark.requirement("ours-any-replica"),
+]
+
+ANSWER = "one two three four"
+
+
+@dataclass
+class Pair:
+    """Two replicas: ``a`` runs the OpenCode, and ``b`` is asked."""
+
+    opencode: FakeOpenCode
+    a: RunningReplica
+    b: RunningReplica
+
+    async def running(self, caller: Caller) -> str:
+        """Begin a task that works until it is released."""
+        hold = self.opencode.hold(count=2)
+        task = await caller.begin("hello")
+        async with asyncio.timeout(10):
+            await hold.reached.wait()
+        return task.id
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def replicas(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Pair]:
+    home = tmp_path_factory.mktemp("calls")
+    (home / "workspace" / "sub").mkdir(parents=True)
+    async with (
+        FakeOpenCode(home / "workspace").running() as opencode,
+        cluster([opencode], home, "a", "b", A2A_PUSH_ALLOW_PRIVATE_HOSTS="true") as made,
+    ):
+        named = ("build", "plan")
+        opencode.agents[:] = [{"name": name, "mode": "primary"} for name in named]
+        yield Pair(opencode, await made.runs("one"), made.replicas["b"])
+
+
+@pytest.fixture
+def pair(replicas: Pair) -> Pair:
+    opencode = replicas.opencode
+    opencode.release()
+    opencode.prompts.clear()
+    opencode.play("plain-text")
+    return replicas
+
+
+@pytest.fixture
+def here(pair: Pair) -> Caller:
+    """A caller of the replica that runs everything."""
+    return Caller(pair.a)
+
+
+@pytest.fixture
+def there(pair: Pair) -> Caller:
+    """The same caller at the other replica."""
+    return Caller(pair.b)
+
+
+async def test_a_message_is_answered_and_the_next_goes_on(here: Caller, there: Caller) -> None:
+    task = await there.send("hello", message_id="first")
+    again = await there.send("hello", message_id="first")
+    more = await there.send("more", context=task.context_id)
+
+    assert (task.state, task.text) == ("completed", ANSWER)
+    assert (await here.get(task.id)).raw == task.raw == again.raw
+    assert (more.state, more.session_id) == ("completed", task.session_id)
+
+
+async def test_a_message_is_streamed(pair: Pair) -> None:
+    async with Caller(pair.b, Wire.REST).stream("hello") as following:
+        await following.rest()
+
+    assert (following.task.state, following.task.text) == ("completed", ANSWER)
+    assert [update.id for update in following.updates][-1]
+    assert len(pair.opencode.prompts) == 1
+
+
+async def test_one_message_at_both_at_once_is_one_task(
+    pair: Pair, here: Caller, there: Caller
+) -> None:
+    sent = [caller.begin("twice", message_id="twice") for caller in (here, there) * 3]
+    tasks = await asyncio.gather(*sent)
+    await here.ended(tasks[0].id)
+
+    assert len({task.id for task in tasks}) == 1
+    assert pair.opencode.texts == ["twice"]
+
+
+async def test_a_permission_is_answered_once(pair: Pair, here: Caller, there: Caller) -> None:
+    pair.opencode.play("permission-once")
+    asked = await there.send("run it")
+    done = await there.send("once", task=asked.id, message_id="yes")
+    again = await there.send("once", task=asked.id, message_id="yes")
+
+    assert "ls -la" in asked.said
+    assert (done.id, done.state, done.text) == (asked.id, "completed", "after")
+    assert again.raw == done.raw
+    assert done.history == ["run it", "once"]
+
+
+async def test_what_one_replica_showed_is_answered_at_the_other(
+    pair: Pair, here: Caller, there: Caller
+) -> None:
+    pair.opencode.play("permission-once")
+    shown_there = await there.send("run it")
+    first = await here.send("once", context=shown_there.context_id)
+    shown_here = await here.send("run it")
+    second = await there.send("once", context=shown_here.context_id)
+
+    assert [first.id, second.id] == [shown_there.id, shown_here.id]
+    assert (first.state, second.state) == ("completed", "completed")
+
+
+async def test_an_answer_that_is_not_understood_is_refused_alike(
+    pair: Pair, here: Caller, there: Caller
+) -> None:
+    pair.opencode.play("permission-once")
+    asked = await here.send("run it")
+    named = await there.ask("send", there.message("what is this?", taskId=asked.id))
+    unnamed = there.message("what is this?", contextId=asked.context_id)
+    elsewhere, local = await there.ask("send", unnamed), await here.ask("send", unnamed)
+    await here.cancel(asked.id)
+
+    assert named.refuses(PARAMS) == ["message.parts"]
+    elsewhere.refuses(UNSUPPORTED)
+    assert asked.id.encode() in elsewhere.content
+    assert elsewhere.body["error"] == local.body["error"]
+
+
+async def test_a_yes_for_one_of_several_tasks_is_refused(
+    pair: Pair, here: Caller, there: Caller
+) -> None:
+    pair.opencode.play("permission-once")
+    first = await there.send("run it")
+    place: JsonObject = {"opencode": {"directory": "sub"}}
+    second = await there.send("run it", context=first.context_id, metadata=place)
+    elsewhere, local = [
+        await caller.ask("send", caller.message("yes", contextId=first.context_id))
+        for caller in (there, here)
+    ]
+    done = [await there.send("yes", task=task.id) for task in (first, second)]
+
+    elsewhere.refuses(UNSUPPORTED)
+    assert elsewhere.body["error"] == local.body["error"]
+    assert [task.state for task in done] == ["completed", "completed"]
+
+
+async def test_a_plan_is_approved(pair: Pair, there: Caller) -> None:
+    planned = await there.send("do it", metadata={"opencode": {"plan": True}})
+    done = await there.send("go", context=planned.context_id)
+
+    assert planned.state == "input_required"
+    assert (done.id, done.state, done.text) == (planned.id, "completed", ANSWER)
+
+
+async def test_a_task_that_works_takes_another_message(
+    pair: Pair, here: Caller, there: Caller
+) -> None:
+    task_id = await pair.running(here)
+    queue: JsonObject = {"shared": {"delivery": "queue"}}
+    added = await there.begin("more", task=task_id, message_id="more", metadata=queue)
+    again = await there.begin("more", task=task_id, message_id="more", metadata=queue)
+    pair.opencode.release()
+    ended = await there.ended(task_id)
+
+    assert added.id == again.id == task_id
+    assert pair.opencode.texts == ["hello", "more"]
+    assert (ended.state, ended.text) == ("completed", f"{ANSWER}\n\n{ANSWER}")
+
+
+async def test_another_try_after_a_sign_in_is_taken(pair: Pair, there: Caller) -> None:
+    pair.opencode.play("error-401")
+    asked = await there.send("hello")
+    pair.opencode.play("plain-text")
+    done = await there.send("again", task=asked.id)
+
+    assert asked.state == "auth_required"
+    assert (done.id, done.state, done.text) == (asked.id, "completed", ANSWER)
+
+
+async def test_a_task_is_canceled(pair: Pair, here: Caller, there: Caller) -> None:
+    task_id = await pair.running(here)
+    canceled = await there.cancel(task_id)
+    pair.opencode.release()
+    again = await there.cancel(task_id)
+    missing = await there.ask("cancel", {"id": "nothing"})
+    done = await there.send("hello")
+    late = await there.ask("cancel", {"id": done.id})
+
+    assert canceled.state == "canceled"
+    assert again.raw == canceled.raw == (await here.get(task_id)).raw
+    missing.refuses(NOT_FOUND)
+    late.refuses(NOT_CANCELABLE)
+
+
+async def test_an_ended_task_takes_no_message(here: Caller, there: Caller) -> None:
+    done = await here.send("hello")
+    late = await there.ask("send", there.message("more", taskId=done.id))
+    wrong = await there.ask("send", there.message("more", taskId=done.id, contextId="other"))
+
+    late.refuses(UNSUPPORTED)
+    assert wrong.refuses(PARAMS) == ["message.contextId"]
+
+
+async def test_a_session_is_named(pair: Pair, here: Caller, there: Caller) -> None:
+    task = await here.send("hello")
+    named: JsonObject = {"shared": {"session": {"id": task.session_id}}}
+    more = await there.send("more", metadata=named)
+    unknown: Any = {"shared": {"session": {"id": "ses_000000000000unknownunkno"}}}
+    refused = await there.ask("send", there.message("more", metadata=unknown))
+
+    assert (more.state, more.session_id) == ("completed", task.session_id)
+    assert refused.refuses(PARAMS) == ["metadata.shared.session.id"]
+
+
+async def test_a_webhook_is_set_and_deleted(pair: Pair, here: Caller, there: Caller) -> None:
+    task_id = await pair.running(here)
+    async with receiving() as receiver:
+        made = (await there.ask("push create", {"taskId": task_id, "url": receiver.url})).result
+        other = {"taskId": task_id, "id": "mine", "url": receiver.url, "token": "secret"}
+        await there.ask("push create", other)
+        listed = (await there.ask("push list", {"taskId": task_id})).result["configs"]
+        gone = await there.ask("push delete", {"taskId": task_id, "id": "mine"})
+        left = (await there.ask("push list", {"taskId": task_id})).result["configs"]
+        pair.opencode.release()
+        told = await receiver.ended()
+        retried = await there.method(
+            "opencode.webhooks.retry", {"task_id": task_id, "id": made["id"]}
+        )
+        missing = await there.refused("opencode.webhooks.retry", {"task_id": task_id, "id": "no"})
+
+    assert [one["id"] for one in listed] == [made["id"], "mine"]
+    assert gone.status == 200
+    assert [one["id"] for one in left] == [made["id"]]
+    assert [one.state for one in told] == ["completed"]
+    assert retried["ok"]
+    assert missing.reason == "WEBHOOK_NOT_FOUND"
+
+
+async def test_a_webhook_of_a_message_is_served_where_the_task_runs(
+    pair: Pair, there: Caller
+) -> None:
+    async with receiving() as receiver:
+        config: JsonObject = {"taskPushNotificationConfig": {"url": receiver.url}}
+        params = there.message("hello") | {"configuration": config}
+        await there.ask("send", params)
+        told = await receiver.ended()
+
+    assert told[-1].state == "completed"
+
+
+async def test_methods_about_a_session_are_called_where_it_is(
+    pair: Pair, here: Caller, there: Caller
+) -> None:
+    task = await here.send("hello")
+    named = {"session_id": task.session_id}
+    for method, params in (
+        ("opencode.sessions.get", named),
+        ("opencode.sessions.messages.list", named),
+        ("opencode.sessions.children", named),
+        ("opencode.sessions.list", {"limit": 3}),
+        ("opencode.sessions.status", {}),
+    ):
+        assert await there.method(method, params) == await here.method(method, params), method
+    renamed = {"session_id": task.session_id, "request": {"title": "Another"}}
+    assert (await there.method("opencode.sessions.update", renamed))["item"]["title"] == "Another"
+    made = await there.method("opencode.sessions.create", {"request": {"title": "New"}})
+    assert (await there.method("opencode.sessions.get", {"session_id": made["item"]["id"]}))["item"]
+
+
+async def test_methods_are_refused_alike(here: Caller, there: Caller) -> None:
+    for method, params in (
+        ("opencode.sessions.get", {"session_id": "ses_000000000000unknownunkno"}),
+        ("opencode.sessions.get", {}),
+        ("opencode.sessions.get", {"session_id": "wrong"}),
+        ("opencode.sessions.diff", {"session_id": "ses_000000000000unknownunkno"}),
+        ("a2a.interrupt.permission.reply", {"request_id": "per_unknown", "reply": "once"}),
+    ):
+        refusal = await here.answer(method, params)
+        assert "error" in refusal, method
+        assert await there.answer(method, params) == refusal, method
+
+
+async def test_a_permission_is_listed_and_answered_by_method(
+    pair: Pair, here: Caller, there: Caller
+) -> None:
+    pair.opencode.play("permission-once")
+    asked = await here.send("run it")
+    (listed,) = (await there.method("opencode.permissions.list", {}))["items"]
+    reply = {"request_id": listed["request_id"], "reply": "once"}
+    wrong = await there.refused(
+        "a2a.interrupt.question.reply", {"request_id": listed["request_id"], "answers": [["x"]]}
+    )
+    answered = await there.method("a2a.interrupt.permission.reply", reply)
+    again = await there.method("a2a.interrupt.permission.reply", reply)
+    done = await there.ended(asked.id)
+
+    assert listed["task_id"] == asked.id
+    assert wrong.reason == "INTERRUPT_TYPE_MISMATCH"
+    assert answered == again == {"ok": True, "request_id": listed["request_id"]}
+    assert (done.state, done.text) == ("completed", "after")
+
+
+async def test_aborting_a_session_cancels_its_task(pair: Pair, here: Caller, there: Caller) -> None:
+    task_id = await pair.running(here)
+    session_id = (await here.get(task_id)).session_id
+    await there.method("opencode.sessions.abort", {"session_id": session_id})
+
+    assert (await there.ended(task_id)).state == "canceled"
+
+
+@asynccontextmanager
+async def sides(home: Path) -> AsyncGenerator[tuple[Pair, Pair]]:
+    """Run two replicas that run an OpenCode each; each is asked with the other's at its side."""
+    workspace = home / "workspace"
+    workspace.mkdir()
+    async with AsyncExitStack() as stack:
+        opencodes = [
+            await stack.enter_async_context(FakeOpenCode(workspace).running()) for _ in "ab"
+        ]
+        made = await stack.enter_async_context(cluster(opencodes, home))
+        for name, (upstream, opencode) in zip("ab", made.opencodes.items(), strict=True):
+            entry: Json = {"name": upstream, "url": opencode.url, "shared": True}
+            await made.start(name, OPENCODE_UPSTREAMS=orjson.dumps([entry]).decode())
+        a, b = await made.runs("one"), await made.runs("two")
+        yield Pair(opencodes[0], a, b), Pair(opencodes[1], b, a)
+
+
+async def test_lists_show_what_all_replicas_have(tmp_path: Path) -> None:
+    async with sides(tmp_path) as (one, two):
+        here, there = Caller(one.a), Caller(two.a)
+        for pair in (one, two):
+            pair.opencode.play("permission-once")
+        asked = [await here.send("run it"), await there.send("run it")]
+        for caller in (here, there):
+            waiting = (await caller.method("opencode.permissions.list", {}))["items"]
+            listed = (await caller.method("opencode.sessions.list", {}))["items"]
+            newest = (await caller.method("opencode.sessions.list", {"limit": 1}))["items"]
+            busy = (await caller.method("opencode.sessions.status", {}))["items"]
+
+            assert [one["task_id"] for one in waiting] == [task.id for task in asked]
+            sessions = [task.session_id for task in asked]
+            assert {one["id"] for one in listed} == {*sessions}
+            times = [one["status"]["timestamp"] for one in listed]
+            assert times == sorted(times, reverse=True)
+            assert newest == listed[:1]
+            assert sorted(one["session_id"] for one in busy) == sorted(sessions)
+        done = [await there.send("yes", task=asked[0].id), await here.send("yes", task=asked[1].id)]
+
+        assert [task.state for task in done] == ["completed", "completed"]
+        assert [pair.opencode.texts for pair in (one, two)] == [["run it"], ["run it"]]
+
+        await one.a.kill()
+        listed = (await there.method("opencode.sessions.list", {}))["items"]
+        assert [one["id"] for one in listed] == sessions[1:]
+
+
+async def test_the_next_owner_gives_the_answer_that_the_one_before_was_giving(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "workspace").mkdir()
+    async with (
+        FakeOpenCode(tmp_path / "workspace").running() as opencode,
+        cluster([opencode], tmp_path, "a", "b") as made,
+    ):
+        a, caller = await made.runs("one"), Caller(made.replicas["b"])
+        opencode.play("permission-once")
+        opencode.failing_reply = held = asyncio.Event()
+        asked = await caller.send("run it")
+        answering = asyncio.create_task(caller.send("yes", task=asked.id))
+        await until(lambda: opencode.failing_reply is None)  # it is being given
+        await a.kill()
+        done = await answering
+        held.set()
+
+    assert (done.id, done.state, done.text) == (asked.id, "completed", "after")
+    assert done.history == ["run it", "yes"]
+    assert len(opencode.replies) == 1
+
+
+async def test_what_must_not_be_done_twice_may_have_been_done(tmp_path: Path) -> None:
+    (tmp_path / "workspace").mkdir()
+    async with (
+        FakeOpenCode(tmp_path / "workspace").running() as opencode,
+        cluster([opencode], tmp_path, "a", "b") as made,
+    ):
+        a, caller = await made.runs("one"), Caller(made.replicas["b"])
+        task = await caller.send("hello")
+        opencode.changing.clear()
+        renamed = {"session_id": task.session_id, "request": {"title": "Another"}}
+        changing = asyncio.create_task(caller.answer("opencode.sessions.update", renamed))
+        await opencode.asked("change", 1)
+        await a.kill()
+        error = (await changing)["error"]
+        opencode.changing.set()
+
+    assert error["data"][0]["reason"] == "UPSTREAM_UNREACHABLE"
+    assert error["data"][0]["metadata"]["method"] == "opencode.sessions.update"
+    assert "may have been done" in error["message"]

@@ -1,0 +1,327 @@
+"""Calls at another replica: who does what is asked, what comes back, and what is left behind."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from opencode_a2a.errors import (
+    BudgetExhaustedError,
+    InternalError,
+    InvalidFieldError,
+    ServiceError,
+    UpstreamError,
+    UpstreamNotFoundError,
+    UpstreamUnreachableError,
+    Violation,
+)
+from opencode_a2a.store.database import Database, Replica
+from opencode_a2a.tasks import post as module
+from opencode_a2a.tasks.post import NOBODY, UNSURE, Post, dump_error, load_error
+from opencode_a2a.turns.fleet import ElsewhereError
+from tests.support import stores
+
+pytestmark = pytest.mark.postgresql_only
+
+
+class Office:
+    """A replica, as far as its post is concerned."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self.database = Database(url, Replica(name))
+        self.mine: list[str] = []
+        self.post = Post(self.database, lambda: self.mine)
+        self.asked: list[bytes] = []
+        self.begun = asyncio.Event()
+        self.held = asyncio.Event()
+        """What is kept from ending."""
+        self.held.set()
+        self.post.handlers["echo"] = self._echo
+        self._running: asyncio.Task[None] | None = None
+
+    async def _echo(self, body: bytes) -> bytes:
+        self.asked.append(body)
+        self.begun.set()
+        await self.held.wait()
+        return body.upper()
+
+    async def begin(self) -> None:
+        self.database.several = True
+        self._running = asyncio.create_task(self.post.run())
+
+    async def end(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running])
+
+    async def own(self, *names: str) -> None:
+        """Become the owner of some OpenCodes."""
+
+        def write(connection: Connection) -> None:
+            for name in names:
+                connection.execute(
+                    sa.text(
+                        "INSERT INTO upstreams (name, owner, state, drain, room, changed)"
+                        " VALUES (:name, :me, 'up', 0, 0, now())"
+                        " ON CONFLICT (name) DO UPDATE SET owner = excluded.owner"
+                    ),
+                    {"name": name, "me": self.database.replica},
+                )
+
+        await self.database.write(write)
+        self.mine += names
+
+    async def ask(self, upstream: str, body: bytes = b"hi", **options: float) -> bytes:
+        again = bool(options.pop("again", True))
+        async with asyncio.timeout(20):
+            return await self.post.ask(upstream, "echo", body, again=again, **options)
+
+    async def mail(self) -> list[tuple[bytes, bytes | None]]:
+        """Return all the mail there is: what is asked, and the reply."""
+        query = sa.text("SELECT body, reply FROM mail ORDER BY no")
+        found = await self.database.read(lambda c: c.execute(query).all())
+        return [(row[0], row[1]) for row in found]
+
+    async def until(self, *wanted: tuple[bytes, bytes | None]) -> None:
+        """Wait until this is all the mail there is."""
+        async with asyncio.timeout(10):
+            while await self.mail() != [*wanted]:  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.02)
+
+    async def bury(self, other: "Office") -> None:
+        """Declare another replica gone."""
+        query = sa.text("UPDATE replicas SET gone = clock_timestamp() WHERE no = :no")
+        await self.database.write(lambda c: c.execute(query, {"no": other.database.replica}))
+
+
+@pytest_asyncio.fixture
+async def offices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncGenerator[tuple[Office, Office, Office]]:
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(module, "RETURN_SECONDS", 0.01)
+    monkeypatch.setattr(module, "CLOSE_SECONDS", 0.0)
+    async with AsyncExitStack() as stack:
+        made: list[Office] = []
+        for name in ("a", "b", "c"):
+            office = Office(stores.url(tmp_path), name)
+            await stack.enter_async_context(office.database)
+            await office.begin()
+            stack.push_async_callback(office.end)
+            made.append(office)
+        yield made[0], made[1], made[2]
+
+
+Offices = tuple[Office, Office, Office]
+
+
+async def test_the_owner_does_it_and_nothing_is_left(offices: Offices) -> None:
+    a, b, c = offices
+    await b.own("x")
+    await c.own("y")
+    b.held.clear()
+
+    asking = asyncio.create_task(a.ask("x", b"a secret"))
+    async with asyncio.timeout(10):
+        await b.begun.wait()
+    assert await a.mail() == [(b"a secret", None)]
+    b.held.set()
+    assert await asking == b"A SECRET"
+
+    await a.until()
+    assert (a.asked, b.asked, c.asked) == ([], [b"a secret"], [])
+
+
+async def test_what_was_asked_is_erased_as_soon_as_it_is_done(offices: Offices) -> None:
+    a, b, _ = offices
+    await b.own("x")
+    await a.end()  # so that the reply is not read
+    asking = asyncio.create_task(a.ask("x", b"a secret"))
+    await b.until((b"", b"=A SECRET"))
+    asking.cancel()
+    await b.until()
+
+
+async def test_the_owners_refusal_is_raised_as_it_was(offices: Offices) -> None:
+    a, b, _ = offices
+    await b.own("x")
+    violations = (Violation("limit", "must be a number"),)
+
+    async def refuse(body: bytes) -> bytes:
+        raise InvalidFieldError("limit: must be a number", violations=violations, field="limit")
+
+    b.post.handlers["echo"] = refuse
+    with pytest.raises(InvalidFieldError) as raised:
+        await a.ask("x")
+    assert raised.value.violations == violations
+    assert raised.value.data == {"field": "limit"}
+
+
+async def test_a_defect_of_the_owner_tells_nothing(offices: Offices) -> None:
+    a, b, _ = offices
+    await b.own("x")
+
+    async def fail(body: bytes) -> bytes:
+        raise KeyError("/srv/secret")
+
+    b.post.handlers["echo"] = fail
+    with pytest.raises(InternalError) as raised:
+        await a.ask("x")
+    assert "secret" not in raised.value.message
+
+
+async def test_what_nobody_takes_ends_and_is_not_done(offices: Offices) -> None:
+    a, b, _ = offices
+    with pytest.raises(UpstreamUnreachableError) as raised:
+        await a.ask("x", seconds=0.1)
+    assert raised.value.message == NOBODY
+    assert await a.mail() == []
+    await b.own("x")
+    assert await a.ask("x", b"next") == b"NEXT"
+    assert b.asked == [b"next"]
+
+
+async def test_the_next_owner_does_what_can_be_done_again(offices: Offices) -> None:
+    a, b, c = offices
+    await b.own("x")
+    b.held.clear()
+    asking = asyncio.create_task(a.ask("x", again=True))
+    async with asyncio.timeout(10):
+        await b.begun.wait()
+    await c.own("x")
+    await c.bury(b)
+    assert await asking == b"HI"
+    assert (b.asked, c.asked) == ([b"hi"], [b"hi"])
+
+
+async def test_what_cannot_be_done_again_may_have_been_done(offices: Offices) -> None:
+    a, b, c = offices
+    await b.own("x")
+    b.held.clear()
+    asking = asyncio.create_task(a.ask("x", again=False))
+    async with asyncio.timeout(10):
+        await b.begun.wait()
+    await c.own("x")
+    await c.bury(b)
+    with pytest.raises(UpstreamUnreachableError) as raised:
+        await asking
+    assert raised.value.message == UNSURE
+    assert (c.asked, await a.mail()) == ([], [])
+
+
+async def test_the_one_who_asked_can_become_the_owner(offices: Offices) -> None:
+    a, _, _ = offices
+    asking = asyncio.create_task(a.ask("x"))
+    await a.own("x")
+    assert await asking == b"HI"
+
+
+async def test_one_who_is_at_it_is_waited_for(offices: Offices) -> None:
+    a, b, _ = offices
+    await b.own("x")
+    b.held.clear()
+    asking = asyncio.create_task(a.ask("x", seconds=0.1))
+    async with asyncio.timeout(10):
+        await b.begun.wait()
+    await asyncio.wait([asking], timeout=0.3)
+    assert not asking.done()
+    b.held.set()
+    assert await asking == b"HI"
+
+
+async def test_what_belongs_to_another_is_passed_on(offices: Offices) -> None:
+    a, b, c = offices
+    await b.own("x")
+    await c.own("y")
+
+    async def elsewhere(body: bytes) -> bytes:
+        raise ElsewhereError("y")
+
+    b.post.handlers["echo"] = elsewhere
+    assert await a.ask("x") == b"HI"
+    assert c.asked == [b"hi"]
+
+
+async def test_two_who_disagree_do_not_hold_the_caller(
+    offices: Offices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, c = offices
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.2)
+    await b.own("x")
+    await c.own("y")
+
+    async def to_y(body: bytes) -> bytes:
+        raise ElsewhereError("y")
+
+    async def to_x(body: bytes) -> bytes:
+        raise ElsewhereError("x")
+
+    b.post.handlers["echo"], c.post.handlers["echo"] = to_y, to_x
+    with pytest.raises(UpstreamUnreachableError):
+        await a.ask("x")
+
+
+async def test_nothing_is_done_for_a_replica_that_is_gone(
+    offices: Offices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, _ = offices
+    asking = asyncio.create_task(a.ask("x"))
+    await b.until((b"hi", None))
+    await a.end()
+    await b.bury(a)
+    monkeypatch.setattr(module, "SWEEP_SECONDS", 0.0)
+    await b.own("x")
+    await b.until()
+    assert b.asked == []
+    asking.cancel()
+    with suppress(asyncio.CancelledError):
+        await asking
+
+
+async def test_nothing_is_left_of_a_caller_that_went_away(offices: Offices) -> None:
+    a, b, _ = offices
+    asking = asyncio.create_task(a.ask("x", b"a secret"))
+    await a.until((b"a secret", None))
+    asking.cancel()
+    await a.until()
+    await b.own("x")
+    assert await a.ask("x", b"next") == b"NEXT"
+    assert b.asked == [b"next"]
+
+
+async def test_without_other_replicas_there_is_no_post(tmp_path: Path) -> None:
+    async with Database(f"sqlite:///{tmp_path / 'tasks.db'}") as database:
+        post = Post(database, list[str])
+        await post.run()
+        with pytest.raises(UpstreamUnreachableError):
+            await post.ask("x", "echo", b"", again=True)
+
+
+def kinds(kind: type[ServiceError]) -> Iterator[type[ServiceError]]:
+    yield kind
+    for derived in kind.__subclasses__():
+        yield from kinds(derived)
+
+
+async def test_every_error_is_the_same_elsewhere() -> None:
+    for kind in kinds(ServiceError):
+        error = kind("The text.", a=1, b=["two"])
+        error.violations = (Violation("field", "is wrong"),)
+        if isinstance(error, UpstreamError):
+            error.detail = "what OpenCode said"
+        loaded = load_error(dump_error(error))
+        assert type(loaded) is kind
+        assert vars(loaded) == {**vars(error), "headers": error.headers}
+        assert str(loaded) == str(error)
+    refused = BudgetExhaustedError("Spent.", limit=1.5).with_headers(("Retry-After", "5"))
+    assert load_error(dump_error(refused)).headers == (("Retry-After", "5"),)
+    missing = UpstreamNotFoundError("No.", detail="x")
+    missing.data["detail"] = "for the caller"
+    assert load_error(dump_error(missing)).data == {"detail": "for the caller"}
+    unknown = dump_error(missing).replace(b"UpstreamNotFoundError", b"LaterError")
+    assert type(load_error(unknown)) is InternalError
