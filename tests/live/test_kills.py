@@ -290,7 +290,7 @@ async def changes(database: Database, task_id: str) -> list[int]:
     assert row is not None
     replay, found = Replay(database, row.no, ref_of(row)), list[int]()
     while entries := await replay.next(replay.state.seq):
-        found += [entry.seq for entry in entries if entry.changes]
+        found += [entry.seq for entry in entries if entry.changes_state]
     return found
 
 

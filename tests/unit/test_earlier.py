@@ -13,7 +13,7 @@ from opencode_a2a.ids import ContextId, Principal
 from opencode_a2a.store import links as session_links
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database, DatabaseError
-from opencode_a2a.store.earlier import Form, SourceChangedError, form_of, reading
+from opencode_a2a.store.earlier import Author, SourceChangedError, author_of, reading
 from opencode_a2a.store.sqlite import EarlierDatabaseError
 from opencode_a2a.tasks.earlier import ImportFailedError, import_database
 from opencode_a2a.tasks.log import load_task
@@ -71,13 +71,13 @@ async def test_a_database_is_recognised_by_its_tables(tmp_path: Path, old: Path)
     damaged = make(tmp_path / "damaged.db", SCHEMA, "CREATE TABLE schema_version (version INTEGER)")
     (tmp_path / "empty.db").touch()
 
-    forms = {name: form_of(tmp_path / f"{name}.db") for name in ("ours", "empty", "missing")}
+    authors = {name: author_of(tmp_path / f"{name}.db") for name in ("ours", "empty", "missing")}
 
-    assert forms == {"ours": Form.OURS, "empty": Form.EMPTY, "missing": Form.EMPTY}
-    assert [form_of(file) for file in (old, damaged, foreign)] == [
-        Form.EARLIER,
-        Form.EARLIER,
-        Form.FOREIGN,
+    assert authors == {"ours": Author.OURS, "empty": Author.EMPTY, "missing": Author.EMPTY}
+    assert [author_of(file) for file in (old, damaged, foreign)] == [
+        Author.EARLIER,
+        Author.EARLIER,
+        Author.FOREIGN,
     ]
 
 
@@ -97,7 +97,7 @@ def test_a_database_whose_tables_are_only_in_the_journal_is_recognised(tmp_path:
     file = crashed(tmp_path, SCHEMA)
     before = {path.name: path.read_bytes() for path in file.parent.iterdir()}
 
-    assert form_of(file) is Form.EARLIER
+    assert author_of(file) is Author.EARLIER
     assert {path.name: path.read_bytes() for path in file.parent.iterdir()} == before
 
 

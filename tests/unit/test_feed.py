@@ -253,7 +253,7 @@ async def test_a_lost_connection_is_a_gap_and_so_is_its_return() -> None:
         items = await until(turn, "b")
 
         assert items[:-1] == [Gap("closed", connected=False), Gap("connected")]
-        assert (feed.generation, stream.opened) == (2, 5)
+        assert (feed.connections, stream.opened) == (2, 5)
 
 
 async def feed_connected(feed: Feed, stream: Stream) -> None:

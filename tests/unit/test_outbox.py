@@ -383,7 +383,7 @@ async def test_a_bearer_without_credentials_is_a_token_that_we_sign(tmp_path: Pa
     async with desk() as it, receiving() as receiver:
         log = await it.task(push=None)
         await log.append([DONE])
-        (entry,) = log.state.changes
+        (entry,) = log.state.state_changes
         row = HookRow(log.no, "c", "k" * 16, "ann", "1.0", receiver.url, 0, "Bearer")
         outcome = await sender.send(row, Notification(log.ref, 2, True, entry))
         await sender.aclose()

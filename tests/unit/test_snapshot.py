@@ -34,7 +34,7 @@ def test_a_turn_that_changes_nothing_has_nothing_to_wait_for() -> None:
     for event in turn.events:
         state.hear(event)
 
-    assert state.messages.changes_known
+    assert state.messages.diff_known
 
 
 @pytest.mark.parametrize("name", ["write-edit"])
@@ -55,7 +55,7 @@ def test_the_diff_is_known_with_the_last_update_of_the_prompt(name: str) -> None
     known: list[bool] = []
     for event in turn.events:
         state.hear(event)
-        known.append(state.messages.changes_known)
+        known.append(state.messages.diff_known)
 
     assert not any(known[patch:last])
     assert all(known[last:])

@@ -9,7 +9,7 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from opencode_a2a.config import StreamSettings
-from opencode_a2a.server.sse import WRITE_NOW, Ending, EventStream, Stream, Streams, WriteNow
+from opencode_a2a.server.sse import WRITE_NOW, Ending, EventStream, Streams, WriteNow
 from tests.support.running import RawClient, raw, running
 
 Frames = AsyncGenerator[bytes, None]
@@ -44,7 +44,9 @@ def response(
     **options: float,
 ) -> EventStream:
     return EventStream(
-        Stream(frames, lambda error: farewell(str(error.data["cause"])), {"X-Mine": "1"}),
+        frames,
+        lambda error: farewell(str(error.data["cause"])),
+        {"X-Mine": "1"},
         limits or StreamSettings(),
         Streams() if streams is None else streams,
         **options,

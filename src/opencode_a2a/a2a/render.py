@@ -5,8 +5,8 @@ metadata beside them (session, usage, progress, interrupts, errors) are for clie
 service; nobody needs them to read a task correctly.
 
 A binding chooses one ``Encoding`` for a request, by its version and spelling: how params are read,
-and how what was rendered is written. The growing text of an answer takes a short way: a prebuilt
-frame around the encoded text, since that is what most of a stream consists of.
+and how what was rendered is written. The growing text of an answer takes a short way: the encoded
+text goes into a template, since that is what most of a stream consists of.
 """
 
 import base64
@@ -582,7 +582,7 @@ def _parts(parts: list[Part], modes: tuple[str, ...] | None) -> list[Json]:
 
 # --- encodings --------------------------------------------------------------------------------
 
-# Stand for what varies in a prebuilt frame; unguessable, since ids come from callers.
+# Stand for what varies in a template; unguessable, since ids come from callers.
 _TEXT, _SEQ = secrets.token_hex(12), secrets.token_hex(12)
 
 
@@ -648,7 +648,7 @@ class Encoding:
         """Return an entry as an event of a stream; None when it says nothing to a reader."""
         event = entry.event
         if isinstance(event, Grew):
-            frame = _frame(
+            template = _template(
                 self,
                 ref.id,
                 ref.context_id,
@@ -657,9 +657,9 @@ class Encoding:
                 event.message_id,
                 event.opens,
             )
-            if frame is None:
+            if template is None:
                 return None
-            head, middle, tail, end = frame
+            head, middle, tail, end = template
             number = b"%d" % entry.seq
             return b"".join((head, orjson.dumps(event.text), middle, number, tail, number, end))
         rendered: Json = update(entry, ref)
@@ -671,7 +671,7 @@ class Encoding:
 
 
 @lru_cache(maxsize=4096)
-def _frame(
+def _template(
     encoding: Encoding,
     task_id: TaskId,
     context_id: ContextId,

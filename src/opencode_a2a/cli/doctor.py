@@ -316,7 +316,7 @@ def check_state(settings: Settings) -> Iterator[Finding]:
 
 
 def check_database(settings: Settings) -> Finding:
-    from opencode_a2a.store.earlier import Form, form_of
+    from opencode_a2a.store.earlier import Author, author_of
 
     if is_postgresql(settings.database_url):
         return check_postgresql(settings)
@@ -325,15 +325,15 @@ def check_database(settings: Settings) -> Finding:
     if file is None:
         return Finding("database", "in memory, tasks end with the service")
     try:
-        form = form_of(file)
+        author = author_of(file)
     except (OSError, sqlite3.Error) as error:
         return Finding("database", f"{file} cannot be read: {error}", another)
-    if form is Form.EARLIER:
+    if author is Author.EARLIER:
         return Finding(
-            "database", f"{file} was written by {form.value}", import_hint(settings, file)
+            "database", f"{file} was written by {author.value}", import_hint(settings, file)
         )
-    if form is Form.FOREIGN:
-        return Finding("database", f"{file} was written by {form.value}", another)
+    if author is Author.FOREIGN:
+        return Finding("database", f"{file} was written by {author.value}", another)
     place = next(path for path in (file, *file.parents) if os.path.exists(path))
     if os.access(place, os.W_OK) and (place == file or place.is_dir()):
         return Finding("database", str(file))

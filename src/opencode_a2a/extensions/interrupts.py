@@ -259,7 +259,7 @@ async def _answer(call: Call, params: InterruptParams, reply: Reply) -> Interrup
             interrupt = interrupts.open.get(RequestId(request_id))
             if interrupt is None:
                 raise missing
-            await interrupt.turn.answer([request_id], answer)
+            await interrupt.asker.answer([request_id], answer)
     return InterruptDone(request_id=request_id)
 
 
@@ -363,7 +363,7 @@ async def _list(call: Call, kind: Kind) -> Items[InterruptItem]:
     ]
     waiting.sort(key=lambda one: (one.asked.expires_at or 0, one.asked.request_id))
     known = {one.asked.request_id for one in waiting}
-    found = [(one.asked, one.turn.owner) for one in waiting]
+    found = [(one.asked, one.asker.owner) for one in waiting]
     found += [
         (one, _owner(call, one))
         for one in strays

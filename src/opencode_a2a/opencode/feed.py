@@ -196,7 +196,7 @@ class Feed:
         last_delay: float = 5.0,
         inbox: int = MAX_INBOX,
     ) -> None:
-        self.generation = 0
+        self.connections = 0
         """How many connections there have been."""
         self._read = read
         self._silence = silence
@@ -222,7 +222,7 @@ class Feed:
         first_delay, last_delay = self._delays
         delay, patience = first_delay, min(self._silence, FIRST_SECONDS)
         while True:
-            generation, frames = self.generation, Frames()
+            connections, frames = self.connections, Frames()
             reason = "closed"
             try:
                 async with asyncio.timeout(patience) as deadline:
@@ -245,10 +245,10 @@ class Feed:
             if self.up.is_set():
                 self.up.clear()
                 metrics.UPSTREAM_RETRIES.inc()
-                logger.warning("feed.disconnected", reason=reason, generation=self.generation)
+                logger.warning("feed.disconnected", reason=reason, connections=self.connections)
                 self._put(self._followers, Gap(reason, connected=False))
                 self._flush()
-            if self.generation > generation:
+            if self.connections > connections:
                 delay, patience = first_delay, min(self._silence, FIRST_SECONDS)
             elif reason == "silence":
                 patience = min(self._silence, 2 * patience)
@@ -261,7 +261,7 @@ class Feed:
         followers = self._routes.get(session)
         if followers is None:
             if kind == b"server.connected":
-                self.generation += 1
+                self.connections += 1
                 self.up.set()
                 self._put(self._followers, Gap("connected"))
             elif kind in _DISPOSED:

@@ -182,7 +182,7 @@ class TurnMessages:
                 pass
 
     @property
-    def changes_known(self) -> bool:
+    def diff_known(self) -> bool:
         """Whether nothing changed, or the diff can be read.
 
         OpenCode works it out anew after every step and once more after the turn, without waiting
@@ -277,7 +277,7 @@ class TurnState:
         for tool in emitted.tools.values():
             if (child := child_session(tool.tool, tool.metadata)) is not None:
                 self.sessions[child] = None
-        self.changes: list[ToolChanged | Progressed] = []
+        self.reports: list[ToolChanged | Progressed] = []
         """What is new among tools, steps and the like; whoever emits it takes it away."""
         self.idle_seen = False
         self.retrying = False
@@ -451,7 +451,7 @@ class TurnState:
             return True
         if answer.summary:
             part_id = self.messages.compactions.get(answer.parent_id)
-            self.changes.append(Progressed("compaction", "completed", part_id))
+            self.reports.append(Progressed("compaction", "completed", part_id))
         elif any(text.open_in(info.id) for text in self.texts.values()):
             # The end of a part was missed.
             self.needs_reconcile = True
@@ -462,7 +462,7 @@ class TurnState:
         if part.message_id in self.messages.users:
             self.messages.add_user_part(part)
             if self.messages.compactions.get(part.message_id) == part.id:
-                self.changes.append(Progressed("compaction", "running", part.id))
+                self.reports.append(Progressed("compaction", "running", part.id))
             return True
         answer = self.messages.answers.get(part.message_id)
         if answer is None:
@@ -480,10 +480,10 @@ class TurnState:
                     for text in self.texts.values():
                         text.kill_open(part.message_id)
                 self._steps.add(part.id)
-                self.changes.append(Progressed("step-start", "running", part.id))
+                self.reports.append(Progressed("step-start", "running", part.id))
             case StepFinishPart():
                 step = Progressed("step-finish", "completed", part.id, reason=part.reason)
-                self.changes.append(step)
+                self.reports.append(step)
             case _:
                 pass
         return True
@@ -493,11 +493,11 @@ class TurnState:
         tool, known = tool_changed(part), self.tools.get(part.id)
         if known is None or not (tool == known or overtaken(tool, known)):
             self.tools[part.id] = known = tool
-            self.changes.append(tool)
+            self.reports.append(tool)
         if child_session(part.tool, part.state.metadata) is not None:
             described = (known.input or {}).get("description")
             title = known.title or (str(described) if described is not None else None)
-            self.changes.append(Progressed("subagent", known.status, part.id, title=title))
+            self.reports.append(Progressed("subagent", known.status, part.id, title=title))
 
     def _call(self, part: ToolPart) -> None:
         if (child := child_session(part.tool, part.state.metadata)) is not None:
@@ -514,7 +514,7 @@ class TurnState:
                 if retry != self.sessions[session]:
                     self.sessions[session] = retry
                     attempt = f"attempt {retry.attempt}"
-                    self.changes.append(
+                    self.reports.append(
                         Progressed("retry", "waiting", title=retry.message, subtitle=attempt)
                     )
             case _:
@@ -812,7 +812,7 @@ class Reader:
             if request_id not in state.asked:
                 resolution = state.settled[request_id]
                 out.append(Resumed(request_id, interrupt.type, resolution))
-        for change in state.changes:
+        for change in state.reports:
             match change:
                 case Progressed():
                     key = (change.type, change.status, change.part_id)
@@ -829,7 +829,7 @@ class Reader:
                     says = change.title or change.output or change.metadata
                     if known or change.complete or (says and change in self.starting):
                         self._show(change, out)
-        state.changes.clear()
+        state.reports.clear()
         out += [asked for asked in state.asked.values() if asked.request_id not in emitted.open]
         if state.todos is not None and state.todos != emitted.todos:
             out.append(Progressed("todo", "updated", todos=state.todos))

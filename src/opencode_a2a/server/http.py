@@ -33,7 +33,7 @@ from opencode_a2a.ids import SCOPE_KEY, Caller
 from opencode_a2a.jsonguard import decode
 from opencode_a2a.peers.client import HOPS_HEADER
 from opencode_a2a.server.operations import OperationCall, TaskStream
-from opencode_a2a.server.sse import ErrorFrame, EventStream, Stream, Streams, WriteNow
+from opencode_a2a.server.sse import ErrorFrame, EventStream, Streams, WriteNow
 from opencode_a2a.tasks.log import LogForgottenError
 from opencode_a2a.tasks.state import Entry
 
@@ -210,4 +210,4 @@ def event_stream(
         except ServiceError as error:
             yield error_frame(error)
 
-    return EventStream(Stream(frames, error_frame, headers), terms.limits, terms.streams)
+    return EventStream(frames, error_frame, headers, terms.limits, terms.streams)

@@ -150,10 +150,10 @@ class RpcBinding:
             )
         operation, _ = METHODS[name]
         request.scope[OPERATION] = operation.name
-        form = _ENCODINGS[version]
+        encoding = _ENCODINGS[version]
         run = (NOTIFIED if envelope.notification else HANDLERS)[operation]
-        result = await run(self._operations, call, form.read[operation.takes](params))
-        return result if isinstance(result, TaskStream) else form.result(result)
+        result = await run(self._operations, call, encoding.read[operation.takes](params))
+        return result if isinstance(result, TaskStream) else encoding.result(result)
 
     def _refuse(
         self, envelope: _Envelope | None, request_id: RpcId, version: Version, raised: Exception

@@ -94,15 +94,15 @@ class RestBinding:
                 params = _query(request)
             if not asked and Version.V1 in supported and only_v1(params):
                 version = Version.V1  # the base URL of some clients ends in /v1
-            form = render.V1
+            encoding = render.V1
             if version is Version.V03:
                 json = rest_spelling(params) is Spelling.JSON
-                form = render.V03_REST if json else render.V03_PROTO
+                encoding = render.V03_REST if json else render.V03_PROTO
             call, run = call_of(request, version), HANDLERS[operation]
-            result = await run(self._operations, call, form.read[operation.takes](params))
+            result = await run(self._operations, call, encoding.read[operation.takes](params))
             headers = success_headers(request, version, self._terms)
             if not isinstance(result, TaskStream):
-                return rest_response(form.result(result), version, headers)
+                return rest_response(encoding.result(result), version, headers)
         except HTTPException:
             raise
         except Exception as raised:
@@ -114,7 +114,7 @@ class RestBinding:
             refusal.headers.update(dict(error.headers))
             return refusal
         return event_stream(
-            self._terms, result, form, lambda error: rest_error_frame(error, version), headers
+            self._terms, result, encoding, lambda error: rest_error_frame(error, version), headers
         )
 
 

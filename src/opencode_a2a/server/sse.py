@@ -14,7 +14,6 @@ import contextlib
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
 import structlog
@@ -49,18 +48,11 @@ _HEADERS: tuple[Header, ...] = tuple(
 
 WriteNow = Callable[[bytes], bool]
 """Writes frames at once; False when the reader cannot take them now."""
+MakeFrames = Callable[[WriteNow], AsyncGenerator[bytes, None]]
+"""Makes the frames of a stream, always whole ones. Some may be written by the function it is given
+while it has yielded nothing; if that returns False, they have to be yielded."""
 ErrorFrame = Callable[[ServiceError], bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """A stream of server-sent events, and the event to break it off with."""
-
-    frames: Callable[[WriteNow], AsyncGenerator[bytes, None]]
-    """Makes the frames, always whole ones. Some may be written by the function it is given while
-    it has yielded nothing; if that returns False, they have to be yielded."""
-    error_frame: ErrorFrame
-    headers: Mapping[str, str]
+"""Makes the frame that a stream is broken off with."""
 
 
 class Ending(StrEnum):
@@ -148,14 +140,17 @@ class EventStream:
 
     def __init__(
         self,
-        stream: Stream,
+        frames: MakeFrames,
+        error_frame: ErrorFrame,
+        headers: Mapping[str, str],
         limits: StreamSettings,
         streams: Streams,
         *,
         send_seconds: float = SEND_SECONDS,
     ) -> None:
-        self._stream = stream
-        self._frames = stream.frames(self._write)
+        self._frames = frames(self._write)
+        self._error_frame = error_frame
+        self._headers = headers
         self._limits = limits
         self._streams = streams
         self._send_seconds = send_seconds
@@ -194,7 +189,7 @@ class EventStream:
 
     async def _run(self, receive: Receive, send: Send) -> Ending:
         """Write everything there is to write; return why it ended."""
-        own = [(k.lower().encode(), v.encode()) for k, v in self._stream.headers.items()]
+        own = [(k.lower().encode(), v.encode()) for k, v in self._headers.items()]
         start = {"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *own]}
         await send(start)
         # A proxy may keep the headers back until there is a body.
@@ -229,7 +224,7 @@ class EventStream:
             return ending
         last = b""
         if ending is not Ending.COMPLETE:
-            last = self._stream.error_frame(StreamEndedError(cause=ending.value))
+            last = self._error_frame(StreamEndedError(cause=ending.value))
         try:
             async with asyncio.timeout(self._send_seconds):
                 await send({"type": "http.response.body", "body": last})

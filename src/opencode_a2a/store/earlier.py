@@ -19,7 +19,7 @@ JOURNALS = ("-wal", "-journal")
 _SDK_COLUMNS = {"id", "context_id", "kind", "status", "artifacts", "history", "metadata"}
 
 
-class Form(Enum):
+class Author(Enum):
     """Who wrote a database."""
 
     EMPTY = "nobody yet"
@@ -32,26 +32,26 @@ class SourceChangedError(Exception):
     """Somebody writes to the database that is being read."""
 
 
-def form_of(file: Path) -> Form:
+def author_of(file: Path) -> Author:
     """Look who wrote a database; raises ``sqlite3.Error`` if it is none."""
     if not file.exists():
-        return Form.EMPTY
+        return Author.EMPTY
     with closing(_immutable(file)) as connection:
-        form = _form(connection)
-    if form is Form.EMPTY and _unfinished(file):  # even its tables are only in the journal
+        author = _author(connection)
+    if author is Author.EMPTY and _unfinished(file):  # even its tables are only in the journal
         with reading(file) as connection:
-            form = _form(connection)
-    return form
+            author = _author(connection)
+    return author
 
 
-def _form(connection: sqlite3.Connection) -> Form:
+def _author(connection: sqlite3.Connection) -> Author:
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
     columns = columns_of(connection, "tasks")
     if not tables:
-        return Form.EMPTY
+        return Author.EMPTY
     if "principal" in columns and "schema_version" in tables:
-        return Form.OURS
-    return Form.EARLIER if columns >= _SDK_COLUMNS else Form.FOREIGN
+        return Author.OURS
+    return Author.EARLIER if columns >= _SDK_COLUMNS else Author.FOREIGN
 
 
 def columns_of(connection: sqlite3.Connection, table: str) -> set[str]:

@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from opencode_a2a.store.database import DatabaseError, Engine, PendingWrite, Result, cause, origin
-from opencode_a2a.store.earlier import Form, form_of
+from opencode_a2a.store.earlier import Author, author_of
 from opencode_a2a.store.schema import SchemaTooNewError, migrate
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class EarlierDatabaseError(DatabaseError):
     """The file was written by the earlier adapter, and stays as it is; it can be imported."""
 
     def __init__(self, file: Path) -> None:
-        super().__init__(f"the database {file} was written by {Form.EARLIER.value}", status=2)
+        super().__init__(f"the database {file} was written by {Author.EARLIER.value}", status=2)
         self.file = file
 
 
@@ -160,14 +160,14 @@ def _claim(path: Path) -> int:
     """Open a file that is ours or new, and hold its lock for as long as the process lives."""
     # What belongs to another program is recognised before anything of it is touched.
     try:
-        form = form_of(path)
+        author = author_of(path)
     except (OSError, sqlite3.Error):
-        form = None  # opening it will say what is wrong
-    if form is Form.EARLIER:
+        author = None  # opening it will say what is wrong
+    if author is Author.EARLIER:
         raise EarlierDatabaseError(path)
-    if form is Form.FOREIGN:
+    if author is Author.FOREIGN:
         raise DatabaseError(
-            f"the database {path} was written by {form.value}; "
+            f"the database {path} was written by {author.value}; "
             "set A2A_TASK_STORE_DATABASE_URL to another file"
         )
     try:

@@ -44,7 +44,7 @@ from opencode_a2a.store import links as session_links
 from opencode_a2a.store import replicas
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database, cause
-from opencode_a2a.store.earlier import Form, SourceChangedError, columns_of, form_of, reading
+from opencode_a2a.store.earlier import Author, SourceChangedError, author_of, columns_of, reading
 from opencode_a2a.store.schema import links, metadata, places, version
 from opencode_a2a.tasks.state import (
     Accepted,
@@ -92,8 +92,8 @@ async def import_database(file: Path, url: str, retention_days: int) -> Report:
             return _take(source, target, now, oldest)
 
     try:
-        form = form_of(file)
-        if form is Form.OURS:
+        author = author_of(file)
+        if author is Author.OURS:
             async with Database(url) as database:
                 await _check_unused(database)
                 if await database.read(rows.any_task):
@@ -114,7 +114,7 @@ async def import_database(file: Path, url: str, retention_days: int) -> Report:
                         await database.post(lambda target: copy_tables(copy, target)).done
             taken = Counter({"tasks, with everything that belongs to them": number})
             return Report(taken, target=database.name)
-        if form is not Form.EARLIER:
+        if author is not Author.EARLIER:
             raise ImportFailedError(f"{file} is not a database of opencode-a2a")
         async with Database(url) as database:
             await _check_unused(database)

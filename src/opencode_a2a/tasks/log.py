@@ -216,7 +216,11 @@ class TaskLog:
             entries = self._tail[before - self._base + 1 : seq - self._base + 1]
             for reader in self.patient:
                 reader.offer(entries)
-        if self._changing and self.state.changes and self.state.changes[-1].seq > before:
+        if (
+            self._changing
+            and self.state.state_changes
+            and self.state.state_changes[-1].seq > before
+        ):
             for waiter in self._changing:
                 if not waiter.done():
                     waiter.set_result(None)
@@ -260,7 +264,7 @@ class TaskLog:
         None if it is too long ago to be remembered here. Growing text wakes nobody who waits.
         """
         while after >= self.state.unremembered:
-            for entry in self.state.changes:
+            for entry in self.state.state_changes:
                 if after < entry.seq <= self._stored:
                     return entry
             waiter = asyncio.get_running_loop().create_future()

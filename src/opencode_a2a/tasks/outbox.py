@@ -34,7 +34,7 @@ from opencode_a2a.store import tasks, webhooks
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks.log import Replay, TaskLog, load_task
-from opencode_a2a.tasks.state import CHANGES, Entry, TaskRef, TaskState
+from opencode_a2a.tasks.state import STATE_CHANGES, Entry, TaskRef, TaskState
 from opencode_a2a.telemetry import AUDIT, now_ms
 
 logger = structlog.get_logger(__name__)
@@ -263,7 +263,7 @@ class Outbox:
         it goes on, with what its receiver has not taken yet.
         """
         state = await log.steady()
-        last = state.changes[-1].seq if state.changes else state.unremembered
+        last = state.state_changes[-1].seq if state.state_changes else state.unremembered
         present = state.status.state.terminal or state.status.state.interrupted
         acked = last - 1 if present else last
 
@@ -468,12 +468,12 @@ class Outbox:
                 return None
             state = load_task(found)
         if row.version == SNAPSHOTS:
-            seq = state.changes[-1].seq if state.changes else state.seq
+            seq = state.state_changes[-1].seq if state.state_changes else state.seq
             return Notification(state.ref, seq, state.status.state.terminal, state, whole=True)
         if entry is None:
             replay = Replay(self._database, row.task_no, state.ref)
-            while len(ahead) < CHANGES and (entries := await replay.next(replay.state.seq)):
-                ahead.extend(one for one in entries if one.changes and one.seq > row.acked)
+            while len(ahead) < STATE_CHANGES and (entries := await replay.next(replay.state.seq)):
+                ahead.extend(one for one in entries if one.changes_state and one.seq > row.acked)
             if not ahead:  # the log is no longer kept, so the task has ended
                 return Notification(state.ref, state.seq, True, state)
             entry = ahead[0]

@@ -720,7 +720,7 @@ class TaskService:
         that it names, or are named among its references. Of several, a reference decides.
         """
         asked = dict.fromkeys(
-            one.turn.owner.task_id
+            one.asker.owner.task_id
             for member in self._fleet.members.values()
             for one in member.turns.interrupts.open.values()
         )

@@ -183,7 +183,7 @@ class Entry:
     status: Status | None = None
     generation: int = 0
     """How many events readers have been told of with this one, the task itself included."""
-    changes: bool = False
+    changes_state: bool = False
     """Whether it changed the state, or asked a person something more."""
 
     @property
@@ -228,7 +228,7 @@ class Query:
     """How many messages of each task to return."""
 
 
-CHANGES = 32
+STATE_CHANGES = 32
 """Changes of state that a task remembers."""
 
 
@@ -255,7 +255,7 @@ class TaskState:
         """The sequence number of every recovery, in order."""
         self.generation = 1
         """What A2A 1.1 numbers: 1 for the task, and 1 more for each event that readers are told."""
-        self.changes: deque[Entry] = deque()
+        self.state_changes: deque[Entry] = deque()
         """The latest entries that changed the state, in order."""
         self.unremembered = 0
         """The number of the latest change that is not among them."""
@@ -281,10 +281,10 @@ class TaskState:
         entry = Entry(self.seq, at, event, status, self.generation)
         # An entry that changed the state is kept for those who want to know of nothing else.
         if self.status.state is not before.state or isinstance(event, Interrupted):
-            entry.changes = True
-            self.changes.append(entry)
-            if len(self.changes) > CHANGES:
-                self.unremembered = self.changes.popleft().seq
+            entry.changes_state = True
+            self.state_changes.append(entry)
+            if len(self.state_changes) > STATE_CHANGES:
+                self.unremembered = self.state_changes.popleft().seq
         return entry
 
     def _fold(self, event: LogEvent, at: int) -> None:  # noqa: C901 # one case for each event

@@ -33,7 +33,7 @@ from opencode_a2a.store.spending import Spent, day_of
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns import snapshot
 from opencode_a2a.turns.answers import Answer
-from opencode_a2a.turns.interrupts import Interrupts, TurnInterrupts
+from opencode_a2a.turns.interrupts import Interrupts, WorkInterrupts
 from opencode_a2a.turns.rights import SessionRights, Work
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 
@@ -68,7 +68,7 @@ class Errand:
         self._used: dict[MessageId, Usage] = {}
         """By step, sub-agents' included."""
         self.subscription = feed.follow(root)
-        self.interrupts = TurnInterrupts(interrupts, owner, self.subscription.wake)
+        self.interrupts = WorkInterrupts(interrupts, owner, self.subscription.wake)
         self.interrupts.connect(location)
         self.expect()
 

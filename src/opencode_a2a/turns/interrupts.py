@@ -1,9 +1,9 @@
 """Interrupts: permissions and questions that stop a turn until somebody answers.
 
-``TurnInterrupts`` has those of one turn, or of one errand (see ``errands``), from the request to
+``WorkInterrupts`` has those of one turn, or of one errand (see ``errands``), from the request to
 its end. It calls ``Interrupts``, which all share: what is open now, the table, and the way to
 OpenCode. Whoever brings the answer of a person (``tasks``, ``extensions``) gives it to the
-``TurnInterrupts`` that asked. An ``Interrupt`` goes through these stages:
+``WorkInterrupts`` that asked. An ``Interrupt`` goes through these stages:
 
 =========  ============================================================  ====================
 stage      what happens                                                  next stage
@@ -107,7 +107,8 @@ class Interrupt:
     """A permission or question that OpenCode waits for."""
 
     asked: Interrupted
-    turn: "TurnInterrupts"
+    asker: "WorkInterrupts"
+    """Whose turn or errand it stops."""
     stage: Stage = Stage.NEW
     for_person: bool = True
     """A person is asked; neither a rule nor a grant had the answer."""
@@ -169,7 +170,7 @@ class Interrupts:
         self.console_answers = settings.console_answers
         """OpenCode may be answered past this service, by a person at its own terminal."""
         self._rights = settings.auth.rights
-        self.sessions_with_turn: dict[SessionId, TurnInterrupts] = {}
+        self.sessions_with_turn: dict[SessionId, WorkInterrupts] = {}
         """Sessions in which the turn of a task runs: it is asked whatever the session asks."""
         self.open: dict[RequestId, Interrupt] = {}
         """What is not settled yet: nobody else is asked the same."""
@@ -361,7 +362,7 @@ class Interrupts:
         return await self._database.read(lambda connection: rows.find(connection, request_id))
 
 
-class TurnInterrupts:
+class WorkInterrupts:
     """The interrupts of one turn, or of one errand.
 
     Its owner passes all events of the session through ``screen``, says with ``note_logged`` that

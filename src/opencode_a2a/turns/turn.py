@@ -61,7 +61,7 @@ from opencode_a2a.rights import STRUCTURED_OUTPUT
 from opencode_a2a.schemas import mismatches
 from opencode_a2a.store.database import Write
 from opencode_a2a.telemetry import now_ms
-from opencode_a2a.turns.interrupts import Interrupts, TurnInterrupts
+from opencode_a2a.turns.interrupts import Interrupts, WorkInterrupts
 from opencode_a2a.turns.rights import KNOWN_SESSIONS, WiderWorkError
 from opencode_a2a.turns.sessions import PLAN_AGENT, BoundSession, Sessions
 from opencode_a2a.turns.snapshot import Snapshots
@@ -151,7 +151,7 @@ class Turns:
         Once it has, a turn waits for an OpenCode that is away. Before that there is nothing to
         wait for: the address or the password may be wrong.
         """
-        if self.feed.generation:
+        if self.feed.connections:
             return
         try:
             async with asyncio.timeout(FIRST_ANSWER_SECONDS):
@@ -324,7 +324,7 @@ class Turn:
         self._preparing: asyncio.Task[None] | None = None
         """The task of the turn, while OpenCode has nothing to do with it yet."""
         self._attempt: Attempt | None = None
-        self.interrupts = TurnInterrupts(turns.interrupts, owner, self._wake)
+        self.interrupts = WorkInterrupts(turns.interrupts, owner, self._wake)
         # They can be named at once, and are answered as soon as OpenCode is connected.
         for asked in emitted.open.values() if emitted is not None else ():
             self.interrupts.restore(asked)
@@ -819,7 +819,7 @@ class Attempt:
             limits.ended = limits.now()
             asyncio.get_running_loop().call_later(DRAIN_SECONDS, self.wake)
         late = limits.now() - limits.ended >= DRAIN_SECONDS
-        return late or (self._reader.state.complete and self._reader.state.messages.changes_known)
+        return late or (self._reader.state.complete and self._reader.state.messages.diff_known)
 
     def _doubt(self) -> None:
         """Read OpenCode's stored state again; answers from before now do not count."""
