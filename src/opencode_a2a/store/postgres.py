@@ -378,16 +378,18 @@ class Postgres(Engine):
         return results
 
     def tell(self, texts: list[str]) -> None:
-        if self._connection is None:
-            return  # it is away, and others will look by themselves
-        driver = _driver(self._connection)
-        try:
-            driver.autocommit = True  # one round trip, not three
-            driver.execute(_TELL, (texts,))
-            driver.autocommit = False
-        except psycopg.Error as error:
-            logger.warning("other processes not told", cause=cause(error))
-            self._drop()
+        why = ""
+        for _ in range(2):  # an idle connection may be broken
+            try:
+                driver = _driver(self._connected())
+                driver.autocommit = True  # one round trip, not three
+                driver.execute(_TELL, (texts,))
+                driver.autocommit = False
+                return
+            except self.failures as error:
+                self._drop()
+                why = cause(error)
+        logger.warning("other processes not told", cause=why)
 
     async def listen(self, database: Database) -> None:
         beat, poll = self._replica.lease_seconds / 4, self._link.poll_seconds

@@ -106,7 +106,10 @@ _SEGMENTS = Prepared(
 _TAILS = Prepared(
     "SELECT e.task_no, e.first_seq, e.last_seq, e.data"
     " FROM unnest(CAST(:numbers AS int8[]), CAST(:after AS int8[])) AS f(no, seq)"
-    " JOIN entries e ON e.task_no = f.no AND e.first_seq > f.seq ORDER BY 1, 2 LIMIT :most"
+    # By the index of each task, whatever the database thinks of the size of the table.
+    " CROSS JOIN LATERAL (SELECT task_no, first_seq, last_seq, data FROM entries"
+    " WHERE task_no = f.no AND first_seq > f.seq ORDER BY first_seq LIMIT :most) AS e"
+    " ORDER BY 1, 2 LIMIT :most"
 )
 _MOVE = Prepared(
     "UPDATE tasks SET state = :state, updated_at = :at, status = :status WHERE no = :task_no"

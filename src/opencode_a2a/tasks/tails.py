@@ -252,7 +252,7 @@ class Tails:
         for log in list(self._kept.values()):
             if log.in_use:
                 self._keep(log)
-            elif log.kept_until <= now:
+            elif log.over or log.kept_until <= now:
                 del self._kept[log.no]
 
     def _forget(self, log: RemoteLog) -> None:
