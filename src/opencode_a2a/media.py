@@ -17,7 +17,8 @@ from opencode_a2a.messages import PromptPart
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 INPUT_MODES = ("text/plain", "application/json", "application/pdf", *IMAGE_TYPES)
 """Media types that the card names; other textual ones are taken too."""
-OUTPUT_MODES = ("text/plain", "application/json", "text/markdown", "text/x-diff")
+DIFF_TYPE = "text/x-diff"
+OUTPUT_MODES = ("text/plain", "application/json", "text/markdown", DIFF_TYPE)
 """Media types of what an agent answers."""
 _TEXTUAL = frozenset(
     f"application/{name}"

@@ -59,7 +59,7 @@ async def test_the_agents_that_can_be_chosen_are_skills_of_the_extended_card(
 async def test_the_card_follows_opencode_and_is_right_while_it_is_away(
     serve: Serve, agents: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cards, "AGENTS_SECONDS", 0.0)
+    monkeypatch.setattr(cards, "SKILLS_SECONDS", 0.0)
     service = await serve()
     before = await skills(service, Wire.REST)
 

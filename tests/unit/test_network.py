@@ -399,3 +399,20 @@ def self_signed(folder: Path, name: str) -> Path:
     )
     path.write_bytes(secret + certificate.public_bytes(serialization.Encoding.PEM))
     return path
+
+
+async def test_a_handshake_that_is_cut_off_leaves_no_connection_behind() -> None:
+    closed = asyncio.Event()
+
+    async def stall(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()  # until the other side closes
+        closed.set()
+        writer.close()
+
+    async with await asyncio.start_server(stall, "127.0.0.1") as server, asyncio.timeout(30):
+        port = server.sockets[0].getsockname()[1]
+        async with client(Egress(allow_private=True), timeout=30) as http:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await http.get(f"https://127.0.0.1:{port}/")
+            await closed.wait()

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencode_a2a.a2a.render import V03, V03_PROTO, V1, Encoding
-from opencode_a2a.a2a.types import TaskParams, check
+from opencode_a2a.a2a.types import SendRequest, TaskParams, check
 from opencode_a2a.a2a.v03 import Spelling, rest_spelling
 from opencode_a2a.errors import InvalidParamsError
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.messages import Message, Part
 from opencode_a2a.tasks.outbox import PushConfig
-from opencode_a2a.tasks.state import State
+from opencode_a2a.tasks.state import Query, State
 
 BIG = 2**53 + 1
 JSON = st.recursive(
@@ -39,14 +39,27 @@ def message03(**fields: Json) -> JsonObject:
     return {**whole, "parts": [{"kind": "text", "text": "hi"}], **fields}
 
 
+def read_send(form: Encoding, params: JsonObject) -> SendRequest:
+    sent = form.read[SendRequest](params)
+    assert isinstance(sent, SendRequest)
+    return sent
+
+
+def read_list(form: Encoding, params: JsonObject) -> Query:
+    listing = form.read[Query](params)
+    assert isinstance(listing, Query)
+    return listing
+
+
 def wrong(params: JsonObject, form: Encoding = V1) -> dict[str, str]:
     with pytest.raises(InvalidParamsError) as refused:
-        form.read_send(params)
+        read_send(form, params)
     return {v.field: v.description for v in refused.value.violations}
 
 
 def test_a_message_of_1_0_is_read_in_either_case_of_names() -> None:
-    sent = V1.read_send(
+    sent = read_send(
+        V1,
         {
             "message": {
                 "message_id": "m1",
@@ -69,7 +82,7 @@ def test_a_message_of_1_0_is_read_in_either_case_of_names() -> None:
 @given(JSON, st.dictionaries(st.text(), JSON, max_size=3))
 def test_data_and_metadata_are_kept_as_they_came(data: Json, metadata: JsonObject) -> None:
     part: JsonObject = {"data": data, "metadata": metadata}
-    sent = V1.read_send({"message": message(parts=[part]), "metadata": metadata})
+    sent = read_send(V1, {"message": message(parts=[part]), "metadata": metadata})
 
     assert sent.message.parts == [Part("data", data=data, metadata=metadata)]
     assert sent.metadata == metadata
@@ -81,7 +94,7 @@ def test_bytes_are_taken_in_both_alphabets_of_base64(data: bytes, padded: bool) 
     text = base64.urlsafe_b64encode(data).decode()
     part: JsonObject = {"raw": text if padded else text.rstrip("="), "mediaType": "image/png"}
 
-    sent = V1.read_send({"message": message(parts=[part])})
+    sent = read_send(V1, {"message": message(parts=[part])})
 
     raw = base64.b64encode(data).decode()
     assert sent.message.parts == [Part("raw", raw=raw, media_type="image/png")]
@@ -170,7 +183,8 @@ def test_wrong_and_mixed_up_shapes_are_named_by_field(
 
 
 def test_a_message_of_0_3_means_the_same_as_one_of_1_0() -> None:
-    sent = V03.read_send(
+    sent = read_send(
+        V03,
         {
             "message": message03(
                 parts=[
@@ -228,7 +242,7 @@ def test_what_the_sdk_client_of_0_3_sends_is_understood(
         params = cast(JsonObject, compat.params.model_dump(mode="json", exclude_none=True))
     spelling = rest_spelling(params)
 
-    sent = (V03_PROTO if rest else V03).read_send(params)
+    sent = read_send(V03_PROTO if rest else V03, params)
 
     assert spelling is (Spelling.PROTO if rest else Spelling.JSON)
     assert sent.message.parts == [
@@ -247,7 +261,7 @@ def test_bytes_that_are_base64_once_are_not_decoded_twice(content: bytes) -> Non
     file: JsonObject = {"file": {"fileWithBytes": raw, "mimeType": "text/plain"}}
     proto: JsonObject = {"messageId": "m", "role": "ROLE_USER", "content": [file]}
 
-    sent = V03_PROTO.read_send({"message": proto})
+    sent = read_send(V03_PROTO, {"message": proto})
 
     assert sent.message.parts == [Part("raw", raw=raw, media_type="text/plain")]
 
@@ -258,7 +272,7 @@ def test_what_the_sdk_client_of_1_0_sends_is_understood() -> None:
     )
     for keep in (True, False):
         params = cast(JsonObject, MessageToDict(request, preserving_proto_field_name=keep))
-        assert V1.read_send(params).message == Message("m1", "user", [Part("text", "hi")])
+        assert read_send(V1, params).message == Message("m1", "user", [Part("text", "hi")])
 
 
 def test_the_body_of_a_0_3_rest_request_tells_its_spelling() -> None:
@@ -271,13 +285,14 @@ def test_the_body_of_a_0_3_rest_request_tells_its_spelling() -> None:
 def test_unset_blocking_means_what_the_spelling_says() -> None:
     proto: JsonObject = {"messageId": "m", "role": "ROLE_USER", "content": [{"text": "x"}]}
 
-    assert V03.read_send({"message": message03(), "configuration": {}}).blocking
-    assert V03_PROTO.read_send({"message": proto}).blocking
-    assert not V03_PROTO.read_send({"message": proto, "configuration": {}}).blocking
+    assert read_send(V03, {"message": message03(), "configuration": {}}).blocking
+    assert read_send(V03_PROTO, {"message": proto}).blocking
+    assert not read_send(V03_PROTO, {"message": proto, "configuration": {}}).blocking
 
 
 def test_filters_of_a_list_are_read_from_json_and_from_query_parameters() -> None:
-    listing = V1.read_list(
+    listing = read_list(
+        V1,
         {
             "pageSize": "100",
             "status": "TASK_STATE_INPUT_REQUIRED",
@@ -299,7 +314,7 @@ def test_filters_of_a_list_are_read_from_json_and_from_query_parameters() -> Non
     "status", ["input-required", "INPUT_REQUIRED", "TASK_STATE_INPUT_REQUIRED"]
 )
 def test_the_list_of_0_3_takes_states_in_every_spelling(status: str) -> None:
-    listing = V03_PROTO.read_list({"status": status})
+    listing = read_list(V03_PROTO, {"status": status})
 
     assert listing.state is State.INPUT_REQUIRED
 
@@ -322,7 +337,7 @@ def test_the_list_of_0_3_takes_states_in_every_spelling(status: str) -> None:
 @pytest.mark.requirement("A2A-3.1.4")
 def test_a_wrong_filter_is_refused_by_name(field: str, value: Json) -> None:
     with pytest.raises(InvalidParamsError) as refused:
-        V1.read_list({field: value})
+        read_list(V1, {field: value})
 
     assert [violation.field for violation in refused.value.violations] == [field]
 

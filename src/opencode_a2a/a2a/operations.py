@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from opencode_a2a.a2a.types import (
     NoParams,
-    PushList,
+    PushListParams,
     PushRef,
     PushRequest,
     SendRequest,
@@ -111,7 +111,7 @@ LIST_PUSH_CONFIGS = Operation(
     v03="tasks/pushNotificationConfig/list",
     verbs=("GET",),
     path=_PUSH,
-    takes=PushList,
+    takes=PushListParams,
     returns="PushConfigs",
 )
 DELETE_PUSH_CONFIG = Operation(

@@ -24,7 +24,7 @@ from opencode_a2a.a2a import types, v03
 from opencode_a2a.a2a.texts import interrupt_text
 from opencode_a2a.a2a.types import (
     NoParams,
-    PushList,
+    PushListParams,
     PushRef,
     PushRequest,
     SendRequest,
@@ -56,7 +56,7 @@ from opencode_a2a.events import (
     UsageCounted,
 )
 from opencode_a2a.ids import ContextId, Principal, TaskId
-from opencode_a2a.media import accepts
+from opencode_a2a.media import DIFF_TYPE, accepts
 from opencode_a2a.messages import Added, Answered, Message, Part
 from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks.state import (
@@ -531,7 +531,7 @@ def _artifact(event: ArtifactEvent, ref: TaskRef, seq: int | None = None) -> Jso
             if event.patch:
                 # A file and not text: clients that join all text would show it in the answer.
                 raw = base64.b64encode(event.patch.encode()).decode()
-                patch = Part("raw", raw=raw, media_type="text/x-diff", filename="changes.diff")
+                patch = Part("raw", raw=raw, media_type=DIFF_TYPE, filename="changes.diff")
                 content.insert(0, patch)
         case ResultGiven():
             description = "The answer by the schema that was asked for"
@@ -589,7 +589,7 @@ _TEXT, _SEQ = secrets.token_hex(12), secrets.token_hex(12)
 ReadPush = tuple[
     Callable[[JsonObject], PushRequest],
     Callable[[JsonObject], PushRef],
-    Callable[[JsonObject], PushList],
+    Callable[[JsonObject], PushListParams],
 ]
 
 
@@ -605,15 +605,13 @@ class Encoding:
         downgrade: Callable[..., Json] | None = None,
     ) -> None:
         self.version = version
-        self.read_send = read_send
-        self.read_list = read_list
         read_push, read_push_ref, read_push_list = push
         self.read: dict[type, Callable[[JsonObject], object]] = {
             SendRequest: read_send,
             Query: read_list,
             PushRequest: read_push,
             PushRef: read_push_ref,
-            PushList: read_push_list,
+            PushListParams: read_push_list,
             TaskParams: partial(check, TaskParams),
             NoParams: partial(check, NoParams),
         }
@@ -694,8 +692,9 @@ def _template(
     return head, middle, tail.removesuffix(b'"'), end.removeprefix(b'"')
 
 
-_PUSH = (types.read_push, types.read_push_ref, types.read_push_list)
-_REST_PUSH = (v03.read_push_proto, types.read_push_ref, types.read_push_list)
+_LIST_PUSH = partial(check, PushListParams)
+_PUSH = (types.read_push, types.read_push_ref, _LIST_PUSH)
+_REST_PUSH = (v03.read_push_proto, types.read_push_ref, _LIST_PUSH)
 
 V1 = Encoding(Version.V1, types.read_send, types.read_list, _PUSH)
 V03 = Encoding(

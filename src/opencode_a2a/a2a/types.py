@@ -146,13 +146,6 @@ class PushRef:
     """None, which only 0.3 allows, means the oldest."""
 
 
-@dataclass(frozen=True, slots=True)
-class PushList:
-    """The push notification configurations of a task."""
-
-    task_id: str
-
-
 def read_send(params: JsonObject) -> SendRequest:
     sent = check(_Send, params)
     given = sent.configuration or _Configuration()
@@ -221,10 +214,6 @@ def read_push(params: JsonObject) -> PushRequest:
 def read_push_ref(params: JsonObject) -> PushRef:
     sent = check(PushRefParams, params)
     return PushRef(sent.task_id, sent.config_id)
-
-
-def read_push_list(params: JsonObject) -> PushList:
-    return PushList(check(PushListParams, params).task_id)
 
 
 def check(model: type[M], params: JsonObject, within: str = "") -> M:

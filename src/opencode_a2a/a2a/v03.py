@@ -26,7 +26,6 @@ from opencode_a2a.a2a.types import (
     Never,
     Object,
     Params,
-    PushList,
     PushListParams,
     PushParams,
     PushRef,
@@ -129,8 +128,8 @@ def read_push_ref(params: JsonObject) -> PushRef:
     return PushRef(sent.task_id, sent.push_notification_config_id)
 
 
-def read_push_list(params: JsonObject) -> PushList:
-    return PushList(check(TaskParams, params).task_id)
+def read_push_list(params: JsonObject) -> PushListParams:
+    return PushListParams(task_id=check(TaskParams, params).task_id)
 
 
 _STATE_NAMES = (

@@ -25,8 +25,8 @@ from rich.theme import Theme
 from opencode_a2a.cli.screen import PATIENCE
 from opencode_a2a.figures import span
 from opencode_a2a.jsonguard import as_object, text_in
+from opencode_a2a.media import DIFF_TYPE
 from opencode_a2a.peers.answer import (
-    DIFF_TYPE,
     SETTLED,
     AnswerGrew,
     AnswerReplaced,

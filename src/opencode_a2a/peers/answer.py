@@ -38,6 +38,7 @@ from opencode_a2a.events import (
 )
 from opencode_a2a.ids import RequestId, SessionId
 from opencode_a2a.jsonguard import as_object, items_in, text_in
+from opencode_a2a.media import DIFF_TYPE
 from opencode_a2a.messages import Message, Part
 from opencode_a2a.printable import one_line
 from opencode_a2a.tasks.state import TERMINAL, State
@@ -568,9 +569,6 @@ def _is_words(part: Part) -> bool:
 
 def _shared(metadata: JsonObject, name: str) -> JsonObject:
     return as_object(as_object(metadata.get("shared")).get(name))
-
-
-DIFF_TYPE = "text/x-diff"
 
 
 def decode_text(raw: str) -> str | None:

@@ -390,10 +390,41 @@ class VettedNetwork(httpcore2.AsyncNetworkBackend):
         failure: Exception | None = None
         for address in await resolve(host, self._rules):
             try:
-                return await self._plain.connect_tcp(str(address), port, *args, **options)
+                connected = await self._plain.connect_tcp(str(address), port, *args, **options)
+                return _Stream(connected)
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
                 failure = error
         raise failure or EgressError("The host cannot be found")
+
+
+class _Stream(httpcore2.AsyncNetworkStream):
+    """A connection that is closed also if a TLS handshake is cut off from outside.
+
+    httpcore closes it after a timeout of its own, but not if whoever waits is canceled; then it
+    would stay open for as long as the other side likes.
+    """
+
+    def __init__(self, connected: httpcore2.AsyncNetworkStream) -> None:
+        self._connected = connected
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109 # httpcore's
+        return await self._connected.read(max_bytes, timeout)
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109 # httpcore's
+        await self._connected.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._connected.aclose()
+
+    async def start_tls(self, *args: Any, **options: Any) -> httpcore2.AsyncNetworkStream:
+        try:
+            return await self._connected.start_tls(*args, **options)
+        except BaseException:
+            await self._connected.aclose()
+            raise
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._connected.get_extra_info(info)
 
 
 def _check_name(host: str, rules: Egress) -> None:

@@ -50,9 +50,9 @@ from opencode_a2a.telemetry import now_ms
 _Form = Literal["1.0", "0.3", "hybrid"]
 AGENT_SKILL, COMMAND_SKILL = "opencode.agent.", "opencode.command."
 """How the id of a skill begins that is one of OpenCode's agents or commands."""
-AGENTS_SECONDS = 10.0
+SKILLS_SECONDS = 10.0
 """How long the agents and commands are taken to be as they were."""
-AGENTS_PATIENCE_SECONDS = 2.0
+SKILLS_PATIENCE_SECONDS = 2.0
 
 
 class Document:
@@ -86,7 +86,7 @@ class OpenCodeSkill:
     description: str | None
 
 
-async def _no_agents() -> list[OpenCodeSkill]:
+async def _no_skills() -> list[OpenCodeSkill]:
     return []
 
 
@@ -101,7 +101,7 @@ class Cards:
         self,
         settings: Settings,
         modified_at: int,
-        agents: Callable[[], Awaitable[list[OpenCodeSkill]]] = _no_agents,
+        ask_skills: Callable[[], Awaitable[list[OpenCodeSkill]]] = _no_skills,
         keys: SigningKeys | None = None,
     ) -> None:
         self._settings = settings
@@ -109,8 +109,8 @@ class Cards:
         self._modified = self._extended_modified = _http_date(modified_at)
         self._public = _forms(settings, keys, extended=False)
         self._extended = _forms(settings, keys, extended=True)
-        self._ask_agents = agents
-        self._agents: list[OpenCodeSkill] = []
+        self._ask_skills = ask_skills
+        self._of_opencode: list[OpenCodeSkill] = []
         self._asked_at = -math.inf
         self._asking = asyncio.Lock()
         self._catalog = Document(
@@ -123,17 +123,17 @@ class Cards:
     async def refresh(self) -> None:
         """Let the extended card follow a change of OpenCode's agents and commands."""
         async with self._asking:
-            if time.monotonic() < self._asked_at + AGENTS_SECONDS:
+            if time.monotonic() < self._asked_at + SKILLS_SECONDS:
                 return
             try:
-                async with asyncio.timeout(AGENTS_PATIENCE_SECONDS):
-                    agents = await self._ask_agents()
+                async with asyncio.timeout(SKILLS_PATIENCE_SECONDS):
+                    found = await self._ask_skills()
             except (TimeoutError, ServiceError):
-                agents = self._agents
+                found = self._of_opencode
             self._asked_at = time.monotonic()
-            if agents != self._agents:
-                self._agents = agents
-                self._extended = _forms(self._settings, self._keys, extended=True, agents=agents)
+            if found != self._of_opencode:
+                self._of_opencode = found
+                self._extended = _forms(self._settings, self._keys, found, extended=True)
                 self._extended_modified = _http_date(now_ms())
 
     def extended(self, version: Version) -> JsonObject:
@@ -210,9 +210,9 @@ def _http_date(at: int) -> str:
 def _forms(
     settings: Settings,
     keys: SigningKeys | None,
+    of_opencode: Sequence[OpenCodeSkill] = (),
     *,
     extended: bool,
-    agents: Sequence[OpenCodeSkill] = (),
 ) -> dict[_Form, Document]:
     """Return a card as each version writes it, and in a form that both can read."""
     url, versions = settings.public_url, spoken_versions(settings)
@@ -241,7 +241,7 @@ def _forms(
     skills1: list[Json] = []
     skills03: list[Json] = []
     skills: list[Json] = []
-    for skill, capability in _skills(settings, extended=extended, agents=agents):
+    for skill, capability in _skills(settings, of_opencode, extended=extended):
         needs1, needs03 = _required(settings, capability)
         if needs1 == required1:  # as for everything else
             needs1, needs03 = {}, {}
@@ -304,7 +304,7 @@ def _common(settings: Settings) -> JsonObject:
 
 
 def _skills(
-    settings: Settings, *, extended: bool, agents: Sequence[OpenCodeSkill]
+    settings: Settings, of_opencode: Sequence[OpenCodeSkill], *, extended: bool
 ) -> Iterator[tuple[JsonObject, Capability | None]]:
     """Yield the skills, each with the capability that it needs."""
     chat: JsonObject = {
@@ -345,7 +345,7 @@ def _skills(
                     "extension."
                 )
             yield skill, capability
-    for one in agents:
+    for one in of_opencode:
         about = one.description or f"The {one.kind} {one.name} of OpenCode."
         chosen = f"Chosen for a message by metadata.opencode.{one.kind}"
         if one.kind == "command":

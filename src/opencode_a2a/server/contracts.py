@@ -34,6 +34,10 @@ RESOURCE_PATH = "/.well-known/oauth-protected-resource"
 DISCOVERY = (CARD_PATH, EARLIER_CARD_PATH, CATALOG_PATH, RESOURCE_PATH, JWKS_PATH)
 """What everybody may read: the public card, where it was earlier, the AI Catalog, where to get a
 token (RFC 9728), if an identity provider is configured, and the keys that we sign with, if any."""
+LIVE_PATH, READY_PATH = PROBES = ("/livez", "/readyz")
+"""For whoever watches the process, without a credential."""
+HEALTH_PATH = "/health"
+METRICS_PATH = "/metrics"
 API_KEY_HEADER = "X-API-Key"
 _DOOR = "mutualTLS"
 _ISSUED = frozenset({"oidc", "jwtAuth", "oauth2"})

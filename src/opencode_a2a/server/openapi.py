@@ -28,7 +28,7 @@ from opencode_a2a.a2a.types import (
     VERSION_HEADER,
     NoParams,
     Params,
-    PushList,
+    PushListParams,
     PushRef,
     PushRequest,
     SendRequest,
@@ -47,6 +47,11 @@ from opencode_a2a.server.contracts import (
     CARD_PATH,
     CATALOG_PATH,
     EARLIER_CARD_PATH,
+    HEALTH_PATH,
+    LIVE_PATH,
+    METRICS_PATH,
+    PROBES,
+    READY_PATH,
     RESOURCE_PATH,
     core_methods,
     discovery,
@@ -331,20 +336,20 @@ def _cards(settings: Settings) -> JsonObject:
 
 def _pages(settings: Settings) -> JsonObject:
     pages = {
-        "/livez": "Whether the process lives",
-        "/readyz": "Whether database and OpenCode can be used",
-        "/health": "What runs here",
+        LIVE_PATH: "Whether the process lives",
+        READY_PATH: "Whether database and OpenCode can be used",
+        HEALTH_PATH: "What runs here",
         "/openapi.json": "This document",
         "/docs": "This document as a page of the console",
     }
     if settings.a2a.metrics_enabled:
-        pages["/metrics"] = "Figures for Prometheus"
+        pages[METRICS_PATH] = "Figures for Prometheus"
     described: JsonObject = {}
     for path, summary in pages.items():
         responses: JsonObject = {"200": {"description": summary}}
-        if path == "/readyz":
+        if path == READY_PATH:
             responses["503"] = {"description": "Not now"}
-        if path in ("/livez", "/readyz"):  # for whoever watches the process, without a credential
+        if path in PROBES:
             described[path] = _reading(path, summary, responses, security=[])
         else:
             described[path] = _reading(path, summary, responses | _REFUSALS)
@@ -373,8 +378,8 @@ _PARAMS: dict[tuple[type, Version], str | None] = {
     (PushRequest, Version.V03): "PushConfigParams03",
     (PushRef, Version.V1): "PushRefParams",
     (PushRef, Version.V03): "PushRefParams03",
-    (PushList, Version.V1): "PushListParams",
-    (PushList, Version.V03): "TaskParams",
+    (PushListParams, Version.V1): "PushListParams",
+    (PushListParams, Version.V03): "TaskParams",
     **dict.fromkeys([(Query, version) for version in Version], "ListTasksParams"),
     **dict.fromkeys([(TaskParams, version) for version in Version], "TaskParams"),
     **dict.fromkeys([(NoParams, version) for version in Version]),

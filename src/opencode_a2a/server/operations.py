@@ -15,7 +15,7 @@ from opencode_a2a.a2a import render
 from opencode_a2a.a2a.texts import interrupt_text
 from opencode_a2a.a2a.types import (
     NoParams,
-    PushList,
+    PushListParams,
     PushRef,
     PushRequest,
     SendRequest,
@@ -220,20 +220,20 @@ class Operations:
 
     async def _check_push(self, config: PushConfig) -> None:
         """Refuse a push notification configuration before anything is done for it."""
-        self._offer_push()
+        self._require_push()
         await self._sender.vet(config)
 
-    def _offer_push(self) -> None:
+    def _require_push(self) -> None:
         if not self._outbox.settings.enabled:
             raise PushNotSupportedError
 
     async def get_push(self, call: OperationCall, params: PushRef) -> JsonObject:
-        self._offer_push()
+        self._require_push()
         log = await self._tasks.log(call.caller.principal, params.task_id)
         return render.push_config(log.ref.id, await self._outbox.find(log, params.config_id))
 
-    async def list_push(self, call: OperationCall, params: PushList) -> JsonObject:
-        self._offer_push()
+    async def list_push(self, call: OperationCall, params: PushListParams) -> JsonObject:
+        self._require_push()
         log = await self._tasks.log(call.caller.principal, params.task_id)
         found = await self._outbox.of_task(log)
         configs: list[Json] = [render.push_config(log.ref.id, row) for row in found]
@@ -241,7 +241,7 @@ class Operations:
 
     async def delete_push(self, call: OperationCall, params: PushRef) -> JsonObject:
         """Forget a configuration; one that is not there is as good as forgotten."""
-        self._offer_push()
+        self._require_push()
         whose = call.caller.principal
         await self._tasks.log(whose, params.task_id)
         if params.config_id is None:

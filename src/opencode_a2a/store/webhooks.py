@@ -5,7 +5,7 @@ ended and that was told, or because its receiver wants no more, holds no secret.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Literal
 
 import sqlalchemy as sa
@@ -53,7 +53,8 @@ _COLUMNS = [webhooks.c[field.name] for field in fields(HookRow)]
 def put(connection: Connection, row: HookRow) -> HookRow:
     """Store a webhook in place of one with the same id; return it with its number."""
     connection.execute(webhooks.delete().where(*_named(row.task_no, row.config_id)))
-    values = {f.name: getattr(row, f.name) for f in fields(HookRow) if f.name != "no"}
+    values = asdict(row)
+    del values["no"]
     no = connection.scalar(webhooks.insert().values(values).returning(webhooks.c.no))
     return replace(row, no=no or 0)
 
@@ -95,7 +96,8 @@ def page(
 
 def update(connection: Connection, row: HookRow) -> bool:
     """Store how far a webhook has come; False if it is no longer there."""
-    values = {name: getattr(row, name) for name in _CHANGING}
+    known = asdict(row)
+    values = {name: known[name] for name in _CHANGING}
     found = connection.execute(webhooks.update().where(webhooks.c.no == row.no).values(values))
     return found.rowcount > 0
 

@@ -38,10 +38,10 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.ids import SCOPE_KEY, Caller, Principal
 from opencode_a2a.rights import CAPABILITIES, PROFILES, UNLIMITED, Budget, Rights
-from opencode_a2a.server.contracts import API_KEY_HEADER, DISCOVERY
+from opencode_a2a.server.contracts import API_KEY_HEADER, DISCOVERY, PROBES
 from opencode_a2a.telemetry import ROUTINE
 
-OPEN_PATHS = frozenset({*DISCOVERY, "/livez", "/readyz"})
+OPEN_PATHS = frozenset({*DISCOVERY, *PROBES})
 _CHALLENGES = {
     "bearer": 'Bearer realm="opencode-a2a"',
     "basic": 'Basic realm="opencode-a2a", charset="UTF-8"',
@@ -168,7 +168,7 @@ class Throttle:
             del self._guesses[min(oldest, key=lambda old: len(self._guesses[old][0]))]
 
 
-class _Refusals:
+class _RefusedLately:
     """Which addresses were refused within a minute: one audit record is enough for each."""
 
     def __init__(self, seconds: float = 60.0, most: int = 10_000) -> None:
@@ -205,7 +205,7 @@ class Authentication:
         self._verify = verify
         self._credentials = tuple(credentials)
         self._throttle = Throttle() if throttle is None else throttle
-        self._refusals = _Refusals()
+        self._refused_lately = _RefusedLately()
         schemes = {credential.scheme for credential in self._credentials}
         if verify is not None:
             schemes.add("bearer")
@@ -226,7 +226,7 @@ class Authentication:
                 found = await self.admit(scope)
             except ServiceError as error:
                 metrics.AUTH_REJECTED.inc()
-                if self._refusals.first(address):
+                if self._refused_lately.first(address):
                     ROUTINE.info("credential refused", address=address, outcome=error.reason)
                 raise
             scope[CREDENTIAL], scope[SCOPE_KEY] = found, found.caller

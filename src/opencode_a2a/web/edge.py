@@ -31,6 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.typing import FilteringBoundLogger
 
 from opencode_a2a import metrics
+from opencode_a2a.a2a.operations import RPC_PATH
 from opencode_a2a.a2a.types import DEFAULT_VERSION, Version
 from opencode_a2a.config import LimitSettings, Settings, loopback
 from opencode_a2a.errors import (
@@ -48,7 +49,13 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import Json
 from opencode_a2a.ids import SCOPE_KEY, Caller
-from opencode_a2a.server.contracts import DISCOVERY, metadata_url
+from opencode_a2a.server.contracts import (
+    DISCOVERY,
+    HEALTH_PATH,
+    METRICS_PATH,
+    PROBES,
+    metadata_url,
+)
 from opencode_a2a.server.http import OPERATION, refused
 from opencode_a2a.telemetry import PAYLOADS, begin_trace, current_trace, redact
 from opencode_a2a.web.auth import (
@@ -66,7 +73,6 @@ BODY_SECONDS = 30.0
 """How long a body may take to arrive."""
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_PROBES = frozenset({"/livez", "/readyz"})
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _PREFLIGHT = {
     "access-control-allow-methods": "GET, HEAD, POST, DELETE",
@@ -89,16 +95,7 @@ _GZIP_LEVEL = 5
 _ONLY_HTTPS = (b"strict-transport-security", b"max-age=31536000")
 _ANSWER_HEADERS = "answer_headers"
 """In the scope: headers that every answer to this request gets, also one that refuses it."""
-_KNOWN_PATHS = frozenset(
-    {
-        "/",
-        "/livez",
-        "/readyz",
-        "/health",
-        "/metrics",
-        *DISCOVERY,
-    }
-)
+_KNOWN_PATHS = frozenset({RPC_PATH, *PROBES, HEALTH_PATH, METRICS_PATH, *DISCOVERY})
 _KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _SECRET_WORK = ("opencode.", "a2a.interrupt.")
 """Methods that carry a person's work."""
@@ -335,7 +332,7 @@ class RateLimit:
         return len(self._seen)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] in _PROBES:  # a probe that is refused would have the service restarted
+        if scope["path"] in PROBES:  # a probe that is refused would have the service restarted
             await self._app(scope, receive, send)
             return
         caller: Caller | None = scope.get(SCOPE_KEY)

@@ -17,6 +17,7 @@ from structlog.typing import FilteringBoundLogger
 from opencode_a2a import metrics
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import SCOPE_KEY, Caller
+from opencode_a2a.server.contracts import HEALTH_PATH, LIVE_PATH, METRICS_PATH, READY_PATH
 
 logger: FilteringBoundLogger = structlog.get_logger()
 
@@ -97,8 +98,8 @@ def pages(
         )
 
     routes: list[BaseRoute] = [
-        Route("/livez", livez),
-        Route("/readyz", readyz),
-        Route("/health", healthy),
+        Route(LIVE_PATH, livez),
+        Route(READY_PATH, readyz),
+        Route(HEALTH_PATH, healthy),
     ]
-    return [*routes, Route("/metrics", exposition)] if figures else routes
+    return [*routes, Route(METRICS_PATH, exposition)] if figures else routes
