@@ -1,5 +1,6 @@
 """The pages that are written by hand: their links lead somewhere, and what they say holds."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from opencode_a2a.config import VARIABLES
 from opencode_a2a.events import ProgressType
 
 ROOT = Path(__file__).parent.parent.parent
+PACKAGE = ROOT / "src" / "opencode_a2a"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 INSTALL = re.compile(
@@ -46,6 +48,63 @@ def test_modules_that_a_page_names_exist(page: Path) -> None:
     roots = (ROOT, ROOT / "src", ROOT / "src" / "opencode_a2a")
 
     assert [name for name in named if not any((root / name).exists() for root in roots)] == []
+
+
+FOREIGN_NAMES = {
+    "GetTask",
+    "SubscribeToTask",
+    "KillMode",
+    "adk_thought",
+    "plan_exit",
+    "opencode_a2a_demo",
+}
+"""Names in the page about the architecture that are A2A's, systemd's, Google's and OpenCode's."""
+
+
+def names_in(path: Path) -> tuple[set[str], dict[str, set[str]]]:
+    """Return everything that a module names, and the same for each of its classes."""
+
+    def named(tree: ast.AST) -> set[str]:
+        found: set[str] = set()
+        for node in ast.walk(tree):
+            match node:
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                    found.add(name)
+                case ast.ClassDef(name=name) | ast.arg(arg=name):
+                    found.add(name)
+                case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                    found.add(name)
+                case _:
+                    pass
+        return found
+
+    tree = ast.parse(path.read_text())
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    return named(tree), {node.name: named(node) for node in classes}
+
+
+def test_what_the_page_about_the_architecture_names_exists() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    modules = {
+        path.relative_to(PACKAGE).as_posix(): names_in(path) for path in PACKAGE.rglob("*.py")
+    }
+    everything = set[str]().union(*(names for names, _ in modules.values()))
+    members: dict[str, set[str]] = {}
+    for _, classes in modules.values():
+        members.update(classes)
+
+    def exists(name: str) -> bool:
+        head, _, member = name.partition(".")
+        if head in members and member:
+            return member in members[head]
+        ours = re.match(r"_[a-z]|[A-Z][a-z]+[A-Z]|[a-z]+_[a-z]", name)
+        return not ours or name in everything or name in FOREIGN_NAMES
+
+    named = set(re.findall(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)?)`", page))
+    placed = set(re.findall(r"`([\w/]+\.py)`, `([A-Za-z_]\w*)[`.]", page))
+
+    assert {name for name in named if not exists(name)} == set()
+    assert {(file, name) for file, name in placed if name not in modules[file][0]} == set()
 
 
 def test_no_page_installs_the_name_from_the_package_index() -> None:
