@@ -424,9 +424,7 @@ async def test_a_message_that_another_writer_stored_at_the_same_moment_is_found(
         found = rows.find_message(connection, *message)
         if found is not None:
             return found[0].id
-        rows.add_first_message(
-            connection, *message[:2], rows.add_task(connection, row(2)), b"digest"
-        )
+        rows.add_task(connection, row(2), message[1:])
         return "task 2"
 
     insert = "INSERT INTO messages (principal, message_id, digest, task_no) VALUES (%s, %s, %s, %s)"

@@ -227,17 +227,15 @@ class Totals(Prepared):
 
     def add(self, connection: Connection, changes: Changes) -> None:
         """Add to figures, in the transaction of the connection."""
-        if connection.dialect.driver != "psycopg":
-            self.add_now(connection, changes)
+        put_off = connection.info.get(_PUT_OFF)
+        if put_off is None:
+            rows = [(*key, *change) for key, change in changes.items()]
+            self.run(connection, *(dict(zip(self._names, row, strict=True)) for row in rows))
             return
-        put_off = connection.info[_PUT_OFF].setdefault(self, {})
+        found = put_off.setdefault(self, {})
         for key, change in changes.items():
-            before = put_off.get(key, (0,) * len(change))
-            put_off[key] = tuple(map(sum, zip(before, change, strict=True)))
-
-    def add_now(self, connection: Connection, changes: Changes) -> None:
-        rows = (zip(self._names, (*key, *change), strict=True) for key, change in changes.items())
-        self.run(connection, *map(dict, rows))
+            before = found.get(key, (0,) * len(change))
+            found[key] = tuple(map(sum, zip(before, change, strict=True)))
 
     def put_off(self, connection: Connection) -> Changes:
         """Return what this transaction is to add at its end: a query does not see that yet."""
@@ -245,7 +243,7 @@ class Totals(Prepared):
 
     @staticmethod
     def begin(connection: Connection) -> None:
-        """Begin a transaction, without what an earlier one put off and did not commit."""
+        """Begin a transaction that puts this off, without what an earlier one left undone."""
         connection.info[_PUT_OFF] = {}
 
     @staticmethod
@@ -254,7 +252,7 @@ class Totals(Prepared):
         put_off: dict[Totals, Changes] = connection.info.pop(_PUT_OFF)
         for totals in sorted(put_off, key=lambda one: one.table):
             changes = sorted(put_off[totals].items())
-            totals.add_now(connection, {key: change for key, change in changes if any(change)})
+            totals.add(connection, {key: change for key, change in changes if any(change)})
 
 
 def origin(error: Exception) -> BaseException:

@@ -179,23 +179,19 @@ def add_message(
     _ADD_MESSAGE.run(connection, {**message, "task_no": task_no, "digest": digest})
 
 
-def add_first_message(
-    connection: Connection, principal: str, message_id: str, task_no: int, digest: bytes
-) -> None:
-    """Record the message that a task was made for.
+def add_task(connection: Connection, row: TaskRow, message: tuple[str, bytes] | None = None) -> int:
+    """Add a task, and the id and digest of the message it is made for; return its number.
 
     If another process was given the same message at the same moment, this fails, and the
     transaction is run again: it then finds the other's task.
     """
-    message = {"principal": principal, "message_id": message_id, "refusal": None}
-    _ADD_FIRST_MESSAGE.run(connection, {**message, "task_no": task_no, "digest": digest})
-
-
-def add_task(connection: Connection, row: TaskRow) -> int:
-    """Add a task; return its number."""
     # All rows are fetched: SQLite finishes a statement that returns rows only then.
     ((no,),) = _ADD_TASK.run(connection, row._asdict()).fetchall()
     _TALLIES.add(connection, {(row.principal, row.state): (1,)})
+    if message is not None:
+        message_id, digest = message
+        new = {"message_id": message_id, "digest": digest, "refusal": None}
+        _ADD_FIRST_MESSAGE.run(connection, {"principal": row.principal, "task_no": no, **new})
     return no
 
 

@@ -594,8 +594,8 @@ class TaskService:
             request=orjson.dumps(command.request),
             upstream=member.name,
         )
-        full = self._full(self._counts[principal], self._counts.total())
-        several = self._database.several
+        limits, several = self._limits, self._database.several
+        counted = (self._counts[principal], self._counts.total())
         message = (principal, command.message.message_id)
         begun = self._fleet.errands_of(principal) if command.budget.turns else 0
 
@@ -608,19 +608,20 @@ class TaskService:
                 if refusal is not None:
                     raise _load_refusal(refusal)
                 return row_before
-            if full is not None:
-                raise full
+            own, everybody = counted
             if several:
                 own = rows.tally(connection, OPEN, principal)
-                if refused := self._full(own, rows.tally(connection, OPEN)):
-                    raise refused
+                everybody = rows.tally(connection, OPEN)
+            if own >= (most := limits.max_tasks_per_principal):
+                raise LimitExceededError(OWN_TASKS.format(most), limit=most)
+            if everybody >= (most := limits.max_open_tasks):
+                raise LimitExceededError(ALL_TASKS.format(most), limit=most)
             if command.budget != UNLIMITED:
                 budget.check_spent(connection, principal, command.budget)
             if command.budget.turns:
                 running = rows.tally(connection, budget.RUNNING, principal) + begun + 1
                 budget.check_turns(running, command.budget)
-            no = rows.add_task(connection, row)
-            rows.add_first_message(connection, *message, no, digest)
+            no = rows.add_task(connection, row, (command.message.message_id, digest))
             rows.append(connection, [Segment(no, 1, 1, segment)], [])
             push = command.push
             return no, push and self._outbox.store(connection, no, ref, push)
@@ -643,7 +644,8 @@ class TaskService:
 
         # The place is held during the write, in which others ask for room. It is given back after
         # the task has been counted, before anything else can run.
-        self._counts[principal] += full is None
+        held = counted[0] < limits.max_tasks_per_principal and counted[1] < limits.max_open_tasks
+        self._counts[principal] += held
         self._fleet.tasks[member.name] += 1
         try:
             outcome = await self._database.write(write, late=late, order=message)
@@ -652,16 +654,8 @@ class TaskService:
             budget.note_refusal(principal, error)
             raise
         finally:
-            self._counts[principal] -= full is None
+            self._counts[principal] -= held
             self._fleet.tasks[member.name] -= 1
-
-    def _full(self, own: int, everybody: int) -> LimitExceededError | None:
-        """Return why no task may be added to those of a principal and of everybody."""
-        if own >= (most := self._limits.max_tasks_per_principal):
-            return LimitExceededError(OWN_TASKS.format(most), limit=most)
-        if everybody >= (most := self._limits.max_open_tasks):
-            return LimitExceededError(ALL_TASKS.format(most), limit=most)
-        return None
 
     async def check_budget(
         self, principal: Principal, limits: Budget, *, another: bool = False
