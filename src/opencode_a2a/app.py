@@ -91,8 +91,8 @@ from opencode_a2a.turns.sessions import Sessions, WorkspaceRoot
 from opencode_a2a.turns.tools import Tools
 from opencode_a2a.turns.turn import Turns
 from opencode_a2a.web.auth import accepted_credentials, check_state
-from opencode_a2a.web.browser import SignIns
-from opencode_a2a.web.edge import edge
+from opencode_a2a.web.browser import SharedRecords, SignIns, StateRecords
+from opencode_a2a.web.edge import RequestRates, edge
 from opencode_a2a.web.observe import Readiness, pages
 from opencode_a2a.web.server import (
     BindError,
@@ -135,6 +135,7 @@ class Service:
         self.trouble: str | None = None
         """Why OpenCode cannot be used, with the remedy; as it was at the start."""
         self._tasks: TaskService | None = None
+        self._ownership: Ownership | None = None
         self._app: ASGIApp | None = None
         self._metadata_path = urlsplit(metadata_url(settings)).path
         """Where the metadata for tokens are too, if the service is below a path."""
@@ -282,6 +283,7 @@ class Service:
         await stack.enter_async_context(self._beside(writer.run(), "writer"))
         await stack.enter_async_context(self._beside(tasks.tails.run(), "tails"))
         ownership = Ownership(database, writer, fleet, tasks, outbox, self._beside)
+        self._ownership = ownership
         stack.push_async_callback(ownership.close)
         stack.push_async_callback(self._close, tasks, database)
         self.streams.on_drain.append(tasks.leave)
@@ -306,7 +308,8 @@ class Service:
                     return
                 except (ServiceError, TimeoutError) as error:
                     failed.append(error)
-            raise failed[0]
+            if not ownership.any_up:  # else another replica can start them
+                raise failed[0]
 
         checks = {"database": database.check, "opencode": check_opencode}
         if self.issuer is not None:
@@ -315,12 +318,25 @@ class Service:
             checks["issuer"] = self.issuer.check
         readiness = Readiness(checks)
         about = pages(readiness, self._health, figures=settings.a2a.metrics_enabled)
-        credentials = accepted_credentials(settings, self.token_file)
-        sign_ins = SignIns(credentials, settings.a2a.state_dir)
         protocol = self._protocol(fleet, workspace, tasks, outbox, sender)
-        router = Router([*protocol, *about, *sign_ins.routes()], redirect_slashes=False)
+        self._app = await self._edge(stack, database, [*protocol, *about])
+
+    async def _edge(
+        self, stack: AsyncExitStack, database: Database, routes: list[BaseRoute]
+    ) -> ASGIApp:
+        """Return the routes behind their guards, which replicas of the service share."""
+        settings, several = self.settings, database.replica is not None
+        credentials = accepted_credentials(settings, self.token_file)
+        records = SharedRecords(database) if several else StateRecords(settings.a2a.state_dir)
+        sign_ins, requests = SignIns(credentials, records), RequestRates(settings.limits)
+        await sign_ins.start()
+        if several:
+            await stack.enter_async_context(self._beside(sign_ins.run(), "sign-ins"))
+            if settings.limits.rate_limit_enabled:
+                await stack.enter_async_context(self._beside(requests.run(database), "rates"))
+        router = Router([*routes, *sign_ins.routes()], redirect_slashes=False)
         verify = self.issuer.verify if self.issuer else None
-        self._app = edge(router, settings, credentials, sign_ins, verify)
+        return edge(router, settings, credentials, sign_ins, verify, requests)
 
     async def _member(
         self,
@@ -462,15 +478,7 @@ class Service:
                 "managed": settings.opencode.managed_server,
                 "version": members[0].upstream.version if members else None,
             },
-            "upstreams": [
-                {
-                    "name": member.name,
-                    "state": member.state,
-                    "running": member.turns.running,
-                    "drain": member.drain,
-                }
-                for member in members
-            ],
+            **self._replicas(),
             "workspace": str(settings.workspace) if settings.workspace else None,
             "model": await self._model(),
             "cost_today": round(spent.cost, 6),
@@ -479,6 +487,39 @@ class Service:
             "protocol_versions": list(settings.a2a.supported_protocol_versions),
             "task_store": settings.tasks.task_store_backend,
             "streams": len(self.streams),
+        }
+
+    def _replicas(self) -> JsonObject:
+        """Return every OpenCode, and the replicas that run them where there can be several."""
+        members = self.fleet.members if self.fleet else {}
+        upstreams: dict[str, JsonObject] = {
+            member.name: {
+                "name": member.name,
+                "state": member.state,
+                "running": member.turns.running,
+                "drain": member.drain,
+            }
+            for member in members.values()
+        }
+        if self._ownership is None or not (live := self._ownership.live):
+            return {"upstreams": [*upstreams.values()]}
+        me, names = self.settings.replica_name, {one.no: one.name for one in live}
+        for row in self._ownership.upstreams:
+            if row.name in members and members[row.name].mine:
+                upstreams[row.name]["owner"] = me
+                continue
+            owner = names.get(row.owner or 0)
+            upstreams[row.name] = {
+                "name": row.name,
+                "state": row.state if owner or row.state == "lost" else "away",
+                "running": None,  # its owner knows
+                "drain": row.drain,
+                "owner": owner,
+            }
+        return {
+            "replica": me,
+            "replicas": [{"name": one.name, "version": one.version} for one in live],
+            "upstreams": [upstreams[name] for name in sorted(upstreams)],
         }
 
     async def _model(self) -> str | None:

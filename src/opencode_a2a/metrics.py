@@ -114,6 +114,53 @@ POST_SECONDS = Histogram(
     ("outcome",),
     registry=REGISTRY,
 )
+STORE_COMMIT_SECONDS = Histogram(
+    "a2a_store_commit_seconds",
+    "Seconds that a transaction took, tries that failed included.",
+    registry=REGISTRY,
+    buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+)
+STORE_GROUP_SIZE = Histogram(
+    "a2a_store_group_size",
+    "Writes that shared a transaction.",
+    registry=REGISTRY,
+    buckets=(1, 2, 4, 8, 16, 32, 64, 128),
+)
+STORE_RECONNECTS = Counter(
+    "a2a_store_reconnects", "Connections that replaced a broken one for writing.", registry=REGISTRY
+)
+STORE_COMMITS_RESOLVED = Counter(
+    "a2a_store_commits_resolved",
+    "Commits whose connection broke, by whether they turned out to have taken effect.",
+    ("found",),
+    registry=REGISTRY,
+)
+FENCED = Counter(
+    "a2a_fenced", "Times this replica learnt that it may not write any more.", registry=REGISTRY
+)
+REPLICAS = Gauge(
+    "a2a_replicas", "Replicas that use the database and live, this one included.", registry=REGISTRY
+)
+REPLICAS.set(1)
+UPSTREAM_OWNED = Gauge(
+    "a2a_upstream_owned",
+    "Whether this replica runs the turns of OpenCode.",
+    ("upstream",),
+    registry=REGISTRY,
+)
+TAKEOVERS = Counter(
+    "a2a_takeovers",
+    "OpenCodes that this replica began to run, by what became of the one before: new, handed over "
+    "or gone.",
+    ("cause",),
+    registry=REGISTRY,
+)
+TAKEOVER_SECONDS = Histogram(
+    "a2a_takeover_seconds",
+    "Seconds from taking an OpenCode until its open tasks went on.",
+    registry=REGISTRY,
+    buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30),
+)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -16,7 +16,15 @@ from opencode_a2a.rights import FULL
 from opencode_a2a.telemetry import begin_trace, current_trace, trace_headers
 from opencode_a2a.web import server
 from opencode_a2a.web.auth import AcceptedCredential
-from opencode_a2a.web.edge import BodyGuard, Boundary, Compression, RateLimit, Refusals, edge
+from opencode_a2a.web.edge import (
+    BodyGuard,
+    Boundary,
+    Compression,
+    RateLimit,
+    Refusals,
+    RequestRates,
+    edge,
+)
 from tests.support.running import answer, raw, running
 
 TOKEN = "a-token-that-nobody-can-guess"  # noqa: S105 - made up here
@@ -300,7 +308,7 @@ class Clock:
 
 async def test_requests_over_the_rate_wait_until_the_window_has_moved_on() -> None:
     clock = Clock()
-    async with client(RateLimit(echo, rate(2), clock=clock)) as http:
+    async with client(RateLimit(echo, RequestRates(rate(2), clock=clock))) as http:
         first = await http.get("/")
         clock.now += 30
         second, third = await http.get("/"), await http.get("/")
@@ -326,7 +334,7 @@ async def test_each_credential_has_a_rate_of_its_own_and_probes_have_none() -> N
     async def nothing() -> Message:
         raise AssertionError
 
-    limit = Refusals(RateLimit(inner, rate(1)))
+    limit = Refusals(RateLimit(inner, RequestRates(rate(1))))
     ann, bob = Principal("ann"), Principal("bob")
     for caller in (Caller(ann), Caller(bob), Caller(ann, credential_id="1"), Caller(ann), None):
         scope: Scope = {"type": "http", "path": "/", "headers": [], "query_string": b""}
@@ -340,7 +348,7 @@ async def test_each_credential_has_a_rate_of_its_own_and_probes_have_none() -> N
 @pytest.mark.requirement("CONTRACT-8.2-36")
 def test_the_table_of_rates_is_bounded_and_keeps_no_empty_keys() -> None:
     clock = Clock()
-    limit = RateLimit(echo, rate(5), max_keys=10, clock=clock)
+    limit = RequestRates(rate(5), max_keys=10, clock=clock)
     for number in range(50):
         limit.take(f"key {number}")
 

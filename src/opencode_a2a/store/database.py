@@ -23,7 +23,7 @@ import structlog
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from opencode_a2a import __version__
+from opencode_a2a import __version__, metrics
 from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.store.schema import metadata
 
@@ -470,7 +470,9 @@ class Database:
             if told:  # of what is committed, so it does not wait for the next commit
                 self._engine.tell(told)
             if calls:
-                results = self._engine.write(calls)
+                with metrics.STORE_COMMIT_SECONDS.time():
+                    results = self._engine.write(calls)
+                metrics.STORE_GROUP_SIZE.observe(len(calls))
                 self.held_until = self._engine.held_until
                 self._loop.call_soon_threadsafe(_deliver, results)
         self._engine.close()

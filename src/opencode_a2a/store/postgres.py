@@ -28,6 +28,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool, QueuePool
 
+from opencode_a2a import metrics
 from opencode_a2a.store.database import (
     DIRECT,
     UNWANTED,
@@ -275,6 +276,8 @@ class Postgres(Engine):
     def _connected(self) -> Connection:
         if self._connection is None:
             self._connection = self._engine.connect()
+            if self._commits:
+                metrics.STORE_RECONNECTS.inc()
         return self._connection
 
     def _begin(self, connection: Connection) -> RootTransaction:
@@ -324,7 +327,9 @@ class Postgres(Engine):
                 return results + self._transact(self._connected(), calls)
             except _InDoubtError as doubt:
                 try:
-                    if self._took_effect(doubt.number):
+                    found = self._took_effect(doubt.number)
+                    metrics.STORE_COMMITS_RESOLVED.labels("yes" if found else "no").inc()
+                    if found:
                         return results + doubt.results
                 except self.failures as raised:
                     error = raised
@@ -408,6 +413,7 @@ class Postgres(Engine):
         else:
             why = f"it has lost commits of this process (it has {row[0]} of {self._commits})"
             remedy = "restart the service"
+        metrics.FENCED.inc()
         self.lost = FencedError(f"cannot go on with {self.name}: {why}; {remedy}")
         return self.lost
 

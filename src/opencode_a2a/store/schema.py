@@ -235,6 +235,17 @@ rates = sa.Table(
     sqlite_with_rowid=False,
 )
 
+# Codes and sessions of the console that are over, and the secret that they are signed with, where
+# several replicas have to agree on them.
+sign_ins = sa.Table(
+    "sign_ins",
+    metadata,
+    sa.Column("digest", sa.LargeBinary, primary_key=True),
+    sa.Column("until", sa.BigInteger, nullable=False, comment="when it would end anyway, in ms"),
+    sa.Column("secret", sa.LargeBinary),
+    sqlite_with_rowid=False,
+)
+
 version = sa.Table(
     "schema_version",
     metadata,
@@ -335,6 +346,9 @@ STEPS: tuple[tuple[str, ...], ...] = (
         """CREATE TABLE rates (
             key BLOB NOT NULL, slot INTEGER NOT NULL, at BIGINT NOT NULL, n INTEGER NOT NULL,
             PRIMARY KEY (key, slot)
+        ) WITHOUT ROWID""",
+        """CREATE TABLE sign_ins (
+            digest BLOB NOT NULL, until BIGINT NOT NULL, secret BLOB, PRIMARY KEY (digest)
         ) WITHOUT ROWID""",
     ),
 )

@@ -16,6 +16,7 @@ from itertools import chain
 
 import structlog
 
+from opencode_a2a import metrics
 from opencode_a2a.config import UpstreamEntry
 from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.store import replicas
@@ -58,6 +59,10 @@ class Ownership:
         nobody could reach the database, or this replica could not."""
         self._terms: dict[str, AsyncExitStack] = {}
         """What runs for each OpenCode for as long as this replica is its owner."""
+        self.live: Sequence[ReplicaRow] = ()
+        """All that use the database, as they were seen last; none with SQLite."""
+        self.upstreams: Sequence[UpstreamRow] = ()
+        """All that these run, or could run."""
 
     async def start(self, entries: Iterable[UpstreamEntry]) -> None:
         """Take what is free; without other replicas that is everything."""
@@ -109,6 +114,8 @@ class Ownership:
             names = [one.name for one in live if one.no in gone]
             logger.warning("replicas are silent and count as gone", replicas=names)
             live = [one for one in live if one.no not in gone]
+        self.live, self.upstreams = live, rows
+        metrics.REPLICAS.set(len(live))
         self._database.several = any(one.no != me for one in live)
         members = self._fleet.members
         self._fleet.others = {
@@ -121,7 +128,18 @@ class Ownership:
                 lambda connection: replicas.take(connection, me, wanted)
             )
             if taken:
-                await self._begin(taken)
+                before = {row.name: row.owner for row in rows}
+                for name, handed_over in taken.items():
+                    cause = "new" if before.get(name) == replicas.UNKNOWN else "gone"
+                    metrics.TAKEOVERS.labels("handed over" if handed_over else cause).inc()
+                with metrics.TAKEOVER_SECONDS.time():
+                    await self._begin(taken)
+
+    @property
+    def any_up(self) -> bool:
+        """Whether a live replica runs an OpenCode that is there, as they were seen last."""
+        numbers = {one.no for one in self.live}
+        return any(row.state == "up" and row.owner in numbers for row in self.upstreams)
 
     def _wanted(
         self, me: int, live: Sequence[ReplicaRow], rows: Sequence[UpstreamRow]

@@ -266,10 +266,12 @@ class Fleet:
         now = asyncio.get_running_loop().time
         while True:
             for member in self.members.values():
+                # What another replica runs, it tells about.
+                metrics.UPSTREAM_OWNED.labels(member.name).set(member.mine)
+                metrics.UPSTREAM_UP.labels(member.name).set(member.mine and member.up)
+                metrics.UPSTREAM_RUNNING.labels(member.name).set(member.turns.running)
                 if not member.mine:
                     continue
-                metrics.UPSTREAM_UP.labels(member.name).set(member.up)
-                metrics.UPSTREAM_RUNNING.labels(member.name).set(member.turns.running)
                 if member.up:
                     member.away_since, member.lost = None, False
                     continue

@@ -9,16 +9,16 @@ of the same caller.
 import asyncio
 import gzip
 import hmac
-import math
+import os
 import re
 import secrets
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import orjson
 import structlog
@@ -30,9 +30,11 @@ from starlette.types import Scope
 from structlog.typing import FilteringBoundLogger
 
 from opencode_a2a.config import StateError
-from opencode_a2a.errors import LimitExceededError, UnauthenticatedError
+from opencode_a2a.errors import LimitExceededError, StoreUnavailableError, UnauthenticatedError
 from opencode_a2a.ids import SCOPE_KEY, Caller
-from opencode_a2a.telemetry import AUDIT
+from opencode_a2a.store import sign_ins
+from opencode_a2a.store.database import Database
+from opencode_a2a.telemetry import AUDIT, now_ms
 from opencode_a2a.web.auth import (
     CREDENTIAL,
     AcceptedCredential,
@@ -47,6 +49,8 @@ CODES = f"{CONSOLE}/codes"
 SESSION = f"{CONSOLE}/session"
 CODE_SECONDS = 60
 SESSION_SECONDS = 12 * 3600
+LOOK_SECONDS = 2.0
+"""After which a sign-out holds at other replicas too."""
 MOST_CODES = 100
 """Codes of one credential at a time."""
 REFUSES_GZIP = re.compile(r"\bgzip\s*;\s*q=0(\.0*)?\s*(,|$)", re.IGNORECASE)
@@ -111,38 +115,123 @@ def page(scope: Scope) -> Response | None:
     return Response(content, headers=more)
 
 
+class SignInRecords(Protocol):
+    """What has to be known of sign-ins after a restart, and to other processes."""
+
+    async def secret(self) -> bytes:
+        """Return what codes and sessions are signed with."""
+        ...
+
+    async def ended(self) -> dict[bytes, int]:
+        """Return the digests of codes and sessions that are over, and until when (ms) to know."""
+        ...
+
+    async def end(self, digest: bytes, until: int) -> bool:
+        """Note that a code or a session is over; False if it already was."""
+        ...
+
+
+class StateRecords:
+    """Files in the state directory."""
+
+    def __init__(self, state: Path) -> None:
+        self._key = state / "console-key"
+        self._folder = state / "console-ended"
+
+    async def secret(self) -> bytes:
+        try:
+            return generate_token(self._key).encode()
+        except StateError as error:
+            logger.warning("sessions of the console end with the service", cause=str(error))
+            return secrets.token_bytes(32)
+
+    async def ended(self) -> dict[bytes, int]:
+        return await asyncio.to_thread(self._read)
+
+    async def end(self, digest: bytes, until: int) -> bool:
+        try:
+            return await asyncio.to_thread(self._write, digest, until)
+        except OSError as error:
+            logger.warning("the end of a session is forgotten at a restart", cause=str(error))
+            return True
+
+    def _read(self) -> dict[bytes, int]:
+        """Read what is over, and remove what is over in any case."""
+        found: dict[bytes, int] = {}
+        for file in self._folder.glob("*"):
+            with suppress(OSError, ValueError):  # not ours, or gone a moment ago
+                ends = int((file.stat().st_mtime + SESSION_SECONDS) * 1000)
+                if ends < now_ms():
+                    file.unlink()
+                else:
+                    found[bytes.fromhex(file.name)] = ends
+        return found
+
+    def _write(self, digest: bytes, until: int) -> bool:
+        """Make a file for each, since services may share the directory."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file, noted = self._folder / digest.hex(), until / 1000 - SESSION_SECONDS
+        try:
+            file.touch(0o600, exist_ok=False)
+        except FileExistsError:
+            return False
+        os.utime(file, (noted, noted))
+        return True
+
+
+class SharedRecords:
+    """Rows in a database that several replicas use."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def secret(self) -> bytes:
+        proposed = secrets.token_bytes(32)
+        return await self._database.write(
+            lambda connection: sign_ins.shared_secret(connection, proposed)
+        )
+
+    async def ended(self) -> dict[bytes, int]:
+        return await self._database.read(sign_ins.ended)
+
+    async def end(self, digest: bytes, until: int) -> bool:
+        return await self._database.write(
+            lambda connection: sign_ins.end(connection, digest, until)
+        )
+
+
 class SignIns:
     """Codes of one use, and the credentials of the console that they are exchanged for.
 
-    Such a credential is signed with a secret of the service and the digest of the credential that
-    asked for it. So it survives a restart, it ends when that credential is no longer accepted, and
+    Both are signed with a secret of the service and the digest of the credential that asked for
+    them. So a session survives a restart, it ends when that credential is no longer accepted, and
     whoever gets hold of it cannot try guesses of that credential on it.
     """
 
-    def __init__(self, credentials: Iterable[AcceptedCredential], state: Path) -> None:
-        """Use a directory for what has to survive a restart: the secret, and who has signed out."""
+    def __init__(self, credentials: Iterable[AcceptedCredential], records: SignInRecords) -> None:
         self._credentials = tuple(credentials)
-        self._folder = state / "console-ended"
-        try:
-            secret = generate_token(state / "console-key")
-        except StateError as error:
-            logger.warning("sessions of the console end with the service", cause=str(error))
-            secret = secrets.token_urlsafe(32)
+        self._records = records
+        self._keys: dict[bytes, bytes] = {}
+        """What is signed with, by the digest of the credential."""
+        self._given: list[tuple[int, AcceptedCredential]] = []
+        """When codes end that were given here, and whose they are; oldest first."""
+        self._ended: dict[bytes, int] = {}
+        """Codes and sessions that are over, and until when that has to be known."""
+
+    async def start(self) -> None:
+        secret = await self._records.secret()
         self._keys = {
-            one.digest: hmac.digest(secret.encode(), one.digest, "sha256")
-            for one in self._credentials
+            one.digest: hmac.digest(secret, one.digest, "sha256") for one in self._credentials
         }
-        self._codes: dict[bytes, tuple[float, AcceptedCredential]] = {}
-        """By the digest of the code when it ends, and whose it is; oldest first."""
-        self._ended: dict[bytes, float] = {}
-        """By digest when the sessions end that were signed out, in seconds of the epoch."""
-        for file in self._folder.glob("*"):
-            with suppress(OSError, ValueError):  # not ours, or gone a moment ago
-                ends = file.stat().st_mtime + SESSION_SECONDS
-                if ends < time.time():
-                    file.unlink()
-                else:
-                    self._ended[bytes.fromhex(file.name)] = ends
+        self._ended = await self._records.ended()
+
+    async def run(self) -> None:
+        """Learn which sessions were signed out at other replicas."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            with suppress(StoreUnavailableError):
+                self._ended |= await self._records.ended()
+            self._ended = {key: until for key, until in self._ended.items() if now_ms() < until}
 
     def routes(self) -> list[BaseRoute]:
         return [
@@ -153,24 +242,20 @@ class SignIns:
 
     def find(self, secret: bytes, scope: Scope) -> AcceptedCredential | None:
         """Return whose secret this is: a code where one can be exchanged, else a session."""
-        digest = sha256(secret).digest()
-        if scope["path"] == SESSION and scope["method"] == "POST":
-            until, credential = self._codes.get(digest, (0.0, None))
-            return credential if time.monotonic() < until else None
-        claims, _, signature = secret.rpartition(b".")
-        if not claims.startswith(b"console.") or digest in self._ended:
+        exchanged = scope["path"] == SESSION and scope["method"] == "POST"
+        kind, longest = (_CODE, CODE_SECONDS) if exchanged else (_SESSION, SESSION_SECONDS)
+        claims, _, signature = secret.rpartition(kind.mark)
+        if not claims.startswith(kind.name) or sha256(secret).digest() in self._ended:
             return None
         for credential in self._credentials:
-            if hmac.compare_digest(self._signature(credential, claims), signature):
+            if hmac.compare_digest(self._signature(credential, kind, claims), signature):
                 # A restart must not end it, hence the time of day.
-                ends = int(claims.split(b".")[1], 16)
-                alive = replace(credential, scheme="bearer")
-                return alive if 0 < ends - time.time() <= SESSION_SECONDS + 1 else None
+                left = kind.end_of(secret) - now_ms() / 1000
+                return replace(credential, scheme="bearer") if 0 < left <= longest + 1 else None
         return None
 
     async def _new_code(self, request: Request) -> Response:
-        now = time.monotonic()
-        self._codes = {key: one for key, one in self._codes.items() if now < one[0]}
+        now = now_ms()
         _, _, secret = read_authorization(
             [request.headers.get("authorization", "").encode("latin-1")]
         )
@@ -185,47 +270,68 @@ class SignIns:
                 "A token of an identity provider gets no code: the session would outlive it. "
                 "Sign in with the token itself."
             )
-        if sum(one is credential for _, one in self._codes.values()) >= MOST_CODES:
+        self._given = [one for one in self._given if now < one[0]]
+        if sum(one is credential for _, one in self._given) >= MOST_CODES:
             raise LimitExceededError(
                 "Too many sign-in codes at once; try again in a minute", limit=MOST_CODES
             )
-        code = secrets.token_urlsafe(32)
-        self._codes[sha256(code.encode()).digest()] = (now + CODE_SECONDS, credential)
+        self._given.append((now + CODE_SECONDS * 1000, credential))
+        code = self._sign(credential, _CODE, CODE_SECONDS)
         return _json({"code": code, "expires_in": CODE_SECONDS})
 
     async def _begin(self, request: Request) -> Response:
-        sent = request.headers.get("authorization", "").partition(" ")[2].strip()
-        _, credential = self._codes.pop(sha256(sent.encode()).digest(), (0.0, None))
-        if credential is None:
+        code = request.headers.get("authorization", "").partition(" ")[2].strip()
+        credential = self.find(code.encode(), request.scope)
+        if credential is None or not await self._use_up(_CODE, code):
             raise UnauthenticatedError("Only a code of the command `console` is taken here, once")
-        ends = math.ceil(time.time()) + SESSION_SECONDS
-        claims = f"console.{ends:x}.{secrets.token_hex(16)}".encode()
-        token = (claims + b"." + self._signature(credential, claims)).decode()
+        token = self._sign(credential, _SESSION, SESSION_SECONDS)
         AUDIT.info("console session begun", principal=credential.caller.principal)
         return _json({"token": token, "expires_in": SESSION_SECONDS})
 
     async def _end(self, request: Request) -> Response:
-        sent = request.headers.get("authorization", "").partition(" ")[2].strip()
-        now = time.time()
-        self._ended = {key: until for key, until in self._ended.items() if now < until}
-        if sent.startswith("console."):
-            digest = sha256(sent.encode()).digest()
-            self._ended[digest] = now + SESSION_SECONDS
-            try:
-                await asyncio.to_thread(self._remember, digest)
-            except OSError as error:
-                logger.warning("the end of a session is forgotten at a restart", cause=str(error))
+        session = request.headers.get("authorization", "").partition(" ")[2].strip()
+        if self.find(session.encode(), request.scope) is not None:
+            await self._use_up(_SESSION, session)
             caller: Caller = request.scope[SCOPE_KEY]
             AUDIT.info("console session ended", principal=caller.principal)
         return Response(status_code=204)
 
-    def _remember(self, digest: bytes) -> None:
-        """Note a session that was signed out: by a file for each, since services may share this."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (self._folder / digest.hex()).touch(0o600)
+    async def _use_up(self, kind: "_Kind", secret: str) -> bool:
+        """Let a code or a session count no more; False if it did not count any more."""
+        now, digest = now_ms(), sha256(secret.encode()).digest()
+        self._ended = {key: until for key, until in self._ended.items() if now < until}
+        if digest in self._ended:
+            return False
+        until = self._ended[digest] = kind.end_of(secret.encode()) * 1000
+        return await self._records.end(digest, until)
 
-    def _signature(self, credential: AcceptedCredential, claims: bytes) -> bytes:
-        return hmac.new(self._keys[credential.digest], claims, sha256).hexdigest().encode()
+    def _sign(self, credential: AcceptedCredential, kind: "_Kind", seconds: int) -> str:
+        ends, nonce = now_ms() // 1000 + seconds, secrets.token_hex(kind.size // 4)
+        claims = kind.name + kind.mark.join((b"%x" % ends, nonce.encode()))
+        return (claims + kind.mark + self._signature(credential, kind, claims)).decode()
+
+    def _signature(self, credential: AcceptedCredential, kind: "_Kind", claims: bytes) -> bytes:
+        key = self._keys[credential.digest]
+        return hmac.new(key, claims, sha256).hexdigest().encode()[: kind.size]
+
+
+class _Kind(NamedTuple):
+    """How a secret of the console is written: name, end, something unique, signature."""
+
+    name: bytes
+    mark: bytes
+    """Stands between the parts."""
+    size: int
+    """The digits of its signature."""
+
+    def end_of(self, secret: bytes) -> int:
+        """Return when a secret that was signed here ends, in seconds of the epoch."""
+        return int(secret.split(self.mark)[1], 16)
+
+
+_CODE = _Kind(b"code-", b"-", 32)
+"""Short, since it becomes a link and a QR code, and is good for a minute."""
+_SESSION = _Kind(b"console.", b".", 64)
 
 
 def _json(body: dict[str, str | int]) -> Response:

@@ -3,10 +3,10 @@
 ``edge`` puts the layers in their order; each is one small ASGI class, and stands here in that
 order: the access log with the trace (``AccessLog``), what a refusal looks like (``Refusals``),
 compression, which names the service is called by and which pages may call it (``Boundary``), how
-often it is called (``RateLimit``), and how large, how slow and of which kind a body may be
-(``BodyGuard``). The pages of the console (``browser``) and authentication (``auth``) stand between
-them. A layer refuses by raising a ``ServiceError``. What the JSON inside may look like is checked
-by whoever parses the body.
+often it is called (``RateLimit``, which ``RequestRates`` counts for), and how large, how slow and
+of which kind a body may be (``BodyGuard``). The pages of the console (``browser``) and
+authentication (``auth``) stand between them. A layer refuses by raising a ``ServiceError``. What
+the JSON inside may look like is checked by whoever parses the body.
 """
 
 import asyncio
@@ -17,7 +17,8 @@ import sys
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
+from hashlib import sha256
 from urllib.parse import urlsplit
 
 import orjson
@@ -46,6 +47,7 @@ from opencode_a2a.errors import (
     RequestTimeoutError,
     RequestTooLargeError,
     ServiceError,
+    StoreUnavailableError,
 )
 from opencode_a2a.events import Json
 from opencode_a2a.ids import SCOPE_KEY, Caller
@@ -57,7 +59,9 @@ from opencode_a2a.server.contracts import (
     metadata_url,
 )
 from opencode_a2a.server.http import OPERATION, refused
-from opencode_a2a.telemetry import PAYLOADS, begin_trace, current_trace, redact
+from opencode_a2a.store import rates
+from opencode_a2a.store.database import Database
+from opencode_a2a.telemetry import PAYLOADS, begin_trace, current_trace, now_ms, redact
 from opencode_a2a.web.auth import (
     OPEN_PATHS,
     AcceptedCredential,
@@ -109,13 +113,14 @@ def edge(
     credentials: Iterable[AcceptedCredential],
     sign_ins: SignIns | None = None,
     verify: Verify | None = None,
+    requests: "RequestRates | None" = None,
 ) -> ASGIApp:
     """Return the application behind all its guards, the outermost last."""
     if settings.log.payloads:
         app = PayloadLog(app, settings.log.body_limit)
     app = BodyGuard(app, settings.limits)
     if settings.limits.rate_limit_enabled:
-        app = RateLimit(app, settings.limits)
+        app = RateLimit(app, RequestRates(settings.limits) if requests is None else requests)
     also = sign_ins.find if sign_ins else None
     where = metadata_url(settings)
     app = Authentication(app, credentials, also=also, verify=verify, metadata_url=where)
@@ -310,26 +315,99 @@ class Pages:
         await (response or self._app)(scope, receive, send)
 
 
-class RateLimit:
-    """At most so many requests in a sliding window, per credential, principal or address."""
+class RequestRates:
+    """Counts the requests of each caller in a sliding window.
+
+    Where several replicas share a database, they tell each other about those who ask often:
+    what others have counted is added, as it was at most a second or two ago.
+    """
+
+    SHARE_SECONDS = 1.0
+    OFTEN = 0.1
+    """The part of the limit from which on a caller is told of."""
 
     def __init__(
         self,
-        app: ASGIApp,
         limits: LimitSettings,
         *,
         max_keys: int = 10_000,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._app = app
-        self._limits = limits
+        self._most = limits.rate_limit_max_requests
+        self._window = limits.rate_limit_window_seconds
         self._max_keys = max_keys
         self._clock = clock
         self._seen: OrderedDict[str, deque[float]] = OrderedDict()
         """The moments of each key's recent requests; the key that was quiet longest first."""
+        self._told: set[bytes] = set()
+        """The digests of the keys that others know of."""
+        self._elsewhere: dict[bytes, int] = {}
+        """Requests that other replicas have counted, by the digest of the key."""
 
     def __len__(self) -> int:
         return len(self._seen)
+
+    def take(self, key: str) -> float:
+        """Count one request; return 0, or the seconds to wait when it is one too many."""
+        now = self._clock()
+        passed = now - self._window
+        while self._seen and next(iter(self._seen.values()))[-1] <= passed:
+            self._seen.popitem(last=False)  # its last request has left the window
+        moments = self._seen.get(key) or deque()
+        while moments and moments[0] <= passed:
+            moments.popleft()
+        if len(moments) >= self._most:
+            return moments[0] - passed
+        if self._elsewhere and len(moments) + self._elsewhere.get(_digest(key), 0) >= self._most:
+            if not moments:
+                self._seen.pop(key, None)
+            return self.SHARE_SECONDS
+        moments.append(now)
+        self._seen[key] = moments
+        self._seen.move_to_end(key)
+        if len(self._seen) > self._max_keys:
+            self._seen.popitem(last=False)
+        return 0.0
+
+    async def run(self, database: Database) -> None:
+        """Tell the other replicas who asks often here, and learn from them."""
+        replica = database.replica
+        while replica is not None:
+            await asyncio.sleep(self.SHARE_SECONDS)
+            if not database.several:
+                self._elsewhere, self._told = {}, set()
+                continue
+            passed, now = self._clock() - self._window, now_ms()
+            often: dict[bytes, int] = {}
+            for key, moments in self._seen.items():
+                if len(moments) >= self._most * self.OFTEN:
+                    while moments[0] <= passed and len(moments) > 1:
+                        moments.popleft()
+                    if len(moments) >= self._most * self.OFTEN:
+                        often[_digest(key)] = len(moments)
+            withdrawn = self._told - often.keys()
+            with contextlib.suppress(StoreUnavailableError):  # each then limits for itself
+                if often or withdrawn:
+                    put = partial(
+                        rates.put, replica=replica, counts=often, withdrawn=withdrawn, now=now
+                    )
+                    await database.write(put)
+                    self._told = set(often)
+                self._elsewhere = await database.read(
+                    lambda connection: rates.elsewhere(connection, replica, now)  # noqa: B023 - awaited here
+                )
+
+
+def _digest(key: str) -> bytes:
+    return sha256(key.encode()).digest()[:16]
+
+
+class RateLimit:
+    """At most so many requests in a sliding window, per credential, principal or address."""
+
+    def __init__(self, app: ASGIApp, requests: RequestRates) -> None:
+        self._app = app
+        self._requests = requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] in PROBES:  # a probe that is refused would have the service restarted
@@ -342,7 +420,7 @@ class RateLimit:
             key = f"credential:{caller.credential_id}"
         else:
             key = f"principal:{caller.principal}"
-        if wait := self.take(key):
+        if wait := self._requests.take(key):
             metrics.RATE_LIMIT_REJECTED.inc()
             seconds = int(wait) + 1
             raise RateLimitError(
@@ -350,23 +428,6 @@ class RateLimit:
                 retry_after_seconds=seconds,
             ).with_headers(("Retry-After", str(seconds)))
         await self._app(scope, receive, send)
-
-    def take(self, key: str) -> float:
-        """Count one request; return 0, or the seconds to wait when it is one too many."""
-        now = self._clock()
-        passed = now - self._limits.rate_limit_window_seconds
-        while self._seen and next(iter(self._seen.values()))[-1] <= passed:
-            self._seen.popitem(last=False)  # its last request has left the window
-        moments = self._seen.setdefault(key, deque())
-        while moments and moments[0] <= passed:
-            moments.popleft()
-        if len(moments) >= self._limits.rate_limit_max_requests:
-            return moments[0] - passed
-        moments.append(now)
-        self._seen.move_to_end(key)
-        if len(self._seen) > self._max_keys:
-            self._seen.popitem(last=False)
-        return 0.0
 
 
 class BodyGuard:

@@ -1,0 +1,38 @@
+"""What replicas have to know of each other's sign-ins to the console: functions of a connection."""
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from opencode_a2a.store.database import Prepared
+from opencode_a2a.store.schema import sign_ins
+
+_SECRET = b"secret"
+"""The key of the row with the secret; digests are longer."""
+_NEVER = 2**62
+_ADD = Prepared(
+    "INSERT INTO sign_ins (digest, until, secret) VALUES (:digest, :until, :secret)"
+    " ON CONFLICT (digest) DO NOTHING"
+)
+
+
+def shared_secret(connection: Connection, proposed: bytes) -> bytes:
+    """Return what sessions are signed with: as it was proposed first."""
+    _ADD.run(connection, {"digest": _SECRET, "until": _NEVER, "secret": proposed})
+    query = sa.select(sign_ins.c.secret).where(sign_ins.c.digest == _SECRET)
+    return connection.execute(query).scalar_one()
+
+
+def end(connection: Connection, digest: bytes, until: int) -> bool:
+    """Note that a code or a session is over, until it ends anyway; False if that was known."""
+    added = _ADD.run(connection, {"digest": digest, "until": until, "secret": None})
+    return bool(added.rowcount)
+
+
+def ended(connection: Connection) -> dict[bytes, int]:
+    """Return what is over, and until when that has to be known."""
+    query = sa.select(sign_ins.c.digest, sign_ins.c.until).where(sign_ins.c.digest != _SECRET)
+    return {row.digest: row.until for row in connection.execute(query)}
+
+
+def forget(connection: Connection, before: int) -> None:
+    connection.execute(sign_ins.delete().where(sign_ins.c.until < before))
