@@ -345,6 +345,34 @@ async def test_a_webhook_that_waits_for_a_receiver_is_given_up_like_any_other(
 
 
 @pytest.mark.requirement("I21")
+async def test_a_replica_that_may_have_been_replaced_sends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with desk() as it:
+        asked, gone = asyncio.Event(), True
+
+        async def ready(operation: str) -> None:
+            asked.set()
+            if gone:
+                raise StoreUnavailableError(operation=operation)
+
+        log = await it.task()
+        it.database.several = True
+        monkeypatch.setattr(it.database, "ready", ready)
+        await log.append([Started()])
+        for _ in range(2):  # it is tried again and again
+            asked.clear()
+            async with asyncio.timeout(20):
+                await asked.wait()
+        assert it.sent.told == []
+
+        gone = False
+        await log.append([DONE])
+        await it.row(log, "done")
+        assert [one.seq for one in it.sent.told] == [2, 3]
+
+
+@pytest.mark.requirement("I21")
 async def test_a_log_is_kept_for_a_webhook_and_without_it_the_present_state_is_told() -> None:
     def sweep(connection: Connection) -> int:
         return rows.forget_logs(connection, [*TERMINAL], now_ms() + 1000, 10)

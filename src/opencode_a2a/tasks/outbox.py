@@ -428,6 +428,9 @@ class Outbox:
                     # nothing to anybody.
                     log.note_told(told.what.status)
                 del log
+                if self._database.several:
+                    # A replica that slept while another took over must not tell what is long told.
+                    await self._database.ready("telling of")
                 outcome = await self._sender.send(it.row, told)
                 it.destination.note(outcome, failures)
             except StoreUnavailableError:
