@@ -22,10 +22,10 @@ from typing import Any
 
 import orjson
 
-from opencode_a2a.config import OpenCodeSettings
-from opencode_a2a.opencode.managed import ManagedOpenCode, OpenCodeStartError
-from opencode_a2a_demo.server import DemoModel, opencode_config
+from opencode_a2a.events import JsonObject
+from opencode_a2a.opencode.managed import OpenCodeStartError
 from tests.conftest import make_repository
+from tests.support.pool import pool
 from tests.support.postgres import PostgresServer
 
 HOST = "127.0.0.1"
@@ -127,31 +127,16 @@ async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 async def serve(port: int, workspace: Path, place: Path, database: str) -> None:
     token = os.environ.get("A2A_BEARER_TOKEN") or secrets.token_urlsafe(16)
     async with AsyncExitStack() as stack:
-        model = await stack.enter_async_context(DemoModel())
-        entries: list[dict[str, object]] = []
-        passwords: dict[str, str] = {}
-        for name in ("a", "b"):
-            opencode = ManagedOpenCode(
-                OpenCodeSettings(startup_timeout=90),
-                os.environ,
-                config={**opencode_config(model.url), "permission": {"bash": "ask", "edit": "ask"}},
-                state=place / f"opencode-{name}",
-                directory=workspace,
-            )
-            await stack.enter_async_context(opencode)
-            variable = f"OPENCODE_{name.upper()}_PASSWORD"
-            passwords[variable] = opencode.password
-            entry = {"name": name, "url": opencode.url, "password_variable": variable}
-            entries.append({**entry, "shared": True})
+        asking: JsonObject = {"permission": {"bash": "ask", "edit": "ask"}}
+        behind = await stack.enter_async_context(pool(workspace, place, asking))
+        for name, opencode in behind.opencodes.items():
             say(f"OpenCode {name}", f"runs on {opencode.url}; to kill it: kill -9 {opencode.pid}")
         variables = {
-            **passwords,
+            **behind.variables,
             "A2A_BEARER_TOKEN": token,
             "A2A_PUBLIC_URL": f"http://{HOST}:{port}",
             "A2A_TASK_STORE_DATABASE_URL": database,
             "A2A_REPLICA_LEASE_SECONDS": str(LEASE_SECONDS),
-            "OPENCODE_UPSTREAMS": orjson.dumps(entries).decode(),
-            "OPENCODE_WORKSPACE_ROOT": str(workspace),
         }
         replicas = [
             ReplicaProcess(

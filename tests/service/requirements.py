@@ -149,6 +149,7 @@ REQUIREMENTS = {
     "I15": "every interrupt has an owner, a deadline, a default and an audit record",
     "I16": "a jump of the wall clock decides nothing",
     "I17": "what the card says is what the server does",
+    "I18": "a replica that is gone changes no log",
     "I19": "every replica shows the same entries under the same numbers",
     "I20": "what a dead replica ran goes on, has ended, or waits for a person",
     "I21": "a notification is sent once its state is stored, in order, at least once",
