@@ -24,6 +24,13 @@ ROWS: tuple[tuple[str, str, str, str, float], ...] = (
     ("stream-32", "delay of a delta, 32 streams, p50", "p50", "ms", 1),
     *((f"stream-{n}", f"delay of a delta, {n} streams, p99", "p99", "ms", 1)
       for n in (1, 32, 128, 512, 1000)),
+    ("stream-32", "CPU of PostgreSQL per delta, 32 streams", "database", "µs", 1),
+    *((f"other-{n}", f"CPU per delta, {n} streams, read on another replica", "cpu", "µs", 1)
+      for n in (32, 128)),
+    *((f"other-{n}", f"CPU per delta of the replica that runs the {n}", "running", "µs", 1)
+      for n in (32, 128)),
+    *((f"other-{n}", f"delay of a delta on another replica, {n} streams, {p}", p, "ms", 1)
+      for n in (32, 128) for p in ("p50", "p99")),
     ("stream-32", "written to disk per delta, 32 streams", "written", "B", 1),
     ("stream-32", "database per task of 200 deltas", "stored", "kB", 1e-3),
     *((f"stream-{n}", f"memory, {n} streams", "rss", "MB", 1) for n in (1, 128, 1000)),
@@ -154,6 +161,8 @@ deliver. An empty cell was not measured.
   text itself tells what was lost, doubled or late.
 - The systems take turns within each scenario. Rate limits, concurrency limits and stream budgets
   are lifted by configuration, for the existing adapter as for this project.
+- With PostgreSQL the server runs on the same machine and writes to the disk. "On another replica"
+  means two processes: one runs the upstream, and clients send to and read from the other.
 - "Minimal relay" is the floor: no storage, no authentication, no validation. "Bare SDK" is the
   SDK's default handler with its SQLite store, reading the upstream like the relay.
 - Stored tasks come from about a hundred turns through the API, whose rows are then copied with new

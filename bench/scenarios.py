@@ -196,6 +196,7 @@ def measure(system: Running, scenario: Scenario) -> Sample:
     if not system.server:
         job = replace(job, operation="direct")
     before, upstream = system.figures(), Figures.of(system.upstream.pid)
+    beside = system.others()
     told = generate(system, job)
     time.sleep(0.3)  # what the server writes behind belongs to the work
     after = system.figures()
@@ -209,6 +210,8 @@ def measure(system: Running, scenario: Scenario) -> Sample:
         "upstream": (Figures.of(system.upstream.pid).cpu - upstream.cpu) * 1e6 / max(units, 1),
         "client": told["cpu"] * 1e6 / max(units, 1),
     }
+    for name, used in system.others().items():
+        values[name] = (used.cpu - beside[name].cpu) * 1e6 / max(units, 1)
     if told["p50"] is not None and job.operation != "unary":
         values |= {"p50": told["p50"], "p99": told["p99"]}
     if not system.server:
@@ -284,7 +287,9 @@ def full() -> Iterator[Callable[[Bench], None]]:
 def _streams() -> Iterator[Callable[[Bench], None]]:
     everyone = (*SERVERS, "direct")
     yield _plan(Scenario("stream-1", streams(1, 200, 5, turns=5), everyone))
-    yield _plan(Scenario("stream-32", streams(32, 200, 20), everyone))
+    yield _plan(Scenario("stream-32", streams(32, 200, 20), (*everyone, "postgres")))
+    for count in (32, 128):
+        yield _plan(Scenario(f"other-{count}", streams(count, 200, 20), ("other",)))
     after = "stream-32"
     for count, interval, rounds in ((128, 20, 3), (512, 50, 2), (1000, 100, 2)):
         name = f"stream-{count}"
@@ -315,7 +320,8 @@ def quick() -> Iterator[Callable[[Bench], None]]:
     # Half as long as the turns of the full run: the cost of a turn by itself weighs twice as much.
     # The existing adapter does not finish it in any time; what it delivers is enough to compare.
     short = Scenario("stream-32", streams(32, 100, 20), three, rounds=2, slow_rounds=1)
-    yield _plan(replace(short, slow_timeout=10))
+    yield _plan(replace(short, slow_timeout=10, systems=(*three, "postgres")))
+    yield _plan(Scenario("other-32", streams(32, 100, 20), ("other",), rounds=2))
     yield _plan(Scenario("stream-128", streams(128, 100, 20), fast, rounds=2))
     yield _plan(Scenario("long-200", streams(1, 200, 0.25, turns=10), ("ours",), rounds=2))
     yield _plan(Scenario("long-20000", streams(1, 20_000, 0.25), ("ours",), rounds=1))

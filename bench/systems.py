@@ -5,6 +5,7 @@ state directory of its own and a loopback port; its figures come from ``/proc`` 
 process tree. Limits that are only configuration are lifted, for the existing adapter as for ours.
 """
 
+import atexit
 import contextlib
 import json
 import os
@@ -17,9 +18,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+
+from tests.support.postgres import PostgresServer
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENTS = ROOT / "bench" / ".env"
@@ -49,6 +53,10 @@ class System:
     command: Callable[[Place], list[str]]
     settings: Callable[[Place], dict[str, str]]
     database: str | None = None
+    """The file of its database."""
+    postgres: bool = False
+    replicas: int = 1
+    """Processes that serve it. The first runs the upstream; clients talk to the last."""
 
 
 def _python(environment: str) -> str:
@@ -72,6 +80,27 @@ def _ours(place: Place) -> dict[str, str]:
         "OPENCODE_MAX_CONCURRENT_REQUESTS": "0",
         "OPENCODE_MAX_CONCURRENT_STREAMS": "0",
     }
+
+
+def _postgres(place: Place) -> dict[str, str]:
+    entry = {"name": "main", "url": place.upstream_url, "shared": True}
+    ours = _ours(place)
+    del ours["OPENCODE_BASE_URL"]
+    return {
+        **ours,
+        "A2A_REPLICA_NAME": f"bench-{place.port}",
+        "A2A_TASK_STORE_DATABASE_URL": database().url(place.state.name.replace("-", "_")),
+        "OPENCODE_UPSTREAMS": json.dumps([entry]),
+    }
+
+
+@cache
+def database() -> PostgresServer:
+    """Return the server of this run; it writes to the disk as one in production does."""
+    server = PostgresServer(settings={"fsync": "on", "full_page_writes": "on"})
+    server.__enter__()
+    atexit.register(server.__exit__)
+    return server
 
 
 def _adapter(place: Place) -> dict[str, str]:
@@ -104,6 +133,21 @@ SYSTEMS = {
             lambda place: [str(Path(sys.executable).parent / "opencode-a2a"), "serve"],
             _ours,
             "ours.db",
+        ),
+        System(
+            "postgres",
+            "this project, PostgreSQL",
+            lambda place: [str(Path(sys.executable).parent / "opencode-a2a"), "serve"],
+            _postgres,
+            postgres=True,
+        ),
+        System(
+            "other",
+            "this project, on another replica than the one that runs the turns",
+            lambda place: [str(Path(sys.executable).parent / "opencode-a2a"), "serve"],
+            _postgres,
+            postgres=True,
+            replicas=2,
         ),
         System(
             "adapter",
@@ -255,12 +299,17 @@ class Running:
         self.keeps_state = state is not None
         self.start_seconds = 0.0
         self.server: subprocess.Popen[bytes] | None = None
+        self.first: subprocess.Popen[bytes] | None = None
+        """The replica that runs the upstream, where clients talk to another one."""
         self.upstream = self._spawn([sys.executable, "-m", "bench.upstream"])
         try:
             if self.upstream.stdout is None:
                 raise RuntimeError("the upstream has no output")
             self.place = Place(free_port(), int(self.upstream.stdout.readline()), self.state)
             command = system.command(self.place)
+            if system.replicas > 1:
+                self._start(command)
+                self.first, self.place = self.server, replace(self.place, port=free_port())
             if command:
                 self._start(command)
         except BaseException:  # nobody else can stop what a constructor has started
@@ -309,8 +358,17 @@ class Running:
     def figures(self) -> Figures:
         return Figures.of(self.server.pid if self.server else self.upstream.pid)
 
+    def others(self) -> dict[str, Figures]:
+        """Return what the processes beside the server have used: database and running replica."""
+        found: dict[str, Figures] = {}
+        if self.system.postgres:
+            found["database"] = Figures.of(database().pid)
+        if self.first is not None:
+            found["running"] = Figures.of(self.first.pid)
+        return found
+
     def stop(self) -> None:
-        for process in (self.server, self.upstream):
+        for process in (self.server, self.first, self.upstream):
             if process and process.poll() is None:
                 process.terminate()
                 try:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from bench.scenarios import Results, median
 
 Value = Callable[[Results], float | None]
+OURS = ("ours", "postgres", "other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,34 @@ TARGETS = (
         1 / 10,
         against("stream-32", key="written"),
     ),
+    Target(
+        "stream-32",
+        "CPU per delta, 32 streams, PostgreSQL to SQLite",
+        1.15,
+        ratio(of("stream-32", "postgres"), of("stream-32", "ours")),
+    ),
+    Target(
+        "stream-32",
+        "CPU of PostgreSQL per delta, 32 streams, to the service's",
+        0.25,
+        ratio(of("stream-32", "postgres", "database"), of("stream-32", "postgres")),
+    ),
+    *(
+        Target(
+            f"other-{count}",
+            f"delay of a delta on another replica, {count} streams, p99",
+            limit,
+            of(f"other-{count}", "other", "p99"),
+            "ms",
+        )
+        for count, limit in ((32, 100), (128, 150))
+    ),
+    Target(
+        "other-32",
+        "CPU per delta, reading replica to the one that runs the turns",
+        0.6,
+        ratio(of("other-32", "other"), of("other-32", "other", "running")),
+    ),
     Target("card", "CPU per card, to the existing adapter", 1 / 20, against("card")),
     Target("cold", "cold start, to the existing adapter", 1, against("cold", key="seconds")),
     Target(
@@ -155,6 +184,7 @@ def misses(results: Results) -> list[str]:
         if target.scenario in results and target.value(results) is None
     ]
     for scenario, systems in results.items():
-        bad = [sample for sample in systems.get("ours", []) if not sample.good]
+        mine = [sample for name in OURS for sample in systems.get(name, [])]
+        bad = [sample for sample in mine if not sample.good]
         found += [f"{scenario}: {s.complete} of {s.asked} complete, {s.faults}" for s in bad]
     return found

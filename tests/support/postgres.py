@@ -91,6 +91,11 @@ class PostgresServer:
         shutil.rmtree(self._home, ignore_errors=True)
 
     @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def _data(self) -> Path:
         return self._home / "data"
 
