@@ -10,7 +10,7 @@ from random import Random
 
 from tests.chaos.clients import Client
 from tests.chaos.cluster import Cluster
-from tests.chaos.history import TERMINAL, History, Unexpected, Violation
+from tests.chaos.history import CHECKER, TERMINAL, History, Unexpected, Violation
 
 CLIENTS = 40
 SETTLE_SECONDS = 60.0
@@ -53,7 +53,7 @@ async def campaign(seed: int, seconds: float, clients: int = CLIENTS) -> History
                 if isinstance(done, Exception):
                     raise done
             await asyncio.to_thread(cluster.collect)
-            await _replay(cluster, Client(0, cluster, rng))
+            await _replay(cluster, Client(CHECKER, cluster, rng))
             history.memory = [(one.name, one.memory, one.resident()) for one in cluster.replicas]
             history.connections = before, await cluster.connections()
     return history
@@ -82,13 +82,12 @@ def report(history: History, found: list[Violation]) -> str:
         "times what they are on an idle machine",
         f"{len(found)} violations",
     ]
-    shown: set[str | None] = set()
-    for violation in found:
-        lines.append(f"VIOLATION of {violation.rule!r}: {violation.text} [{violation.task}]")
-        if violation.task is not None and violation.task not in shown and len(shown) < 3:
-            shown.add(violation.task)
-            about = history.about(violation.task)
-            lines += [f"    {line}" for line in about[-SHOWN_LINES:]]
+    lines += [f"VIOLATION of {one.rule!r}: {one.text} [{one.task}]" for one in found]
+    # The history of one task for each rule: more of them hardly say more.
+    examples = {one.rule: one.task for one in reversed(found) if one.task is not None}
+    for rule, task in examples.items():
+        lines.append(f"\n{rule}: {task}")
+        lines += [f"    {line}" for line in history.about(task)[-SHOWN_LINES:]]
     return "\n".join(lines)
 
 

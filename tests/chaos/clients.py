@@ -254,6 +254,7 @@ class Client:
                 except RefusedCallError as error:
                     if error.reason == "UNSUPPORTED_OPERATION" and asked.cursor is None:
                         await self._get(asked, replica)  # it has ended
+                        asked.text = self.history.reads[-1].text
                     else:
                         self._expect(error, asked, replica, "follow")
                     await self._pause()

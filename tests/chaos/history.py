@@ -21,6 +21,8 @@ TAKE_OVER_SECONDS = 15.0
 MEMORY_GROWTH = 1.6
 MEMORY_SPARE_MB = 60.0
 CONNECTIONS_SPARE = 4
+CHECKER = 0
+"""The client that reads everything again in the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +248,7 @@ class History:
                 f"{one.cursor} {_brief(one.body)}",
             )
             for one in self.told
-            if one.task == task
+            if one.task == task and one.client != CHECKER
         ]
         found += [
             (
@@ -285,7 +287,8 @@ class History:
                 for one in self.registered
                 if first <= one.at <= last
             ]
-        return [f"{at:.3f} {text}" for at, text in sorted(found)]
+        begin = min((one.at for one in self.registered), default=0.0)
+        return [f"{at - begin:8.3f} {text}" for at, text in sorted(found)]
 
 
 def violations(history: History) -> list[Violation]:

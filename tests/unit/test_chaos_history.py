@@ -259,8 +259,7 @@ def test_a_further_fault_gives_more_time() -> None:
 
 def test_the_history_of_a_task_is_told_in_order() -> None:
     about = history().about("task")
-    assert [float(line.split(" ")[0]) for line in about] == sorted(
-        float(line.split(" ")[0]) for line in about
-    )
+    times = [float(line.split()[0]) for line in about]
+    assert times == sorted(times)
     assert any("kill r1" in line for line in about)
     assert any("stored 4-6 by replica 2" in line for line in about)
