@@ -42,7 +42,7 @@ async def campaign(seed: int, seconds: float, clients: int = CLIENTS) -> History
                 caller.stopping = True
             history.slowness = max(history.slowness, slowness())
             await cluster.all_up()
-            _, late = await asyncio.wait(work, timeout=SETTLE_SECONDS * history.slowness)
+            _, late = await asyncio.wait(work, timeout=SETTLE_SECONDS + 10 * history.slowness)
             for caller, task in zip(callers, work, strict=True):
                 if task in late:
                     text = f"did not come to an end; {caller.doing}"

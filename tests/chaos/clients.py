@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from random import Random
 from typing import Any
@@ -29,7 +29,11 @@ TRY_AGAIN = {
     "SERVICE_UNAVAILABLE",
 }
 """What a failure of the cluster explains."""
+NOT_WAITING = ("UNSUPPORTED_OPERATION", "INVALID_PARAMS", "INTERRUPT_REQUEST_NOT_FOUND")
+"""What an answer is told that is not, or no longer, waited for."""
 PAUSE_SECONDS = 0.4
+ANSWERED_SECONDS = 12.0
+"""After which something has to have come of an answer, if nothing dies meanwhile."""
 _readings = count(1)
 
 
@@ -57,7 +61,11 @@ class Asked:
     text: str = ""
     """The answer as it was told so far."""
     answering: bool = False
-    replicas: list[str] = field(default_factory=list[str])
+    answers: int = 1
+
+    @property
+    def answer_id(self) -> str:
+        return f"{self.message_id}-yes{self.answers}"
 
 
 class Client:
@@ -136,7 +144,7 @@ class Client:
     def _message(self, asked: Asked, *, answer: bool = False) -> dict[str, Any]:
         text = "yes" if answer else asked.script.prompt
         message: dict[str, Any] = {
-            "messageId": asked.message_id + ("-yes" if answer else ""),
+            "messageId": asked.answer_id if answer else asked.message_id,
             "role": "ROLE_USER",
             "parts": [{"text": text}],
         }
@@ -151,7 +159,7 @@ class Client:
                 time.time(),
                 self.number,
                 replica.name,
-                asked.message_id + ("-yes" if answers else ""),
+                asked.answer_id if answers else asked.message_id,
                 script.token,
                 script.text,
                 task,
@@ -175,24 +183,37 @@ class Client:
             replica = None
 
     async def _answer(self, asked: Asked) -> None:
-        """Say yes, until somebody has heard it, or the task has ended."""
+        """Say yes until the task goes on: under the same id for as long as nobody has heard it."""
         try:
-            while asked.state not in TERMINAL:
+            while asked.state == "input_required":
                 replica = self._replica()
                 # What reaches the service may be done though nothing comes back.
                 self._note_sent(asked, replica, str(asked.task), answers=True)
-                message = self._message(asked, answer=True)
+                message, began = self._message(asked, answer=True), time.time()
                 try:
-                    await self._ask(replica, "POST", "/message:send", message)
+                    body = await self._ask(replica, "POST", "/message:send", message)
+                    self._note_read(replica, body["task"], began)
+                    wrong = "an answer was taken and nothing came of it"
                 except LeftError:
                     await self._pause()
+                    continue
                 except RefusedCallError as error:
-                    if error.reason in ("UNSUPPORTED_OPERATION", "INVALID_PARAMS"):
-                        return  # the task does not wait any more
-                    self._expect(error, asked, replica, "answer")
+                    self._expect(error, asked, replica, "answer", *NOT_WAITING)
                     await self._pause()
-                else:
-                    return
+                    if error.reason not in NOT_WAITING:
+                        continue
+                    wrong = f"is asked for an answer that is refused: {error.reason}"
+                # While parts of the cluster die, it may take longer than anybody would wait.
+                patient = not self.cluster.tormented
+                seconds = ANSWERED_SECONDS * self.cluster.slowness if patient else PAUSE_SECONDS
+                until = time.time() + seconds
+                while asked.state == "input_required" and time.time() < until:
+                    await self._pause()
+                    await self._get(asked, self._replica())
+                if asked.state == "input_required" and patient:
+                    who = f"client {self.number}, answer at {replica.name}"
+                    self.history.unexpected.append(Unexpected(time.time(), who, wrong, asked.task))
+                    asked.answers += 1
         finally:
             asked.answering = False
 
@@ -223,13 +244,23 @@ class Client:
 
     def _take(self, asked: Asked, replica: Replica, task: Any, began: float) -> None:
         """Note a task as it was given."""
-        state, text = state_of(task["status"]), text_of(task)
         if asked.task is None:
             asked.task = task["id"]
             self._note_sent(asked, replica, task["id"], answers=False)
-        asked.state = state
+        asked.state = state_of(task["status"])
+        self._note_read(replica, task, began)
+
+    def _note_read(self, replica: Replica, task: Any, began: float) -> None:
         self.history.reads.append(
-            Read(began, time.time(), self.number, replica.name, task["id"], state, text)
+            Read(
+                began,
+                time.time(),
+                self.number,
+                replica.name,
+                task["id"],
+                state_of(task["status"]),
+                text_of(task),
+            )
         )
 
     async def _follow(self, asked: Asked) -> None:
@@ -321,11 +352,14 @@ class Client:
             raise _refusal(answer.status_code, answer.content)
         return answer.json()
 
-    def _expect(self, error: RefusedCallError, asked: Asked, replica: Replica, what: str) -> None:
-        """Note an error that no failure of the cluster explains."""
-        if error.reason not in TRY_AGAIN:
-            who = f"client {self.number}, {what} at {replica.name}"
-            self.history.unexpected.append(Unexpected(time.time(), who, str(error), asked.task))
+    def _expect(
+        self, error: RefusedCallError, asked: Asked, replica: Replica, what: str, *more: str
+    ) -> None:
+        """Note an error; it is wrong if no failure of the cluster explains it."""
+        who = f"client {self.number}, {what} at {replica.name}"
+        explained = error.reason in TRY_AGAIN or error.reason in more
+        notes = self.history.refused if explained else self.history.unexpected
+        notes.append(Unexpected(time.time(), who, str(error), asked.task))
 
     async def replay(self, task: str, replica: Replica) -> list[Told]:
         """Return the stored log of a task that has ended."""

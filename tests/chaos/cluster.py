@@ -159,6 +159,8 @@ class Cluster:
         self._busy: set[str] = set()
         """What a fault is being done to."""
         self.waits: set[asyncio.Task[None]] = set()
+        self.tormented = False
+        """Whether parts of it die now and then."""
 
     @asynccontextmanager
     async def running(self, rng: Random) -> AsyncGenerator["Cluster"]:
@@ -246,6 +248,7 @@ class Cluster:
         """Do one thing after the other; some last while the next begins."""
         end = time.time() + seconds
         count = 0
+        self.tormented = True
         while time.time() < end:
             count += 1
             await asyncio.sleep(rng.uniform(0.3, 3.0))
@@ -267,6 +270,7 @@ class Cluster:
             self.waits.add(task)
             task.add_done_callback(self.waits.discard)
         await asyncio.gather(*self.waits)
+        self.tormented = False
 
     async def _do(
         self,

@@ -80,7 +80,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Unexpected:
-    """An answer that no failure explains, or a line that no program should print."""
+    """An error, or a line that no program should print."""
 
     at: float
     who: str
@@ -180,6 +180,8 @@ class History:
     told: list[Told] = field(default_factory=list[Told])
     faults: list[Fault] = field(default_factory=list[Fault])
     unexpected: list[Unexpected] = field(default_factory=list[Unexpected])
+    refused: list[Unexpected] = field(default_factory=list[Unexpected])
+    """Errors that a failure explains."""
     prompted: list[Prompted] = field(default_factory=list[Prompted])
     replied: list[Replied] = field(default_factory=list[Replied])
     written: list[Written] = field(default_factory=list[Written])
@@ -269,6 +271,12 @@ class History:
         ]
         found += [(one.at, f"state stored: {one.state}") for one in self.moved if one.task_no == no]
         found += [(one.at, f"! {one.what}") for one in self.unexpected if one.task == task]
+        found += [(one.at, f"{one.who}: {one.what}") for one in self.refused if one.task == task]
+        found += [
+            (one.at, f"OpenCode {one.opencode} took the answer {one.reply} to {one.request}")
+            for one in self.replied
+            if any(p.token == token and p.session == one.session for p in self.prompted)
+        ]
         if row is not None:
             found += [
                 (one.at, f"OpenCode {one.upstream} run by replica {one.owner}")
@@ -521,8 +529,10 @@ def _back_at_the_start(history: History) -> Iterator[Violation]:
 
 
 def _nothing_unexpected(history: History) -> Iterator[Violation]:
-    for one in history.unexpected:
-        yield Violation("nothing unexpected", f"{one.who}: {one.what}", one.task)
+    counted = Counter((one.who, one.what, one.task) for one in history.unexpected)
+    for (who, what, task), count in counted.items():
+        times = f" ({count} times)" if count > 1 else ""
+        yield Violation("nothing unexpected", f"{who}: {what}{times}", task)
 
 
 # What is in a body
