@@ -255,7 +255,8 @@ class Figures:
     def of(leader: int) -> "Figures":
         cpu = resident = written = 0
         for pid, stat in _processes():
-            if int(stat[3]) != leader:  # the session, which the leader of the tree opened
+            # The session, which the leader of the tree opened; PostgreSQL's own open further ones.
+            if leader not in (int(stat[3]), int(stat[1])):
                 continue
             cpu += sum(int(ticks) for ticks in stat[11:15])
             resident += int(stat[21]) * os.sysconf("SC_PAGE_SIZE")
