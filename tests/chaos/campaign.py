@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 from tests.chaos.clients import Client
-from tests.chaos.cluster import Cluster
+from tests.chaos.cluster import REPLICAS, Cluster
 from tests.chaos.history import CHECKER, TERMINAL, History, Unexpected, Violation
 
 CLIENTS = 40
@@ -18,6 +18,8 @@ SETTLE_SECONDS = 60.0
 REPLAYED = 400
 """Logs that are read from every replica in the end; the others from one."""
 SHOWN_LINES = 120
+CONNECTIONS = 6
+"""Of each replica to the database, when it has had to do with everything."""
 
 
 def slowness() -> float:
@@ -31,7 +33,6 @@ async def campaign(seed: int, seconds: float, clients: int = CLIENTS) -> History
     with tempfile.TemporaryDirectory(prefix="opencode-a2a-chaos-") as place:
         cluster = Cluster(history, Path(place), history.slowness)
         async with cluster.running(rng):
-            before = await cluster.connections()
             callers = [
                 Client(number, cluster, Random(rng.random()))  # noqa: S311 - a game
                 for number in range(1, clients + 1)
@@ -55,7 +56,7 @@ async def campaign(seed: int, seconds: float, clients: int = CLIENTS) -> History
             await asyncio.to_thread(cluster.collect)
             await _replay(cluster, Client(CHECKER, cluster, rng))
             history.memory = [(one.name, one.memory, one.resident()) for one in cluster.replicas]
-            history.connections = before, await cluster.connections()
+            history.connections = REPLICAS * CONNECTIONS, await cluster.connections()
     return history
 
 

@@ -196,7 +196,7 @@ class History:
     memory: list[tuple[str, float, float]] = field(default_factory=list[tuple[str, float, float]])
     """Megabytes of each replica after its start and in the end."""
     connections: tuple[int, int] = (0, 0)
-    """To the database after the start and in the end."""
+    """To the database as there should be, and as there are in the end."""
 
     @cached_property
     def token_of(self) -> dict[str, str]:
@@ -524,7 +524,7 @@ def _back_at_the_start(history: History) -> Iterator[Violation]:
             yield Violation("back at the start", text)
     before, after = history.connections
     if after > before + CONNECTIONS_SPARE:
-        text = f"{after} connections to the database, {before} in the beginning"
+        text = f"{after} connections to the database, not {before}"
         yield Violation("back at the start", text)
 
 
