@@ -3,8 +3,10 @@
 import argparse
 import asyncio
 import sys
+import tempfile
+from pathlib import Path
 
-from tests.chaos.campaign import CLIENTS, campaign, report
+from tests.chaos.campaign import CLIENTS, campaign, histories, report
 from tests.chaos.history import violations
 
 
@@ -17,6 +19,11 @@ def main() -> int:
     history = asyncio.run(campaign(given.seed, given.seconds, given.clients))
     found = violations(history)
     print(report(history, found))
+    if found:
+        tasks = list(dict.fromkeys(one.task for one in found if one.task is not None))
+        kept = Path(tempfile.gettempdir()) / f"opencode-a2a-chaos-{given.seed}.txt"
+        kept.write_text("\n".join(histories(history, tasks)))
+        print(f"The histories of all tasks that are named above: {kept}")
     return 1 if found else 0
 
 

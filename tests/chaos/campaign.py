@@ -85,11 +85,19 @@ def report(history: History, found: list[Violation]) -> str:
     ]
     lines += [f"VIOLATION of {one.rule!r}: {one.text} [{one.task}]" for one in found]
     # The history of one task for each rule: more of them hardly say more.
-    examples = {one.rule: one.task for one in reversed(found) if one.task is not None}
-    for rule, task in examples.items():
-        lines.append(f"\n{rule}: {task}")
-        lines += [f"    {line}" for line in history.about(task)[-SHOWN_LINES:]]
+    examples = dict.fromkeys(
+        {one.rule: one.task for one in reversed(found) if one.task is not None}.values()
+    )
+    lines += histories(history, list(examples))
     return "\n".join(lines)
+
+
+def histories(history: History, tasks: list[str]) -> list[str]:
+    return [
+        line
+        for task in tasks
+        for line in (f"\n{task}:", *(f"    {one}" for one in history.about(task)[-SHOWN_LINES:]))
+    ]
 
 
 def _counted(counter: Counter[str]) -> str:

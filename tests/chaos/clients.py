@@ -285,14 +285,13 @@ class Client:
                 except RefusedCallError as error:
                     if error.reason == "UNSUPPORTED_OPERATION" and asked.cursor is None:
                         await self._get(asked, replica)  # it has ended
-                        asked.text = self.history.reads[-1].text
                     else:
                         self._expect(error, asked, replica, "follow")
                     await self._pause()
         finally:
             if answering is not None:
                 await answering
-        if asked.task is not None:
+        if asked.task is not None and asked.cursor is not None:
             now = time.time()
             told = Read(now, now, self.number, "stream", asked.task, asked.state, asked.text)
             self.history.reads.append(told)

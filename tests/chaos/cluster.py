@@ -132,7 +132,7 @@ class Replica:
                 history.unexpected.append(Unexpected(time.time(), self.name, text))
             for line in said:
                 if "Traceback" in line:
-                    text = line[:2000]
+                    text = line if len(line) < 2000 else f"{line[:300]} … {line[-1600:]}"
                     history.unexpected.append(Unexpected(time.time(), self.name, text))
             await asyncio.sleep(rng.uniform(0.1, 1.5))
 
