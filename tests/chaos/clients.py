@@ -32,6 +32,9 @@ TRY_AGAIN = {
 NOT_WAITING = ("UNSUPPORTED_OPERATION", "INVALID_PARAMS", "INTERRUPT_REQUEST_NOT_FOUND")
 """What an answer is told that is not, or no longer, waited for."""
 PAUSE_SECONDS = 0.4
+ASK_AGAIN_SECONDS = 2.0
+REFUSED = 5
+"""How often an answer may be refused while nothing dies."""
 ANSWERED_SECONDS = 12.0
 """After which something has to have come of an answer, if nothing dies meanwhile."""
 _readings = count(1)
@@ -184,6 +187,7 @@ class Client:
 
     async def _answer(self, asked: Asked) -> None:
         """Say yes until the task goes on: under the same id for as long as nobody has heard it."""
+        refused = 0
         try:
             while asked.state == "input_required":
                 replica = self._replica()
@@ -193,16 +197,22 @@ class Client:
                 try:
                     body = await self._ask(replica, "POST", "/message:send", message)
                     self._note_read(replica, body["task"], began)
-                    wrong = "an answer was taken and nothing came of it"
                 except LeftError:
                     await self._pause()
                     continue
                 except RefusedCallError as error:
                     self._expect(error, asked, replica, "answer", *NOT_WAITING)
-                    await self._pause()
-                    if error.reason not in NOT_WAITING:
-                        continue
-                    wrong = f"is asked for an answer that is refused: {error.reason}"
+                    if error.reason in NOT_WAITING:
+                        # It stays refused; somebody who is still asked says it once more.
+                        asked.answers += 1
+                        refused += not self.cluster.tormented
+                    if refused == REFUSED:
+                        who = f"client {self.number}"
+                        text = f"is asked, and its answers are refused: {error}"
+                        self._note_unexpected(who, text, asked)
+                    await asyncio.sleep(ASK_AGAIN_SECONDS)
+                    await self._get(asked, self._replica())
+                    continue
                 # While parts of the cluster die, it may take longer than anybody would wait.
                 patient = not self.cluster.tormented
                 seconds = ANSWERED_SECONDS * self.cluster.slowness if patient else PAUSE_SECONDS
@@ -211,11 +221,14 @@ class Client:
                     await self._pause()
                     await self._get(asked, self._replica())
                 if asked.state == "input_required" and patient:
-                    who = f"client {self.number}, answer at {replica.name}"
-                    self.history.unexpected.append(Unexpected(time.time(), who, wrong, asked.task))
+                    text = "gave an answer that was taken, and nothing came of it"
+                    self._note_unexpected(f"client {self.number}", text, asked)
                     asked.answers += 1
         finally:
             asked.answering = False
+
+    def _note_unexpected(self, who: str, what: str, asked: Asked) -> None:
+        self.history.unexpected.append(Unexpected(time.time(), who, what, asked.task))
 
     async def _get_until_ended(self, asked: Asked) -> None:
         while asked.state not in TERMINAL:

@@ -296,7 +296,7 @@ class History:
                 if first <= one.at <= last
             ]
         begin = min((one.at for one in self.registered), default=0.0)
-        return [f"{at - begin:8.3f} {text}" for at, text in sorted(found)]
+        return [f"{at - begin:8.3f} {text.splitlines()[0]}" for at, text in sorted(found)]
 
 
 def violations(history: History) -> list[Violation]:
