@@ -16,7 +16,7 @@ from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import SCOPE_KEY, Caller, Principal
 from opencode_a2a.web.edge import AccessLog, PayloadLog, Refusals
 from opencode_a2a.web.observe import Readiness, pages
-from tests.support.running import answer
+from tests.support.running import answer, running
 
 
 async def well() -> None:
@@ -186,3 +186,20 @@ async def test_streams_and_other_media_are_not_shown_and_the_rest_is_cut() -> No
 
     assert (stream["response"], page["response"]) == ("streaming", "omitted: text/html")
     assert cut["request"] == '{"method":"x","text"…'
+
+
+async def test_what_runs_when_the_time_to_stop_is_over_is_told_so() -> None:
+    begun = asyncio.Event()
+
+    async def endless(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
+        await hanging()
+
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        async with running(AccessLog(Refusals(endless)), grace=1, lifespan="off") as url:
+            asked = asyncio.create_task(http.get(f"{url}/tasks/1"))
+            await begun.wait()
+        refused = await asked
+
+    assert refused.status_code == 503
+    assert "shutting down" in refused.text

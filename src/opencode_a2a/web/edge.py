@@ -48,6 +48,7 @@ from opencode_a2a.errors import (
     RequestTooLargeError,
     ServiceError,
     StoreUnavailableError,
+    StreamEndedError,
 )
 from opencode_a2a.events import Json
 from opencode_a2a.ids import SCOPE_KEY, Caller
@@ -61,6 +62,7 @@ from opencode_a2a.server.contracts import (
 from opencode_a2a.server.http import OPERATION, refused
 from opencode_a2a.store import rates
 from opencode_a2a.store.database import Database
+from opencode_a2a.tasks.log import LEFT
 from opencode_a2a.telemetry import PAYLOADS, begin_trace, current_trace, now_ms, redact
 from opencode_a2a.web.auth import (
     OPEN_PATHS,
@@ -98,6 +100,8 @@ _READABLE = (
 _GZIP_LEVEL = 5
 _ONLY_HTTPS = (b"strict-transport-security", b"max-age=31536000")
 _ANSWER_HEADERS = "answer_headers"
+_ANSWERED = "answered"
+"""In the scope once an answer has begun."""
 """In the scope: headers that every answer to this request gets, also one that refuses it."""
 _KNOWN_PATHS = frozenset({RPC_PATH, *PROBES, HEALTH_PATH, METRICS_PATH, *DISCOVERY})
 _KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -163,7 +167,7 @@ class AccessLog:
         async def note(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status = scope[_ANSWERED] = message["status"]
                 duration = time.monotonic() - began
                 metrics.REQUEST_SECONDS.labels(_route(scope)).observe(duration)
                 message = {**message, "headers": [*message.get("headers", ()), *added]}
@@ -221,6 +225,12 @@ class Refusals:
                 error = MethodNotAllowedError().with_headers(("Allow", ", ".join(allowed)))
             else:
                 error = MethodNotFoundError("There is nothing at this path")
+        except asyncio.CancelledError:
+            # The server cancels what still runs when its time to stop is over, and nobody else
+            # does. What was asked may have been done.
+            if _ANSWERED in scope:
+                raise
+            error = StreamEndedError(LEFT, cause="drained")
         response = refused(error, scope)
         response.headers["Cache-Control"] = "no-store"
         for name, value in error.headers:
