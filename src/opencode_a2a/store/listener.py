@@ -64,13 +64,14 @@ class Listener:
     async def _look(self) -> None:
         while True:
             self._changed.clear()
+            # Who is alone has nobody to hear; but without a connection nothing says when that ends.
+            often = not self._hears and (self._database.several or self._conninfo is None)
             try:
-                async with asyncio.timeout(LOOK_SECONDS if self._hears else self._poll_seconds):
+                async with asyncio.timeout(self._poll_seconds if often else LOOK_SECONDS):
                     await self._changed.wait()
             except TimeoutError:
                 pass
-            if self._database.several:
-                self._database.hear("")
+            self._database.hear("")
 
     async def _beats(self) -> None:
         while True:
@@ -80,6 +81,8 @@ class Listener:
     def _send_beat(self) -> None:
         if not self._database.several or self._echo is None:
             return
+        if not self._hears:  # others may only just have come
+            self._changed.set()
         self._database.tell(self._beat)
         if self._echo.when() is None:
             loop = asyncio.get_running_loop()
@@ -115,7 +118,8 @@ class Listener:
             self._send_beat()
             async for notification in connection.notifies():
                 if notification.payload != self._beat:
-                    self._database.hear(notification.payload)
+                    if not notification.payload.startswith("b,"):
+                        self._database.hear(notification.payload)
                     continue
                 self._echo.reschedule(None)
                 if not self._hears:
