@@ -36,6 +36,7 @@ from opencode_a2a.config import (
 from opencode_a2a.errors import (
     ServiceError,
     SessionNotFoundError,
+    StoreUnavailableError,
     UpstreamError,
 )
 from opencode_a2a.events import JsonObject
@@ -285,12 +286,11 @@ class Service:
         ownership = Ownership(database, writer, fleet, tasks, outbox, self._beside)
         self._ownership = ownership
         stack.push_async_callback(ownership.close)
-        stack.push_async_callback(self._close, tasks, database)
+        stack.push_async_callback(self._close, tasks, database, ownership)
         self.streams.on_drain.append(tasks.leave)
         stack.push_async_callback(outbox.close)
-        for member in members:
-            stack.push_async_callback(member.errands.close)
-        await ownership.start([entry for entry, _ in settings.fleet])
+        stack.push_async_callback(ownership.close_errands)
+        await ownership.start()
         retention = settings.tasks.task_retention_days * 86_400.0
         await stack.enter_async_context(self._beside(sweep(database, retention), "sweep"))
         await stack.enter_async_context(self._beside(ownership.run(), "replica"))
@@ -361,14 +361,20 @@ class Service:
                 max_concurrent_requests=settings.opencode.max_concurrent_requests,
             )
         )
-        feed = Feed(opencode.events, silence=FEED_SILENCE_SECONDS)
-        claim = settings.tasks.pending_session_claim_ttl_seconds
-        sessions = Sessions(database, opencode, workspace, claim, entry.name)
-        interrupts = Interrupts(database, opencode, settings)
-        turns = Turns(settings, opencode, feed, sessions, interrupts)
-        if self.tool is not None and offered is not None and settings.opencode_is_here:
-            turns.tools = Tools(opencode, SERVER, offered, self.tool.calling_turns)
-        return Member(entry, behind, turns, Errands(database, feed, interrupts, sessions.rights))
+        if database.replica is not None:
+            opencode.gate = database.held
+
+        def make() -> tuple[Turns, Errands]:
+            feed = Feed(opencode.events, silence=FEED_SILENCE_SECONDS)
+            claim = settings.tasks.pending_session_claim_ttl_seconds
+            sessions = Sessions(database, opencode, workspace, claim, entry.name)
+            interrupts = Interrupts(database, opencode, settings)
+            turns = Turns(settings, opencode, feed, sessions, interrupts)
+            if self.tool is not None and offered is not None and settings.opencode_is_here:
+                turns.tools = Tools(opencode, SERVER, offered, self.tool.calling_turns)
+            return turns, Errands(database, feed, interrupts, sessions.rights)
+
+        return Member(entry, behind, make)
 
     async def _trouble(self, members: list[Member]) -> str | None:
         """Return why no OpenCode can be used; if others can, it is only logged."""
@@ -385,13 +391,17 @@ class Service:
                     logger.warning("OpenCode cannot be used", upstream=member.name, cause=problem)
         return found[0] if len(found) == len(members) else None
 
-    async def _close(self, tasks: TaskService, database: Database) -> None:
-        """Store what is not stored yet; a database that is away is waited for, but not for ever."""
+    async def _close(self, tasks: TaskService, database: Database, ownership: Ownership) -> None:
+        """Store what is not stored yet, and let other replicas go on.
+
+        A database that is away is waited for, but not for ever.
+        """
         grace = 0 if database.lost else self.settings.a2a.shutdown_grace_seconds
         try:
             async with asyncio.timeout(grace):
                 await tasks.close()
-        except TimeoutError:
+                await ownership.hand_over()
+        except (TimeoutError, StoreUnavailableError):
             logger.error("some events could not be stored before the end")
 
     @asynccontextmanager

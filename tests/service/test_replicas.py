@@ -4,12 +4,18 @@ import asyncio
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
+import orjson
+import psycopg
 import pytest
 import pytest_asyncio
 
+from opencode_a2a.tasks import replica
+from tests.support import stores
+from tests.support.answers import RefusedError, fold
 from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
-from tests.support.replicas import cluster
+from tests.support.proxy import Proxy
+from tests.support.replicas import Cluster, cluster, until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.postgresql_only]
 
@@ -24,6 +30,16 @@ async def fake(tmp_path: Path) -> AsyncGenerator[FakeOpenCode]:
         opencode.play("plain-text")
         yield opencode
         opencode.release()
+
+
+def stored(replicas: Cluster, task_id: str) -> list[tuple[int, bytes]]:
+    """Return the stored log of a task."""
+    query = (
+        "SELECT first_seq, data FROM entries JOIN tasks ON tasks.no = task_no"
+        " WHERE id = %s ORDER BY first_seq"
+    )
+    with psycopg.connect(stores.url(replicas.state)) as connection:
+        return connection.execute(query, (task_id,)).fetchall()
 
 
 async def test_a_task_goes_on_elsewhere_when_its_replica_is_gone(
@@ -44,3 +60,127 @@ async def test_a_task_goes_on_elsewhere_when_its_replica_is_gone(
     assert (a.name, b.name) == ("a", "b")
     assert (ended.state, ended.text) == ("completed", TEXT)
     assert len(fake.prompts) == 1
+
+
+async def test_at_a_stop_another_goes_on_with_the_next_number(
+    fake: FakeOpenCode, tmp_path: Path
+) -> None:
+    async with cluster([fake], tmp_path, "a", "b") as replicas:
+        a, b = await replicas.runs("one"), replicas.replicas["b"]
+        hold = fake.hold(count=2)
+        async with Caller(a).stream("hello") as before:
+            async with asyncio.timeout(10):
+                await hold.reached.wait()
+            await before.until(lambda _: "two" in fold(before.updates).text)
+            stopping = asyncio.create_task(a.stop())
+            with pytest.raises(RefusedError, match="STREAM_ENDED"):
+                await before.rest()
+        await stopping
+        async with Caller(b).subscribe(before.task.id, before.updates[-1].id) as after:
+            await replicas.runs("one", but=a)
+            fake.release()
+            await after.rest()
+
+    told = [*before.updates, *after.updates]
+    numbers = [
+        [int(one.id) for one in updates if one.id] for updates in (before.updates, after.updates)
+    ]
+    assert numbers[1][0] == numbers[0][-1] + 1  # an id like 7.1 would be no number
+    assert (told[-1].state, fold(told).text) == ("completed", TEXT)
+    assert len(fake.prompts) == 1
+
+
+async def test_a_frozen_replica_changes_nothing_when_it_wakes_and_ends(
+    fake: FakeOpenCode, tmp_path: Path
+) -> None:
+    async with cluster([fake], tmp_path, "a", "b") as replicas:
+        a = await replicas.runs("one")
+        hold = fake.hold(count=2)
+        begun = await Caller(a).begin("hello")
+        async with asyncio.timeout(10):
+            await hold.reached.wait()
+        await a.freeze()
+        b = await replicas.runs("one", but=a)
+        before = stored(replicas, begun.id)
+
+        fake.release()  # what the woken one hears first is the rest of the turn
+        ended = await Caller(b).ended(begun.id)
+        after = stored(replicas, begun.id)
+        a.thaw()
+        await a.ended()
+        finally_stored = stored(replicas, begun.id)
+
+    assert a.service.failed
+    assert "counts as gone; restart it" in a.service.why
+    assert (ended.state, ended.text) == ("completed", TEXT)
+    assert before == after[: len(before)]
+    assert finally_stored == after
+    assert len(fake.prompts) == 1
+
+
+async def test_a_new_replica_gets_its_share_and_one_that_stops_leaves_all(
+    fake: FakeOpenCode, tmp_path: Path
+) -> None:
+    async with (
+        FakeOpenCode(fake.workspace).running() as second,
+        cluster([fake, second], tmp_path, "a") as replicas,
+    ):
+        await replicas.runs("one")
+        await replicas.runs("two")
+        alone = replicas.owners()
+        b = await replicas.start("b")
+        await until(lambda: set(replicas.owners().values()) == {"a", "b"})
+        await b.stop()
+        await until(lambda: set(replicas.owners().values()) == {"a"})
+
+    assert alone == {"one": "a", "two": "a"}
+
+
+async def test_one_that_cannot_be_reached_is_left_to_another(
+    fake: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica, "UNREACHED_SECONDS", 0.5)
+    async with cluster([fake], tmp_path) as replicas:
+        wire = await Proxy(fake.url).__aenter__()
+        entry = {"name": "one", "url": wire.url, "shared": True}
+        await replicas.start("a", OPENCODE_UPSTREAMS=orjson.dumps([entry]).decode())
+        a = await replicas.runs("one")
+        await replicas.start("b")
+        hold = fake.hold(count=2)
+        async with Caller(a).stream("hello") as before:
+            async with asyncio.timeout(10):
+                await hold.reached.wait()
+            await before.until(lambda _: "two" in fold(before.updates).text)
+            await wire.__aexit__(None, None, None)
+            with pytest.raises(RefusedError, match="STREAM_ENDED"):
+                await before.rest()
+        b = await replicas.runs("one", but=a)
+        fake.release()
+        async with Caller(b).subscribe(before.task.id, before.updates[-1].id) as after:
+            await after.rest()
+
+    told = [*before.updates, *after.updates]
+    assert (told[-1].state, fold(told).text) == ("completed", TEXT)
+    assert len(fake.prompts) == 1
+
+
+async def test_what_nobody_will_run_any_more_is_lost(fake: FakeOpenCode, tmp_path: Path) -> None:
+    async with FakeOpenCode(fake.workspace).running() as second:
+        second.play("plain-text")
+        hold = second.hold(count=2)
+        async with cluster([second], tmp_path) as replicas:
+            replicas.opencodes = {"two": second}
+            a = await replicas.start("a")
+            begun = await Caller(a).begin("hello")
+            async with asyncio.timeout(10):
+                await hold.reached.wait()
+            await a.stop()
+            replicas.opencodes = {"one": fake}
+            b = await replicas.start("b", OPENCODE_UPSTREAM_LOST_SECONDS="1")
+            ended = await Caller(b).ended(begun.id)
+            again = await Caller(b).send("again", context=begun.context_id)
+        second.release()
+
+    assert ended.state == "failed"
+    assert "UPSTREAM_LOST" in str(ended.raw)
+    assert (again.state, again.text) == ("completed", TEXT)

@@ -142,7 +142,7 @@ class Cluster:
     NAMES = ("one", "two", "three", "four")
 
     def __init__(self, opencodes: Sequence[FakeOpenCode], state: Path) -> None:
-        self.opencodes = dict(zip(self.NAMES, opencodes, strict=False))
+        self.opencodes: dict[str, FakeOpenCode] = dict(zip(self.NAMES, opencodes, strict=False))
         self.state = state
         self.replicas: dict[str, RunningReplica] = {}
 

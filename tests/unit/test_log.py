@@ -68,7 +68,7 @@ class Office:
             Interrupts.__new__(Interrupts),
             SessionRights.__new__(SessionRights),
         )
-        self.member = Member(entry, behind, Turns.__new__(Turns), errands)
+        self.member = Member(entry, behind, lambda: (Turns.__new__(Turns), errands))
         self.member.mine = True
         fleet = Fleet([self.member], database, 0)
         self.tasks = TaskService(database, self.writer, fleet, limits, Outbox.__new__(Outbox))

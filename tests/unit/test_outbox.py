@@ -82,7 +82,7 @@ class Desk:
             Interrupts.__new__(Interrupts),
             SessionRights.__new__(SessionRights),
         )
-        self.member = Member(entry, behind, Turns.__new__(Turns), errands)
+        self.member = Member(entry, behind, lambda: (Turns.__new__(Turns), errands))
         self.member.mine = True
         fleet = Fleet([self.member], database, 0)
         self.tasks = TaskService(database, self.writer, fleet, LimitSettings(), self.outbox)

@@ -9,7 +9,7 @@ endpoint. Answers are checked: status, content type, size, shape. Errors are tho
 import asyncio
 import base64
 import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType
@@ -163,6 +163,8 @@ class OpenCode:
         self._timeout = timeout
         self._limit = max_concurrent_requests
         self._under_way = 0
+        self.gate: Callable[[], Awaitable[None]] | None = None
+        """Waited for before anything is changed: it may be another's to do so by now."""
         headers = {"accept-encoding": "identity", "user-agent": "opencode-a2a"}
         if password is not None:
             token = base64.b64encode(f"{username}:{password}".encode()).decode()
@@ -501,6 +503,8 @@ class OpenCode:
             headers["content-type"] = "application/json"
         self._under_way += 1
         try:
+            if self.gate is not None and request.method != "GET":
+                await self.gate()
             async with asyncio.timeout(None if request.endless else self._timeout):
                 reply = await self._exchange.send(request.method, target, request.body, headers)
         except ExchangeError as error:

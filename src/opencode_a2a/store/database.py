@@ -15,6 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
@@ -330,6 +331,16 @@ class Database:
         the next commit says whether this process still is who it was.
         """
         return time.monotonic() < self.held_until
+
+    async def held(self) -> None:
+        """Wait until ``holds``; for ever if another has taken what this process ran."""
+        while not self.holds:
+            with suppress(StoreUnavailableError):
+                await self.ready("holding")
+                continue
+            if self.lost:
+                await asyncio.Future()  # until this task is cancelled: the service is ending
+            await asyncio.sleep(RETRY_SECONDS[0])
 
     async def run(self) -> None:
         """Show that this process lives; raise DatabaseError once it may not go on."""

@@ -6,7 +6,8 @@ an upstream is the only one to write the logs of its tasks. Times are compared b
 clock alone.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import orjson
@@ -38,19 +39,47 @@ class UpstreamRow(NamedTuple):
     serves: tuple[str, ...]
     """Directories; none: all of them."""
     room: int
+    tasks: int = 0
+    """Open ones, as its owner counts them."""
+    away: float | None = None
+    """Seconds for which nobody has run and reached it; None while somebody does."""
+    free: bool = False
+    """Whether it has no live owner."""
+
+    def serves_directory(self, directory: str | None) -> bool:
+        if not self.serves:
+            return True
+        return directory is not None and any(
+            Path(directory).is_relative_to(one) for one in self.serves
+        )
 
 
 _LIVE = sa.text(
     "SELECT no, name, version, extract(epoch FROM clock_timestamp() - seen)::float8, lists"
     " FROM replicas WHERE gone IS NULL ORDER BY no"
 )
-_UPSTREAMS = sa.text("SELECT name, owner, state, drain, serves, room FROM upstreams ORDER BY name")
+_UPSTREAMS = sa.text(
+    "SELECT u.name, u.owner, u.state, u.drain, u.serves, u.room, u.tasks,"
+    " extract(epoch FROM clock_timestamp()"
+    " - CASE u.state WHEN 'up' THEN r.gone ELSE u.changed END)::float8,"
+    " r.no IS NULL OR r.gone IS NOT NULL"
+    " FROM upstreams u LEFT JOIN replicas r ON r.no = u.owner ORDER BY u.name"
+)
 _LIST = sa.text("UPDATE replicas SET lists = :lists WHERE no = :me")
 _ENROLL = sa.text(
-    "INSERT INTO upstreams (name, owner, state, drain, serves, room, changed)"
-    " VALUES (:name, :owner, 'away', :drain, :serves, :room, clock_timestamp())"
+    "INSERT INTO upstreams (name, owner, state, drain, serves, room, tasks, changed)"
+    " VALUES (:name, :owner, 'away', :drain, :serves, :room, 0, clock_timestamp())"
     " ON CONFLICT (name) DO UPDATE SET drain = excluded.drain, serves = excluded.serves,"
     " room = excluded.room"
+)
+_ENROLL_LEFT = sa.text(
+    "INSERT INTO upstreams (name, owner, state, drain, room, tasks, changed)"
+    " SELECT DISTINCT upstream, cast(:owner AS bigint), 'away', 0, 0, 0, clock_timestamp()"
+    " FROM tasks WHERE state = ANY(:states) ON CONFLICT (name) DO NOTHING"
+)
+_FORGET = sa.text(
+    "DELETE FROM upstreams WHERE state = 'lost' AND owner IS NULL"
+    " AND changed < clock_timestamp() - interval '1 day'"
 )
 _DECLARE_GONE = sa.text(
     "UPDATE replicas SET gone = clock_timestamp() WHERE gone IS NULL AND no = ANY(:numbers)"
@@ -61,12 +90,20 @@ _FREE = sa.text(
     " WHERE u.name = ANY(:names) AND (r.no IS NULL OR r.gone IS NOT NULL)"
     " ORDER BY u.name FOR UPDATE OF u SKIP LOCKED"
 )
-_TAKE = sa.text(
-    "UPDATE upstreams SET owner = :me, changed = clock_timestamp() WHERE name = ANY(:names)"
-)
+_TAKE = sa.text("UPDATE upstreams SET owner = :me WHERE name = ANY(:names)")
+# Nobody sees it until there is another owner.
 _HAND_OVER = sa.text(
-    "UPDATE upstreams SET owner = NULL, changed = clock_timestamp()"
+    "UPDATE upstreams SET owner = NULL, state = CASE state WHEN 'up' THEN 'away' ELSE state END,"
+    " changed = CASE state WHEN 'up' THEN clock_timestamp() ELSE changed END"
     " WHERE owner = :me AND name = ANY(:names)"
+)
+_PUBLISH = sa.text(
+    "UPDATE upstreams SET state = cast(:state AS text), tasks = :tasks,"
+    " changed = CASE state WHEN cast(:state AS text) THEN changed ELSE clock_timestamp() END"
+    " WHERE owner = :me AND name = :name"
+)
+_LOSE = sa.text(
+    "UPDATE upstreams SET state = 'lost', changed = clock_timestamp() WHERE name = ANY(:names)"
 )
 
 
@@ -80,13 +117,20 @@ def live(connection: Connection) -> list[ReplicaRow]:
 
 def upstreams(connection: Connection) -> list[UpstreamRow]:
     return [
-        UpstreamRow(name, owner, state, bool(drain), tuple(orjson.loads(serves or b"[]")), room)
-        for name, owner, state, drain, serves, room in connection.execute(_UPSTREAMS)
+        UpstreamRow(name, owner, state, bool(drain), tuple(orjson.loads(serves or b"[]")), *counted)
+        for name, owner, state, drain, serves, *counted in connection.execute(_UPSTREAMS)
     ]
 
 
-def enroll(connection: Connection, me: int, listed: Sequence[UpstreamRow]) -> None:
-    """Note what a replica has in its settings; upstreams that are new have no owner."""
+def enroll(
+    connection: Connection, me: int, listed: Sequence[UpstreamRow], states: Sequence[str] = ()
+) -> None:
+    """Note what a replica has in its settings; upstreams that are new have no owner.
+
+    So are those of tasks in these states that nobody has noted.
+    """
+    connection.execute(_FORGET)
+    connection.execute(_ENROLL_LEFT, {"owner": UNKNOWN, "states": list(states)})
     names = orjson.dumps([row.name for row in listed])
     connection.execute(_LIST, {"me": me, "lists": names})
     for row in sorted(listed):
@@ -114,3 +158,22 @@ def take(connection: Connection, me: int, names: Collection[str]) -> dict[str, b
 def hand_over(connection: Connection, me: int, names: Collection[str]) -> None:
     """Let another replica go on with these, whose logs are stored to the end."""
     connection.execute(_HAND_OVER, {"me": me, "names": list(names)})
+
+
+def hand_over_listed(connection: Connection, me: int, names: Collection[str]) -> None:
+    """Let others go on with these, as far as one of them can; the rest waits for our return."""
+    listed = {name for row in live(connection) if row.no != me for name in row.lists}
+    hand_over(connection, me, listed.intersection(names))
+
+
+def publish(connection: Connection, me: int, seen: Mapping[str, tuple[str, int]]) -> None:
+    """Let others know the state and the number of open tasks of what this replica runs."""
+    for name, (state, tasks) in sorted(seen.items()):
+        connection.execute(_PUBLISH, {"me": me, "name": name, "state": state, "tasks": tasks})
+
+
+def lose(connection: Connection, me: int, names: Collection[str]) -> dict[str, bool]:
+    """Take what nobody will run any more, to end what is left of it."""
+    taken = take(connection, me, names)
+    connection.execute(_LOSE, {"names": list(taken)})
+    return taken

@@ -203,7 +203,8 @@ upstreams = sa.Table(
     sa.Column("drain", sa.Integer, nullable=False, comment="1: new contexts begin elsewhere"),
     sa.Column("serves", sa.LargeBinary, comment="directories; empty: all of them"),
     sa.Column("room", sa.Integer, nullable=False, comment="turns at once; 0: no limit"),
-    sa.Column("changed", sa.DateTime(timezone=True), nullable=False, comment="owner or state"),
+    sa.Column("tasks", sa.Integer, nullable=False, comment="open ones, as its owner counts them"),
+    sa.Column("changed", sa.DateTime(timezone=True), nullable=False, comment="of the state"),
     sqlite_with_rowid=False,
 )
 
@@ -334,8 +335,8 @@ STEPS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE replicas ADD COLUMN lists BLOB",
         """CREATE TABLE upstreams (
             name VARCHAR NOT NULL, owner BIGINT, state VARCHAR NOT NULL, drain INTEGER NOT NULL,
-            serves BLOB, room INTEGER NOT NULL, changed TIMESTAMP WITH TIME ZONE NOT NULL,
-            PRIMARY KEY (name)
+            serves BLOB, room INTEGER NOT NULL, tasks INTEGER NOT NULL,
+            changed TIMESTAMP WITH TIME ZONE NOT NULL, PRIMARY KEY (name)
         ) WITHOUT ROWID""",
         """CREATE TABLE mail (
             no INTEGER PRIMARY KEY AUTOINCREMENT, upstream VARCHAR NOT NULL,

@@ -7,6 +7,7 @@ catches up from the tail, or from the store if it has fallen behind the tail.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -195,7 +196,14 @@ class TaskLog:
                 (_ENDED if after.state.terminal else _OPEN)[after.state].inc()
             if after.state is not before.state or logger.is_enabled_for(logging.INFO):
                 _note(self.ref, before, after, at)
-        elif len(entries) == 1 and self._shown == first - 1 and isinstance(entries[0].event, Grew):
+        held = time.monotonic() < self.database.held_until
+        if (
+            after is before
+            and len(entries) == 1
+            and self._shown == first - 1
+            and isinstance(entries[0].event, Grew)
+            and held
+        ):
             # Most of the time: there is no more to it.
             self._shown = first
             for reader in self.readers:
@@ -203,7 +211,7 @@ class TaskLog:
             return True
         if also is not None or not FIRM.isdisjoint(type(entry.event) for entry in entries):
             self._firm = entries[-1].seq
-        elif self._firm <= self._stored:
+        elif self._firm <= self._stored and held:
             self._show(self.state.seq)
         return True
 
@@ -277,9 +285,11 @@ class TaskLog:
 
     async def steady(self) -> TaskState:
         """Return the state once nothing in it waits to be stored; valid until the next await."""
-        while self._firm > self._stored:
+        while self._firm > self._stored or time.monotonic() >= self.database.held_until:
             try:
                 async with asyncio.timeout(STORE_SECONDS):
+                    if time.monotonic() >= self.database.held_until:
+                        await self.database.held()
                     await asyncio.shield(self._writer.commit())
             except TimeoutError:
                 raise StoreUnavailableError(operation="loading") from None
@@ -307,6 +317,14 @@ class TaskLog:
         self._wake()
         for reader in [*self.readers, *self.patient]:
             reader.offer([])
+
+    def close(self, writer: "LogWriter") -> None:
+        """Let nothing more be written here, since another replica writes it, and end all reading.
+
+        Whoever still tries to write is told by the writer that is given.
+        """
+        self._writer = writer
+        self.move()
 
     def check_moved(self) -> None:
         """Raise StreamEndedError if the log goes on elsewhere."""

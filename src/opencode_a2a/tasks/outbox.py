@@ -16,7 +16,7 @@ import secrets
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -375,9 +375,18 @@ class Outbox:
 
         it.running.add_done_callback(ended)
 
+    async def give_up(self, upstream: str) -> None:
+        """Stop sending what belongs to tasks of an upstream: another replica goes on with it."""
+        rows = await self._database.read(lambda c: webhooks.active(c, [upstream]))
+        places = {(row.task_no, row.config_id) for row in rows}
+        await self._stop([it for place, it in self._deliveries.items() if place in places])
+
     async def close(self) -> None:
         """Stop sending; what was not taken is sent after the next start."""
-        running = [it.running for it in self._deliveries.values() if it.running is not None]
+        await self._stop(self._deliveries.values())
+
+    async def _stop(self, deliveries: Iterable[Delivery]) -> None:
+        running = [it.running for it in deliveries if it.running is not None]
         for one in running:
             one.cancel()
         await asyncio.gather(*running, return_exceptions=True)

@@ -18,7 +18,7 @@ from opencode_a2a.events import (
     Resumed,
 )
 from opencode_a2a.messages import ANYWHERE, Added, Answered
-from opencode_a2a.store import spending
+from opencode_a2a.store import interrupts, spending
 from opencode_a2a.store import tasks as rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.tasks.log import LogWriter, Replay, TaskLog, ref_of
@@ -84,7 +84,10 @@ async def recover(
         log = TaskLog(row.no, replay.state, writer, database)
         task = tasks.adopt(log, member or fleet.first, request.routing if request else ANYWHERE)
         if member is None:
-            await task.end(Finished(Outcome.FAILED, failure=UPSTREAM_LOST))
+            await task.end(
+                Finished(Outcome.FAILED, failure=UPSTREAM_LOST),
+                lambda connection, task_id=row.id: interrupts.void(connection, task_id, now_ms()),
+            )
             continue
         if replay.state.status.paused:
             if request is not None:

@@ -10,14 +10,13 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from itertools import chain
 
 import structlog
 
 from opencode_a2a import metrics
-from opencode_a2a.config import UpstreamEntry
 from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.store import replicas
 from opencode_a2a.store.database import Database
@@ -26,11 +25,18 @@ from opencode_a2a.tasks.log import LogWriter
 from opencode_a2a.tasks.outbox import Outbox
 from opencode_a2a.tasks.recovery import recover
 from opencode_a2a.tasks.service import TaskService
-from opencode_a2a.turns.fleet import Fleet
+from opencode_a2a.tasks.state import OPEN
+from opencode_a2a.turns.fleet import Fleet, Member
 
 logger = structlog.get_logger(__name__)
 
 RETRY_SECONDS = 0.5
+AWAY_SECONDS = 5.0
+"""How long an OpenCode may be silent before others are told that it is away."""
+UNREACHED_SECONDS = 10.0
+"""The same before another replica is to try."""
+SHY_SECONDS = (10.0, 120.0)
+"""How long one that could not be reached is left to others, at first and at the most."""
 Beside = Callable[[Coroutine[None, None, None], str], AbstractAsyncContextManager[None]]
 """Runs something for as long as the context lasts."""
 
@@ -63,34 +69,63 @@ class Ownership:
         """All that use the database, as they were seen last; none with SQLite."""
         self.upstreams: Sequence[UpstreamRow] = ()
         """All that these run, or could run."""
+        self._began: dict[str, float] = {}
+        """When that was."""
+        self._published: dict[str, tuple[str, int]] = {}
+        """State and number of open tasks of each that this replica runs, as others know them."""
+        self._shy: dict[str, tuple[float, float]] = {}
+        """Until when those are left to others that could not be reached from here; and for how
+        long it was."""
+        self._free_since: dict[str, float] = {}
+        self._wake = asyncio.Event()
 
-    async def start(self, entries: Iterable[UpstreamEntry]) -> None:
+    async def start(self) -> None:
         """Take what is free; without other replicas that is everything."""
         me = self._database.replica
         if me is None:
             await self._begin(dict.fromkeys(self._fleet.members, False))
             return
         listed = [
-            UpstreamRow(
-                entry.name,
-                None,
-                "away",
-                entry.drain,
-                tuple(map(str, entry.directories)),
-                entry.max_turns,
-            )
-            for entry in entries
+            UpstreamRow(one.name, None, "away", one.drain, tuple(one.directories), one.max_turns)
+            for one in self._fleet.members.values()
         ]
-        await self._database.write(lambda connection: replicas.enroll(connection, me, listed))
+        await self._database.write(
+            lambda connection: replicas.enroll(connection, me, listed, list(OPEN))
+        )
         await self._watch(me)
+        self._database.tell("u")
 
     async def run(self) -> None:
         """Look every now and then who is gone, and what is free."""
         me = self._database.replica
-        while me is not None:
-            await asyncio.sleep(self._lease / 8)
+        if me is None:
+            return
+        self._database.heard.append(self._hear)
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._lease / 8):
+                    await self._wake.wait()
+            self._wake.clear()
             with suppress(StoreUnavailableError):  # which has been logged
                 await self._watch(me)
+
+    def _hear(self, told: str) -> None:
+        if told in ("", "u"):
+            self._wake.set()
+
+    async def close_errands(self) -> None:
+        """Stop following what runs without a task; what is asked stays open."""
+        for member in self._fleet.members.values():
+            await member.errands.close()
+
+    async def hand_over(self) -> None:
+        """Let other replicas go on, now that everything is stored and nothing runs here."""
+        me = self._database.replica
+        # Of what is only being taken, something may be lost.
+        mine = [member.name for member in self._fleet.members.values() if member.mine]
+        if me is not None:
+            await self._database.write(lambda c: replicas.hand_over_listed(c, me, mine))
+            self._database.tell("u")
 
     async def close(self) -> None:
         """Stop following the OpenCodes."""
@@ -105,35 +140,49 @@ class Ownership:
         if now - self._seen > self._lease / 2:
             self._judges_at = now + self._lease
         self._seen = now
-        silent = {one.no for one in live if one.silent > self._lease and one.no != me}
+        silent = [one for one in live if one.silent > self._lease and one.no != me]
         if silent and now >= self._judges_at:
-            found, lease = frozenset(silent), self._lease
-            gone = await self._database.write(
-                lambda connection: replicas.declare_gone(connection, found, lease)
-            )
-            names = [one.name for one in live if one.no in gone]
-            logger.warning("replicas are silent and count as gone", replicas=names)
+            gone = await self._declare_gone(silent)
             live = [one for one in live if one.no not in gone]
+            rows = [row._replace(free=row.free or row.owner in gone) for row in rows]
         self.live, self.upstreams = live, rows
         metrics.REPLICAS.set(len(live))
         self._database.several = any(one.no != me for one in live)
         members = self._fleet.members
         self._fleet.others = {
-            row.name: row for row in rows if row.name not in members and row.state != "lost"
+            row.name: row
+            for row in rows
+            if row.state != "lost" and not (row.name in members and members[row.name].mine)
         }
-        self._fleet.alone = len(members) == 1 and not self._fleet.others
-        wanted = self._wanted(me, live, rows)
+        self._fleet.alone = len(members) == 1 and not self._fleet.others.keys() - members.keys()
+        await self._publish(me)
+        listing = Counter(chain.from_iterable(one.lists for one in live))
+        shares = {
+            one.no: math.ceil(sum(1 / listing[name] for name in one.lists) - 1e-9) for one in live
+        }
+        owned = Counter(row.owner for row in rows if not row.free)
+        for name in self._unwanted(me, live, shares, owned):
+            await self._give_up(me, members[name])
+        wanted = self._wanted(rows, listing, shares.get(me, 0) - owned[me])
         if wanted:
-            taken = await self._database.write(
-                lambda connection: replicas.take(connection, me, wanted)
-            )
+            taken = await self._database.write(lambda c: replicas.take(c, me, wanted))
             if taken:
                 before = {row.name: row.owner for row in rows}
                 for name, handed_over in taken.items():
                     cause = "new" if before.get(name) == replicas.UNKNOWN else "gone"
                     metrics.TAKEOVERS.labels("handed over" if handed_over else cause).inc()
+                away = {row.name: row.away or 0.0 for row in rows}
                 with metrics.TAKEOVER_SECONDS.time():
-                    await self._begin(taken)
+                    await self._begin(taken, away)
+                self._database.tell("u")
+        lost = [
+            row.name
+            for row in rows
+            if row.free and row.state != "lost" and not listing[row.name]
+            if row.away is not None and row.away >= self._fleet.lost_seconds > 0
+        ]
+        if lost:
+            await self._lose(me, lost)
 
     @property
     def any_up(self) -> bool:
@@ -141,27 +190,101 @@ class Ownership:
         numbers = {one.no for one in self.live}
         return any(row.state == "up" and row.owner in numbers for row in self.upstreams)
 
-    def _wanted(
-        self, me: int, live: Sequence[ReplicaRow], rows: Sequence[UpstreamRow]
+    async def _declare_gone(self, silent: Sequence[ReplicaRow]) -> list[int]:
+        numbers, lease = [one.no for one in silent], self._lease
+        gone = await self._database.write(lambda c: replicas.declare_gone(c, numbers, lease))
+        names = [one.name for one in silent if one.no in gone]
+        if names:
+            logger.warning("replicas are silent and count as gone", replicas=names)
+        return gone
+
+    async def _publish(self, me: int) -> None:
+        """Let others know how the OpenCodes of this replica are."""
+        now, seen = asyncio.get_running_loop().time(), dict[str, tuple[str, int]]()
+        for member in self._fleet.members.values():
+            if not member.mine:
+                continue
+            state = self._published.get(member.name, ("away", 0))[0]
+            if member.up or member.lost:
+                state = member.state
+            elif member.away_since is not None and now - member.away_since >= AWAY_SECONDS:
+                state = "away"
+            seen[member.name] = state, self._fleet.tasks[member.name]
+        changed = {name: one for name, one in seen.items() if self._published.get(name) != one}
+        if changed:
+            await self._database.write(lambda c: replicas.publish(c, me, changed))
+        self._published = seen
+
+    def _unwanted(
+        self,
+        me: int,
+        live: Sequence[ReplicaRow],
+        shares: Mapping[int, int],
+        owned: Mapping[int | None, int],
     ) -> list[str]:
-        """Return what is free and would be this replica's fair share."""
-        numbers = {one.no for one in live}
-        listing = Counter(chain.from_iterable(one.lists for one in live))
-        listing.update({name: 1 for name in self._fleet.members if not listing[name]})
-        share = math.ceil(sum(1 / listing[name] for name in self._fleet.members) - 1e-9)
-        room = share - sum(row.owner == me for row in rows)
-        free = [
-            row.name for row in rows if row.name in self._fleet.members and row.owner not in numbers
+        """Return what another replica should run: it may reach it, or has less than its share."""
+        found, now = list[str](), asyncio.get_running_loop().time()
+        others = [one for one in live if one.no != me]
+        for member in self._fleet.members.values():
+            listing = [one for one in others if member.name in one.lists]
+            if not (member.mine and listing):
+                continue
+            if member.up:
+                self._shy.pop(member.name, None)
+            elif member.away_since is not None:
+                since = max(member.away_since, self._began[member.name])
+                if not member.lost and now - since >= UNREACHED_SECONDS:
+                    seconds = self._shy.get(member.name, (0.0, SHY_SECONDS[0] / 2))[1]
+                    seconds = min(2 * seconds, SHY_SECONDS[1])
+                    self._shy[member.name] = time.monotonic() + seconds, seconds
+                    found.append(member.name)
+                continue
+            # One at a time: its new owner counts it then.
+            waiting = any(owned[one.no] < shares[one.no] for one in listing)
+            if not found and waiting and owned[me] > shares[me] and self._idle(member):
+                found.append(member.name)
+        return found
+
+    def _idle(self, member: Member) -> bool:
+        return not self._fleet.tasks[member.name] and not member.errands.any()
+
+    def _wanted(
+        self, rows: Sequence[UpstreamRow], listing: Mapping[str, int], room: int
+    ) -> list[str]:
+        """Return what is free and belongs to this replica's fair share, or is left by all."""
+        now = time.monotonic()
+        free = [row.name for row in rows if row.free and row.name in self._fleet.members]
+        self._free_since = {name: self._free_since.get(name, now) for name in free}
+        ready = [
+            name for name in free if listing[name] < 2 or self._shy.get(name, (0.0,))[0] <= now
         ]
         # What nobody else can run comes first.
-        return sorted(free, key=lambda name: (listing[name], name))[: max(0, room)]
+        ready.sort(key=lambda name: (listing[name], name))
+        left = [name for name in ready if now - self._free_since[name] >= self._lease / 2]
+        return [*dict.fromkeys([*ready[: max(0, room)], *left])]
 
-    async def _begin(self, taken: Mapping[str, bool]) -> None:
+    async def _begin(
+        self, taken: Mapping[str, bool], away: Mapping[str, float] | None = None
+    ) -> None:
         """Run what was taken, and go on with what ran there; True says it was handed over."""
         members = [self._fleet.members[name] for name in taken]
         for member in members:
+            self._fleet.others.pop(member.name, None)
             term = self._terms[member.name] = AsyncExitStack()
             await term.enter_async_context(self._beside(member.turns.feed.run(), "feed"))
+        count = await self._recover(taken, members)
+        if count:
+            logger.warning("tasks taken up after a restart", count=count)
+        now, longest = asyncio.get_running_loop().time(), self._fleet.lost_seconds
+        for member in members:
+            self._began[member.name] = now
+            if away and away[member.name]:
+                # Its owners before could not reach it either; but this one has to try.
+                before = min(away[member.name], longest - 2 * UNREACHED_SECONDS)
+                member.away_since = now - max(0.0, before)
+            member.mine = True
+
+    async def _recover(self, taken: Mapping[str, bool], members: Sequence[Member]) -> int:
         only = None if self._database.replica is None else taken
         while True:
             try:
@@ -170,10 +293,29 @@ class Ownership:
                     logs = {task.log.no: task.log for task in self._tasks.open_tasks()}
                     await self._outbox.recover(logs, only)
                 await self._fleet.recover_errands(members)
-                break
+                return count
             except StoreUnavailableError:  # what was taken up before that is not taken up again
                 await asyncio.sleep(RETRY_SECONDS)
-        if count:
-            logger.warning("tasks taken up after a restart", count=count)
-        for member in members:
-            member.mine = True
+
+    async def _give_up(self, me: int, member: Member) -> None:
+        """Leave an OpenCode to another replica, with everything stored and nothing running here."""
+        logger.warning("OpenCode is left to another replica", upstream=member.name)
+        member.mine = False
+        await member.errands.close()
+        await self._tasks.give_up(member)
+        await self._outbox.give_up(member.name)
+        await self._terms.pop(member.name).aclose()
+        member.renew()
+        self._published.pop(member.name, None)
+        await self._database.insist(lambda c: replicas.hand_over(c, me, [member.name]))
+        self._database.tell("u")
+
+    async def _lose(self, me: int, names: Sequence[str]) -> None:
+        """End what is left of OpenCodes that nobody will run any more."""
+        taken = await self._database.write(lambda c: replicas.lose(c, me, names))
+        if not taken:
+            return  # another replica does it
+        logger.error("OpenCodes are lost", upstreams=list(taken))
+        await self._recover(taken, [])
+        await self._writer.commit()
+        await self._database.insist(lambda c: replicas.hand_over(c, me, list(taken)))

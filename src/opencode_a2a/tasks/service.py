@@ -72,8 +72,10 @@ from opencode_a2a.tasks.state import (
     OPEN,
     Accepted,
     Cursor,
+    Entry,
     Query,
     State,
+    Status,
     TaskRef,
     TaskState,
     dump_entries,
@@ -90,7 +92,7 @@ from opencode_a2a.turns.answers import (
     only_an_answer,
     understand,
 )
-from opencode_a2a.turns.fleet import ElsewhereError, Fleet, Member
+from opencode_a2a.turns.fleet import FORWARDED, ElsewhereError, Fleet, Member
 from opencode_a2a.turns.interrupts import CLOCK
 from opencode_a2a.turns.rights import DEFAULT_AGENT
 from opencode_a2a.turns.sessions import (
@@ -153,6 +155,7 @@ UPSTREAM_LOST = Failure(
 INTERNAL = Failure(
     FailureType.INTERNAL_ERROR, "The service failed while running the turn. Send the message again."
 )
+ADMISSION_SECONDS = 0.02
 FIRST_ROUTING = frozenset({"session_id", "directory", "workspace_id", "model", "hops"})
 """The fields of a routing that 2.0.0 had."""
 ANYWHERE_FIELDS = asdict(ANYWHERE)
@@ -464,6 +467,20 @@ class OpenTask:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._turn = None
+
+
+class ClosedWriter(LogWriter):
+    """Takes nothing: the logs are written by the replica that runs the OpenCode now."""
+
+    def __init__(self, database: Database, upstream: str) -> None:
+        super().__init__(database)
+        self._upstream = upstream
+
+    def add(
+        self, log: TaskLog, before: Status, entries: Sequence[Entry], also: Write | None = None
+    ) -> None:
+        raise ElsewhereError(self._upstream)
 
 
 class TaskService:
@@ -520,6 +537,7 @@ class TaskService:
 
     async def _submit_for(self, body: bytes) -> bytes:
         """Take a message for another replica."""
+        FORWARDED.set(True)
         try:
             done = await self._submit(SendCommand.load(body))
         except AnswerExpectedError as error:
@@ -559,6 +577,8 @@ class TaskService:
         await member.turns.reachable()
         if routing != ANYWHERE:
             await _check(command.principal, command.request, member.turns)
+        if not member.mine:  # it was given up meanwhile
+            raise ElsewhereError(member.name)
         task = await self.admit(command, member)
         if isinstance(task, TaskRow):
             return Submitted(await self._log(task), 0)
@@ -638,7 +658,7 @@ class TaskService:
 
             The sender can send the message again, and finds this task.
             """
-            if not isinstance(outcome, TaskRow):
+            if not isinstance(outcome, TaskRow) and member.mine:  # else its next owner finds it
                 task = admitted(*outcome)
                 task.start(command.request, new_context=command.context_id is None)
 
@@ -1053,6 +1073,23 @@ class TaskService:
         for task in self._open.values():
             if task.member is member and not task.losing:
                 task.lose()
+
+    async def give_up(self, member: Member) -> None:
+        """Leave the tasks of an OpenCode to another replica, with all of them stored."""
+        own = [task for task in self._open.values() if task.member is member]
+        while self._fleet.tasks[member.name] > len(own):  # one is being admitted
+            await asyncio.sleep(ADMISSION_SECONDS)
+            own = [task for task in self._open.values() if task.member is member]
+        await asyncio.gather(*(task.leave() for task in own))
+        await self._writer.commit()
+        for task in own:
+            ref, status = task.log.ref, task.log.state.status
+            del self._open[ref.id]
+            self._planned.pop(ref.id, None)
+            self._counts[ref.principal] -= 1
+            self._fleet.tasks[member.name] -= 1
+            metrics.TASKS.labels(status.state).dec()
+            task.log.close(ClosedWriter(self._database, member.name))
 
     def leave(self) -> None:
         """Let nobody wait any longer for a task: the service is about to stop."""

@@ -216,6 +216,9 @@ class Errands:
     def follows(self, session_id: SessionId) -> bool:
         return session_id in self._running
 
+    def any(self) -> bool:
+        return bool(self._running)
+
     def working(self) -> set[SessionId]:
         """Return the sessions that do not wait for a person."""
         return {

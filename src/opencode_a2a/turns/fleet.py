@@ -11,6 +11,7 @@ import os
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from pathlib import Path
 
 import structlog
@@ -38,6 +39,10 @@ from opencode_a2a.turns.turn import Turns
 logger = structlog.get_logger(__name__)
 
 WATCH_SECONDS = 1.0
+HOME = 2
+"""How many more open tasks an OpenCode of this replica may have than one of another."""
+FORWARDED: ContextVar[bool] = ContextVar("forwarded", default=False)
+"""Whether another replica has chosen where something is to run; it is not sent on."""
 PROBE_SECONDS = 3.0
 """How long an OpenCode may take to say whether a session is its own."""
 
@@ -57,12 +62,12 @@ class Member:
     """One OpenCode, and all that the service runs in it."""
 
     def __init__(
-        self, entry: UpstreamEntry, upstream: Upstream, turns: Turns, errands: Errands
+        self, entry: UpstreamEntry, upstream: Upstream, make: Callable[[], tuple[Turns, Errands]]
     ) -> None:
         self.name = entry.name
         self.upstream = upstream
-        self.turns = turns
-        self.errands = errands
+        self._make = make
+        self.turns, self.errands = make()
         self.drain = entry.drain
         self.max_turns = entry.max_turns
         self.mine = False
@@ -70,7 +75,12 @@ class Member:
         self.lost = False
         """It was away for too long: its tasks have failed, and its contexts go elsewhere."""
         self.away_since: float | None = None
-        self._directories = [os.path.realpath(directory) for directory in entry.directories]
+        self.directories = [os.path.realpath(directory) for directory in entry.directories]
+
+    def renew(self) -> None:
+        """Forget what was known of it, while another replica runs it."""
+        self.turns, self.errands = self._make()
+        self.lost, self.away_since = False, None
 
     @property
     def up(self) -> bool:
@@ -87,10 +97,10 @@ class Member:
         return self
 
     def serves(self, directory: str | None) -> bool:
-        if not self._directories:
+        if not self.directories:
             return True
         return directory is not None and any(
-            Path(directory).is_relative_to(one) for one in self._directories
+            Path(directory).is_relative_to(one) for one in self.directories
         )
 
 
@@ -102,11 +112,12 @@ class Fleet:
         self.tasks: Counter[str] = Counter()
         """The open tasks of each member."""
         self._database = database
-        self._lost_seconds = lost_seconds
+        self.lost_seconds = lost_seconds
+        """How long one may be away; 0 is for ever."""
         self.alone = len(members) == 1
         """Whether there is one OpenCode, behind this and all other replicas."""
         self.others: dict[str, UpstreamRow] = {}
-        """What only other replicas can run, as far as it is not lost."""
+        """What other replicas run, or only they can, as far as it is not lost."""
         self._placed: OrderedDict[Place, Member] = OrderedDict()
         """Where contexts were placed a while ago, which may not be stored yet."""
 
@@ -223,26 +234,44 @@ class Fleet:
         return self.first
 
     def roomiest(self, directory: str | None) -> Member:
-        """Return where a new context begins: the one with the fewest open tasks."""
-        if len(self.members) == 1:
+        """Return where a new context begins: the one with the fewest open tasks.
+
+        Raise ElsewhereError if that is one that another replica runs. Most streams stay here,
+        where they are fastest, so one of this replica may have a few more tasks.
+        """
+        if self.alone:
             return self.first.check_mine()
         serving = [member for member in self.members.values() if member.serves(directory)]
-        if not serving:
+        others = [row for row in self.others.values() if row.serves_directory(directory)]
+        if not serving and not others:
             text = "is not served by any OpenCode here"
             raise InvalidParamsError(
                 f"{DIRECTORY_FIELD} {text}", violations=(Violation(DIRECTORY_FIELD, text),)
             )
         own = [member for member in serving if member.mine]
-        if not own:
-            raise ElsewhereError(serving[0].name)
         alive = [member for member in own if not member.lost] or own
         taking = [member for member in alive if not member.drain] or alive
+        there = [member for member in taking if member.up]
+        room = [m for m in there or taking if not m.max_turns or self.tasks[m.name] < m.max_turns]
+        best = min(room, key=lambda member: self.tasks[member.name], default=None)
+        if self.others and not FORWARDED.get():
+            usable = [
+                row
+                for row in others
+                if row.state == "up" and not row.drain and (not row.room or row.tasks < row.room)
+            ]
+            least = min(usable, key=lambda row: row.tasks, default=None)
+            enough = best is not None and best.up and not best.drain
+            if least and not (best and enough and self.tasks[best.name] <= least.tasks + HOME):
+                # It is counted when its owner has admitted the task; until then we do.
+                self.others[least.name] = least._replace(tasks=least.tasks + 1)
+                raise ElsewhereError(least.name)
+        if best is None and not own:
+            raise ElsewhereError((serving or others)[0].name)  # which waits for an owner
+        if best is None:
+            raise UpstreamBackpressureError(limit=sum(m.max_turns for m in there or taking))
         # If all are away, the turn waits as it does for a single one.
-        there = [member for member in taking if member.up] or taking
-        room = [m for m in there if not m.max_turns or self.tasks[m.name] < m.max_turns]
-        if not room:
-            raise UpstreamBackpressureError(limit=sum(member.max_turns for member in there))
-        return min(room, key=lambda member: self.tasks[member.name])
+        return best
 
     def errands_of(self, principal: Principal) -> int:
         """Return how many errands of a caller run in this process."""
@@ -278,8 +307,8 @@ class Fleet:
                 if member.away_since is None:
                     member.away_since = now()
                 away = now() - member.away_since
-                several = len(self.members) > 1 and self._lost_seconds > 0
-                if several and away >= self._lost_seconds:
+                several = not self.alone and self.lost_seconds > 0
+                if several and away >= self.lost_seconds:
                     if not member.lost:
                         member.lost = True
                         member.turns.sessions.forget_links()
