@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -331,52 +331,6 @@ async def test_aborting_a_session_cancels_its_task(pair: Pair, here: Caller, the
     assert (await there.ended(task_id)).state == "canceled"
 
 
-@asynccontextmanager
-async def sides(home: Path) -> AsyncGenerator[tuple[Pair, Pair]]:
-    """Run two replicas that run an OpenCode each; each is asked with the other's at its side."""
-    workspace = home / "workspace"
-    workspace.mkdir()
-    async with AsyncExitStack() as stack:
-        opencodes = [
-            await stack.enter_async_context(FakeOpenCode(workspace).running()) for _ in "ab"
-        ]
-        made = await stack.enter_async_context(cluster(opencodes, home))
-        for name, (upstream, opencode) in zip("ab", made.opencodes.items(), strict=True):
-            entry: Json = {"name": upstream, "url": opencode.url, "shared": True}
-            await made.start(name, OPENCODE_UPSTREAMS=orjson.dumps([entry]).decode())
-        a, b = await made.runs("one"), await made.runs("two")
-        yield Pair(opencodes[0], a, b), Pair(opencodes[1], b, a)
-
-
-async def test_lists_show_what_all_replicas_have(tmp_path: Path) -> None:
-    async with sides(tmp_path) as (one, two):
-        here, there = Caller(one.a), Caller(two.a)
-        for pair in (one, two):
-            pair.opencode.play("permission-once")
-        asked = [await here.send("run it"), await there.send("run it")]
-        for caller in (here, there):
-            waiting = (await caller.method("opencode.permissions.list", {}))["items"]
-            listed = (await caller.method("opencode.sessions.list", {}))["items"]
-            newest = (await caller.method("opencode.sessions.list", {"limit": 1}))["items"]
-            busy = (await caller.method("opencode.sessions.status", {}))["items"]
-
-            assert [one["task_id"] for one in waiting] == [task.id for task in asked]
-            sessions = [task.session_id for task in asked]
-            assert {one["id"] for one in listed} == {*sessions}
-            times = [one["status"]["timestamp"] for one in listed]
-            assert times == sorted(times, reverse=True)
-            assert newest == listed[:1]
-            assert sorted(one["session_id"] for one in busy) == sorted(sessions)
-        done = [await there.send("yes", task=asked[0].id), await here.send("yes", task=asked[1].id)]
-
-        assert [task.state for task in done] == ["completed", "completed"]
-        assert [pair.opencode.texts for pair in (one, two)] == [["run it"], ["run it"]]
-
-        await one.a.kill()
-        listed = (await there.method("opencode.sessions.list", {}))["items"]
-        assert [one["id"] for one in listed] == sessions[1:]
-
-
 async def test_the_next_owner_gives_the_answer_that_the_one_before_was_giving(
     tmp_path: Path,
 ) -> None:
@@ -419,3 +373,82 @@ async def test_what_must_not_be_done_twice_may_have_been_done(tmp_path: Path) ->
     assert error["data"][0]["reason"] == "UPSTREAM_UNREACHABLE"
     assert error["data"][0]["metadata"]["method"] == "opencode.sessions.update"
     assert "may have been done" in error["message"]
+
+
+@dataclass
+class Sides:
+    """Two replicas that run an OpenCode each, and only that one."""
+
+    opencodes: list[FakeOpenCode]
+    replicas: list[RunningReplica]
+
+    @property
+    def callers(self) -> list[Caller]:
+        return [Caller(replica) for replica in self.replicas]
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def sides(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Sides]:
+    home = tmp_path_factory.mktemp("sides")
+    (home / "workspace").mkdir()
+    async with AsyncExitStack() as stack:
+        opencodes = [
+            await stack.enter_async_context(FakeOpenCode(home / "workspace").running())
+            for _ in "ab"
+        ]
+        made = await stack.enter_async_context(cluster(opencodes, home))
+        for name, (upstream, opencode) in zip("ab", made.opencodes.items(), strict=True):
+            entry: Json = {"name": upstream, "url": opencode.url, "shared": True}
+            await made.start(name, OPENCODE_UPSTREAMS=orjson.dumps([entry]).decode())
+        yield Sides(opencodes, [await made.runs("one"), await made.runs("two")])
+
+
+async def test_the_next_message_follows_the_first_before_that_has_a_session(sides: Sides) -> None:
+    one, two = sides.opencodes
+    here, there = sides.callers
+    one.creating.clear()
+    first = await here.begin("first", context="a-new-one")
+    second = await there.begin("second", context="a-new-one")
+    one.creating.set()
+    ended = [await there.ended(task.id) for task in (first, second)]
+
+    assert [task.state for task in ended] == ["completed", "completed"]
+    assert ended[0].session_id == ended[1].session_id
+    assert (one.texts, two.texts) == (["first", "second"], [])
+    for opencode in sides.opencodes:
+        opencode.prompts.clear()
+
+
+async def test_lists_show_what_all_replicas_have(sides: Sides) -> None:
+    here, there = sides.callers
+    for opencode in sides.opencodes:
+        opencode.play("permission-once")
+    asked = [await here.send("run it"), await there.send("run it")]
+    sessions = [task.session_id for task in asked]
+    for caller in (here, there):
+        waiting = (await caller.method("opencode.permissions.list", {}))["items"]
+        listed = (await caller.method("opencode.sessions.list", {}))["items"]
+        newest = (await caller.method("opencode.sessions.list", {"limit": 1}))["items"]
+        busy = (await caller.method("opencode.sessions.status", {}))["items"]
+
+        assert [one["task_id"] for one in waiting] == [task.id for task in asked]
+        assert {*sessions} <= {one["id"] for one in listed}
+        times = [one["status"]["timestamp"] for one in listed]
+        assert times == sorted(times, reverse=True)
+        assert newest == listed[:1]
+        assert sorted(one["session_id"] for one in busy) == sorted(sessions)
+    done = [await there.send("yes", task=asked[0].id), await here.send("yes", task=asked[1].id)]
+
+    assert [task.state for task in done] == ["completed", "completed"]
+    assert [opencode.texts for opencode in sides.opencodes] == [["run it"], ["run it"]]
+
+
+async def test_lists_leave_out_a_replica_that_does_not_answer(sides: Sides) -> None:
+    there = sides.callers[1]
+    own = (await there.send("run it")).session_id
+    everything = (await there.method("opencode.sessions.list", {}))["items"]
+    await sides.replicas[0].kill()
+    left = (await there.method("opencode.sessions.list", {}))["items"]
+
+    assert own in {one["id"] for one in left}
+    assert len(left) < len(everything)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,14 @@ from opencode_a2a.errors import (
     UpstreamUnreachableError,
     Violation,
 )
+from opencode_a2a.ids import ModelRef, Principal, TaskId
+from opencode_a2a.messages import Message, Part, PromptPart, Routing, TurnRequest
+from opencode_a2a.rights import Budget, Rights
 from opencode_a2a.store.database import Database, Replica
 from opencode_a2a.tasks import post as module
+from opencode_a2a.tasks.outbox import PushConfig
 from opencode_a2a.tasks.post import NOBODY, UNSURE, Post, dump_error, load_error
+from opencode_a2a.tasks.service import SendCommand
 from opencode_a2a.turns.fleet import ElsewhereError
 from tests.support import stores
 
@@ -325,3 +331,34 @@ async def test_every_error_is_the_same_elsewhere() -> None:
     assert load_error(dump_error(missing)).data == {"detail": "for the caller"}
     unknown = dump_error(missing).replace(b"UpstreamNotFoundError", b"LaterError")
     assert type(load_error(unknown)) is InternalError
+
+
+async def test_a_message_is_the_same_elsewhere() -> None:
+    part = Part("data", data={"n": 2**53, "text": "a\nb", "none": None}, metadata={"x": 1})
+    message = Message("m", "user", [part, Part("raw", raw="AAA=")], {"k": []}, ["e"], ["t"])
+    routing = Routing(
+        *("ses_1", "sub", "wrk_1", ModelRef("p", "m"), "build", "review"),
+        rights=Rights("ask"),
+        output_schema={"type": "object"},
+        plan=True,
+        new_task=True,
+        hops=2,
+    )
+    prompt = (PromptPart(text="hello\n"), PromptPart(media_type="image/png", data="AAA="))
+    command = SendCommand(
+        principal=Principal("ann"),
+        message=message,
+        request=TurnRequest(prompt, routing, rights=Rights("deny", waits=False), delivery="queue"),
+        task_id="t",
+        context_id="c",
+        output_modes=("text/plain",),
+        push=PushConfig("https://hooks.test/x", "c", "Bearer", "secret", "token", within="x"),
+        budget=Budget(1.5, 10, 2),
+        told={TaskId("t"): 3},
+    )
+    loaded = SendCommand.load(command.dump())
+    assert loaded == command
+    assert loaded.digest == command.digest
+    plain = replace(command, task_id=None, push=None, output_modes=None)
+    assert SendCommand.load(plain.dump()) == plain
+    assert SendCommand.load(plain.dump()).digest == plain.digest

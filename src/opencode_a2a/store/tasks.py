@@ -246,12 +246,15 @@ def load_open(
     return [TaskRow(*row) for row in connection.execute(query)]
 
 
-def in_state(connection: Connection, principal: str, state: str) -> list[TaskRow]:
-    """Return the tasks of a principal that are in a state, oldest first."""
+def of_principal(
+    connection: Connection, principal: str, states: Sequence[str], context_id: str | None
+) -> list[TaskRow]:
+    """Return the tasks of a principal in some states, of a context or of all, oldest first."""
     columns = [tasks.c[name] for name in TaskRow._fields]
-    mine = (tasks.c.principal == principal, tasks.c.state == state)
-    query = sa.select(*columns).where(*mine).order_by(tasks.c.no)
-    return [TaskRow(*row) for row in connection.execute(query)]
+    query = sa.select(*columns).where(tasks.c.principal == principal, tasks.c.state.in_(states))
+    if context_id is not None:
+        query = query.where(tasks.c.context_id == context_id)
+    return [TaskRow(*row) for row in connection.execute(query.order_by(tasks.c.no))]
 
 
 def owner(connection: Connection, task_id: str) -> str | None:

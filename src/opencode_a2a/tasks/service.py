@@ -147,6 +147,8 @@ UNWATCHED = (
     "to get a plan as the answer"
 )
 ALREADY_AT_WORK = "comes too late for a task that works; send the message without taskId"
+TOLD_SECONDS = 0.5
+"""How long the word may take that another replica has shown what is asked."""
 UPSTREAM_LOST = Failure(
     FailureType.UPSTREAM_LOST,
     "The OpenCode that ran the task is gone. Send the message again; the conversation goes on in "
@@ -550,29 +552,25 @@ class TaskService:
         if command.task_id is not None:
             return await self._continue(command, command.task_id)
         routing, references = command.request.routing, command.message.reference_task_ids
+        named = command.context_id or routing.session_id or references
+        elsewhere = await self._elsewhere(command) if named and self._database.several else []
         waiting: list[TaskLog] = []
-        if (command.context_id or routing.session_id or references) and not routing.new_task:
+        if named and not routing.new_task:
             waiting = self._waiting(command)
-            if self._database.several:
-                waiting += await self._waiting_elsewhere(command)
+            for row, where in elsewhere:
+                if self._awaits(command, load_task(row), where):
+                    waiting.append(await self._log(row))
         if waiting:
-            waiting = [log for log in waiting if log.ref.id in references] or waiting
-            # To run it behind a task that waits for its answer would be to wait for ever.
-            if len(waiting) == 1:
-                return await self._continue(command, waiting[0].ref.id)
-            earlier = await self._repeated(command)
-            if earlier is not None:
-                return Submitted(await self._log(earlier), 0)
-            states = [await log.steady() for log in waiting]
-            refusal = AnswerExpectedError(states, SEVERAL)
-            if only_an_answer(command.message):
-                for log in waiting:
-                    await self._database.write(_remember(command, log, refusal=refusal))
-            raise refusal
+            return await self._continue_one(command, waiting)
         if routing != ANYWHERE:
             earlier = await self._repeated(command)
             if earlier is not None:
                 return Submitted(await self._log(earlier), 0)
+        sessions = self._fleet.first.turns.sessions
+        for row, where in elsewhere:
+            joins = row.context_id == command.context_id and routing.session_id is None
+            if joins and sessions.same_place(routing, where):
+                raise ElsewhereError(row.upstream)  # its session may not be stored yet
         member = await self._fleet.member_for(command.principal, command.context_id, routing)
         await member.turns.reachable()
         if routing != ANYWHERE:
@@ -584,6 +582,25 @@ class TaskService:
             return Submitted(await self._log(task), 0)
         task.start(command.request, new_context=command.context_id is None)
         return Submitted(task.log, task.log.state.seq, new=True)
+
+    async def _continue_one(self, command: SendCommand, waiting: list[TaskLog]) -> Submitted:
+        """Take a message as the answer to the task that waits for one, if that is only one.
+
+        To run it behind a task that waits for its answer would be to wait for ever.
+        """
+        references = command.message.reference_task_ids
+        waiting = [log for log in waiting if log.ref.id in references] or waiting
+        if len(waiting) == 1:
+            return await self._continue(command, waiting[0].ref.id)
+        earlier = await self._repeated(command)
+        if earlier is not None:
+            return Submitted(await self._log(earlier), 0)
+        states = [await log.steady() for log in waiting]
+        refusal = AnswerExpectedError(states, SEVERAL)
+        if only_an_answer(command.message):
+            for log in waiting:
+                await self._database.write(_remember(command, log, refusal=refusal))
+        raise refusal
 
     async def admit(self, command: SendCommand, member: Member) -> OpenTask | TaskRow:
         """Store a new task before anything runs; if the message is a repeat, return its task.
@@ -746,17 +763,19 @@ class TaskService:
             if task is not None and self._awaits(command, task.log.state, task.routing)
         ]
 
-    async def _waiting_elsewhere(self, command: SendCommand) -> list[TaskLog]:
-        """Return the same of tasks that other replicas run."""
-        asking = (command.principal, State.INPUT_REQUIRED)
-        found = await self._database.read(lambda connection: rows.in_state(connection, *asking))
+    async def _elsewhere(self, command: SendCommand) -> list[tuple[TaskRow, Routing]]:
+        """Return the caller's tasks that other replicas run, and where each was to run.
+
+        If the message names a context, only those in it.
+        """
+        wanted = (command.principal, list(OPEN), command.context_id)
+        found = await self._database.read(lambda connection: rows.of_principal(connection, *wanted))
         return [
-            await self._log(row)
+            (row, load_request(row.request).routing)
             for row in found
-            if TaskId(row.id) not in self._open
+            if row.request is not None
+            and TaskId(row.id) not in self._open
             and not self._fleet.runs(row.upstream)
-            and row.request is not None
-            and self._awaits(command, load_task(row), load_request(row.request).routing)
         ]
 
     def _awaits(self, command: SendCommand, state: TaskState, planned: Routing) -> bool:
@@ -868,8 +887,14 @@ class TaskService:
             raise _wrong(field, "is not where this task runs; leave it out")
 
     async def _answer(self, command: SendCommand, task: OpenTask) -> Submitted:
-        state = task.log.state
-        told = max(task.log.told_number, command.told.get(task.log.ref.id, 0))
+        state, log = task.log.state, task.log
+        newest = max((one.number or 0 for one in state.status.pending), default=0)
+        until = time.monotonic() + TOLD_SECONDS
+        while (told := max(log.told_number, command.told.get(log.ref.id, 0))) < newest:
+            # What another replica showed is told by a notification, which may be on its way.
+            if not self._database.several or time.monotonic() > until:
+                break
+            await asyncio.sleep(TOLD_SECONDS / 20)
         try:
             if (plan := state.status.plan) is not None:
                 decision = decide(command.message, plan, told)
