@@ -448,10 +448,12 @@ class Outbox:
                 logger.exception("notification not sent, trying again", webhook=it.row.no)
                 outcome = Receipt("error")
         metrics.PUSH_ATTEMPTS.labels(_kind(outcome)).inc()
-        row, wait = self._after(it.row, told, outcome)
-        it.row = row
+        before = it.row
+        row, wait = self._after(before, told, outcome)
         if not await self._database.insist(lambda connection: webhooks.update(connection, row)):
             return None
+        # Whoever asked for a retry meanwhile did not know of this.
+        it.row = row if it.row is before or row.state == "done" else _afresh(row)
         if outcome.ok:
             self._pending.pop(row.no, None)
             while it.ahead and it.ahead[0].seq <= row.acked:
@@ -460,11 +462,13 @@ class Outbox:
             ended = "stopped" if outcome.gone else row.state
             metrics.PUSH_ENDED.labels(ended).inc()
             if ended != "done":
-                found = await self._database.read(lambda c: tasks.load_by_number(c, row.task_no))
+                task = None
+                with suppress(StoreUnavailableError):
+                    task = await self._database.read(lambda c: tasks.load_by_number(c, row.task_no))
                 AUDIT.info(
                     f"webhook {ended}",
                     principal=row.principal,
-                    task_id=found and found.id,
+                    task_id=task and task.id,
                     outcome=outcome.name,
                 )
         return wait
