@@ -26,6 +26,7 @@ from opencode_a2a.store.database import Database, Link, Replica, examine
 from opencode_a2a.store.postgres import TIMEOUTS
 from opencode_a2a.store.tasks import Segment, TaskRow
 from opencode_a2a.tasks import log as live
+from opencode_a2a.tasks import tails as tails_module
 from opencode_a2a.tasks.log import LogReader, LogWriter, Replay, TaskLog, ref_of
 from opencode_a2a.tasks.state import (
     Accepted,
@@ -438,6 +439,25 @@ async def test_a_log_that_cannot_be_read_ends_its_readers_alone(tmp_path: Path) 
 
         assert ended.value.data == {"cause": "moved", "task_id": "bad"}
         assert seen(await good) == seen(await sides.stored(row))[1:]
+
+
+async def test_more_than_is_read_at_once_is_read_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tails_module, "SEGMENTS", 3)
+    monkeypatch.setattr(tails_module, "LOGS", 4)
+    async with both(tmp_path) as sides:
+        tasks = [await sides.task(str(number)) for number in range(6)]
+        readers = [LogReader(await sides.tails.log(row), Cursor(1)) for _, row in tasks]
+        reading = [asyncio.create_task(read_all(reader)) for reader in readers]
+        for _ in range(5):
+            sides.database.hear("")
+            for log, _ in tasks:
+                await log.append([Started()])
+        for (log, _), task in reversed(list(zip(tasks, reading, strict=True))):
+            sides.database.hear("")
+            await log.append([Finished(Outcome.COMPLETED)])
+            assert len(await task) == 6
 
 
 async def test_what_a_later_version_wrote_shows_nothing_and_has_its_number(tmp_path: Path) -> None:

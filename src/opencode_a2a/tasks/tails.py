@@ -38,6 +38,8 @@ LOOKED, TOLD, ASKED = "looked", "told", "asked"
 """Why there is a query."""
 SEGMENTS = 1_000
 """Runs of entries that are read at once."""
+LOGS = 500
+"""Logs that are looked at at once."""
 
 
 class RemoteLog(TaskLog):
@@ -187,25 +189,29 @@ class Tails:
             wanted, self._wanted = self._wanted, set()
             cause, self._cause = self._cause, TOLD
             try:
-                await self._feed(wanted, cause)
+                numbers = list(wanted)
+                for first in range(0, len(numbers), LOGS):
+                    await self._feed(numbers[first : first + LOGS], cause)
             except StoreUnavailableError:
                 self.want(wanted)
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _feed(self, numbers: Iterable[int], cause: str) -> None:
         logs = {no: log for no in numbers if (log := self._logs.get(no)) is not None}
+        again = cause == LOOKED
+        """Whether what was read last is read again, to see that it is still there."""
         while logs := {no: log for no, log in logs.items() if not log.over}:
             after = {no: log.state.seq for no, log in logs.items()}
             known = {no: log.last for no, log in logs.items() if log.last is not None}
-            if cause == LOOKED:  # then what was read last is read again
+            if again:
                 after |= {no: last.first_seq - 1 for no, last in known.items()}
             metrics.TAIL_QUERIES.labels(cause).inc()
             found = await self.database.read(
                 lambda connection, after=after: rows.load_tails(connection, after, SEGMENTS)
             )
             whole = len(found) < SEGMENTS
-            if cause == LOOKED and whole:
-                for no in [no for no, last in known.items() if last not in found]:
+            if again and whole:
+                for no in known.keys() - {last.task_no for last in {*known.values()} & {*found}}:
                     # A database that took over from another can lack what that had committed.
                     logger.warning("a log is not what it was", task_no=no)
                     self._forget(logs.pop(no))
@@ -224,6 +230,7 @@ class Tails:
                 metrics.TAIL_SECONDS.observe(max(0, now_ms() - min(began)) / 1000)
             if whole:
                 return
+            again = False  # there is too much to do both at once
 
     async def catch_up(self, log: RemoteLog) -> None:
         """Read all that is stored of a log by now."""
