@@ -3,8 +3,9 @@
 import asyncio
 import shutil
 import signal
+import socket
 import ssl
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
 import httpx2
@@ -169,7 +170,9 @@ async def test_a_client_certificate_is_required_where_an_authority_is_named(
         known, stranger = authority.trusted(), authority.trusted()
         known.load_cert_chain(both)
         stranger.load_cert_chain(foreign, foreign_key)
-        for tls in (authority.trusted(), stranger):
+        late = authority.trusted()
+        late.load_cert_chain(*callers.issue("late", days=-1))
+        for tls in (authority.trusted(), stranger, late):
             async with httpx2.AsyncClient(verify=tls, trust_env=False) as http:
                 with pytest.raises(httpx2.TransportError):
                     await http.get(f"{program.url}/livez")
@@ -184,6 +187,40 @@ async def test_a_client_certificate_is_required_where_an_authority_is_named(
             "call", program.url, "hi", A2A_CLIENT_CERT_FILE=str(both), **client
         )
         assert status == 0, said
+
+        sessions = [await asyncio.to_thread(visit, program, tls) for tls in versions(known)]
+        before = len(program.lines)
+        shutil.copy(authority.file, callers.file)  # the callers' own is not trusted any more
+        program.signal(signal.SIGHUP)
+        await program.printed(lambda line: "certificate reloaded" in line, before)
+        for tls, session in zip(versions(known), sessions, strict=True):
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                await asyncio.to_thread(visit, program, tls, session)
+        await asyncio.to_thread(visit, program, stranger)
+
+
+def versions(tls: ssl.SSLContext) -> Iterator[ssl.SSLContext]:
+    """Let a client use each version of TLS in turn."""
+    for version in (ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_2):
+        tls.maximum_version = version
+        yield tls
+
+
+def visit(
+    program: Program, tls: ssl.SSLContext, session: ssl.SSLSession | None = None
+) -> ssl.SSLSession | None:
+    """Get an answer on a connection of its own, and return the session to resume it with."""
+    address = ("127.0.0.1", program.port)
+    with (
+        socket.create_connection(address, timeout=30) as plain,
+        tls.wrap_socket(plain, server_hostname="localhost", session=session) as secure,
+    ):
+        secure.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answer = secure.recv(1000)
+        if not answer:  # with TLS 1.3 a client is refused after its part of the handshake
+            raise ConnectionResetError
+        assert answer.startswith(b"HTTP/1.1 200")
+        return secure.session
 
 
 async def test_a_wrong_file_ends_the_start_with_one_line(

@@ -8,6 +8,7 @@ after SIGHUP; connections that are open keep what they have. Whoever owns the po
 import asyncio
 import os
 import ssl
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -44,13 +45,24 @@ class ServerTls:
         self._asked = asyncio.Event()
         self._warned: datetime | None = None
         self._current, self.expires = read_pair(settings)
+        self._since = time.time()
+        """When the pair was read that is good now."""
         self.context = self._current
         """For the socket. It hands every handshake over to the pair that is good now."""
         self.context.sni_callback = self._choose
         self._tell()
 
-    def _choose(self, connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+    def _choose(
+        self, connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext
+    ) -> ssl.AlertDescription | None:
+        # Python cannot keep OpenSSL from remembering sessions of TLS 1.2. One that is resumed shows
+        # no certificate, so it must not be older than the authorities that are trusted now.
+        if self._settings.client_ca_file and connection.session_reused:
+            session = connection.session
+            if session is None or session.time <= self._since:
+                return ssl.ALERT_DESCRIPTION_HANDSHAKE_FAILURE
         connection.context = self._current
+        return None
 
     def look(self) -> None:
         """Read the files again now."""
@@ -77,6 +89,7 @@ class ServerTls:
             self._refused = state
             logger.error("the new certificate cannot be used; the old one stays", cause=str(error))
         else:
+            self._since = time.time()
             self._seen, self._refused, self._warned = state, None, None
             AUDIT.info("certificate reloaded", expires=self.expires.isoformat())
 
@@ -145,6 +158,10 @@ def read_pair(settings: TlsSettings) -> tuple[ssl.SSLContext, datetime]:
         except OSError as error:
             raise _wrong(CLIENT_CA_FILE, f"cannot read {ca}: {error.strerror}") from None
         context.verify_mode = ssl.CERT_REQUIRED
+        # A session that is resumed shows no certificate: it would outlive the end of the
+        # certificate, and the removal of its authority.
+        context.options |= ssl.OP_NO_TICKET
+        context.num_tickets = 0
     return context, expires
 
 
