@@ -175,7 +175,8 @@ In a second terminal start a stream of a minute, at the address that stands befo
   export A2A_CLIENT_BEARER_TOKEN={token}
   {program} call http://{HOST}:{port} '@@{prompt}@@'
 
-In a third one kill a replica while it prints, and watch it go on; every number comes once:
+In a third one kill a replica while it prints. The other goes on within {LEASE_SECONDS + 2}
+seconds; what the model says meanwhile comes once OpenCode has stored it, with the end of the answer:
 
   kill -9 {replicas[0].pid}     # {replicas[0].name}, or {replicas[1].pid} for {replicas[1].name}
 
