@@ -176,7 +176,7 @@ In a second terminal start a stream of a minute, at the address that stands befo
   {program} call http://{HOST}:{port} '@@{prompt}@@'
 
 In a third one kill a replica while it prints. The other goes on within {LEASE_SECONDS + 2}
-seconds; what the model says meanwhile comes once OpenCode has stored it, with the end of the answer:
+seconds; what the model says meanwhile comes once OpenCode has stored it, at the end of the answer:
 
   kill -9 {replicas[0].pid}     # {replicas[0].name}, or {replicas[1].pid} for {replicas[1].name}
 
