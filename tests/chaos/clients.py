@@ -61,6 +61,8 @@ class Asked:
     task: str | None = None
     cursor: str | None = None
     state: str = ""
+    told: str = ""
+    """The state in the stream, which may be behind what was read beside it."""
     text: str = ""
     """The answer as it was told so far."""
     answering: bool = False
@@ -280,7 +282,7 @@ class Client:
         """Stream, and come back after every break, until the task has ended."""
         answering: asyncio.Task[None] | None = None
         try:
-            while asked.state not in TERMINAL:
+            while asked.told not in TERMINAL:
                 replica = self._replica()
                 self.doing = f"follows {asked.task} at {replica.name} after {asked.cursor}"
                 leaves = self.rng.randint(2, 40) if self.rng.random() < 0.4 else 10**6
@@ -288,16 +290,17 @@ class Client:
                     async with aclosing(self._events(asked, replica)) as events:
                         async for _ in events:
                             leaves -= 1
-                            if asked.state == "input_required" and not asked.answering:
+                            if asked.told == "input_required" and not asked.answering:
                                 asked.answering = True
                                 answering = asyncio.create_task(self._answer(asked))
-                            if not leaves or asked.state in TERMINAL:
+                            if not leaves or asked.told in TERMINAL:
                                 break
                 except LeftError:
                     await self._pause()
                 except RefusedCallError as error:
                     if error.reason == "UNSUPPORTED_OPERATION" and asked.cursor is None:
                         await self._get(asked, replica)  # it has ended
+                        asked.told = asked.state
                     else:
                         self._expect(error, asked, replica, "follow")
                     await self._pause()
@@ -306,7 +309,7 @@ class Client:
                 await answering
         if asked.task is not None and asked.cursor is not None:
             now = time.time()
-            told = Read(now, now, self.number, "stream", asked.task, asked.state, asked.text)
+            told = Read(now, now, self.number, "stream", asked.task, asked.told, asked.text)
             self.history.reads.append(told)
 
     async def _events(self, asked: Asked, replica: Replica) -> AsyncGenerator[None]:
@@ -342,9 +345,9 @@ class Client:
         asked.cursor = cursor
         if "task" in event:
             self._take(asked, replica, event["task"], began)
-            asked.text = text_of(event["task"])
+            asked.told, asked.text = asked.state, text_of(event["task"])
         elif status := event.get("statusUpdate"):
-            asked.state = state_of(status["status"])
+            asked.state = asked.told = state_of(status["status"])
         elif update := event.get("artifactUpdate"):
             artifact = update["artifact"]
             if artifact["artifactId"].endswith(":stream:text"):
@@ -377,7 +380,7 @@ class Client:
         """Return the stored log of a task that has ended."""
         asked = Asked(Script("", 0), "", task=task, cursor="0")
         before = len(self.history.told)
-        while asked.state not in TERMINAL:
+        while asked.told not in TERMINAL:
             del self.history.told[before:]
             asked.cursor = "0"
             try:
