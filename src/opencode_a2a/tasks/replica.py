@@ -136,6 +136,8 @@ class Ownership:
         live, rows = await self._database.read(
             lambda connection: (replicas.live(connection), replicas.upstreams(connection))
         )
+        if all(one.no != me for one in live):
+            return  # it was declared gone; the next beat says so, and ends this process
         now = time.monotonic()
         if now - self._seen > self._lease / 2:
             self._judges_at = now + self._lease
