@@ -39,6 +39,8 @@ BRANCHES = {
     "Attempt._decide": EVENTS,
 }
 """The functions with which a branch begins; what they call belongs to it."""
+SOMETIMES = {"Attempt._write": EVENTS, "Reader.starting": EVENTS}
+"""The same, for what is entered before the prompt has arrived or a moment later."""
 
 
 class Walk:
@@ -64,7 +66,8 @@ def _branch(frame: FrameType) -> str | None:
     """Return the list that a call belongs to; None if it is one of the tests' own."""
     caller: FrameType | None = frame
     while caller is not None:
-        if found := BRANCHES.get(caller.f_code.co_qualname):
+        name = caller.f_code.co_qualname
+        if found := BRANCHES.get(name) or SOMETIMES.get(name):
             return found
         if caller.f_code.co_filename == _ARRIVED.co_filename:
             return None

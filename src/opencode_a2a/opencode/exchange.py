@@ -84,7 +84,7 @@ class HttpConnection(asyncio.Protocol):
     async def read(self, sink: Callable[[bytes], object]) -> None:
         """Hand on the body as it arrives, cut anywhere, until it ends; ``sink`` must not wait."""
         self._sink = sink
-        self._hand_on()
+        self._hand_on(sink)
         if self._end is not None:
             await self._end
 
@@ -101,10 +101,10 @@ class HttpConnection(asyncio.Protocol):
         self._transport.write(request)
         return asyncio.get_running_loop().create_future()
 
-    def _hand_on(self) -> None:
-        if self._sink is not None and self._body:
+    def _hand_on(self, sink: Callable[[bytes], object]) -> None:
+        if self._body:
             body, self._body = self._body, bytearray()
-            self._sink(bytes(body))
+            sink(bytes(body))
 
     def _fail(self, error: Exception) -> None:
         if self._end is not None and not self._end.done():
@@ -125,7 +125,8 @@ class HttpConnection(asyncio.Protocol):
         self.answering = True
         try:
             self._parser.feed_data(data)
-            self._hand_on()
+            if self._sink is not None:
+                self._hand_on(self._sink)
         except httptools.HttpParserError:
             self._fail(ExchangeError("not HTTP"))
         except Exception as error:  # raised by the sink: whoever reads has to see it

@@ -473,7 +473,15 @@ class TurnState:
             case TextPart() | ReasoningPart():
                 self.texts[type(part)].update(part, stored=stored)
             case ToolPart():
-                self._tool(part)
+                self._call(part)
+                tool, known = tool_changed(part), self.tools.get(part.id)
+                if known is None or not (tool == known or overtaken(tool, known)):
+                    self.tools[part.id] = known = tool
+                    self.reports.append(tool)
+                if child_session(part.tool, part.state.metadata) is not None:
+                    described = (known.input or {}).get("description")
+                    title = known.title or (str(described) if described is not None else None)
+                    self.reports.append(Progressed("subagent", known.status, part.id, title=title))
             case StepStartPart():
                 if part.id not in self._steps and not stored:
                     # A second start in one message means that the provider failed in between.
@@ -487,17 +495,6 @@ class TurnState:
             case _:
                 pass
         return True
-
-    def _tool(self, part: ToolPart) -> None:
-        self._call(part)
-        tool, known = tool_changed(part), self.tools.get(part.id)
-        if known is None or not (tool == known or overtaken(tool, known)):
-            self.tools[part.id] = known = tool
-            self.reports.append(tool)
-        if child_session(part.tool, part.state.metadata) is not None:
-            described = (known.input or {}).get("description")
-            title = known.title or (str(described) if described is not None else None)
-            self.reports.append(Progressed("subagent", known.status, part.id, title=title))
 
     def _call(self, part: ToolPart) -> None:
         if (child := child_session(part.tool, part.state.metadata)) is not None:

@@ -247,9 +247,11 @@ async def facts(opencode: OpenCode, settings: Settings) -> Facts | None:
         words = [word for word in ASKED.values() if any(word in more for more in freer.values())]
         names = f"agent{'s' if len(freer) > 1 else ''} {listed(sorted(freer))}"
         notes.append(f"{listed(words)} unasked by the {names}; OpenCode's configuration allows it")
+    # What is sent to a model that OpenCode's makers run leaves this machine.
+    hosted = any(one.partition("/")[0] in ("opencode", "opencode-go") for one in candidates)
     return Facts(
         " or ".join(candidates) or None,
-        any(map(_hosted, candidates)),
+        hosted,
         [word for word in asked if word not in unasked],
         unasked,
         notes,
@@ -282,11 +284,6 @@ def _unasked(agent: Agent, settings: Settings) -> list[str]:
         for name, word in ASKED.items()
         if found[name] == {"allow"} or (name in settings.asked_for and "allow" in found[name])
     ]
-
-
-def _hosted(model: str) -> bool:
-    """Whether a model is one that OpenCode's makers run: what is sent to it leaves this machine."""
-    return model.partition("/")[0] in ("opencode", "opencode-go")
 
 
 async def trouble(opencode: OpenCode, settings: Settings) -> str | None:

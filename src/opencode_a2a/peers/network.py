@@ -206,9 +206,18 @@ async def resolve(host: str, rules: Egress) -> tuple[Address, ...]:
 def permits(address: Address, rules: Egress) -> bool:
     if isinstance(address, IPv6Address) and (inner := _embedded(address)):
         return permits(inner, rules)
-    if _is_special(address):
-        return False
-    return address.is_global or (rules.allow_private and _is_private(address))
+    special = (  # never the address of a server
+        address.is_link_local
+        or address.is_multicast
+        or address.is_unspecified
+        or (address.is_reserved and not address.is_loopback)
+        or any(address in network for network in _NEVER_GLOBAL)
+    )
+    if isinstance(address, IPv6Address):
+        private = address.is_loopback or address in _PRIVATE_V6
+    else:
+        private = address.is_private or address in _SHARED
+    return not special and (address.is_global or (rules.allow_private and private))
 
 
 def trust(settings: ClientSettings) -> ssl.SSLContext:
@@ -446,24 +455,6 @@ def _embedded(address: IPv6Address) -> IPv4Address | None:
     if inner is None and int(address) > 1 and any(address in known for known in _TRANSLATED):
         inner = IPv4Address(int(address) & 0xFFFFFFFF)
     return inner
-
-
-def _is_special(address: Address) -> bool:
-    """Tell whether an address is never one of a server."""
-    return (
-        address.is_link_local
-        or address.is_multicast
-        or address.is_unspecified
-        or (address.is_reserved and not address.is_loopback)
-        or any(address in network for network in _NEVER_GLOBAL)
-    )
-
-
-def _is_private(address: Address) -> bool:
-    """Tell whether an address is of this machine or of a network behind the same door."""
-    if isinstance(address, IPv6Address):
-        return address.is_loopback or address in _PRIVATE_V6
-    return address.is_private or address in _SHARED
 
 
 async def read(

@@ -85,13 +85,19 @@ class RestBinding:
             # A read of ``…:cancel`` looks like the read of a task with such a name.
             if operation is GET_TASK and request.path_params["id"].endswith(":cancel"):
                 raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "POST"})
+            params: JsonObject
             if operation.body:
                 body = await read_body(request)
                 if not isinstance(body, dict):
                     raise InvalidRequestError("The body must be a JSON object")
                 params = body | request.path_params
             else:
-                params = _query(request)
+                params = dict(request.query_params.items())
+                for name in ("includeArtifacts", "include_artifacts"):
+                    given = params.get(name)
+                    if isinstance(given, str):
+                        params[name] = _FLAGS.get(given, given)
+                params |= request.path_params
             if not asked and Version.V1 in supported and only_v1(params):
                 version = Version.V1  # the base URL of some clients ends in /v1
             encoding = render.V1
@@ -116,13 +122,3 @@ class RestBinding:
         return event_stream(
             self._terms, result, encoding, lambda error: rest_error_frame(error, version), headers
         )
-
-
-def _query(request: Request) -> JsonObject:
-    """Return the params of a request without a body: its query and path as one object."""
-    query: JsonObject = dict(request.query_params.items())
-    for name in ("includeArtifacts", "include_artifacts"):
-        given = query.get(name)
-        if isinstance(given, str):
-            query[name] = _FLAGS.get(given, given)
-    return query | request.path_params

@@ -137,7 +137,8 @@ class TaskLog:
 
     def note_told(self, status: Status) -> None:
         """Note that a reader was given this status, with what it asks."""
-        self.note_told_number(max((one.number or 0 for one in status.pending), default=0))
+        if status.pending:
+            self.note_told_number(max(one.number or 0 for one in status.pending))
 
     def note_told_number(self, newest: int) -> None:
         """Note that a reader was given what is asked up to a number, here or in another replica."""
