@@ -507,6 +507,7 @@ class Service:
                 "name": member.name,
                 "state": member.state,
                 "running": member.turns.running,
+                "tasks": self.fleet.tasks[member.name] if self.fleet else 0,
                 "drain": member.drain,
             }
             for member in members.values()
@@ -523,6 +524,7 @@ class Service:
                 "name": row.name,
                 "state": row.state if owner or row.state == "lost" else "away",
                 "running": None,  # its owner knows
+                "tasks": row.tasks,
                 "drain": row.drain,
                 "owner": owner,
             }

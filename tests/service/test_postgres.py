@@ -1,13 +1,17 @@
 """What clients see while PostgreSQL is killed and comes back."""
 
 import asyncio
+import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from signal import Signals
+from types import SimpleNamespace
 
 import orjson
 import psycopg
 import pytest
 
+from opencode_a2a import telemetry
 from tests.support import stores
 from tests.support.answers import Answer, Update, Wire, fold
 from tests.support.caller import Caller
@@ -140,6 +144,21 @@ async def test_a_send_in_doubt_is_refused_and_runs_once_when_the_database_is_bac
     assert b"TASK_STORE_UNAVAILABLE" in refused.content
     assert (task.state, task.text) == ("completed", TEXT)
     assert len(opencode.prompts) == 2
+
+
+async def test_stored_times_are_the_databases_whatever_the_clock_of_the_machine_says(
+    opencode: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = SimpleNamespace(
+        time_ns=lambda: time.time_ns() - 3_600_000_000_000, monotonic_ns=time.monotonic_ns
+    )
+    monkeypatch.setattr(telemetry, "time", wrong)
+    before = datetime.now(UTC)
+    async with started(opencode, tmp_path) as service:
+        task = await Caller(service).send("hello")
+
+    at = datetime.fromisoformat(task.raw["status"]["timestamp"])
+    assert before - timedelta(seconds=2) <= at <= datetime.now(UTC) + timedelta(seconds=2)
 
 
 @pytest.mark.requirement("I3")

@@ -4,6 +4,7 @@ Each replica runs an OpenCode of its own.
 """
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from opencode_a2a.events import Json
 from tests.support.answers import RefusedError, Task
 from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
+from tests.support.program import run
 from tests.support.replicas import LEASE_SECONDS, Cluster, cluster
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.postgresql_only]
@@ -141,6 +143,27 @@ async def test_the_rate_of_a_caller_counts_at_all_replicas(shared: Cluster) -> N
 
     assert answers.count(429) <= MOST_REQUESTS // 10  # what this caller asked before
     assert passed < MOST_REQUESTS // 2
+
+
+async def test_doctor_and_health_tell_who_runs_what(shared: Cluster) -> None:
+    replica = shared.replicas["b"]
+    health = (await replica.http.get("/health")).json()
+    ready = await replica.http.get("/readyz")
+    figures = (await replica.http.get("/metrics")).text
+    _, output = await run("doctor", **shared.variables("b"))
+
+    assert health["replica"] == "b"
+    assert [one["name"] for one in health["replicas"]] == ["a", "b", "c"]
+    owners = {one["name"]: one["owner"] for one in health["upstreams"]}
+    assert owners == {"one": "a", "two": "b", "three": "c"}
+    assert ready.status_code == 200
+    assert "a2a_replicas 3.0" in figures
+    assert 'a2a_upstream_owned{upstream="two"} 1.0' in figures
+    assert "ok      notifications: replicas hear each other" in output
+    assert re.search(r"(?m)^ok      clock: 0\.\d s (behind|ahead of) the database's$", output)
+    assert re.search(r"(?m)^ok      replicas: a \(.+\), b \(.+\), c \(.+\)$", output)
+    for name, owner in owners.items():
+        assert f"ok      upstream: {name} run by {owner}, " in output
 
 
 async def test_a_person_who_signs_in_at_one_replica_is_signed_in_at_all(shared: Cluster) -> None:

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import AsyncExitStack, suppress
@@ -21,7 +22,7 @@ from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.opencode.managed import free_port
 from opencode_a2a.store import replicas, schema, spending
 from opencode_a2a.store import tasks as rows
-from opencode_a2a.store.database import Database, DatabaseError, Replica, examine
+from opencode_a2a.store.database import Database, DatabaseError, Replica, claim, examine
 from opencode_a2a.store.replicas import UpstreamRow
 from opencode_a2a.store.spending import Spent
 from opencode_a2a.store.tasks import TaskRow
@@ -216,12 +217,14 @@ async def test_tables_of_another_program_are_left_alone(server: PostgresServer, 
 async def test_doctor_tells_version_and_timeouts_and_changes_nothing(url: str) -> None:
     _, output = await run("doctor", **variables(url))
 
-    [line] = [line for line in output.splitlines() if "database" in line]
+    [line] = [line for line in output.splitlines() if " database:" in line]
     assert line.startswith(f"ok      database: postgresql://{ROLE}@127.0.0.1:")
     assert line.endswith(
         ", PostgreSQL 18.4; statement_timeout 10s, lock_timeout 3s, "
         "idle_in_transaction_session_timeout 4s"
     )
+    assert "ok      notifications: replicas hear each other" in output
+    assert "ok      replicas: none runs" in output
     with psycopg.connect(url) as other:
         assert other.execute("SELECT to_regclass('schema_version')").fetchone() == (None,)
 
@@ -437,6 +440,30 @@ async def test_a_message_that_another_writer_stored_at_the_same_moment_is_found(
 
         assert await writing == "task 1"
         assert await stored(database) == {"task 1": number}
+
+
+async def test_what_one_replica_forgets_another_does_not_count_again(url: str) -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    def forget(connection: Connection) -> int:
+        if not claim(connection, "sweep"):
+            return 0
+        found = rows.forget_tasks(connection, ["completed"], before=10, limit=10)
+        begun.set()
+        assert over.wait(10)
+        return found
+
+    async with Database(url, Replica("one")) as one, Database(url, Replica("two")) as two:
+        ended = row(1)._replace(state="completed")
+        await one.write(lambda connection: rows.add_task(connection, ended))
+        forgetting = asyncio.create_task(one.write(forget))
+        await asyncio.to_thread(begun.wait, 10)
+        assert await two.write(forget) == 0
+        over.set()
+
+        assert await forgetting == 1
+        assert await two.write(forget) == 0
+        assert await two.read(lambda connection: rows.tally(connection, ["completed"])) == 0
 
 
 # Who may use it

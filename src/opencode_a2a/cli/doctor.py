@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     import httpx2
 
 _SPACE = 1_000_000_000
+_CLOCK = 5.0
+"""Seconds by which a clock may be wrong without anybody noticing."""
 """Bytes below which a disk is soon full."""
 
 
@@ -114,7 +116,10 @@ def examine(
     yield from check_rules(settings)
     yield check_search(settings)
     yield from check_state(settings)
-    yield check_database(settings)
+    if is_postgresql(settings.database_url):
+        yield from check_postgresql(settings)
+    else:
+        yield check_database(settings)
     yield check_space(settings)
     yield from check_certificate(settings)
     if settings.oidc.issuer:
@@ -318,8 +323,6 @@ def check_state(settings: Settings) -> Iterator[Finding]:
 def check_database(settings: Settings) -> Finding:
     from opencode_a2a.store.earlier import Author, author_of
 
-    if is_postgresql(settings.database_url):
-        return check_postgresql(settings)
     file = database_file(settings.database_url)
     another = "set A2A_TASK_STORE_DATABASE_URL to another file"
     if file is None:
@@ -340,15 +343,33 @@ def check_database(settings: Settings) -> Finding:
     return Finding("database", f"{place} cannot be written", another)
 
 
-def check_postgresql(settings: Settings) -> Finding:
+def check_postgresql(settings: Settings) -> Iterator[Finding]:
     from opencode_a2a.store.database import DatabaseError, Link, examine
 
+    link = Link(settings.tasks.task_store_pooled, settings.tasks.task_store_listen_url)
     try:
-        link = Link(settings.tasks.task_store_pooled)
-        return Finding("database", examine(settings.database_url, link))
+        found = examine(settings.database_url, link)
     except DatabaseError as error:
-        found, _, remedy = str(error).rpartition("; ")
-        return Finding("database", found, remedy)
+        problem, _, remedy = str(error).rpartition("; ")
+        yield Finding("database", problem, remedy)
+        return
+    yield Finding("database", found.about)
+    apart = f"{abs(found.ahead):.1f} s {'behind' if found.ahead > 0 else 'ahead of'} the database's"
+    remedy = "set the clock of this machine; what is stored has the database's time"
+    yield Finding("clock", apart, remedy if abs(found.ahead) > _CLOCK else None, advice=True)
+    if found.hears:
+        yield Finding("notifications", "replicas hear each other")
+    else:
+        remedy = "set A2A_TASK_STORE_LISTEN_URL to an address of the server, past a pooler"
+        often = f"not heard; replicas look every {settings.replica.poll_seconds:g} s instead"
+        yield Finding("notifications", often, remedy, advice=True)
+    live = {one.no: one for one in found.live}
+    listed = ", ".join(f"{one.name} ({one.version})" for one in live.values())
+    yield Finding("replicas", listed or "none runs")
+    for row in found.upstreams:
+        owner = live.get(row.owner or 0)
+        runs = f"run by {owner.name}, {row.state}" if owner else f"run by nobody, {row.state}"
+        yield Finding("upstream", f"{row.name} {runs}")
 
 
 def check_certificate(settings: Settings) -> Iterator[Finding]:

@@ -29,7 +29,7 @@ from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.store.schema import metadata
 
 if TYPE_CHECKING:
-    from opencode_a2a.store.postgres import Postgres
+    from opencode_a2a.store.postgres import Examined, Postgres
 
 logger = structlog.get_logger(__name__)
 
@@ -254,6 +254,21 @@ class Totals(Prepared):
         for totals in sorted(put_off, key=lambda one: one.table):
             changes = sorted(put_off[totals].items())
             totals.add(connection, {key: change for key, change in changes if any(change)})
+
+
+_CLAIM = sa.text(
+    "SELECT pg_try_advisory_xact_lock(hashtextextended(current_schema() || '/' || :work, 0))"
+)
+
+
+def claim(connection: Connection, work: str) -> bool:
+    """Whether to do, in this transaction, what one of several processes has to do.
+
+    False if another is at it.
+    """
+    if connection.dialect.name != "postgresql":
+        return True
+    return bool(connection.scalar(_CLAIM, {"work": work}))
 
 
 def origin(error: Exception) -> BaseException:
@@ -489,7 +504,7 @@ class Database:
         self._engine.close()
 
 
-def examine(url: str, link: Link = DIRECT) -> str:
+def examine(url: str, link: Link = DIRECT) -> "Examined":
     """Look at a PostgreSQL without changing it, and say what it is; raise DatabaseError."""
     return _postgres(url, None, link).examine()
 

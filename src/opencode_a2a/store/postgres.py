@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import psycopg
 import sqlalchemy as sa
@@ -29,6 +29,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from opencode_a2a import metrics
+from opencode_a2a.store import replicas
 from opencode_a2a.store.database import (
     DIRECT,
     UNWANTED,
@@ -44,7 +45,14 @@ from opencode_a2a.store.database import (
     origin,
 )
 from opencode_a2a.store.listener import CHANNEL, Listener
-from opencode_a2a.store.schema import ForeignTablesError, SchemaTooNewError, check_version, migrate
+from opencode_a2a.store.replicas import ReplicaRow, UpstreamRow
+from opencode_a2a.store.schema import (
+    STEPS,
+    ForeignTablesError,
+    SchemaTooNewError,
+    check_version,
+    migrate,
+)
 from opencode_a2a.telemetry import SHARED_CLOCK
 
 logger = structlog.get_logger(__name__)
@@ -74,6 +82,7 @@ AGAIN = frozenset({"40001", "40P01", "55P03", "23505"})
 """States of SQL after which a job is run again: lost against another transaction, or a lock that
 was not free in time. After a violated unique key the second run finds the other's row."""
 STARTING_SECONDS = 15.0
+ECHO_SECONDS = 2.0
 RESOLVE_SECONDS = (0.05, 1.0)
 MIGRATION_LOCK = 72013
 """Of pg_advisory_xact_lock: without it most of several simultaneous first starts fail."""
@@ -115,6 +124,19 @@ class _InDoubtError(Exception):
 
 class _AbandonedError(Exception):
     """Nobody waits for one of the calls any more; the others are run without it."""
+
+
+class Examined(NamedTuple):
+    """What there is to say of a database."""
+
+    about: str
+    """Where it is, its version, and the timeouts in force."""
+    ahead: float
+    """Seconds by which its clock is ahead of this machine's."""
+    hears: bool
+    """Whether a process can hear what others tell."""
+    live: list[ReplicaRow]
+    upstreams: list[UpstreamRow]
 
 
 class Postgres(Engine):
@@ -166,8 +188,9 @@ class Postgres(Engine):
         except self.failures as error:
             raise self._refused(*_explained(error)) from None
 
-    def examine(self) -> str:
+    def examine(self) -> "Examined":
         """Look at the database without changing anything; return what there is to say of it."""
+        live, upstreams = list[ReplicaRow](), list[UpstreamRow]()
         try:
             with self._engine.connect() as connection, self._begin(connection):
                 self._check_version(connection)
@@ -177,8 +200,13 @@ class Postgres(Engine):
                 may_create = connection.exec_driver_sql(
                     "SELECT has_schema_privilege(current_schema(), 'CREATE')"
                 ).scalar()
-                check_version(connection)
+                told = connection.exec_driver_sql(_TIME).scalar_one()
+                ahead = told / 1000 - time.time()
+                known = check_version(connection)
                 ours = sa.inspect(connection).has_table("schema_version")
+                if known == len(STEPS):
+                    live, upstreams = replicas.live(connection), replicas.upstreams(connection)
+            hears = self._listening and self._hears(self._listening)
         except (SchemaTooNewError, ForeignTablesError) as error:
             raise DatabaseError(f"{self.name}: {error}", status=2) from None
         except self.failures as error:
@@ -186,7 +214,17 @@ class Postgres(Engine):
         if not may_create and not ours:
             raise self._refused("the role may not create tables", _GRANT)
         timeouts = ", ".join(f"{name} {value}" for name, value in shown.items())
-        return f"{self.name}, PostgreSQL {version}; {timeouts}"
+        about = f"{self.name}, PostgreSQL {version}; {timeouts}"
+        return Examined(about, ahead, bool(hears), live, upstreams)
+
+    def _hears(self, listening: str) -> bool:
+        """Whether a notification arrives that is sent to a connection which listens."""
+        channel = f"opencode_a2a_{secrets.token_hex(8)}"  # nobody else's
+        with psycopg.connect(listening, autocommit=True) as listener:
+            listener.execute(f"LISTEN {channel}".encode())
+            with psycopg.connect(self._conninfo, autocommit=True) as other:
+                other.execute("SELECT pg_notify(%s, '')", (channel,))
+            return any(listener.notifies(timeout=ECHO_SECONDS, stop_after=1))
 
     def _check_version(self, connection: Connection) -> None:
         version = _driver(connection).info.server_version

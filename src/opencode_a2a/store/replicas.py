@@ -81,6 +81,10 @@ _FORGET = sa.text(
     "DELETE FROM upstreams WHERE state = 'lost' AND owner IS NULL"
     " AND changed < clock_timestamp() - interval '1 day'"
 )
+_FORGET_GONE = sa.text(
+    "DELETE FROM replicas WHERE gone < clock_timestamp() - interval '1 day'"
+    " AND NOT EXISTS (SELECT 1 FROM upstreams WHERE owner = replicas.no)"
+)
 _DECLARE_GONE = sa.text(
     "UPDATE replicas SET gone = clock_timestamp() WHERE gone IS NULL AND no = ANY(:numbers)"
     " AND seen < clock_timestamp() - make_interval(secs => :lease) RETURNING no"
@@ -105,6 +109,11 @@ _PUBLISH = sa.text(
 _LOSE = sa.text(
     "UPDATE upstreams SET state = 'lost', changed = clock_timestamp() WHERE name = ANY(:names)"
 )
+
+
+def forget(connection: Connection) -> None:
+    """Delete the rows of replicas that have been gone for long."""
+    connection.execute(_FORGET_GONE)
 
 
 def live(connection: Connection) -> list[ReplicaRow]:

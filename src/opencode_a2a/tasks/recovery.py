@@ -1,7 +1,7 @@
 """What was open when the service stopped is taken up again; what is old is forgotten."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import structlog
 from sqlalchemy.engine import Connection
@@ -18,9 +18,9 @@ from opencode_a2a.events import (
     Resumed,
 )
 from opencode_a2a.messages import ANYWHERE, Added, Answered
-from opencode_a2a.store import interrupts, spending
+from opencode_a2a.store import interrupts, rates, replicas, sign_ins, spending
 from opencode_a2a.store import tasks as rows
-from opencode_a2a.store.database import Database
+from opencode_a2a.store.database import Database, claim
 from opencode_a2a.tasks.log import LogWriter, Replay, TaskLog, ref_of
 from opencode_a2a.tasks.service import UPSTREAM_LOST, TaskService
 from opencode_a2a.tasks.state import OPEN, TERMINAL, Accepted, Recovered, Unknown, load_request
@@ -104,7 +104,7 @@ async def recover(
 
 
 async def sweep(database: Database, retention_seconds: float) -> None:
-    """Forget, every few minutes, the logs and the tasks that have been kept long enough."""
+    """Forget, every few minutes, what has been kept long enough; one of several replicas does."""
     ended = list(TERMINAL)
 
     def forget_logs(connection: Connection) -> int:
@@ -114,15 +114,26 @@ async def sweep(database: Database, retention_seconds: float) -> None:
         oldest = now_ms() - int(retention_seconds * 1000)
         return rows.forget_tasks(connection, ended, oldest, SWEEP_TASKS)
 
-    def forget_spending(connection: Connection) -> None:
+    def forget_others(connection: Connection) -> int:
         spending.forget(connection, spending.day_of(now_ms()) - SPENDING_DAYS)
+        sign_ins.forget(connection, now_ms())
+        if database.replica is not None:
+            rates.forget(connection, now_ms() - SWEEP_SECONDS * 1000)
+            replicas.forget(connection)
+        return 0
+
+    def first_come(forget: Callable[[Connection], int]) -> Callable[[Connection], int]:
+        # Two that delete the same tasks would count them twice.
+        return lambda connection: forget(connection) if claim(connection, "sweep") else 0
 
     while True:
         try:
-            await database.write(forget_spending)
-            while await database.write(forget_logs) == SWEEP_TASKS:
+            await database.write(first_come(forget_others))
+            while await database.write(first_come(forget_logs)) == SWEEP_TASKS:
                 pass
-            while retention_seconds > 0 and await database.write(forget_tasks) == SWEEP_TASKS:
+            while retention_seconds > 0 and (
+                await database.write(first_come(forget_tasks)) == SWEEP_TASKS
+            ):
                 pass
         except StoreUnavailableError:
             logger.warning("old tasks not removed, trying again later")
