@@ -20,10 +20,13 @@ from opencode_a2a.peers.network import (
     Fetched,
     Fetcher,
     FetchError,
+    Lookups,
     TooManyFilesError,
     check,
     client,
+    looking_for,
     permits,
+    resolve,
     vet,
 )
 from tests.support.running import answer, running
@@ -416,3 +419,36 @@ async def test_a_handshake_that_is_cut_off_leaves_no_connection_behind() -> None
                 async with asyncio.timeout(0.2):
                     await http.get(f"https://127.0.0.1:{port}/")
             await closed.wait()
+
+
+@pytest.mark.requirement("I11")
+async def test_names_that_nobody_answers_hold_up_their_own_caller_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = list[str]()
+    begun, answered = asyncio.Event(), asyncio.Event()
+
+    async def found(host: str, *_: object, **__: object) -> list[object]:
+        asked.append(host)
+        if host.endswith(".tarpit"):
+            begun.set()
+            await answered.wait()
+        return [(0, 0, 0, "", ("127.0.0.1", 0))]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", found)
+    rules = Egress(allow_private=True, lookups=Lookups())
+
+    async def look(caller: str, host: str) -> object:
+        with looking_for(caller):
+            return await resolve(host, rules)
+
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        slow = [group.create_task(look("eve", f"{number}.tarpit")) for number in range(5)]
+        await begun.wait()
+        for number in range(3):
+            await look("ann", f"{number}.example")
+        assert asked == ["0.tarpit", "0.example", "1.example", "2.example"]
+        slow[1].cancel()
+        answered.set()
+    assert [one.cancelled() for one in slow] == [False, True, False, False, False]
+    assert asked[4:] == ["2.tarpit", "3.tarpit", "4.tarpit"]

@@ -11,7 +11,10 @@ import base64
 import binascii
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+import weakref
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -31,6 +34,7 @@ FILES_AT_ONCE = 4
 MESSAGES_AT_ONCE = 8
 """Messages whose files are fetched at the same time; others wait, within their own time."""
 LOOKUPS_AT_ONCE = 2
+LOOKUPS_AT_ONCE_PER_CALLER = 1
 
 _SHARED = ip_network("100.64.0.0/10")
 _PRIVATE_V6 = ip_network("fc00::/7")
@@ -81,35 +85,60 @@ Fetch = Callable[[Sequence[str]], Awaitable[list[FetchResult]]]
 """Fetches the files of one message, in this order; raises TooManyFilesError."""
 
 
+_caller: ContextVar[str] = ContextVar("caller", default="")
+
+
+@contextmanager
+def looking_for(caller: str) -> Generator[None]:
+    """Look up names in the share of a caller."""
+    before = _caller.set(caller)
+    try:
+        yield
+    finally:
+        _caller.reset(before)
+
+
 class Lookups:
     """Finds the addresses of names that strangers chose, a few at a time.
 
     The system finds names in four threads for the whole process. Names of a name server that
-    never answers must not take them all.
+    never answers must not take them all, and those of one caller not all that are for callers.
     """
 
     def __init__(self) -> None:
         self._room = asyncio.Semaphore(LOOKUPS_AT_ONCE)
+        self._shares: weakref.WeakValueDictionary[str, asyncio.Semaphore] = (
+            weakref.WeakValueDictionary()
+        )
         self._running: dict[str, asyncio.Task[tuple[str, ...]]] = {}
 
     async def find(self, host: str) -> tuple[str, ...]:
         """Return the addresses of a name; those who wait for the same one share the answer."""
         if host not in self._running:
-            await self._room.acquire()  # whoever gives up here leaves the queue
-            if host in self._running:
-                self._room.release()
-            else:
-                # The thread is busy until the system answers, even if nobody waits any more.
-                running = asyncio.create_task(_addresses(host), name="lookup")
-                self._running[host] = running
-                running.add_done_callback(lambda done: self._done(host, done))
+            share = self._shares.setdefault(
+                _caller.get(), asyncio.Semaphore(LOOKUPS_AT_ONCE_PER_CALLER)
+            )
+            async with AsyncExitStack() as places:  # whoever gives up here leaves the queues
+                await places.enter_async_context(share)
+                await places.enter_async_context(self._room)
+                if host not in self._running:
+                    # The thread is busy until the system answers, whoever waits.
+                    running = asyncio.create_task(self._find(host, places.pop_all()), name="lookup")
+                    running.add_done_callback(_retrieve)  # perhaps nobody waits any more
+                    self._running[host] = running
         return await asyncio.shield(self._running[host])
 
-    def _done(self, host: str, done: asyncio.Task[tuple[str, ...]]) -> None:
-        del self._running[host]
-        self._room.release()
-        if not done.cancelled():
-            done.exception()  # those who still wait have been told
+    async def _find(self, host: str, places: AsyncExitStack) -> tuple[str, ...]:
+        async with places:
+            try:
+                return await _addresses(host)
+            finally:
+                del self._running[host]
+
+
+def _retrieve(done: asyncio.Task[tuple[str, ...]]) -> None:
+    if not done.cancelled():
+        done.exception()
 
 
 async def _addresses(host: str) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ from opencode_a2a.ids import Caller, Principal
 from opencode_a2a.messages import (
     TurnRequest,
 )
-from opencode_a2a.peers.network import Fetch
+from opencode_a2a.peers.network import Fetch, looking_for
 from opencode_a2a.server.card import Cards
 from opencode_a2a.server.content import read_metadata, read_output_modes, read_prompt
 from opencode_a2a.server.push import WebhookSender
@@ -115,7 +115,7 @@ class Operations:
     async def _submit(self, call: OperationCall, request: SendRequest) -> Submitted:
         push, principal = request.push, call.caller.principal
         if push is not None:
-            await self._check_push(push)
+            await self._check_push(push, principal)
             if request.task_id is not None:
                 await self._outbox.check_room(
                     await self._tasks.log(principal, request.task_id), push
@@ -123,11 +123,13 @@ class Operations:
         message = request.message
         routing, delivery = read_metadata(request.metadata, message.metadata)
         routing = replace(routing, hops=call.hops)
+        with looking_for(principal):
+            prompt = await read_prompt(message, self._fetch)
         command = SendCommand(
             principal=principal,
             message=message,
             request=TurnRequest(
-                await read_prompt(message, self._fetch),
+                prompt,
                 routing,
                 rights=call.caller.rights & routing.rights,
                 delivery=delivery,
@@ -213,15 +215,16 @@ class Operations:
 
     async def create_push(self, call: OperationCall, request: PushRequest) -> JsonObject:
         """Have the changes of a task's state sent to a webhook."""
-        await self._check_push(request.config)
         whose, task_id = call.caller.principal, request.task_id
+        await self._check_push(request.config, whose)
         row = await self._tasks.put_webhook(whose, task_id, request.config)
         return render.push_config(task_id, row)
 
-    async def _check_push(self, config: PushConfig) -> None:
+    async def _check_push(self, config: PushConfig, principal: Principal) -> None:
         """Refuse a push notification configuration before anything is done for it."""
         self._require_push()
-        await self._sender.vet(config)
+        with looking_for(principal):
+            await self._sender.vet(config)
 
     def _require_push(self) -> None:
         if not self._outbox.settings.enabled:

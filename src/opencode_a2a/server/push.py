@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import ssl
 import time
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from email.utils import parsedate_to_datetime
 
 import httpx2
@@ -30,6 +30,7 @@ from opencode_a2a.peers.network import (
     Lookups,
     check,
     client,
+    looking_for,
     read,
     resolve,
 )
@@ -101,11 +102,11 @@ class WebhookSender:
             "User-Agent": f"opencode-a2a/{__version__}",
             "Accept-Encoding": "identity",
         }
+        sent = self._http.stream("POST", row.url, content=body, headers=headers)
         try:
-            async with (
-                asyncio.timeout(self._seconds),
-                self._http.stream("POST", row.url, content=body, headers=headers) as response,
-            ):
+            async with asyncio.timeout(self._seconds), AsyncExitStack() as stack:
+                with looking_for(row.principal):
+                    response = await stack.enter_async_context(sent)
                 if response.is_success:
                     with suppress(TimeoutError, httpx2.HTTPError):
                         async with asyncio.timeout(ANSWER_SECONDS):
