@@ -294,6 +294,7 @@ class Service:
         retention = settings.tasks.task_retention_days * 86_400.0
         await stack.enter_async_context(self._beside(sweep(database, retention), "sweep"))
         await stack.enter_async_context(self._beside(ownership.run(), "replica"))
+        await stack.enter_async_context(self._beside(ownership.guard(), "guard"))
         await stack.enter_async_context(self._beside(fleet.watch(tasks.lose), "watch"))
         await stack.enter_async_context(self._beside(tasks.post.run(), "post"))
         self.trouble = await self._trouble(members)

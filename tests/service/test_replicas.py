@@ -15,6 +15,7 @@ from tests.support.answers import RefusedError, fold
 from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
 from tests.support.proxy import Proxy
+from tests.support.relay import Relay
 from tests.support.replicas import Cluster, cluster, until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.postgresql_only]
@@ -42,6 +43,7 @@ def stored(replicas: Cluster, task_id: str) -> list[tuple[int, bytes]]:
         return connection.execute(query, (task_id,)).fetchall()
 
 
+@pytest.mark.requirement("I20")
 async def test_a_task_goes_on_elsewhere_when_its_replica_is_gone(
     fake: FakeOpenCode, tmp_path: Path
 ) -> None:
@@ -90,6 +92,7 @@ async def test_at_a_stop_another_goes_on_with_the_next_number(
     assert len(fake.prompts) == 1
 
 
+@pytest.mark.requirement("I18")
 async def test_a_frozen_replica_changes_nothing_when_it_wakes_and_ends(
     fake: FakeOpenCode, tmp_path: Path
 ) -> None:
@@ -184,3 +187,85 @@ async def test_what_nobody_will_run_any_more_is_lost(fake: FakeOpenCode, tmp_pat
     assert ended.state == "failed"
     assert "UPSTREAM_LOST" in str(ended.raw)
     assert (again.state, again.text) == ("completed", TEXT)
+
+
+async def test_one_that_is_cut_off_from_the_database_shows_and_changes_nothing(
+    fake: FakeOpenCode, tmp_path: Path
+) -> None:
+    async with Relay(stores.server().port) as relay, cluster([fake], tmp_path) as replicas:
+        url = relay.url(stores.url(replicas.state))
+        a = await replicas.start("a", A2A_TASK_STORE_DATABASE_URL=url)
+        await replicas.runs("one")
+        await replicas.start("b")
+        hold = fake.hold(count=2)
+        async with Caller(a).stream("hello") as before:
+            async with asyncio.timeout(10):
+                await hold.reached.wait()
+            await before.until(lambda _: "two" in fold(before.updates).text)
+            relay.down = True
+            relay.break_off()
+            with pytest.raises(RefusedError, match="STREAM_ENDED"):
+                await before.rest()
+        b = await replicas.runs("one", but=a)
+        fake.release()  # the one that is cut off hears it as well
+        async with Caller(b).subscribe(before.task.id, before.updates[-1].id) as after:
+            await after.rest()
+        log = stored(replicas, before.task.id)
+        relay.down = False
+        await a.ended()
+        later = stored(replicas, before.task.id)
+
+    assert "counts as gone" in a.service.why
+    assert (after.task.state, after.task.text) == ("completed", TEXT)
+    assert later == log
+    assert len(fake.prompts) == 1
+
+
+async def test_of_two_with_one_name_the_first_is_told_so_and_ends(
+    fake: FakeOpenCode, tmp_path: Path
+) -> None:
+    async with cluster([fake], tmp_path, "a") as replicas:
+        first = await replicas.runs("one")
+        second = await replicas.start("a")
+        try:
+            await first.ended()
+        finally:
+            await first.close()
+        await replicas.runs("one")
+        ended = await Caller(second).send("hello")
+
+    [why] = first.service.why.splitlines()
+    assert "another replica is called a; give each its own A2A_REPLICA_NAME" in why
+    assert ended.state == "completed"
+
+
+async def test_new_contexts_begin_here_until_another_replica_has_more_room(
+    fake: FakeOpenCode, tmp_path: Path
+) -> None:
+    async with (
+        FakeOpenCode(fake.workspace).running() as second,
+        cluster([fake, second], tmp_path, "a") as replicas,
+    ):
+        second.play("plain-text")
+        await replicas.runs("one")
+        await replicas.start("b")
+        await until(lambda: set(replicas.owners().values()) == {"a", "b"})
+        names = {name: upstream for upstream, name in replicas.owners().items()}
+        here, there = replicas.opencodes[names["a"]], replicas.opencodes[names["b"]]
+        await replicas.runs(names["b"])
+        fleet = replicas.replicas["a"].service.fleet
+        assert fleet is not None
+        await until(lambda: names["b"] in fleet.others and fleet.others[names["b"]].state == "up")
+        holds = here.hold(), there.hold()
+        caller = Caller(replicas.replicas["a"])
+        tasks = [await caller.begin(f"task {number}") for number in range(4)]
+        for hold in holds:
+            async with asyncio.timeout(10):
+                await hold.reached.wait()
+        prompts = len(here.prompts), len(there.prompts)
+        here.release()
+        there.release()
+        ended = [await caller.ended(task.id) for task in tasks]
+
+    assert prompts == (3, 1)
+    assert [task.state for task in ended] == ["completed"] * 4

@@ -38,7 +38,7 @@ class _Service(Service):
     def _end_if_failed(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
             self.failed = True
-            self.why = str(task.exception())
+            self.why += f"{task.get_name()}: {task.exception()}\n"
             self.server.should_exit = True
 
     why = ""

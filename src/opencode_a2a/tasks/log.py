@@ -327,6 +327,13 @@ class TaskLog:
         self._writer = writer
         self.move()
 
+    def end_reading(self) -> None:
+        """End all reading that is under way: it may go on elsewhere, or here later."""
+        error = StreamEndedError(cause="moved", task_id=self.ref.id)
+        for waiter in (*(reader.waiter for reader in self.readers), *self._stopping):
+            if waiter is not None and not waiter.done():
+                waiter.set_exception(error)
+
     def check_moved(self) -> None:
         """Raise StreamEndedError if the log goes on elsewhere."""
         if self._moved:
@@ -390,7 +397,7 @@ class LogReader:
         self._patient = patient
         self._ended = False
         self._push: Push | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self.waiter: asyncio.Future[None] | None = None
         self._replay: Replay | None = None
 
     async def next(self, push: Push | None = None) -> list[Entry]:
@@ -414,19 +421,19 @@ class LogReader:
             if self.log.over:
                 break
             self.log.check_moved()
-            self._push, self._waiter = push, asyncio.get_running_loop().create_future()
+            self._push, self.waiter = push, asyncio.get_running_loop().create_future()
             (self.log.patient if self._patient else self.log.readers).add(self)
             try:
-                await self._waiter
+                await self.waiter
             finally:
                 self.log.patient.discard(self)
                 self.log.readers.discard(self)
-                self._waiter = None
+                self.waiter = None
         return []
 
     def offer(self, entries: list[Entry]) -> None:
         """Push entries that are new, or wake the reader to get them."""
-        waiter = self._waiter
+        waiter = self.waiter
         if waiter is None or waiter.done():
             return
         try:

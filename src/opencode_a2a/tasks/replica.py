@@ -109,6 +109,19 @@ class Ownership:
             with suppress(StoreUnavailableError):  # which has been logged
                 await self._watch(me)
 
+    async def guard(self) -> None:
+        """End the streams of a replica that is cut off from the database.
+
+        Nothing is shown any more, and others may go on with what it ran. Without others the
+        streams wait.
+        """
+        while self._database.replica is not None:
+            await asyncio.sleep(max(0.05, self._database.held_until - time.monotonic()))
+            if not self._database.holds and self._database.several:
+                logger.warning("cut off from the database; streams are ended")
+                self._tasks.end_reading()
+                await self._database.held()
+
     def _hear(self, told: str) -> None:
         if told in ("", "u"):
             self._wake.set()
@@ -165,7 +178,7 @@ class Ownership:
         owned = Counter(row.owner for row in rows if not row.free)
         for name in self._unwanted(me, live, shares, owned):
             await self._give_up(me, members[name])
-        wanted = self._wanted(rows, listing, shares.get(me, 0) - owned[me])
+        wanted = self._wanted(rows, listing, shares[me] - owned[me])
         if wanted:
             taken = await self._database.write(lambda c: replicas.take(c, me, wanted))
             if taken:

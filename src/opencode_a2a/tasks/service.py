@@ -1116,6 +1116,12 @@ class TaskService:
             metrics.TASKS.labels(status.state).dec()
             task.log.close(ClosedWriter(self._database, member.name))
 
+    def end_reading(self) -> None:
+        """End the streams of all tasks: other replicas may know more."""
+        for task in self._open.values():
+            task.log.end_reading()
+        self.tails.end_reading()
+
     def leave(self) -> None:
         """Let nobody wait any longer for a task: the service is about to stop."""
         for task in self._open.values():

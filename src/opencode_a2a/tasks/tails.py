@@ -154,6 +154,11 @@ class Tails:
             log.patient.add(remote)
             self.want([log.no])
 
+    def end_reading(self) -> None:
+        """End all reading that is under way."""
+        for log in list(self._logs.values()):
+            log.end_reading()
+
     def leave(self) -> None:
         """Let nobody wait any longer for a task: the service is about to stop."""
         self._left = True
