@@ -322,7 +322,12 @@ class Postgres(Engine):
         """Begin a transaction, with our timeouts in force."""
         transaction = connection.begin()
         if self._link.pooled:  # else they are those of the connection
-            connection.exec_driver_sql(_LIMIT)
+            try:
+                connection.exec_driver_sql(_LIMIT)
+            except BaseException:
+                with suppress(*self.failures):
+                    transaction.rollback()
+                raise
         return transaction
 
     def _drop(self) -> None:
