@@ -119,6 +119,25 @@ async def test_no_value_whatever_is_more_than_refused(value: bytes) -> None:
     assert refused.value.http in (401, 429)
 
 
+async def test_no_other_header_says_who_calls() -> None:
+    said = {
+        **dict.fromkeys(("remote-user", "x-remote-user", "x-forwarded-user", "x-user"), "ann"),
+        **dict.fromkeys(("x-principal", "x-auth-request-user", "x-goog-iap-jwt-assertion"), "ann"),
+        "x-ssl-client-verify": "SUCCESS",
+        "x-ssl-client-s-dn": "CN=ann",
+        "x_api_key": TOKEN,
+        "proxy-authorization": f"Bearer {TOKEN}",
+        "cookie": f"authorization=Bearer {TOKEN}",
+        "forwarded": "for=127.0.0.1;by=ann",
+    }
+    async with client() as http:
+        alone = await http.get("/tasks", headers=said)
+        robot = await http.get("/tasks", headers={**said, "authorization": "Bearer robot-token"})
+
+    assert alone.status_code == 401
+    assert robot.text == repr(ROBOT.caller)
+
+
 async def test_two_credentials_at_once_are_none() -> None:
     twice = [("authorization", f"Bearer {TOKEN}"), ("authorization", f"Bearer {TOKEN}")]
 

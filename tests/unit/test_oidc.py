@@ -242,6 +242,23 @@ async def test_a_key_that_was_taken_back_opens_nothing(
     assert type(error) is UnauthenticatedError
 
 
+async def test_a_key_that_changes_under_its_name_is_followed(provider: LocalIssuer) -> None:
+    async with following(provider) as issuer:
+        old = provider.mint().encode()
+        await issuer.verify(old)
+        provider.rotate("first")
+        for _ in range(3):
+            assert await issuer.verify(provider.mint().encode())
+        assert provider.fetches == 2
+        for n in range(100):  # whoever forges a signature causes no further fetch
+            forged_one = forged({"alg": "ES256", "kid": "first"}, {"n": n}, b"x" * 64)
+            assert type(await refused(issuer, forged_one)) is UnauthenticatedError
+        error = await refused(issuer, old.decode())
+
+    assert type(error) is UnauthenticatedError
+    assert provider.fetches == 2
+
+
 async def test_ten_thousand_unknown_keys_cause_one_fetch(provider: LocalIssuer) -> None:
     strangers = [forged({"alg": "ES256", "kid": f"k{n}"}, {}) for n in range(10_000)]
 

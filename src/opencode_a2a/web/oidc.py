@@ -111,8 +111,17 @@ class Issuer:
             raise IssuerUnavailableError().with_headers(
                 ("Retry-After", str(math.ceil(RETRY_SECONDS)))
             )
-        key, algorithm = await self._key_of(token)
-        claims = self._claims(token, key, algorithm)
+        claims: JsonObject | None = None
+        while claims is None:
+            key, algorithm = await self._key_of(token)
+            known = self._keys
+            try:
+                claims = self._claims(token, key, algorithm)
+            except (jwt.InvalidSignatureError, jwt.InvalidKeyError):
+                # Not every provider gives a new key a new name, or any.
+                await self._ask_again(known)
+                if self._keys is known:
+                    raise UnauthenticatedError("The token's signature is wrong") from None
         caller = self._caller(claims)
         # The library has read it as a number.
         left = float(str(claims["exp"])) + self._settings.clock_skew_seconds - time.time()
@@ -146,12 +155,7 @@ class Issuer:
         if algorithm not in self._settings.algorithms:
             raise UnauthenticatedError("The token is signed with an algorithm that is not accepted")
         if kid is not None and all(key.kid != kid for key in self._keys):
-            async with self._fetching:
-                # Whoever waited here finds what was fetched meanwhile.
-                unknown = all(key.kid != kid for key in self._keys)
-                if unknown and time.monotonic() - self._asked >= UNKNOWN_KEY_SECONDS:
-                    self._asked = time.monotonic()
-                    await self._refresh()
+            await self._ask_again(self._keys)
         fitting = [
             key
             for key in self._keys
@@ -162,6 +166,14 @@ class Issuer:
                 "The token is not signed with a key of the identity provider"
             )
         return fitting[0], algorithm
+
+    async def _ask_again(self, known: list[VerificationKey]) -> None:
+        """Fetch the keys for a token that none of those fits, but not at any rate."""
+        async with self._fetching:
+            # Whoever waited here finds what was fetched meanwhile.
+            if self._keys is known and time.monotonic() - self._asked >= UNKNOWN_KEY_SECONDS:
+                self._asked = time.monotonic()
+                await self._refresh()
 
     def _claims(self, token: bytes, key: VerificationKey, algorithm: str) -> JsonObject:
         settings = self._settings
@@ -176,7 +188,7 @@ class Issuer:
                 options={"require": ["iss", "aud", "exp", "sub"]},
             )
         except (jwt.InvalidSignatureError, jwt.InvalidKeyError):
-            raise UnauthenticatedError("The token's signature is wrong") from None
+            raise  # another key may fit
         except jwt.ExpiredSignatureError:
             raise InvalidTokenError("The token has expired; get a new one") from None
         except jwt.ImmatureSignatureError:
