@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import orjson
+import psycopg
 import pytest
 import pytest_asyncio
 
 from opencode_a2a.events import Json, JsonObject
+from tests.support import stores
 from tests.support.answers import NOT_CANCELABLE, NOT_FOUND, PARAMS, UNSUPPORTED, Wire
 from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
@@ -381,6 +384,7 @@ class Sides:
 
     opencodes: list[FakeOpenCode]
     replicas: list[RunningReplica]
+    database: str
 
     @property
     def callers(self) -> list[Caller]:
@@ -400,7 +404,8 @@ async def sides(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Side
         for name, (upstream, opencode) in zip("ab", made.opencodes.items(), strict=True):
             entry: Json = {"name": upstream, "url": opencode.url, "shared": True}
             await made.start(name, OPENCODE_UPSTREAMS=orjson.dumps([entry]).decode())
-        yield Sides(opencodes, [await made.runs("one"), await made.runs("two")])
+        replicas = [await made.runs("one"), await made.runs("two")]
+        yield Sides(opencodes, replicas, stores.url(home))
 
 
 async def test_the_next_message_follows_the_first_before_that_has_a_session(sides: Sides) -> None:
@@ -441,6 +446,38 @@ async def test_lists_show_what_all_replicas_have(sides: Sides) -> None:
 
     assert [task.state for task in done] == ["completed", "completed"]
     assert [opencode.texts for opencode in sides.opencodes] == [["run it"], ["run it"]]
+
+
+async def test_a_session_of_nobody_is_found_where_it_is(sides: Sides) -> None:
+    here, there = sides.callers
+    async with httpx2.AsyncClient(base_url=sides.opencodes[1].url, trust_env=False) as terminal:
+        session_id = (await terminal.post("/session", json={"title": "By hand"})).json()["id"]
+    named = {"session_id": session_id}
+    found, there_too = [await one.method("opencode.sessions.get", named) for one in (here, there)]
+    sides.opencodes[1].play("plain-text")
+    done = await here.send("go on", context=found["item"]["contextId"])
+
+    assert found == there_too
+    assert (done.state, done.session_id) == ("completed", session_id)
+    assert sides.opencodes[1].texts[-1] == "go on"
+
+
+async def test_a_workspace_is_where_it_was_made(sides: Sides) -> None:
+    here = sides.callers[0]
+    workspace = "wrk_1deb3fc6b000iKn0wo4MZ7ksDZ"
+    with psycopg.connect(sides.database) as connection:
+        (principal,) = connection.execute("SELECT DISTINCT principal FROM tasks").fetchall()
+        made = (workspace, *principal, "two")
+        connection.execute(
+            "INSERT INTO places (name, principal, upstream) VALUES (%s, %s, %s)", made
+        )
+    named: Any = {"metadata": {"opencode": {"workspace": {"id": workspace}}}}
+    asked = asyncio.create_task(sides.opencodes[1].asked("agents", 1))
+    await asyncio.sleep(0)  # it counts from now on
+    listed = await here.method("opencode.agents.list", named)
+    await asked
+
+    assert listed == {"items": []}
 
 
 async def test_lists_leave_out_a_replica_that_does_not_answer(sides: Sides) -> None:

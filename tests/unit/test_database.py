@@ -152,12 +152,16 @@ async def test_keys_may_be_as_long_as_a_caller_can_make_them(tmp_path: Path) -> 
 
     async with Database(stores.url(tmp_path)) as database:
         await database.write(write)
-        places = links.Places(database)
+        places = links.Places(database, "main")
         await places.own(alice, directory, "wrk_1")
 
         assert await database.read(read) == (session, None)
         others = await places.visible(Principal("bob"), [directory, "wrk_1", directory[:-1]])
         assert others == [directory[:-1]]
+        for place in (directory, "wrk_1"):
+            made = await database.read(lambda c, name=place: links.upstream_of_place(c, name))
+            assert made == "main"
+        assert await database.read(lambda c: links.upstream_of_place(c, "wrk_2")) is None
         assert await places.visible(alice, [directory]) == [directory]
         await places.forget(directory)
         assert await places.visible(Principal("bob"), [directory]) == [directory]

@@ -72,8 +72,8 @@ class Office:
             for name in names:
                 connection.execute(
                     sa.text(
-                        "INSERT INTO upstreams (name, owner, state, drain, room, changed)"
-                        " VALUES (:name, :me, 'up', 0, 0, now())"
+                        "INSERT INTO upstreams (name, owner, state, drain, room, tasks, changed)"
+                        " VALUES (:name, :me, 'up', 0, 0, 0, now())"
                         " ON CONFLICT (name) DO UPDATE SET owner = excluded.owner"
                     ),
                     {"name": name, "me": self.database.replica},

@@ -23,6 +23,7 @@ from opencode_a2a.peers.network import Fetch
 from opencode_a2a.rights import PROFILES, Rights
 from opencode_a2a.store.links import Places
 from opencode_a2a.tasks.outbox import Outbox
+from opencode_a2a.tasks.post import OTHERS_SECONDS
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.turns.fleet import Fleet, Member
 from opencode_a2a.turns.interrupts import Interrupts
@@ -32,7 +33,6 @@ from opencode_a2a.turns.sessions import WORKSPACE_FIELD, Sessions, WorkspaceRoot
 P = TypeVar("P", bound=Payload)
 Elsewhere = Callable[[str], Awaitable[Json]]
 """Makes a call for an OpenCode that another replica runs, and returns the result as JSON."""
-OTHERS_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,10 @@ class Deps:
             return await self.fleet.of_session(params.named_session)
         if params.named_request is not None:
             return await self.fleet.of_request(params.named_request)
-        if params.place.workspace is not None:
-            return self.fleet.first.check_mine()  # workspaces are made there
+        if params.named_place is not None:
+            found = await self.fleet.of_place(params.named_place)
+            if found is not None or params.place.workspace is not None:
+                return found or self.fleet.first.check_mine()
         return self.fleet.serving(self.workspace.directory(*params.named_directory))
 
 

@@ -244,6 +244,11 @@ class Routed(Payload):
         """The permission or question that the call is about."""
         return None
 
+    @property
+    def named_place(self) -> str | None:
+        """The workspace, or the directory of the worktree, that the call is about."""
+        return self.place.workspace.id if self.place.workspace else None
+
 
 class Placed(Routed):
     """Params that may also name the directory at the top."""

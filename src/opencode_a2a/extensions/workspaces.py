@@ -186,6 +186,10 @@ class RemoveWorkspaceParams(Routed):
     workspace_id: WorkspaceId
     force: bool = False
 
+    @property
+    def named_place(self) -> str | None:
+        return self.workspace_id
+
 
 @WORKSPACES.method(
     "opencode.workspaces.remove",
@@ -236,6 +240,10 @@ class DirectoryRequest(Body):
 class WorktreeParams(Routed):
     request: DirectoryRequest
 
+    @property
+    def named_place(self) -> str | None:
+        return self.request.directory
+
 
 class RemovalRequest(DirectoryRequest):
     force: bool = False
@@ -243,6 +251,10 @@ class RemovalRequest(DirectoryRequest):
 
 class RemoveWorktreeParams(Routed):
     request: RemovalRequest
+
+    @property
+    def named_place(self) -> str | None:
+        return self.request.directory
 
 
 @WORKSPACES.method(

@@ -147,18 +147,26 @@ def forget(connection: Connection, session_id: SessionId) -> None:
     connection.execute(owners.delete().where(owners.c.session_id == session_id))
 
 
+def upstream_of_place(connection: Connection, name: str) -> str | None:
+    """Return the OpenCode in which a workspace or worktree was made by method."""
+    key = index_key(connection, name)
+    return connection.scalar(sa.select(places.c.upstream).where(places.c.name == key))
+
+
 class Places:
     """Who made the workspaces (by id) and worktrees (by directory) that were made by method."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, upstream: str) -> None:
         self._database = database
+        self._upstream = upstream
 
     async def own(self, principal: Principal, *names: str) -> None:
         def write(connection: Connection) -> None:
             keys = [index_key(connection, name) for name in names]
             connection.execute(places.delete().where(places.c.name.in_(keys)))
             for key in keys:
-                connection.execute(places.insert().values(name=key, principal=principal))
+                values = {"name": key, "principal": principal, "upstream": self._upstream}
+                connection.execute(places.insert().values(values))
 
         await self._database.write(write)
 

@@ -147,6 +147,7 @@ places = sa.Table(
     metadata,
     sa.Column("name", TEXT, primary_key=True, comment="id of a workspace, or directory"),
     sa.Column("principal", TEXT, nullable=False),
+    sa.Column("upstream", TEXT, comment="the OpenCode that has it"),
     sqlite_with_rowid=False,
 )
 
@@ -333,6 +334,7 @@ STEPS: tuple[tuple[str, ...], ...] = (
     ),
     (  # several replicas at a time
         "ALTER TABLE replicas ADD COLUMN lists BLOB",
+        "ALTER TABLE places ADD COLUMN upstream VARCHAR",
         """CREATE TABLE upstreams (
             name VARCHAR NOT NULL, owner BIGINT, state VARCHAR NOT NULL, drain INTEGER NOT NULL,
             serves BLOB, room INTEGER NOT NULL, tasks INTEGER NOT NULL,

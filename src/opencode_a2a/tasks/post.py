@@ -34,7 +34,7 @@ from opencode_a2a.errors import (
 from opencode_a2a.store import mail
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.mail import MailRow
-from opencode_a2a.turns.fleet import ElsewhereError
+from opencode_a2a.turns.fleet import FORWARDED, ElsewhereError
 
 logger = structlog.get_logger(__name__)
 
@@ -49,6 +49,8 @@ RETURN_SECONDS = 0.1
 """Before something is left to another: two that disagree do not pass it on at full speed."""
 SWEEP_SECONDS = 30.0
 CLOSE_SECONDS = 1.0
+OTHERS_SECONDS = 3.0
+"""How long other replicas may take when all of them are asked."""
 
 NOBODY = (
     "No replica of the service runs this OpenCode at the moment, so nothing was done; try again"
@@ -189,6 +191,7 @@ class Post:
 
     async def _do(self, me: int, row: MailRow) -> None:
         """Do what is asked as if it had been asked here, and store what came of it."""
+        FORWARDED.set(True)
         try:
             reply = _DONE + await self.handlers[row.kind](row.body)
         except ElsewhereError as error:

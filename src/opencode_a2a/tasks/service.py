@@ -30,6 +30,7 @@ from opencode_a2a.errors import (
     InvalidParamsError,
     LimitExceededError,
     ServiceError,
+    SessionNotFoundError,
     TaskNotCancelableError,
     TaskNotFoundError,
     UnsupportedOperationError,
@@ -45,7 +46,7 @@ from opencode_a2a.events import (
     Resolution,
     Resumed,
 )
-from opencode_a2a.ids import ContextId, Owner, Principal, TaskId
+from opencode_a2a.ids import ContextId, Owner, Principal, SessionId, TaskId
 from opencode_a2a.messages import (
     ANYWHERE,
     Added,
@@ -67,7 +68,7 @@ from opencode_a2a.tasks import budget
 from opencode_a2a.tasks.budget import Figures
 from opencode_a2a.tasks.log import LogReader, LogWriter, TaskLog, load_task
 from opencode_a2a.tasks.outbox import SNAPSHOTS, Outbox, PushConfig
-from opencode_a2a.tasks.post import Post
+from opencode_a2a.tasks.post import OTHERS_SECONDS, Post
 from opencode_a2a.tasks.state import (
     OPEN,
     Accepted,
@@ -92,7 +93,7 @@ from opencode_a2a.turns.answers import (
     only_an_answer,
     understand,
 )
-from opencode_a2a.turns.fleet import FORWARDED, ElsewhereError, Fleet, Member
+from opencode_a2a.turns.fleet import ElsewhereError, Fleet, Member
 from opencode_a2a.turns.interrupts import CLOCK
 from opencode_a2a.turns.rights import DEFAULT_AGENT
 from opencode_a2a.turns.sessions import (
@@ -511,7 +512,9 @@ class TaskService:
             "cancel": self._cancel_for,
             "webhook": self._put_webhook_for,
             "no webhook": self._delete_webhook_for,
+            "session": self._has_session,
         }
+        fleet.find_session = self._find_session
         database.heard.append(self._hear)
         self._planned: dict[TaskId, OpenTask] = {}
         """Those whose plan waits to be approved."""
@@ -539,7 +542,6 @@ class TaskService:
 
     async def _submit_for(self, body: bytes) -> bytes:
         """Take a message for another replica."""
-        FORWARDED.set(True)
         try:
             done = await self._submit(SendCommand.load(body))
         except AnswerExpectedError as error:
@@ -768,7 +770,8 @@ class TaskService:
 
         If the message names a context, only those in it.
         """
-        wanted = (command.principal, list(OPEN), command.context_id)
+        states = [State.INPUT_REQUIRED] if command.context_id is None else list(OPEN)
+        wanted = (command.principal, states, command.context_id)
         found = await self._database.read(lambda connection: rows.of_principal(connection, *wanted))
         return [
             (row, load_request(row.request).routing)
@@ -1191,6 +1194,29 @@ class TaskService:
             raise ElsewhereError(row.upstream)
 
     # Finding
+
+    async def _find_session(self, session_id: SessionId) -> str | None:
+        """Ask other replicas which of their OpenCodes has a session."""
+
+        async def ask(upstream: str) -> bool:
+            body = orjson.dumps([upstream, session_id])
+            with suppress(TimeoutError, ServiceError):
+                async with asyncio.timeout(OTHERS_SECONDS):
+                    return await self.post.ask(upstream, "session", body, again=True) == b"here"
+            return False
+
+        others = await self.post.others()
+        found = await asyncio.gather(*map(ask, others))
+        return next((one for one, here in zip(others, found, strict=True) if here), None)
+
+    async def _has_session(self, body: bytes) -> bytes:
+        """Say to another replica whether an OpenCode has a session."""
+        upstream, session_id = orjson.loads(body)
+        try:
+            await self._fleet.members[upstream].check_mine().turns.opencode.session(session_id)
+        except SessionNotFoundError:
+            return b"none"
+        return b"here"
 
     def _check_here(self, row: TaskRow) -> None:
         """Raise ElsewhereError if another replica runs a task."""

@@ -9,7 +9,7 @@ looking at anything.
 import asyncio
 import os
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -118,6 +118,8 @@ class Fleet:
         """Whether there is one OpenCode, behind this and all other replicas."""
         self.others: dict[str, UpstreamRow] = {}
         """What other replicas run, or only they can, as far as it is not lost."""
+        self.find_session: Callable[[SessionId], Awaitable[str | None]] | None = None
+        """Asks other replicas which of these has a session."""
         self._placed: OrderedDict[Place, Member] = OrderedDict()
         """Where contexts were placed a while ago, which may not be stored yet."""
 
@@ -149,7 +151,7 @@ class Fleet:
         if routing.session_id is not None:
             return await self.of_session(routing.session_id)
         if routing.workspace_id is not None:
-            return self.first.check_mine()  # workspaces are made there
+            return await self.of_place(routing.workspace_id) or self.first.check_mine()
         location, name = self.first.turns.sessions.locate(routing)
         if context_id is None:
             return self.roomiest(location.directory)
@@ -215,7 +217,24 @@ class Fleet:
 
         members = [member for member in self.members.values() if member.up]
         found = await asyncio.gather(*map(has, members))
-        return next((one for one, here in zip(members, found, strict=True) if here), self.first)
+        for member, here in zip(members, found, strict=True):
+            if here:
+                return member
+        if self.others and self.find_session is not None and not FORWARDED.get():
+            name = await self.find_session(session_id)
+            if name is not None:
+                raise ElsewhereError(name)
+        return self.first
+
+    async def of_place(self, name: str) -> Member | None:
+        """Return where a workspace or worktree was made; None if that is not known.
+
+        Raise ElsewhereError if another replica runs that.
+        """
+        found = await self._database.read(lambda c: links.upstream_of_place(c, name))
+        if found is not None and found in self.others:
+            raise ElsewhereError(found)
+        return self.members[found].check_mine() if found in self.members else None
 
     async def of_request(self, request_id: str) -> Member:
         """Return where a permission or question waits; of one that does not, any tells so.

@@ -113,7 +113,7 @@ class Sessions:
         claim_seconds: float,
         upstream: str,
     ) -> None:
-        self.places = Places(database)
+        self.places = Places(database, upstream)
         self.rights = SessionRights(opencode, self._lineage)
         self.turn_locks: WeakValueDictionary[SessionId, asyncio.Lock] = WeakValueDictionary()
         """Held by the turn that runs in a session. A lock exists for as long as somebody holds it
