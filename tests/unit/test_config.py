@@ -931,7 +931,7 @@ def test_an_upstream_of_one_replica_bears_its_name() -> None:
 @pytest.mark.parametrize(
     ("entries", "said"),
     [
-        ([A, {**B, "name": "a"}], "has the same name twice"),
+        ([A, {**B, "name": "a"}], "has the same name twice, a; give each its own"),
         ([A, {**B, "url": "http://oc-a:4096/"}], "has the same url twice"),
         ([{"name": "a"}], "should have either url or managed"),
         ([{**A, "managed": 1}], "should have either url or managed"),
@@ -948,3 +948,10 @@ def test_a_wrong_fleet_is_refused(entries: list[Mapping[str, object]], said: str
 
     assert problem.startswith("OPENCODE_UPSTREAMS: ")
     assert said in problem
+
+
+@pytest.mark.parametrize("name", ["a b", "a\nb", "x" * 101])
+def test_a_name_of_a_replica_that_cannot_be_shown_is_refused(name: str) -> None:
+    [problem] = problems({"A2A_REPLICA_NAME": name})
+
+    assert problem == "A2A_REPLICA_NAME: should have at most 100 characters, without spaces"

@@ -16,6 +16,7 @@ import os
 import re
 import shlex
 import socket
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -265,6 +266,8 @@ CountOrOff = Annotated[int, Field(ge=0)]
 Money = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Text = Annotated[str, Field(min_length=1)]
+MOST_NAME = 100
+"""Characters in the name of a replica, which is part of the names of its OpenCodes."""
 Secret = Annotated[SecretStr, Field(min_length=1)]
 Token = Annotated[Secret, AfterValidator(_token)]
 SentToken = Annotated[Secret, AfterValidator(sendable)]
@@ -1347,8 +1350,13 @@ def _access_conflicts(settings: Settings) -> Iterator[Problem]:
         yield Problem("A2A_HOST", f"can be reached from other machines, {remedy}")
     if a2a.protocol_version not in a2a.supported_protocol_versions:
         yield Problem("A2A_PROTOCOL_VERSION", "is not among A2A_SUPPORTED_PROTOCOL_VERSIONS")
-    if _repeated(peer.name for peer in a2a.peers):
-        yield Problem("A2A_PEERS", "has the same name twice")
+    for name in _repeated(peer.name for peer in a2a.peers):
+        yield Problem("A2A_PEERS", f"has the same name twice, {name}; give each its own")
+    name = settings.replica.name or ""
+    if not name.isprintable() or " " in name or len(name) > MOST_NAME:
+        yield Problem(
+            "A2A_REPLICA_NAME", f"should have at most {MOST_NAME} characters, without spaces"
+        )
 
 
 def _signing_conflicts(a2a: ServiceSettings, signing: SigningSettings) -> Iterator[Problem]:
@@ -1399,9 +1407,10 @@ def _is_root(directory: Path) -> bool:
     return directory.resolve() == Path(directory.anchor)
 
 
-def _repeated(values: Iterable[object]) -> bool:
-    given = [value for value in values if value is not None]
-    return len(set(given)) < len(given)
+def _repeated(values: Iterable[object]) -> list[object]:
+    """Return what is there more than once."""
+    found = Counter(value for value in values if value is not None)
+    return [value for value, number in found.items() if number > 1]
 
 
 def _opencode_conflicts(a2a: ServiceSettings, opencode: OpenCodeSettings) -> Iterator[Problem]:
@@ -1431,10 +1440,12 @@ def _fleet_conflicts(a2a: ServiceSettings, opencode: OpenCodeSettings) -> Iterat
         for one in entries
         for number in range(1, (one.managed or 1) + 1)
     ]
-    if _repeated(names):
-        yield Problem(variable, "has the same name twice")
+    for name in _repeated(names):
+        yield Problem(variable, f"has the same name twice, {name}; give each its own")
     if _repeated(one.url and one.url.rstrip("/") for one in entries):
-        yield Problem(variable, "has the same url twice: an OpenCode is run by one entry")
+        yield Problem(
+            variable, "has the same url twice, but an OpenCode is run by one entry; remove one"
+        )
     if all(one.drain for one in entries):
         yield Problem(variable, "drains every entry, so that no conversation could begin")
     if opencode.managed_server_port and sum(one.managed or 0 for one in entries) > 1:
