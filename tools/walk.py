@@ -39,7 +39,11 @@ BRANCHES = {
     "Attempt._decide": EVENTS,
 }
 """The functions with which a branch begins; what they call belongs to it."""
-SOMETIMES = {"Attempt._write": EVENTS, "Reader.starting": EVENTS}
+SOMETIMES = {
+    "Attempt._write": EVENTS,
+    "Reader.starting": EVENTS,
+    "HttpConnection._hand_on": EVENTS,
+}
 """The same, for what is entered before the prompt has arrived or a moment later."""
 
 

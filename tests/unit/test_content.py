@@ -11,7 +11,7 @@ from opencode_a2a.errors import (
     UnsupportedOperationError,
 )
 from opencode_a2a.events import JsonObject
-from opencode_a2a.ids import ModelRef
+from opencode_a2a.ids import ModelRef, Principal
 from opencode_a2a.messages import Message, Part, PromptPart, Routing
 from opencode_a2a.peers.network import EgressError, Fetched, FetchResult
 from opencode_a2a.server.content import read_metadata, read_output_modes, read_prompt
@@ -39,7 +39,7 @@ def raw(data: bytes, media_type: str | None = None, filename: str | None = None)
 
 
 async def prompt(*parts: Part) -> tuple[PromptPart, ...]:
-    return await read_prompt(Message("m", "user", [*parts]), fetch)
+    return await read_prompt(Message("m", "user", [*parts]), fetch, Principal("ann"))
 
 
 async def test_text_stays_text_and_data_becomes_labelled_json() -> None:

@@ -319,7 +319,7 @@ fetcher = Fetcher(ServiceSettings(fetch_files_max_count=60), Egress(allow_privat
 before = peak()
 parts = [Part("url", url=sys.argv[1] + "/large")] * 60
 try:
-    asyncio.run(read_prompt(Message("m", "user", parts), fetcher))
+    asyncio.run(read_prompt(Message("m", "user", parts), fetcher, "ann"))
 except Exception as error:
     print(type(error).__name__, peak() - before)
 """

@@ -18,7 +18,7 @@ from opencode_a2a.errors import (
     Violation,
 )
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.ids import ModelRef
+from opencode_a2a.ids import ModelRef, Principal
 from opencode_a2a.media import (
     INPUT_MODES,
     OUTPUT_MODES,
@@ -36,7 +36,7 @@ from opencode_a2a.messages import (
     PromptPart,
     Routing,
 )
-from opencode_a2a.peers.network import Fetch, Fetched, TooManyFilesError
+from opencode_a2a.peers.network import Fetch, Fetched, FetchResult, TooManyFilesError, looking_for
 from opencode_a2a.rights import FULL, PROFILES, Rights
 from opencode_a2a.schemas import SchemaError, check_schema
 from opencode_a2a.server.card import AGENT_SKILL, COMMAND_SKILL
@@ -49,14 +49,20 @@ class _UnreadableError(UnfitError):
     """The part is of a kind that could be taken, but its content cannot be read."""
 
 
-async def read_prompt(message: Message, fetch: Fetch) -> tuple[PromptPart, ...]:
-    """Return the prompt that a message means; list all parts that cannot be taken."""
+async def read_prompt(
+    message: Message, fetch: Fetch, principal: Principal
+) -> tuple[PromptPart, ...]:
+    """Return the prompt that a caller's message means; list all parts that cannot be taken."""
     urls = [part.url for part in message.parts if part.url and _unusable(part.url) is None]
+    fetched: list[FetchResult] = []
     try:
-        files = iter(await fetch(urls) if urls else ())
+        if urls:
+            with looking_for(principal):
+                fetched = await fetch(urls)
     except TooManyFilesError as error:
         wrong = Violation("message.parts", str(error))
         raise InvalidParamsError(f"message.parts {error}", violations=(wrong,)) from None
+    files = iter(fetched)
     parts: list[PromptPart] = []
     refused: list[tuple[Violation, UnfitError]] = []
     for index, part in enumerate(message.parts):
@@ -65,12 +71,12 @@ async def read_prompt(message: Message, fetch: Fetch) -> tuple[PromptPart, ...]:
                 parts.append(_prompt_part(part))
             elif (unusable := _unusable(part.url or "")) is not None:
                 raise unusable
-            elif not isinstance(fetched := next(files), Fetched):
-                raise _UnreadableError(f"has a URL that cannot be used: {fetched}")
+            elif not isinstance(file := next(files), Fetched):
+                raise _UnreadableError(f"has a URL that cannot be used: {file}")
             else:
                 name = part.filename or urlsplit(part.url or "").path.rpartition("/")[2] or None
-                media_type = part.media_type or fetched.media_type
-                parts.append(fit_file(fetched.data, media_type, name))
+                media_type = part.media_type or file.media_type
+                parts.append(fit_file(file.data, media_type, name))
         except UnfitError as error:
             refused.append((Violation(f"message.parts[{index}]", str(error)), error))
     if refused:

@@ -123,13 +123,11 @@ class Operations:
         message = request.message
         routing, delivery = read_metadata(request.metadata, message.metadata)
         routing = replace(routing, hops=call.hops)
-        with looking_for(principal):
-            prompt = await read_prompt(message, self._fetch)
         command = SendCommand(
             principal=principal,
             message=message,
             request=TurnRequest(
-                prompt,
+                await read_prompt(message, self._fetch, principal),
                 routing,
                 rights=call.caller.rights & routing.rights,
                 delivery=delivery,
