@@ -130,9 +130,10 @@ class Replica:
             if status not in ENDINGS:
                 text = f"ended with status {status}: {' / '.join(said[-3:])}"
                 history.unexpected.append(Unexpected(time.time(), self.name, text))
-            for line in said:
+            for place, line in enumerate(said):
                 if "Traceback" in line:
-                    text = line if len(line) < 2000 else f"{line[:300]} … {line[-1600:]}"
+                    text = line if line.startswith("{") else " / ".join(said[place : place + 40])
+                    text = text if len(text) < 2000 else f"{text[:300]} … {text[-1600:]}"
                     history.unexpected.append(Unexpected(time.time(), self.name, text))
             await asyncio.sleep(rng.uniform(0.1, 1.5))
 

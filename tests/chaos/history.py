@@ -229,6 +229,7 @@ class History:
         row = next((one for one in self.tasks if one.id == task), None)
         no = row.no if row else None
         token = self.token_of.get(task)
+        begin = min((one.at for one in self.registered), default=0.0)
         found = [
             (one.at, f"client {one.client} sent {one.message_id} to {one.replica}: {one.task}")
             for one in self.sent
@@ -237,7 +238,7 @@ class History:
         found += [
             (
                 one.at,
-                f"client {one.client} read at {one.replica} (asked at {one.began:.3f}): "
+                f"client {one.client} read at {one.replica} (asked at {one.began - begin:.3f}): "
                 f"{one.state}, {len(one.text)} characters",
             )
             for one in self.reads
@@ -277,16 +278,16 @@ class History:
             for one in self.replied
             if any(p.token == token and p.session == one.session for p in self.prompted)
         ]
-        if row is not None:
-            found += [
-                (one.at, f"OpenCode {one.upstream} run by replica {one.owner}")
-                for one in self.owned
-                if one.upstream == row.upstream
-            ]
         if found:
-            first, last = min(found)[0] - 5, max(found)[0] + 1
+            # Of what happened around it, only what it may have to do with.
+            first, last = min(found)[0] - 10, max(found)[0] + 10
             found += [
-                (one.at, f"-- {one.kind} {one.target} until {one.until:.3f}")
+                (one.at, f"-- OpenCode {one.upstream} run by replica {one.owner}")
+                for one in self.owned
+                if row is not None and one.upstream == row.upstream and first <= one.at <= last
+            ]
+            found += [
+                (one.at, f"-- {one.kind} {one.target} until {one.until - begin:.3f}")
                 for one in self.faults
                 if one.until >= first and one.at <= last
             ]
@@ -295,7 +296,6 @@ class History:
                 for one in self.registered
                 if first <= one.at <= last
             ]
-        begin = min((one.at for one in self.registered), default=0.0)
         return [f"{at - begin:8.3f} {text.splitlines()[0]}" for at, text in sorted(found)]
 
 
@@ -509,8 +509,9 @@ def _goes_on(
     before = [state for at, state in history.states_of.get(task.no, []) if at <= fault.at]
     if not before or before[-1] in TERMINAL | WAITING:
         return
-    stored = history.written_for.get(task.no, [])
-    after = stored[bisect_right(stored, fault.at) :]
+    # The state is stored in the same transaction, but a moment later.
+    stored = [*history.written_for.get(task.no, []), *(at for at, _ in history.states_of[task.no])]
+    after = sorted(at for at in stored if at > fault.at)
     if not after or after[0] > deadline:
         late = f"only after {after[0] - fault.at:.1f} s" if after else "never"
         text = f"went on {late} after {fault.kind} of {fault.target} at {fault.at:.3f}"

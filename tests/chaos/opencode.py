@@ -91,12 +91,16 @@ class PlayedOpenCode(FakeOpenCode):
         self._running: dict[str, asyncio.Task[None]] = {}
         self._known: set[str] = set()
         """The ids of messages that were prompted, in earlier lives too."""
+        self._ended: set[str] = set()
+        """Those whose turns were played to the end; a kill ends a turn before it."""
         for line in journal.read_bytes().splitlines() if journal.exists() else []:
             record: dict[str, Any] = orjson.loads(line)
             if "frame" in record:
                 self._restore(record["frame"].encode())
             elif "prompt" in record:
                 self._known.add(record["prompt"]["message"])
+            elif "ended" in record:
+                self._ended.add(record["ended"]["message"])
         self._journal = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def _restore(self, frame: bytes) -> None:
@@ -127,15 +131,16 @@ class PlayedOpenCode(FakeOpenCode):
         self._note(
             prompt={"session": session_id, "message": message, "token": token, "again": again}
         )
-        if not again:
-            self._known.add(message)
+        self._known.add(message)
+        if message not in self._ended and message not in self._running:
             self._running[message] = asyncio.create_task(super()._play(session_id, prompt))
         if (turn := self._running.get(message)) is not None:
             await asyncio.shield(turn)
         aborted = self._turns[session_id].aborted.is_set() if session_id in self._turns else True
         if aborted:
             self._drop_permissions(session_id)
-        self._note(ended={"session": session_id, "token": token, "aborted": aborted})
+        self._ended.add(message)
+        self._note(ended={"message": message, "token": token, "aborted": aborted})
 
     def _drop_permissions(self, session_id: SessionId) -> None:
         waiting = self._state.permissions

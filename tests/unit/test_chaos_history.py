@@ -221,11 +221,13 @@ def wrong_tallies(h: History) -> None:
 @spoil("taken over")
 def taken_over_late(h: History) -> None:
     h.written[-1] = replace(h.written[-1], at=25)
+    h.moved[-1] = replace(h.moved[-1], at=25)
 
 
 @spoil("taken over")
 def never_taken_over(h: History) -> None:
     h.written.pop()
+    h.moved.pop()
 
 
 @spoil("back at the start")
