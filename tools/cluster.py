@@ -180,6 +180,7 @@ seconds; what the model says meanwhile comes once OpenCode has stored it, at the
 
   kill -9 {replicas[0].pid}     # {replicas[0].name}, or {replicas[1].pid} for {replicas[1].name}
 
+If it does not even pause, the task was run by the other one.
 Any replica answers about any task: {program} tasks http://{HOST}:{replicas[1].port}
 A replica that ends is started again after {RESTART_SECONDS:.0f} s. Ctrl-C ends everything.
 """,
