@@ -106,6 +106,8 @@ class Relay:
                         self.on_cut()
                     answered.set()
                     return
+                if writer.transport.is_closing():
+                    return
                 writer.write(self._back(data))
 
         passing = [asyncio.create_task(there()), asyncio.create_task(back())]
