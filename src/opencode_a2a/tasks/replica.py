@@ -10,7 +10,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from itertools import chain
 
@@ -19,7 +19,7 @@ import structlog
 from opencode_a2a import metrics
 from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.store import replicas
-from opencode_a2a.store.database import Database
+from opencode_a2a.store.database import Database, DatabaseError
 from opencode_a2a.store.replicas import ReplicaRow, UpstreamRow
 from opencode_a2a.tasks.log import LogWriter
 from opencode_a2a.tasks.outbox import Outbox
@@ -30,6 +30,11 @@ from opencode_a2a.turns.fleet import Fleet, Member
 
 logger = structlog.get_logger(__name__)
 
+APART = (
+    "{} is in use by the replica {}, and each would start an OpenCode of its own under one name; "
+    'name it in OPENCODE_UPSTREAMS, like [{{"name": "local", "managed": 1}}], or set '
+    "A2A_TASK_STORE_DATABASE_URL to another database"
+)
 RETRY_SECONDS = 0.5
 AWAY_SECONDS = 5.0
 """How long an OpenCode may be silent before others are told that it is away."""
@@ -85,6 +90,8 @@ class Ownership:
         if me is None:
             await self._begin(dict.fromkeys(self._fleet.members, False))
             return
+        own = [one.name for one in self._fleet.members.values() if one.upstream.managed]
+        await self._check_apart(me, frozenset(name for name in own if "@" not in name))
         listed = [
             UpstreamRow(one.name, None, "away", one.drain, tuple(one.directories), one.max_turns)
             for one in self._fleet.members.values()
@@ -94,6 +101,24 @@ class Ownership:
         )
         await self._watch(me)
         self._database.tell("u")
+
+    async def _check_apart(self, me: int, names: Collection[str]) -> None:
+        """Refuse to start beside a replica that has an OpenCode of the same name.
+
+        Ours was started here, so they are two, and neither has the other's sessions. A
+        predecessor that was killed has to be silent for a lease first.
+        """
+        silent, until = dict[int, float](), time.monotonic() + self._lease
+        while names and time.monotonic() < until:
+            live = await self._database.read(replicas.live)
+            others = [one for one in live if one.no != me and one.lists.intersection(names)]
+            if not others:
+                return
+            for one in others:
+                if one.silent < silent.get(one.no, 0.0):
+                    raise DatabaseError(APART.format(self._database.name, one.name), status=2)
+            silent = {one.no: one.silent for one in others}
+            await asyncio.sleep(self._lease / 32)
 
     async def run(self) -> None:
         """Look every now and then who is gone, and what is free."""
