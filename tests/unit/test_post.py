@@ -275,13 +275,16 @@ async def test_two_who_disagree_do_not_hold_the_caller(
 async def test_nothing_is_done_for_a_replica_that_is_gone(
     offices: Offices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a, b, _ = offices
+    a, b, c = offices
     asking = asyncio.create_task(a.ask("x"))
     await b.until((b"hi", None))
     await a.end()
     await b.bury(a)
-    monkeypatch.setattr(module, "SWEEP_SECONDS", 0.0)
     await b.own("x")
+    for office in (b, c):
+        office.database.several = False  # as soon as the others are seen to be gone
+    monkeypatch.setattr(module, "SWEEP_SECONDS", 0.0)
+    monkeypatch.setattr(module, "ALONE_SECONDS", 0.0)
     await b.until()
     assert b.asked == []
     asking.cancel()

@@ -48,6 +48,8 @@ POLL_SECONDS = 1.0
 RETURN_SECONDS = 0.1
 """Before something is left to another: two that disagree do not pass it on at full speed."""
 SWEEP_SECONDS = 30.0
+ALONE_SECONDS = 300.0
+"""How often is looked for what is left over while there is no other replica."""
 CLOSE_SECONDS = 1.0
 OTHERS_SECONDS = 3.0
 """How long other replicas may take when all of them are asked."""
@@ -150,7 +152,8 @@ class Post:
                     async with asyncio.timeout(POLL_SECONDS):
                         await self._wake.wait()
                 self._wake.clear()
-                if self._database.several or self._waiting:
+                left = time.monotonic() - self._swept >= ALONE_SECONDS
+                if self._database.several or self._waiting or left:
                     with suppress(StoreUnavailableError):
                         await self._look(self._database.replica)
                     now = time.monotonic()
