@@ -729,7 +729,8 @@ class TaskService:
     def adopt(self, log: TaskLog, member: Member, routing: Routing) -> OpenTask:
         """Take charge of a task that is open."""
         task = self._open[log.ref.id] = OpenTask(log, member, self._register)
-        self.tails.taken_over(log)
+        if log.no in self.tails.logs:  # it was read here while another replica ran it
+            self.tails.taken_over(log)
         self._fleet.note(log.ref.principal, log.ref.context_id, routing, member)
         self._fleet.tasks[member.name] += 1
         metrics.TASKS.labels(log.state.status.state).inc()

@@ -119,7 +119,7 @@ class Tails:
         self.database = database
         self._writer = writer
         self._clock = clock
-        self._logs: WeakValueDictionary[int, RemoteLog] = WeakValueDictionary()
+        self.logs: WeakValueDictionary[int, RemoteLog] = WeakValueDictionary()
         """All that are followed, by the number of the task."""
         self._kept: dict[int, RemoteLog] = {}
         self._wanted: set[int] = set()
@@ -131,9 +131,9 @@ class Tails:
 
     async def log(self, row: TaskRow) -> RemoteLog:
         """Return the log of a task, with all that is stored of it by now."""
-        log = self._logs.get(row.no)
+        log = self.logs.get(row.no)
         if log is None:
-            log = self._logs[row.no] = RemoteLog(row, self, self._writer)
+            log = self.logs[row.no] = RemoteLog(row, self, self._writer)
             if self._left:
                 log.leave()
         self._keep(log)
@@ -144,25 +144,25 @@ class Tails:
         """Return what readers here were shown of what tasks ask: see ``TaskLog.told_number``."""
         return {
             log.ref.id: log.told_number
-            for log in list(self._logs.values())
+            for log in list(self.logs.values())
             if log.ref.principal == principal and log.state.status.pending
         }
 
     def taken_over(self, log: TaskLog) -> None:
         """Go on with the readers of a task that this replica runs from now on."""
-        if (remote := self._logs.get(log.no)) is not None:
+        if (remote := self.logs.get(log.no)) is not None:
             log.patient.add(remote)
             self.want([log.no])
 
     def end_reading(self) -> None:
         """End all reading that is under way."""
-        for log in list(self._logs.values()):
+        for log in list(self.logs.values()):
             log.end_reading()
 
     def leave(self) -> None:
         """Let nobody wait any longer for a task: the service is about to stop."""
         self._left = True
-        for log in list(self._logs.values()):
+        for log in list(self.logs.values()):
             log.leave()
 
     # What is new
@@ -170,14 +170,14 @@ class Tails:
     def _hear(self, text: str) -> None:
         if not text:
             self._cause = LOOKED
-            self.want(self._logs.keys())
+            self.want(self.logs.keys())
         elif text.startswith("l,"):
             self.want(int(no) for no in text[2:].split(",") if no.isdecimal())
 
     def want(self, numbers: Iterable[int]) -> None:
         """Look at the logs of these tasks, if they are followed."""
-        if self._logs:
-            self._wanted.update(no for no in numbers if no in self._logs)
+        if self.logs:
+            self._wanted.update(no for no in numbers if no in self.logs)
             if self._wanted:
                 self._wake.set()
 
@@ -202,7 +202,7 @@ class Tails:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _feed(self, numbers: Iterable[int], cause: str) -> None:
-        logs = {no: log for no in numbers if (log := self._logs.get(no)) is not None}
+        logs = {no: log for no in numbers if (log := self.logs.get(no)) is not None}
         again = cause == LOOKED
         """Whether what was read last is read again, to see that it is still there."""
         while logs := {no: log for no, log in logs.items() if not log.over}:
@@ -270,5 +270,5 @@ class Tails:
     def _forget(self, log: RemoteLog) -> None:
         """Have the readers of a log come again, for one that is read anew."""
         self._kept.pop(log.no, None)
-        self._logs.pop(log.no, None)
+        self.logs.pop(log.no, None)
         log.move()
