@@ -243,9 +243,7 @@ async def test_a_file_is_fetched_with_its_type() -> None:
     ],
 )
 async def test_a_file_that_keeps_to_no_limit_is_given_up(path: str, message: str) -> None:
-    limits = LIMITS.model_copy(
-        update={"fetch_files_timeout_seconds": 0.2 if path == "/slow" else 5}
-    )
+    limits = LIMITS.model_copy(update={"fetch_files_timeout_seconds": 2 if path == "/slow" else 30})
     async with running(file_server, lifespan="off") as url:
         plain, given_up = await Fetcher(limits, LOCAL)([f"{url}/plain", f"{url}{path}"])
 
