@@ -604,7 +604,7 @@ async def test_behind_a_pooler_nothing_is_prepared_and_nothing_is_left_in_a_conn
 
                 for ask in (sides.database.read, sides.database.write):
                     assert await ask(timeouts) == ["10s", "3s", "4s"]
-            said = await asyncio.to_thread(examine, url, link)
-            assert ", PostgreSQL 18.4; statement_timeout 10s" in said
+            found = await asyncio.to_thread(examine, url, link)
+            assert ", PostgreSQL 18.4; statement_timeout 10s" in found.about
 
     assert refused == []
