@@ -321,7 +321,8 @@ def quick() -> Iterator[Callable[[Bench], None]]:
     # The existing adapter does not finish it in any time; what it delivers is enough to compare.
     short = Scenario("stream-32", streams(32, 100, 20), three, rounds=2, slow_rounds=1)
     yield _plan(replace(short, slow_timeout=10, systems=(*three, "postgres")))
-    yield _plan(Scenario("other-32", streams(32, 100, 20), ("other",), rounds=2))
+    # As long as in the full run: two processes have to do with each turn.
+    yield _plan(Scenario("other-32", streams(32, 200, 20), ("other",), rounds=3))
     yield _plan(Scenario("stream-128", streams(128, 100, 20), fast, rounds=2))
     yield _plan(Scenario("long-200", streams(1, 200, 0.25, turns=10), ("ours",), rounds=2))
     yield _plan(Scenario("long-20000", streams(1, 20_000, 0.25), ("ours",), rounds=1))
