@@ -94,7 +94,7 @@ class Routing:
     agent: str | None = None
     """Which of OpenCode's agents works on it."""
     command: str | None = None
-    """Which of OpenCode's commands is run; the text of the message are its arguments."""
+    """Which of OpenCode's commands is run; the text of the message is its arguments."""
     rights: Rights = FULL
     """What the caller limits the turn to; the credential may allow less."""
     output_schema: JsonObject | None = None

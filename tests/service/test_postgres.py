@@ -102,6 +102,32 @@ async def test_streams_go_on_when_the_killed_database_is_back(
     assert listed.result["totalSize"] == len(listed.result["tasks"]) == len(callers) + 2
 
 
+async def test_a_turn_in_a_named_session_goes_on_when_the_killed_database_is_back(
+    opencode: FakeOpenCode, tmp_path: Path
+) -> None:
+    server = stores.server()
+    async with started(opencode, tmp_path) as service:
+        caller = Caller(service)
+        first = await caller.send("hello")
+        hold = opencode.hold("session.status")  # before the session is known to have the prompt
+        named = {"shared": {"session": {"id": first.session_id}}}
+        running = asyncio.create_task(caller.send("more", metadata=named))
+        async with asyncio.timeout(60):
+            await hold.reached.wait()
+        await asyncio.to_thread(server.kill)
+        try:
+            opencode.release()
+            early = await asyncio.wait([running], timeout=6)  # longer than a write is waited for
+        finally:
+            await asyncio.to_thread(server.start)
+        async with asyncio.timeout(60):
+            ended = await running
+
+    assert not early[0]
+    assert (ended.state, ended.text, ended.session_id) == ("completed", TEXT, first.session_id)
+    assert len(opencode.prompts) == 2
+
+
 @pytest.mark.requirement("I6")
 @pytest.mark.parametrize("cut", Cut)
 async def test_a_send_whose_commit_is_cut_is_one_task_and_one_prompt(

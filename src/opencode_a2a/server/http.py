@@ -78,7 +78,7 @@ def asked_version(request: Request) -> str:
 def refusal_version(
     request: Request, default: Version, supported: Collection[Version] = EVERY_VERSION
 ) -> Version:
-    """Return the version to refuse a request in that was not read so far as to know."""
+    """Return the version to refuse a request in, before its own version has been read."""
     try:
         return negotiate(asked_version(request), default, supported)
     except VersionNotSupportedError:

@@ -65,7 +65,7 @@ class Link(NamedTuple):
     listen_url: str | None = None
     """A way past the pooler, for the connection that listens."""
     poll_seconds: float = 0.25
-    """How often is looked for what others have done while they are not heard."""
+    """How often to look for what others have done while they are not heard."""
 
 
 @dataclass(eq=False, slots=True)
@@ -452,7 +452,7 @@ class Database:
         return call
 
     def tell(self, text: str) -> None:
-        """Tell other processes that it is worth to look at what was committed.
+        """Tell other processes that it is worth looking at what was committed.
 
         ``l,NO,NO…`` there are entries of tasks' logs; ``t,NUMBER,TASK`` a reader of a task was
         shown what is asked by that number; ``m`` there is mail; ``r,NO`` there is the reply to a

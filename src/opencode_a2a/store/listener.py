@@ -1,6 +1,6 @@
 """Hearing what other processes tell: one connection that listens, read in the event loop.
 
-A notification only says that it is worth to look, so one that is lost costs time and nothing else:
+A notification only says that it is worth looking, so one that is lost costs time and nothing else:
 whoever is told by ``heard`` is told to look at each connect as well, and from time to time. A
 connection can be deaf without an error, behind a pooler for example. Therefore a process listens
 for its own beats, which it sends by another connection; while it does not hear them, it looks
@@ -21,7 +21,7 @@ logger = structlog.get_logger(__name__)
 CHANNEL = "'opencode_a2a_' || md5(current_schema())"
 """In SQL. Channels belong to the whole database, and each schema may have services of its own."""
 LOOK_SECONDS = 5.0
-"""How often is looked while notifications are heard."""
+"""How often the database is looked at while notifications are heard."""
 DEAF_BEATS = 2
 RETRY_SECONDS = 1.0
 
@@ -64,7 +64,7 @@ class Listener:
     async def _look(self) -> None:
         while True:
             self._changed.clear()
-            # Who is alone has nobody to hear; but without a connection nothing says when that ends.
+            # A replica alone hears nobody; without a connection nothing tells when that ends.
             often = not self._hears and (self._database.several or self._conninfo is None)
             try:
                 async with asyncio.timeout(self._poll_seconds if often else LOOK_SECONDS):

@@ -44,12 +44,12 @@ Handler = Callable[[bytes], Awaitable[bytes]]
 PATIENCE_SECONDS = 15.0
 """How long something may lie there that nobody takes: the next owner is there by then."""
 POLL_SECONDS = 1.0
-"""How often is looked if no notification comes."""
+"""How often mail is looked for if no notification comes."""
 RETURN_SECONDS = 0.1
 """Before something is left to another: two that disagree do not pass it on at full speed."""
 SWEEP_SECONDS = 30.0
 ALONE_SECONDS = 300.0
-"""How often is looked for what is left over while there is no other replica."""
+"""How often leftovers are looked for while there is no other replica."""
 CLOSE_SECONDS = 1.0
 OTHERS_SECONDS = 3.0
 """How long other replicas may take when all of them are asked."""

@@ -332,7 +332,8 @@ class Interrupts:
         """
         where = (owner.task_id or "", owner.context_id)
         found: list[tuple[Interrupted, Answer]] = []
-        for row in await self._database.read(lambda connection: rows.answered(connection, *where)):
+        # What asks may be working, and cannot do without: however long the database is away.
+        for row in await self._database.insist(lambda c: rows.answered(c, *where)):
             answer = Answer.load(row.answer) if row.answer else None
             if answer and (row.resolution is None or row.settled_by == answer.by):
                 found.append((Interrupted.load(orjson.loads(row.asked)), answer))

@@ -19,6 +19,7 @@ from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
     ServiceError,
     SessionNotFoundError,
+    StoreUnavailableError,
     UpstreamBackpressureError,
     UpstreamError,
     UpstreamTimeoutError,
@@ -83,6 +84,8 @@ START_SECONDS = 0.25
 """How long a tool call that has begun to run may take to ask before it is shown."""
 FIRST_ANSWER_SECONDS = 3.0
 """How long a call may wait for an OpenCode that has never answered."""
+AWAY = (UpstreamUnreachableError, StoreUnavailableError)
+"""What passes: it is waited for."""
 AWAY_SECONDS = 0.5
 """How often a session is asked for while OpenCode is away."""
 PROMPT_TRIES = 3
@@ -401,8 +404,10 @@ class Turn:
                             self._routing,
                             fresh=self._new_context,
                         )
-                    except UpstreamUnreachableError as error:
-                        logger.warning("OpenCode is away, waiting", error=error.message)
+                    except (*AWAY, UpstreamBackpressureError) as error:
+                        if self.emitted is None and not isinstance(error, AWAY):
+                            raise
+                        logger.warning("session not taken, trying again", error=error.message)
                         await asyncio.sleep(AWAY_SECONDS)
             if turns.tools is not None:
                 await turns.tools.offer(session.location)
@@ -557,6 +562,8 @@ class Attempt:
                 if not session.named and not self._reader.state.messages.prompt_seen:
                     raise SessionGoneError from None
                 events = self._reader.finish(None, failure=GONE)
+            except StoreUnavailableError:
+                events = []  # OpenCode works on; the next tick tries again
             except UpstreamError as error:
                 # OpenCode could not be asked; the next tick, or the feed's return, tries again.
                 logger.warning("could not read OpenCode's state; will retry", error=error.message)
