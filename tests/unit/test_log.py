@@ -18,9 +18,12 @@ from opencode_a2a.config import LimitSettings, UpstreamEntry
 from opencode_a2a.errors import LimitExceededError
 from opencode_a2a.events import (
     Finished,
+    Interrupted,
     Outcome,
     Progressed,
     ReasoningGrew,
+    Resolution,
+    Resumed,
     SessionBound,
     Started,
     TextGrew,
@@ -28,7 +31,7 @@ from opencode_a2a.events import (
     Usage,
     UsageCounted,
 )
-from opencode_a2a.ids import MAIN, MessageId, Principal, SessionId
+from opencode_a2a.ids import MAIN, MessageId, Principal, RequestId, SessionId
 from opencode_a2a.messages import Answered, Message, Part, PromptPart, TurnRequest
 from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.upstream import Upstream
@@ -429,3 +432,22 @@ async def test_an_impatient_reader_is_told_what_a_crash_takes_back() -> None:
         assert (await stored_task(log)).generation == 1
         waits.cancel()
         await asyncio.wait([waits])
+
+
+@pytest.mark.parametrize(("resolution", "told"), [("once", 2), ("expired", 0), ("void", 0)])
+async def test_what_followed_a_request_that_nobody_answered_is_shown_again_after_a_restart(
+    tmp_path: Path, resolution: Resolution, told: int
+) -> None:
+    def asked(number: int) -> Interrupted:
+        return Interrupted(
+            RequestId(f"per_{number}"), "permission", SessionId("ses_1"), number=number
+        )
+
+    async with office(tmp_path) as it:
+        log = await it.task()
+        first, second = asked(1), asked(2)
+        await log.append([Started(), first])
+        await log.append([Resumed(first.request_id, "permission", resolution, "alice"), second])
+        again = TaskLog(log.no, log.state, it.writer, it.database)
+
+        assert again.told_number == told  # else a late "yes" would approve what nobody was shown

@@ -129,9 +129,12 @@ class TaskLog:
         """Those that have seen all there is."""
         self.patient: set[Follower] = set()
         """The same of those that are shown nothing before it is stored."""
-        # What was asked before a restart was shown then, as far as anybody knows.
-        self._told = self._told_before = max(
-            (one.number or 0 for one in state.status.pending), default=0
+        # What was asked before a restart was shown then, as far as anybody knows. After a request
+        # that nobody answered in time it is shown once more: the late answer may be on its way.
+        self._told = self._told_before = (
+            0
+            if self._unanswered
+            else max((one.number or 0 for one in state.status.pending), default=0)
         )
         self._told_at = -UNREAD_SECONDS
 
@@ -153,10 +156,14 @@ class TaskLog:
         After a request that nobody answered in time, an answer that comes at once may well be the
         late one; after an answer, the next one can only be for what is asked now.
         """
-        last = next(reversed(self.state.settled.values()), None)
-        unanswered = last is not None and last.resolution in ("expired", "void")
         unread = asyncio.get_running_loop().time() - self._told_at < UNREAD_SECONDS
-        return self._told_before if unanswered and unread else self._told
+        return self._told_before if unread and self._unanswered else self._told
+
+    @property
+    def _unanswered(self) -> bool:
+        """Whether nobody answered what was asked last, before what is asked now."""
+        last = next(reversed(self.state.settled.values()), None)
+        return last is not None and last.resolution in ("expired", "void")
 
     @property
     def over(self) -> bool:
