@@ -10,9 +10,11 @@ from typing import Any
 import httpx2
 import pytest
 
+from opencode_a2a.errors import UpstreamUnreachableError
+from opencode_a2a.turns.interrupts import Interrupts, WorkInterrupts
 from opencode_a2a.turns.turn import Log, Turn
 from tests.support import stores
-from tests.support.answers import Answer, Update, Wire, fold
+from tests.support.answers import Answer, RefusedError, Update, Wire, fold
 from tests.support.caller import Caller
 from tests.support.front import started
 from tests.support.opencode import FakeOpenCode
@@ -244,6 +246,84 @@ async def test_what_an_always_settles_while_the_service_is_away_is_not_forged(
 
 async def _pending(caller: Caller) -> list[Any]:
     return (await caller.method("opencode.permissions.list"))["items"]
+
+
+@pytest.mark.requirement("I6")
+@pytest.mark.requirement("I23")
+async def test_a_second_answer_just_after_a_restart_finds_the_request_settled_by_the_first(
+    opencode: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opencode.play("permission-once")
+    hold = opencode.hold("permission.replied")
+    waits, connect = asyncio.Event(), asyncio.Event()
+    settings = {**STORED, "A2A_CONSOLE_ANSWERS": "false"}
+
+    async def lose(*_: object) -> None:
+        raise UpstreamUnreachableError
+
+    wait_connected = WorkInterrupts._wait_connected  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+    async def wait(interrupts: WorkInterrupts) -> None:
+        waits.set()
+        await wait_connected(interrupts)
+
+    async with started(opencode, tmp_path, **settings) as service:
+        caller = Caller(service)
+        asked = await caller.send("run it")
+        (request,) = await _pending(caller)
+        monkeypatch.setattr(Interrupts, "reply", lose)
+        with pytest.raises(RefusedError, match="UPSTREAM_UNREACHABLE"):
+            await caller.begin("yes", task=asked.id, message_id="first")
+    monkeypatch.undo()
+    # OpenCode has taken it, and the service did not live to hear so.
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        path = f"/permission/{request['request_id']}/reply"
+        await http.post(f"{opencode.url}{path}", json={"reply": "once"})
+    await hold.reached.wait()
+
+    monkeypatch.setattr(WorkInterrupts, "_wait_connected", wait)
+    opencode.held_session = connect
+    async with started(opencode, tmp_path, **settings) as service:
+        caller = Caller(service)
+        second = asyncio.create_task(caller.begin("no", task=asked.id, message_id="second"))
+        await waits.wait()
+        connect.set()
+        with pytest.raises(RefusedError, match="INTERRUPT_REQUEST_NOT_FOUND"):
+            await second
+        opencode.release()
+        ended = await caller.ended(asked.id)
+
+    assert (ended.state, ended.error_type) == ("completed", None)
+    assert [message["messageId"] for message in ended.raw["history"]][1:] == ["first"]
+
+
+@pytest.mark.requirement("I6")
+async def test_the_turns_of_a_session_go_on_in_their_order_after_a_restart(
+    opencode: FakeOpenCode, tmp_path: Path
+) -> None:
+    hold = opencode.hold(count=2)
+    async with started(opencode, tmp_path, **STORED) as service:
+        caller = Caller(service)
+        first = await caller.begin("one")
+        await hold.reached.wait()
+        async with caller.stream("two", context=first.context_id) as following:
+            await following.until(lambda update: "queue" in str(update.progress))
+        second, seen = following.task, following.updates[-1].id
+
+    slow = opencode.held_session = asyncio.Event()
+    async with started(opencode, tmp_path, **STORED) as service:
+        caller = Caller(service)
+        async with caller.subscribe(second.id, seen) as following:
+            taken_up = await following.until(
+                lambda update: update.state == "working" or "queue" in str(update.progress)
+            )
+        slow.set()
+        opencode.release()
+        ended = [await caller.ended(one.id) for one in (first, second)]
+
+    assert taken_up.state == "submitted"
+    assert opencode.texts == ["one", "two"]
+    assert [one.state for one in ended] == ["completed", "completed"]
 
 
 @pytest.mark.requirement("I6")

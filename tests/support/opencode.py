@@ -180,6 +180,8 @@ class FakeOpenCode:
         self.changing.set()
         self.held_agents: asyncio.Event | None = None
         """The next list of agents waits for this."""
+        self.held_session: asyncio.Event | None = None
+        """The next read of a session waits for this."""
         self.starved = False
         """While set, sessions at work are not listed as busy yet, and an abort finds nothing."""
         self._asked: Counter[str] = Counter()
@@ -220,8 +222,10 @@ class FakeOpenCode:
             self._hold.released.set()
         self._hold = None
 
-    async def asked(self, what: Literal["status", "abort", "change", "agents"], times: int) -> None:
-        """Wait until it was asked so often, from now on, who is busy, or told to do something."""
+    async def asked(
+        self, what: Literal["status", "abort", "change", "agents", "session"], times: int
+    ) -> None:
+        """Wait until it was asked so often, from now on, for something, or told to do something."""
         wanted = self._asked[what] + times
         async with asyncio.timeout(60), self._asking:
             await self._asking.wait_for(lambda: self._asked[what] >= wanted)
@@ -373,6 +377,10 @@ class FakeOpenCode:
 
     async def _session(self, request: Request) -> Response:
         info = self._sessions.get(_session_id(request))
+        held, self.held_session = self.held_session, None
+        await self._count("session")
+        if held is not None:
+            await held.wait()
         return _json(info) if info else _missing()
 
     async def _change(self, request: Request) -> Response:

@@ -15,7 +15,7 @@ WAITING    a person answers                                              SENDING
            the deadline passes: the default answer is given              SENDING
            the same, but the turn is to end then                         EXPIRED
 DUE        the turn looks what is due                                    SENDING
-           a person answers before that                                  SENDING
+           a person answers before that, if OpenCode was given nothing   SENDING
 SENDING    OpenCode takes the answer, or does not know the request       DELIVERED
            OpenCode cannot be reached with a person's answer             WAITING
            the same, with an answer that was due                         DUE
@@ -553,10 +553,14 @@ class WorkInterrupts:
 
         ``also`` is written together with the answer, before OpenCode gets it.
         """
+        await self._wait_connected()  # then what an earlier process stored is known
         found: list[Interrupt] = []
         for request_id in request_ids:
             interrupt = self.open.get(RequestId(request_id))
             if interrupt is None or not interrupt.waits or interrupt.stage not in ANSWERABLE:
+                raise InterruptNotFoundError(request_id=request_id[:128])
+            if interrupt.stage is Stage.DUE and interrupt.answer not in (None, answer):
+                # OpenCode may have acted on that one already, and gets it once more.
                 raise InterruptNotFoundError(request_id=request_id[:128])
             self._interrupts.check(self.owner, interrupt.asked, answer)
             found.append(interrupt)
@@ -572,7 +576,6 @@ class WorkInterrupts:
             raise
         failed: dict[Interrupt, ServiceError] = {}
         try:
-            await self._wait_connected()
             for interrupt in found:
                 try:
                     await self._send_and_confirm(interrupt, answer)

@@ -327,6 +327,8 @@ class Turn:
         self._preparing: asyncio.Task[None] | None = None
         """The task of the turn, while OpenCode has nothing to do with it yet."""
         self._attempt: Attempt | None = None
+        self._lock: asyncio.Lock | None = None
+        """The one of the session, once it is this turn's turn."""
         self.interrupts = WorkInterrupts(turns.interrupts, owner, self._wake)
         # They can be named at once, and are answered as soon as OpenCode is connected.
         for asked in emitted.open.values() if emitted is not None else ():
@@ -366,9 +368,11 @@ class Turn:
         try:
             if 0 < turns.settings.opencode.max_concurrent_streams < turns.running:
                 raise UpstreamBackpressureError
-            while (begun := await self._begin(log)) is not None:
-                session, lock = begun
+            while True:
                 try:
+                    session = await self._begin(log)
+                    if session is None:
+                        return
                     with closing(Attempt(self, session, log)) as self._attempt:
                         await self._attempt.run()
                         return
@@ -376,24 +380,29 @@ class Turn:
                     logger.warning("session was deleted; continuing the context in a new session")
                 finally:
                     self._attempt = None
-                    lock.release()
+                    if self._lock is not None:
+                        self._lock.release()
+                        self._lock = None
         finally:
             turns.running -= 1
             self.interrupts.close()
 
-    async def _begin(self, log: Log) -> tuple[BoundSession, asyncio.Lock] | None:
+    async def _begin(self, log: Log) -> BoundSession | None:
         """Take a session and wait for its earlier turns; None if the turn was canceled first.
 
         An OpenCode that is away is waited for.
         """
         turns, owner, session = self.turns, self.owner, None
-        held: asyncio.Lock | None = None
         # A task that an earlier process began waits for OpenCode for as long as it takes.
         limit = turns.settings.opencode.timeout if self.emitted is None else None
         task = self._preparing = asyncio.current_task()
         try:
             if self.canceled:
                 raise asyncio.CancelledError
+            if self.emitted is not None and self._routing.session_id is not None:
+                # Before OpenCode is asked for anything: an earlier turn may be running in there,
+                # and those of one session are taken up in the order of their tasks.
+                await self._wait_for_lock(SessionId(self._routing.session_id), log)
             async with asyncio.timeout(limit):
                 while session is None:
                     await turns.feed.up.wait()
@@ -411,24 +420,13 @@ class Turn:
                         await asyncio.sleep(AWAY_SECONDS)
             if turns.tools is not None:
                 await turns.tools.offer(session.location)
-            # The lock exists only for as long as somebody refers to it, so it is handed on.
-            lock = turns.sessions.turn_locks.setdefault(session.session_id, asyncio.Lock())
-            if lock.locked():
-                await log.append([self.bound(session)], session.link)
-                reporting = asyncio.create_task(self._report_queue(session.session_id, log))
-                try:
-                    await lock.acquire()
-                    held = lock
-                finally:
-                    reporting.cancel()
-                    await asyncio.gather(reporting, return_exceptions=True)
-            else:
-                await lock.acquire()
+            if self._lock is None:
+                if session.session_id in turns.sessions.turn_locks:
+                    await log.append([self.bound(session)], session.link)
+                await self._wait_for_lock(session.session_id, log)
         except TimeoutError:
             raise UpstreamUnreachableError from None
         except asyncio.CancelledError:
-            if held is not None:  # the cancel came in the moment in which it was this one's turn
-                held.release()
             if not self.canceled or task is None:
                 raise  # the service is shutting down
             task.uncancel()
@@ -436,7 +434,22 @@ class Turn:
             return None
         finally:
             self._preparing = None
-        return session, lock
+        return session
+
+    async def _wait_for_lock(self, session_id: SessionId, log: Log) -> None:
+        """Wait for the earlier turns of a session."""
+        # The lock exists only for as long as somebody refers to it.
+        lock = self.turns.sessions.turn_locks.setdefault(session_id, asyncio.Lock())
+        reporting: asyncio.Task[None] | None = None
+        if lock.locked():
+            reporting = asyncio.create_task(self._report_queue(session_id, log))
+        try:
+            await lock.acquire()
+            self._lock = lock
+        finally:
+            if reporting is not None:
+                reporting.cancel()
+                await asyncio.gather(reporting, return_exceptions=True)
 
     async def _report_queue(self, session_id: SessionId, log: Log) -> None:
         """Say what the earlier turn of the session is doing, for as long as it is waited for.
