@@ -5,6 +5,7 @@ people and name the remedy; ``data`` is for programs and never holds a path, a s
 of a driver.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -79,6 +80,26 @@ class MethodNotFoundError(ServiceError):
     data_fields = (
         *("method", "supported_methods", "protocol_version", "conditional", "toggle", "disabled"),
     )
+
+    @classmethod
+    def named(
+        cls,
+        method: str,
+        off: Mapping[str, str] | None,
+        protocol_version: str,
+        supported_methods: list[Json] | None = None,
+    ) -> Self:
+        """Return the refusal of a method; ``off`` is the setting that switches it off, and why."""
+        text = f"There is no method {method[:128]}"
+        return cls(
+            text if off is None else f"{text} here: {off['reason']} ({off['toggle']})",
+            method=method[:128],
+            supported_methods=supported_methods,
+            protocol_version=protocol_version,
+            conditional=None if off is None else True,
+            toggle=off["toggle"] if off else None,
+            disabled=off["reason"] if off else None,
+        )
 
 
 class MethodNotAllowedError(MethodNotFoundError):

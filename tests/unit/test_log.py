@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from opencode_a2a.config import LimitSettings, UpstreamEntry
-from opencode_a2a.errors import LimitExceededError
+from opencode_a2a.errors import LimitExceededError, UpstreamUnreachableError
 from opencode_a2a.events import (
     Finished,
     Interrupted,
@@ -32,7 +32,7 @@ from opencode_a2a.events import (
     UsageCounted,
 )
 from opencode_a2a.ids import MAIN, MessageId, Principal, RequestId, SessionId
-from opencode_a2a.messages import Answered, Message, Part, PromptPart, TurnRequest
+from opencode_a2a.messages import Added, Answered, Message, Part, PromptPart, TurnRequest
 from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.upstream import Upstream
 from opencode_a2a.store.database import Database
@@ -42,8 +42,9 @@ from opencode_a2a.tasks.log import LogReader, LogWriter, Replay, TaskLog, stored
 from opencode_a2a.tasks.outbox import Outbox
 from opencode_a2a.tasks.service import OpenTask, SendCommand, TaskService
 from opencode_a2a.tasks.state import Cursor, Entry, Recovered, State
+from opencode_a2a.turns.answers import Answer, PermissionReply
 from opencode_a2a.turns.errands import Errands
-from opencode_a2a.turns.fleet import Fleet, Member
+from opencode_a2a.turns.fleet import ElsewhereError, Fleet, Member
 from opencode_a2a.turns.interrupts import Interrupts
 from opencode_a2a.turns.rights import SessionRights
 from opencode_a2a.turns.turn import Turns
@@ -451,3 +452,53 @@ async def test_what_followed_a_request_that_nobody_answered_is_shown_again_after
         again = TaskLog(log.no, log.state, it.writer, it.database)
 
         assert again.told_number == told  # else a late "yes" would approve what nobody was shown
+
+
+async def test_what_comes_for_a_task_that_is_left_to_another_replica_is_for_that_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with office() as desk:
+        task, other = [await desk.admit(order(one)) for one in ("m1", "m2")]
+        assert isinstance(task, OpenTask)
+        assert isinstance(other, OpenTask)
+        await task.log.append([Started()])
+        left, going, commit = asyncio.Event(), asyncio.Event(), desk.writer.commit
+
+        async def store() -> None:
+            left.set()
+            await going.wait()
+            await commit()
+
+        def first() -> asyncio.Future[None]:
+            monkeypatch.setattr(desk.writer, "commit", commit)
+            return asyncio.ensure_future(store())
+
+        async def ask(upstream: str, *_: object, **__: object) -> bytes:
+            raise UpstreamUnreachableError(upstream)
+
+        monkeypatch.setattr(desk.writer, "commit", first)
+        monkeypatch.setattr(desk.tasks.post, "ask", ask)
+        desk.member.mine = False
+        giving_up = asyncio.create_task(desk.tasks.give_up(desk.member))
+        await left.wait()
+        await other.end(Finished(Outcome.COMPLETED))  # in the last moment
+        more = order("m3")
+        for stage in ("before it is stored", "afterwards"):
+            yes = Answer(PermissionReply("once"), Principal("alice"), more.message)
+            for late in (
+                task.cancel(),
+                task.answer(["per_1"], yes, lambda _: None),
+                task.add(Added(more.message, more.request), lambda _: None),
+                task.go_on(more.message, more.request, lambda _: None, None),
+                task.repeat(more.message),
+            ):
+                with pytest.raises(ElsewhereError):
+                    await late
+            with pytest.raises(UpstreamUnreachableError, match=MAIN):
+                await desk.tasks.submit(replace(more, task_id=task.log.ref.id))
+            going.set()
+            await giving_up
+            assert desk.tasks.open_tasks() == [], stage
+
+        assert (await stored_task(task.log)).status.state is State.WORKING
+        assert (await stored_task(other.log)).status.state is State.COMPLETED

@@ -14,6 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import OperationalError
 
 from opencode_a2a.config import LimitSettings, PushSettings, SigningSettings, UpstreamEntry
 from opencode_a2a.errors import StoreUnavailableError
@@ -245,6 +246,31 @@ async def test_a_retry_that_cannot_be_stored_leaves_the_webhook_as_it_was(
         await it.row(log, "done")
 
         assert list(dict.fromkeys(one.seq for one in it.sent.told)) == [2, 3]
+
+
+@pytest.mark.requirement("I21")
+async def test_what_is_left_to_another_replica_is_not_sent_any_more_whatever_the_database_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with desk() as it:
+        log = await it.task()
+        await log.append([Started()])
+        await it.sent.until(1)
+        times = itertools.count()
+
+        def away(connection: Connection, upstreams: list[str]) -> list[HookRow]:
+            if next(times) < 1:
+                raise OperationalError("", {}, Exception("away"))
+            return active(connection, upstreams)
+
+        active = module.webhooks.active
+        monkeypatch.setattr(module.webhooks, "active", away)
+        async with asyncio.timeout(20):
+            await it.outbox.give_up(MAIN)
+        await log.append([DONE])
+
+        assert not [one for one in asyncio.all_tasks() if "webhook" in one.get_name()]
+        assert len(it.sent.told) == 1
 
 
 @pytest.mark.requirement("I21")

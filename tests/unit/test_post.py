@@ -3,33 +3,42 @@
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
+import orjson
 import pytest
 import pytest_asyncio
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from opencode_a2a.config import OpenCodeSettings, load
 from opencode_a2a.errors import (
+    AuthorizationForbiddenError,
     BudgetExhaustedError,
     InternalError,
     InvalidFieldError,
+    MethodNotFoundError,
     ServiceError,
     UpstreamError,
     UpstreamNotFoundError,
     UpstreamUnreachableError,
     Violation,
 )
-from opencode_a2a.ids import ModelRef, Principal, TaskId
+from opencode_a2a.extensions import EXTENSIONS
+from opencode_a2a.extensions.call import Deps
+from opencode_a2a.extensions.dispatch import Dispatcher
+from opencode_a2a.ids import Caller, ModelRef, Principal, TaskId
 from opencode_a2a.messages import Message, Part, PromptPart, Routing, TurnRequest
 from opencode_a2a.rights import Budget, Rights
 from opencode_a2a.store.database import Database, Replica
 from opencode_a2a.tasks import post as module
-from opencode_a2a.tasks.outbox import PushConfig
+from opencode_a2a.tasks.outbox import Outbox, PushConfig
 from opencode_a2a.tasks.post import NOBODY, UNSURE, Post, dump_error, load_error
-from opencode_a2a.tasks.service import SendCommand
-from opencode_a2a.turns.fleet import ElsewhereError
+from opencode_a2a.tasks.service import SendCommand, TaskService
+from opencode_a2a.turns.fleet import ElsewhereError, Fleet
+from opencode_a2a.turns.sessions import WorkspaceRoot
 from tests.support import stores
 
 pytestmark = pytest.mark.postgresql_only
@@ -365,3 +374,55 @@ async def test_a_message_is_the_same_elsewhere() -> None:
     plain = replace(command, task_id=None, push=None, output_modes=None)
     assert SendCommand.load(plain.dump()) == plain
     assert SendCommand.load(plain.dump()).digest == plain.digest
+    later = command.dump().replace(b'"told":', b'"later":1,"told":', 1)
+    later = later.replace(b'"turns":2', b'"turns":2,"later":1', 1)
+    assert SendCommand.load(later) == command
+
+
+async def test_a_method_that_the_owner_does_not_offer_is_refused_as_there(offices: Offices) -> None:
+    a, b, _ = offices
+    await b.own("x")
+
+    async def fetch(*_: object) -> Any:
+        raise AssertionError
+
+    tasks = TaskService.__new__(TaskService)
+    tasks.post = b.post
+    deps = Deps(
+        Fleet.__new__(Fleet),
+        WorkspaceRoot.__new__(WorkspaceRoot),
+        tasks,
+        Outbox.__new__(Outbox),
+        OpenCodeSettings(),
+        fetch,
+    )
+    Dispatcher(EXTENSIONS, deps, load({}, {"A2A_ENABLE_SESSION_SHELL": "true"}))
+    full = asdict(Caller(Principal("ann")))
+    who: dict[str, Any] = {
+        **full,
+        "capabilities": [],
+        "rights": {**full["rights"], "later": 1},
+        "budget": {**full["budget"], "later": 1},
+        "later": 1,
+    }
+
+    async def refused(method: str) -> ServiceError:
+        asked: dict[str, Any] = {
+            "method": method,
+            "params": {},
+            "version": "1.0",
+            "caller": who,
+            "only": None,
+        }
+        with pytest.raises(ServiceError) as raised:
+            await a.post.ask("x", "method", orjson.dumps(asked), again=True)
+        return raised.value
+
+    off, unknown = await refused("opencode.workspaces.remove"), await refused("opencode.later")
+    known = await refused("opencode.sessions.shell")
+
+    assert (type(off), type(unknown)) == (MethodNotFoundError, MethodNotFoundError)
+    assert off.data["toggle"] == "A2A_ENABLE_WORKSPACE_MUTATIONS"
+    assert off.data["disabled"] == "disabled_by_configuration"
+    assert unknown.data == {"method": "opencode.later", "protocol_version": "1.0"}
+    assert isinstance(known, AuthorizationForbiddenError)  # whatever a later version adds

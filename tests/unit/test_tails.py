@@ -424,6 +424,29 @@ async def test_readers_go_on_when_this_process_takes_the_task_over(
         assert (await waiting).status == own.state.status
 
 
+async def test_what_is_shown_after_the_last_other_replica_is_gone_can_be_answered(
+    tmp_path: Path,
+) -> None:
+    async with both(tmp_path) as sides:
+        log, row = await sides.task()
+        await log.append([Started()])
+        remote = await sides.tails.log(row)
+        reading = asyncio.create_task(told(LogReader(remote, Cursor(2)), 2))
+        await asyncio.sleep(0)
+        sides.database.several = False
+        replay = Replay(sides.database, row.no, ref_of(row))
+        while await replay.next(replay.state.seq):
+            pass
+        own = TaskLog(row.no, replay.state, sides.writer, sides.database)
+        sides.tails.taken_over(own)
+
+        unread = own.told_number
+        await own.append([Recovered("taken over"), asks(1)])
+        await reading
+
+        assert (unread, own.told_number) == (0, 1)
+
+
 async def test_a_log_that_cannot_be_read_ends_its_readers_alone(tmp_path: Path) -> None:
     async with both(tmp_path) as sides:
         log, row = await sides.task()

@@ -17,6 +17,7 @@ from opencode_a2a.errors import (
     AuthorizationForbiddenError,
     InvalidFieldError,
     InvalidParamsError,
+    MethodNotFoundError,
     ServiceError,
     UpstreamError,
 )
@@ -26,6 +27,7 @@ from opencode_a2a.extensions.params import read, write
 from opencode_a2a.extensions.registry import Access, Extension, Method
 from opencode_a2a.ids import Caller
 from opencode_a2a.rights import Budget, Rights
+from opencode_a2a.tasks.post import known_fields
 from opencode_a2a.telemetry import AUDIT
 from opencode_a2a.turns.fleet import ElsewhereError
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
@@ -83,16 +85,18 @@ class Dispatcher:
     async def _call_for(self, body: bytes) -> bytes:
         """Call a method for another replica."""
         asked = orjson.loads(body)
-        method, who = self._methods[asked["method"]], asked["caller"]
-        caller = Caller(
-            **who
-            | {
-                "capabilities": frozenset(who["capabilities"]),
-                "rights": Rights(**who["rights"]),
-                "budget": Budget(**who["budget"]),
-            }
-        )
-        called = (method, caller, asked["params"], Version(asked["version"]))
+        name, who, version = asked["method"], asked["caller"], Version(asked["version"])
+        method = self._methods.get(name)
+        if method is None:  # the other one is set up otherwise, or is of a later version
+            off = self.disabled.get(name)
+            raise MethodNotFoundError.named(name, off, version.value)
+        loaded = {
+            "capabilities": frozenset(who["capabilities"]),
+            "rights": Rights(**known_fields(Rights, who["rights"])),
+            "budget": Budget(**known_fields(Budget, who["budget"])),
+        }
+        caller = Caller(**known_fields(Caller, who | loaded))
+        called = (method, caller, asked["params"], version)
         try:
             return orjson.dumps(await self._call(*called, asked["only"]))
         except ServiceError as error:
@@ -175,6 +179,7 @@ def _completed(error: ServiceError, method: Method) -> ServiceError:
             error.data = {"method": method.name, **error.data}
         if error.detail and "detail" in error.data_fields:
             error.data["detail"] = error.detail
-    if not isinstance(error, method.all_errors):
+    # Of a method that is offered here, only another replica says that there is none.
+    if not isinstance(error, (*method.all_errors, MethodNotFoundError)):
         logger.error("undeclared error", method=method.name, reason=error.reason)
     return error

@@ -136,18 +136,10 @@ class RpcBinding:
             request.scope[OPERATION] = name
             return await self._extensions[name].call(call.caller, name, params, version)
         if name not in METHODS:
-            off = self._disabled.get(name)
-            text = f"There is no method {name[:128]}"
             core = [known for one in OPERATIONS if (known := one.named(version))]
-            raise MethodNotFoundError(
-                text if off is None else f"{text} here: {off['reason']} ({off['toggle']})",
-                method=name[:128],
-                supported_methods=[*core, *sorted(self._extensions)],
-                protocol_version=version.value,
-                conditional=None if off is None else True,
-                toggle=off["toggle"] if off else None,
-                disabled=off["reason"] if off else None,
-            )
+            supported: list[Json] = [*core, *sorted(self._extensions)]
+            off = self._disabled.get(name)
+            raise MethodNotFoundError.named(name, off, version.value, supported)
         operation, _ = METHODS[name]
         request.scope[OPERATION] = operation.name
         encoding = _ENCODINGS[version]

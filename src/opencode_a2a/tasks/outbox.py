@@ -377,7 +377,8 @@ class Outbox:
 
     async def give_up(self, upstream: str) -> None:
         """Stop sending what belongs to tasks of an upstream: another replica goes on with it."""
-        rows = await self._database.read(lambda c: webhooks.active(c, [upstream]))
+        # However long it takes: nobody else goes on with it before.
+        rows = await self._database.insist(lambda c: webhooks.active(c, [upstream]))
         places = {(row.task_no, row.config_id) for row in rows}
         await self._stop([it for place, it in self._deliveries.items() if place in places])
 

@@ -15,9 +15,10 @@ that lives is at it, it takes as long as it would take here.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 import orjson
 import structlog
@@ -219,6 +220,11 @@ class Post:
                 self._wake.set()
 
 
+def known_fields(kind: type[Any], sent: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what this version knows of something that a later one may have sent."""
+    return {one.name: sent[one.name] for one in fields(kind) if one.name in sent}
+
+
 # Errors, exactly as they were raised
 
 
@@ -238,18 +244,18 @@ def dump_error(error: ServiceError) -> bytes:
 
 def load_error(data: bytes) -> ServiceError:
     """Return the error that another replica raised; of an unknown one only that it failed."""
-    fields = orjson.loads(data)
+    told = orjson.loads(data)
     # Several share a reason, so that alone does not tell which it is.
     kinds = {kind.__name__: kind for kind in _kinds(ServiceError)}
-    kind = kinds.get(fields["error"])
+    kind = kinds.get(told["error"])
     if kind is None:  # that of a later version
         return InternalError()
-    error = kind(fields["message"])
-    error.violations = tuple(Violation(**violation) for violation in fields["violations"])
-    error.data = fields["data"]
-    error.headers = tuple((name, value) for name, value in fields["headers"])
+    error = kind(told["message"])
+    error.violations = tuple(Violation(**violation) for violation in told["violations"])
+    error.data = told["data"]
+    error.headers = tuple((name, value) for name, value in told["headers"])
     if isinstance(error, UpstreamError):
-        error.detail = fields["detail"]
+        error.detail = told["detail"]
     return error
 
 

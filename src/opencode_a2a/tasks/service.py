@@ -68,7 +68,7 @@ from opencode_a2a.tasks import budget
 from opencode_a2a.tasks.budget import Figures
 from opencode_a2a.tasks.log import LogReader, LogWriter, TaskLog, load_task
 from opencode_a2a.tasks.outbox import SNAPSHOTS, Outbox, PushConfig
-from opencode_a2a.tasks.post import OTHERS_SECONDS, Post
+from opencode_a2a.tasks.post import OTHERS_SECONDS, Post, known_fields
 from opencode_a2a.tasks.state import (
     OPEN,
     Accepted,
@@ -218,16 +218,14 @@ class SendCommand:
         rest, _, request = data.partition(b"\n")
         sent = orjson.loads(rest)
         modes, push = sent["output_modes"], sent["push"]
-        return cls(
-            **sent
-            | {
-                "message": Message.load(sent["message"]),
-                "request": load_request(request),
-                "output_modes": None if modes is None else tuple(modes),
-                "push": None if push is None else PushConfig(**push),
-                "budget": Budget(**sent["budget"]),
-            }
-        )
+        loaded = {
+            "message": Message.load(sent["message"]),
+            "request": load_request(request),
+            "output_modes": None if modes is None else tuple(modes),
+            "push": None if push is None else PushConfig(**known_fields(PushConfig, push)),
+            "budget": Budget(**known_fields(Budget, sent["budget"])),
+        }
+        return cls(**known_fields(cls, sent | loaded))
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +281,8 @@ class OpenTask:
         """Ends the task if nobody sends the message that it waits for."""
         self.losing: asyncio.Task[None] | None = None
         """Fails the task, whose OpenCode is lost."""
+        self.given_up = False
+        """It is left to another replica."""
 
     def start(
         self,
@@ -340,6 +340,11 @@ class OpenTask:
     def ended(self) -> bool:
         return self.log.state.status.state.terminal
 
+    def check_here(self) -> None:
+        """Raise ElsewhereError if another replica goes on with the task."""
+        if self.given_up and not self.ended:
+            raise ElsewhereError(self.member.name)
+
     def pause(self) -> None:
         """Let the task wait for the message that begins its next turn, but not for ever."""
         status = self.log.state.status
@@ -358,6 +363,7 @@ class OpenTask:
 
     def _check_paused(self, plan: Interrupted | None) -> None:
         """Refuse a message for a plan, or a sign-in, that is no longer waited for."""
+        self.check_here()
         status = self.log.state.status
         waits = status.plan and status.plan.request_id
         if not status.paused or waits != (plan and plan.request_id):
@@ -400,6 +406,7 @@ class OpenTask:
 
     async def add(self, added: Added, also: Write) -> None:
         """Hand a further message to the turn that runs; ``also`` is stored with it."""
+        self.check_here()
         turn = self._turn
         if turn is not None and len(turn.additions) >= MAX_ADDITIONS:
             raise LimitExceededError(TOO_MANY, limit=MAX_ADDITIONS)
@@ -418,20 +425,28 @@ class OpenTask:
 
     async def answer(self, request_ids: Sequence[str], answer: Answer, also: Write) -> None:
         """Answer what the turn asks; ``also`` is stored with the answer."""
+        self.check_here()
         if self._turn is None:
             raise InterruptNotFoundError(request_id=request_ids[0])
-        await self._turn.interrupts.answer(request_ids, answer, also)
+        try:
+            await self._turn.interrupts.answer(request_ids, answer, also)
+        except ServiceError:
+            self.check_here()  # which knows the answer, if it was stored
+            raise
 
     async def repeat(self, message: Message) -> None:
         """Make sure that OpenCode gets the answer in a message that was taken before."""
+        self.check_here()
         if self._turn is not None:
             await self._turn.interrupts.repeat(message)
 
     async def cancel(self) -> None:
         """End the task; return when it has ended."""
+        self.check_here()
         if self._turn is not None:
             self._turn.cancel()
         while not self.ended:
+            self.check_here()
             # The turn of a paused task is over, even if it has only just said so.
             if self._turn is None or self.log.state.status.paused:
                 await self.end(Finished(Outcome.CANCELED))
@@ -834,11 +849,14 @@ class TaskService:
                     await task.repeat(command.message)
                 log = await self._log(earlier)
                 if command.message not in log.state.history:
+                    self._check_here(earlier)
                     raise InterruptNotFoundError("The request was settled before this answer came")
                 return Submitted(log, 0)
             task = self._open.get(TaskId(task_id))
             if task is None:
+                self._check_here(row)
                 raise UnsupportedOperationError(ENDED)
+            task.check_here()
             await task.member.turns.reachable()
             state = await task.log.steady()
             match state.status.state:
@@ -899,6 +917,7 @@ class TaskService:
             if not self._database.several or time.monotonic() > until:
                 break
             await asyncio.sleep(TOLD_SECONDS / 20)
+        task.check_here()
         try:
             if (plan := state.status.plan) is not None:
                 decision = decide(command.message, plan, told)
@@ -1109,15 +1128,19 @@ class TaskService:
         while self._fleet.tasks[member.name] > len(own):  # one is being admitted
             await asyncio.sleep(ADMISSION_SECONDS)
             own = [task for task in self._open.values() if task.member is member]
-        await asyncio.gather(*(task.leave() for task in own))
+        for task in own:
+            task.given_up = True
+        losing = [task.losing for task in own if task.losing is not None]
+        await asyncio.gather(*(task.leave() for task in own), *losing)
         await self._writer.commit()
         for task in own:
             ref, status = task.log.ref, task.log.state.status
-            del self._open[ref.id]
             self._planned.pop(ref.id, None)
-            self._counts[ref.principal] -= 1
-            self._fleet.tasks[member.name] -= 1
-            metrics.TASKS.labels(status.state).dec()
+            if self._open.pop(ref.id, None) is not None:  # else it has just ended
+                self._counts[ref.principal] -= 1
+                self._fleet.tasks[member.name] -= 1
+            if not task.ended:
+                metrics.TASKS.labels(status.state).dec()
             task.log.close(ClosedWriter(self._database, member.name))
 
     def end_reading(self) -> None:
@@ -1157,7 +1180,9 @@ class TaskService:
 
     async def _put_webhook_for(self, body: bytes) -> bytes:
         principal, task_id, config, anew = orjson.loads(body)
-        row = await self._put_webhook(principal, task_id, PushConfig(**config), anew=anew)
+        row = await self._put_webhook(
+            principal, task_id, PushConfig(**known_fields(PushConfig, config)), anew=anew
+        )
         return row.config_id.encode()
 
     async def _put_webhook(
@@ -1221,8 +1246,9 @@ class TaskService:
 
     def _check_here(self, row: TaskRow) -> None:
         """Raise ElsewhereError if another replica runs a task."""
-        here = TaskId(row.id) in self._open or self._fleet.runs(row.upstream)
-        if not here and not State(row.state).terminal:
+        if (task := self._open.get(TaskId(row.id))) is not None:
+            task.check_here()
+        elif not self._fleet.runs(row.upstream) and not State(row.state).terminal:
             raise ElsewhereError(row.upstream)
 
     def open_tasks(self) -> Sequence[OpenTask]:

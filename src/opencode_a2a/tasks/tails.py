@@ -55,6 +55,8 @@ class RemoteLog(TaskLog):
         self.kept_until = 0.0
         self.last: Segment | None = None
         """What was read last."""
+        self.own: TaskLog | None = None
+        """The log that this replica has of the task since it took it over."""
 
     def append_now(self, events: Iterable[LogEvent], also: Write | None = None) -> bool:
         raise AssertionError("the log of a task is written by the replica that runs it")
@@ -84,6 +86,8 @@ class RemoteLog(TaskLog):
         """Note it, and tell the replica that runs the task: a plain answer may come to it."""
         before = self._told
         super().note_told(status)
+        if self.own is not None:  # without other replicas nothing is told
+            self.own.note_told(status)
         if self._told > before:
             self.database.tell(f"t,{self._told},{self.ref.id}")
 
@@ -151,6 +155,7 @@ class Tails:
     def taken_over(self, log: TaskLog) -> None:
         """Go on with the readers of a task that this replica runs from now on."""
         if (remote := self.logs.get(log.no)) is not None:
+            remote.own = log
             log.patient.add(remote)
             self.want([log.no])
 
