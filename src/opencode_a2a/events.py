@@ -529,6 +529,10 @@ class Emitted:
     progress: set[ProgressKey] = field(default_factory=set[ProgressKey])
     todos: list[JsonObject] | None = None
     title: str | None = None
+    bound: SessionBound | None = None
+    """Where it runs, as far as it is known."""
+    started: bool = False
+    """The prompt may have been sent."""
 
     @classmethod
     def of(cls, events: Iterable[TurnEvent]) -> "Emitted":
@@ -555,7 +559,10 @@ class Emitted:
                 self.progress.add((event.type, event.status, event.part_id))
             case SessionBound():
                 self.title = self.title if event.title is None else event.title
-            case Started() | UsageCounted() | DiffChanged() | ResultGiven() | Finished():
+                self.bound = event
+            case Started():
+                self.started = True
+            case UsageCounted() | DiffChanged() | ResultGiven() | Finished():
                 pass  # emitted once, at the beginning or the end of a turn
             case _:
                 assert_never(event)

@@ -9,9 +9,13 @@ from typing import Any
 
 import httpx2
 import pytest
+from structlog.testing import capture_logs
 
 from opencode_a2a.errors import UpstreamUnreachableError
+from opencode_a2a.ids import SessionId
+from opencode_a2a.tasks.service import OpenTask, TaskService
 from opencode_a2a.turns.interrupts import Interrupts, WorkInterrupts
+from opencode_a2a.turns.sessions import BoundSession, Sessions
 from opencode_a2a.turns.turn import Log, Turn
 from tests.support import stores
 from tests.support.answers import Answer, RefusedError, Update, Wire, fold
@@ -347,3 +351,105 @@ async def test_a_further_message_that_was_refused_is_not_sent_after_a_restart(
     prompts: list[Any] = [*opencode.prompts]
     assert ended.state == "completed"
     assert [prompt["parts"][0]["text"] for prompt in prompts] == ["hello", "more"]
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.requirement("I7")
+@pytest.mark.requirement("I15")
+@pytest.mark.parametrize("opencode_is", ["there", "away", "at another turn of the session"])
+async def test_a_cancel_before_a_turn_is_taken_up_again_stops_it_in_opencode(
+    opencode: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opencode_is: str
+) -> None:
+    opencode.play("permission-once")
+    async with started(opencode, tmp_path, **STORED) as service:
+        asked = await Caller(service).send("run it")
+
+    other = asyncio.Lock()
+    if opencode_is == "at another turn of the session":
+        await other.acquire()
+
+    async def take(*_: object, **__: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    run = Turn.run
+
+    async def run_after_other(turn: Turn, log: Log) -> None:
+        turn.turns.sessions.turn_locks[SessionId(asked.session_id)] = other
+        await run(turn, log)
+
+    monkeypatch.setattr(Sessions, "take", take)
+    monkeypatch.setattr(Turn, "run", run_after_other)
+    settings = {**STORED, "A2A_CANCEL_ABORT_TIMEOUT_SECONDS": "0.5"}
+    if opencode_is == "away":
+        settings["OPENCODE_BASE_URL"] = "http://127.0.0.1:9"
+    with capture_logs() as records:
+        async with started(opencode, tmp_path, **settings) as service:
+            canceled = await Caller(service).cancel(asked.id)
+            at_work = opencode.at_work
+    opencode.leave()
+
+    settled = [one["resolution"] for one in records if one["event"] == "interrupt settled"]
+    assert (asked.state, canceled.state, settled) == ("input_required", "canceled", ["void"])
+    stopped = opencode_is == "there"
+    assert canceled.error_type == (None if stopped else "UPSTREAM_ABORT_UNCONFIRMED")
+    assert at_work != stopped
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.requirement("I7")
+async def test_a_queued_task_that_is_canceled_after_a_restart_does_not_stop_the_one_before_it(
+    opencode: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = opencode.hold(count=2)
+    async with started(opencode, tmp_path, **STORED) as service:
+        caller = Caller(service)
+        first = await caller.begin("hello")
+        await hold.reached.wait()
+        async with caller.stream("hello", context=first.context_id) as following:
+            await following.until(lambda update: "queue" in str(update.progress))
+
+    taking, take = asyncio.Event(), Sessions.take
+
+    async def take_later(self: Sessions, *place: Any, **how: Any) -> BoundSession:
+        await taking.wait()
+        return await take(self, *place, **how)
+
+    monkeypatch.setattr(Sessions, "take", take_later)
+    async with started(opencode, tmp_path, **STORED) as service:
+        caller = Caller(service)
+        canceled = await caller.cancel(following.task.id)
+        taking.set()
+        opencode.release()
+        ended = await caller.ended(first.id)
+
+    assert (canceled.state, canceled.error_type) == ("canceled", None)
+    assert (ended.state, len(opencode.prompts)) == ("completed", 1)
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.requirement("I7")
+async def test_a_cancel_in_the_moment_in_which_a_task_is_taken_up_stops_it_in_opencode(
+    opencode: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = opencode.hold(count=2)
+    async with started(opencode, tmp_path, **STORED) as service:
+        begun = await Caller(service).begin("hello")
+        await hold.reached.wait()
+
+    canceling: list[asyncio.Task[None]] = []
+    adopt = TaskService.adopt
+
+    def adopt_and_cancel(self: TaskService, *of: Any) -> OpenTask:
+        task = adopt(self, *of)
+        canceling.append(asyncio.create_task(task.cancel()))
+        return task
+
+    monkeypatch.setattr(TaskService, "adopt", adopt_and_cancel)
+    async with started(opencode, tmp_path, **STORED) as service:
+        async with asyncio.timeout(60):
+            await asyncio.gather(*canceling)
+        at_work = opencode.at_work
+        canceled = await Caller(service).get(begun.id)
+
+    assert (len(canceling), at_work, len(opencode.prompts)) == (1, False, 1)
+    assert (canceled.state, canceled.error_type) == ("canceled", None)

@@ -94,12 +94,16 @@ async def recover(
                 task.routing, task.rights = request.routing, request.rights
             task.pause()
             continue
-        if upstreams is None or not upstreams[row.upstream]:
-            await task.log.append([Recovered(RESTARTED)])
+        handed_over = upstreams is not None and upstreams[row.upstream]
+        told = [] if handed_over else [Recovered(RESTARTED)]
+        storing = asyncio.ensure_future(task.log.append(told))
         if request is None:
+            await storing
             await task.end(Finished(Outcome.FAILED, failure=LOST))
         else:
-            task.start(request, emitted, added)
+            # Before anything is awaited: whoever cancels the task meanwhile has to find the turn.
+            task.start(request, emitted, added, first=storing)
+            await asyncio.shield(storing)
     return len(found)
 
 

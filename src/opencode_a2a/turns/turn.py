@@ -37,6 +37,7 @@ from opencode_a2a.events import (
     Progressed,
     ProgressKey,
     ResultGiven,
+    Resumed,
     SessionBound,
     Started,
     ToolChanged,
@@ -44,7 +45,7 @@ from opencode_a2a.events import (
 )
 from opencode_a2a.ids import MessageId, ModelRef, Owner, RequestId, SessionId
 from opencode_a2a.messages import Added, Answered, Delivery, TurnRequest
-from opencode_a2a.opencode.client import OpenCode
+from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.events import Event, PartDelta
 from opencode_a2a.opencode.feed import Feed, FeedItem, Gap, Wake
 from opencode_a2a.opencode.reader import Reader, Snapshot
@@ -325,7 +326,7 @@ class Turn:
         self._routing = routing
         self._new_context = new_context
         self._preparing: asyncio.Task[None] | None = None
-        """The task of the turn, while OpenCode has nothing to do with it yet."""
+        """The task of the turn, while it has no session that it can follow yet."""
         self._attempt: Attempt | None = None
         self._lock: asyncio.Lock | None = None
         """The one of the session, once it is this turn's turn."""
@@ -390,7 +391,8 @@ class Turn:
     async def _begin(self, log: Log) -> BoundSession | None:
         """Take a session and wait for its earlier turns; None if the turn was canceled first.
 
-        An OpenCode that is away is waited for.
+        An OpenCode that is away is waited for. A canceled turn whose prompt an earlier process may
+        have sent still gets its session, to be aborted there.
         """
         turns, owner, session = self.turns, self.owner, None
         # A task that an earlier process began waits for OpenCode for as long as it takes.
@@ -430,8 +432,7 @@ class Turn:
             if not self.canceled or task is None:
                 raise  # the service is shutting down
             task.uncancel()
-            await log.append([Finished(Outcome.CANCELED)], session and session.link)
-            return None
+            return await self._begin_canceled(log, session)
         finally:
             self._preparing = None
         return session
@@ -450,6 +451,26 @@ class Turn:
             if reporting is not None:
                 reporting.cancel()
                 await asyncio.gather(reporting, return_exceptions=True)
+
+    async def _begin_canceled(self, log: Log, session: BoundSession | None) -> BoundSession | None:
+        """End the turn, unless it may run in OpenCode: then return the session to abort."""
+        emitted = self.emitted
+        if emitted is None or emitted.bound is None or not emitted.started:
+            await log.append([Finished(Outcome.CANCELED)], session and session.link)
+            return None
+        bound, seconds = emitted.bound, self.turns.interrupts.settings.cancel_abort_timeout_seconds
+        if self._lock is None:
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._wait_for_lock(bound.session_id, log)
+            except TimeoutError:  # another turn has the session, and an abort would stop that one
+                asked = emitted.open.values()
+                void = [Resumed(one.request_id, one.type, "void") for one in asked]
+                end = Finished(Outcome.CANCELED, failure=UNCONFIRMED)
+                await log.append(await self.interrupts.screen([*void, end]))
+                return None
+        location = Location(directory=bound.directory)
+        return session or BoundSession(bound.session_id, location, named=True)
 
     async def _report_queue(self, session_id: SessionId, log: Log) -> None:
         """Say what the earlier turn of the session is doing, for as long as it is waited for.
@@ -859,8 +880,10 @@ class Attempt:
             if self._tries >= PROMPT_TRIES:
                 return self._reader.finish(None, failure=NOT_TAKEN)
             self._reader = self._new_reader()
+            # First: after a restart the log says whether there is something to abort.
+            await self._log.append([Started()])
             self._send(self._turn.request)
-            return [Started()]
+            return []
         limits.compared = limits.now()
         limits.unlisted = state.permissions is None or state.questions is None
         self._interrupts.busy = session_id in state.statuses
