@@ -94,37 +94,38 @@ async def test_keys_can_be_named_instead_of_discovered(provider: LocalIssuer) ->
         assert await issuer.verify(provider.mint().encode())
 
 
-NOW = int(time.time())
-
-
-NOT_FOR_US: list[dict[str, Json]] = [
-    {"aud": "https://another.example"},
-    {"aud": [], "nonce": "of a sign-in elsewhere"},
-    {"aud": None},
-    {"iss": "https://another.example"},
-    {"iss": None},
-    {"exp": None},
-    {"exp": NOW - 100},
-    {"nbf": NOW + 1000},
-    {"iat": NOW + 1000},
-    {"sub": None},
-    {"sub": ""},
-    {"sub": "a" * 257},
-    {"sub": "a\nb"},
-    {"cnf": {"jkt": "a key of the client"}},
-]
+def soon() -> int:
+    return int(time.time()) + 300
 
 
 async def test_a_signed_token_that_is_not_for_us_is_refused(provider: LocalIssuer) -> None:
+    now = int(time.time())
+    not_for_us: list[dict[str, Json]] = [
+        {"aud": "https://another.example"},
+        {"aud": [], "nonce": "of a sign-in elsewhere"},
+        {"aud": None},
+        {"iss": "https://another.example"},
+        {"iss": None},
+        {"exp": None},
+        {"exp": now - 100},
+        {"nbf": now + 1000},
+        {"iat": now + 1000},
+        {"sub": None},
+        {"sub": ""},
+        {"sub": "a" * 257},
+        {"sub": "a\nb"},
+        {"cnf": {"jkt": "a key of the client"}},
+    ]
+
     async with following(provider) as issuer:
-        for claims in NOT_FOR_US:
+        for claims in not_for_us:
             error = await refused(issuer, provider.mint(**claims))
             assert type(error) is InvalidTokenError, claims
 
 
 @pytest.mark.parametrize("wrong", ['"iss": ["%s"]', '"sub": 5', '"exp": "soon"', '"exp": 1e400'])
 async def test_claims_of_a_wrong_kind_are_refused(provider: LocalIssuer, wrong: str) -> None:
-    claims = f'"iss": "{provider.url}", "aud": "{AUDIENCE}", "sub": "ann", "exp": {NOW + 300}'
+    claims = f'"iss": "{provider.url}", "aud": "{AUDIENCE}", "sub": "ann", "exp": {soon()}'
     wrong = wrong.replace("%s", provider.url)
     key = provider.keys["first"]
     token = jwt.PyJWS().encode(f"{{{claims}, {wrong}}}".encode(), key, "ES256", {"kid": "first"})
@@ -175,7 +176,7 @@ def _headers(provider: LocalIssuer) -> list[JsonObject]:
 
 
 async def test_no_header_makes_a_forged_token_good(provider: LocalIssuer) -> None:
-    claims: JsonObject = {"iss": provider.url, "aud": AUDIENCE, "sub": "ann", "exp": NOW + 300}
+    claims: JsonObject = {"iss": provider.url, "aud": AUDIENCE, "sub": "ann", "exp": soon()}
     mallory = new_key()
     async with following(provider) as issuer:
         fetched = provider.fetches
@@ -196,7 +197,7 @@ async def test_no_header_makes_a_forged_token_good(provider: LocalIssuer) -> Non
 
 
 async def test_the_public_key_is_no_shared_secret(provider: LocalIssuer) -> None:
-    claims: JsonObject = {"iss": provider.url, "aud": AUDIENCE, "sub": "ann", "exp": NOW + 300}
+    claims: JsonObject = {"iss": provider.url, "aud": AUDIENCE, "sub": "ann", "exp": soon()}
     public = next(iter(provider.keys.values())).public_key()
     async with following(provider) as issuer:
         for written in (
