@@ -67,6 +67,36 @@ async def test_a_message_with_narrower_rights_does_not_steer_a_task_with_wider_o
 
 
 @pytest.mark.parametrize("wire", [Wire.RPC])
+async def test_a_task_no_longer_says_that_it_waits_for_wider_work_once_it_is_prompted(
+    caller: Caller, opencode: FakeOpenCode
+) -> None:
+    before = await caller.send("hello")
+    narrow: JsonObject = {"opencode": {"profile": "read-only"}}
+    hold = opencode.hold()
+    # As from OpenCode's own terminal.
+    async with httpx2.AsyncClient(base_url=opencode.url, trust_env=False) as http:
+        prompt = {"parts": [{"type": "text", "text": "elsewhere"}]}
+        await http.post(f"/session/{before.session_id}/prompt_async", json=prompt)
+    async with asyncio.timeout(60):
+        await hold.reached.wait()
+
+    async with caller.stream("more", context=before.context_id, metadata=narrow) as following:
+        await following.until(lambda update: "wider rights" in str(update.progress))
+        waiting = await caller.get(following.task.id)
+        opencode.release()
+        hold = opencode.hold()
+        async with asyncio.timeout(60):
+            await hold.reached.wait()
+        await following.until(lambda _: following.task.text != "")
+        prompted = await caller.get(following.task.id)
+        opencode.release()
+        await following.rest()
+
+    assert "wider rights" in str(waiting.raw["status"])
+    assert "message" not in prompted.raw["status"]
+
+
+@pytest.mark.parametrize("wire", [Wire.RPC])
 async def test_no_more_than_so_many_messages_wait_to_be_handed_on(
     caller: Caller, opencode: FakeOpenCode, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -160,7 +160,7 @@ class Status:
     structured: Json = None
     usage: UsageCounted | None = None
     queued: Progressed | None = None
-    """What a task that has not started yet waits for."""
+    """What the next prompt of the task waits for."""
 
     @property
     def plan(self) -> Interrupted | None:
@@ -295,7 +295,8 @@ class TaskState:
                 self.artifacts[event.artifact] = event
             case Progressed():
                 if event.type == "queue":
-                    self.status = replace(self.status, queued=event)
+                    queued = None if event.status == "over" else event
+                    self.status = replace(self.status, queued=queued)
             case Accepted():
                 self.history.append(event.message)
                 self.status = replace(self.status, subject=event.message.subject)

@@ -687,7 +687,10 @@ class Attempt:
         rights, at, told = self._turns.sessions.rights, self._session.location, False
         while not self._turn.canceled:
             try:
-                return await rights.restrict(self._work, agent, at, widens=widens)
+                restricted = await rights.restrict(self._work, agent, at, widens=widens)
+                if told:
+                    self._note(Progressed("queue", "over", title="That work is over"))
+                return restricted
             except WiderWorkError as wider:
                 if not told:
                     self._note(Progressed("queue", "waiting", title=str(wider)))
