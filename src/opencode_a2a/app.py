@@ -287,7 +287,7 @@ class Service:
         self._ownership = ownership
         stack.push_async_callback(ownership.close)
         stack.push_async_callback(self._close, tasks, database, ownership)
-        self.streams.on_drain.append(tasks.leave)
+        self.streams.on_drain.append(tasks.stop_waiting)
         stack.push_async_callback(outbox.close)
         stack.push_async_callback(ownership.close_errands)
         await ownership.start()
@@ -296,7 +296,7 @@ class Service:
         await stack.enter_async_context(self._beside(ownership.run(), "replica"))
         await stack.enter_async_context(self._beside(ownership.guard(), "guard"))
         await stack.enter_async_context(self._beside(fleet.watch(tasks.lose), "watch"))
-        await stack.enter_async_context(self._beside(tasks.post.run(), "post"))
+        await stack.enter_async_context(self._beside(tasks.mailbox.run(), "mailbox"))
         self.trouble = await self._trouble(members)
 
         async def check_opencode() -> None:
@@ -517,7 +517,7 @@ class Service:
             return {"upstreams": [*upstreams.values()]}
         me, names = self.settings.replica_name, {one.no: one.name for one in live}
         for row in self._ownership.upstreams:
-            if row.name in members and members[row.name].mine:
+            if row.name in members and members[row.name].owned:
                 upstreams[row.name]["owner"] = me
                 continue
             owner = names.get(row.owner or 0)
@@ -688,7 +688,7 @@ async def _announce(
     await listening.wait()
     seconds = round(time.monotonic() - began, 3)
     telemetry.OPERATOR.info("started", seconds=seconds, **service.about())
-    if told := await service.facts():
-        telemetry.OPERATOR.info("opencode answers", **told)
+    if facts := await service.facts():
+        telemetry.OPERATOR.info("opencode answers", **facts)
     if ready is not None:
         await asyncio.to_thread(ready)

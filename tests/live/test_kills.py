@@ -24,7 +24,7 @@ from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import SessionId
 from opencode_a2a.opencode.client import OpenCode
 from opencode_a2a.opencode.managed import USERNAME
-from opencode_a2a.store import tasks as rows
+from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.schema import tasks
 from opencode_a2a.store.tasks import TaskRow
@@ -284,7 +284,7 @@ async def changes(database: Database, task_id: str) -> list[int]:
 
     def find(connection: Connection) -> TaskRow | None:
         no = connection.scalar(sa.select(tasks.c.no).where(tasks.c.id == task_id))
-        return rows.load_by_number(connection, no or 0)
+        return task_rows.load_by_number(connection, no or 0)
 
     row = await database.read(find)
     assert row is not None

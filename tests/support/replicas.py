@@ -197,7 +197,7 @@ class Cluster:
                 if fleet is None or replica is but:
                     continue
                 member = fleet.members.get(upstream)
-                if member is not None and member.mine and member.up:
+                if member is not None and member.owned and member.up:
                     return replica
             return None
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.ids import MAIN, ContextId, Principal, SessionId
 from opencode_a2a.store import links
-from opencode_a2a.store import tasks as rows
+from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, DatabaseError
 from opencode_a2a.store.schema import STEPS, version
 from opencode_a2a.store.tasks import TaskRow
@@ -141,12 +141,12 @@ async def test_keys_may_be_as_long_as_a_caller_can_make_them(tmp_path: Path) -> 
     row = TaskRow("t", alice, context, "submitted", 1, 1, b"{}")
 
     def write(connection: sa.Connection) -> None:
-        no = rows.add_task(connection, row)
-        rows.add_message(connection, alice, message, no, b"d" * 32)
+        no = task_rows.add_task(connection, row)
+        task_rows.add_message(connection, alice, message, no, b"d" * 32)
         links.link(connection, alice, context, directory, session, MAIN, 1)
 
     def read(connection: sa.Connection) -> tuple[SessionId | None, object]:
-        assert rows.find_message(connection, alice, message, b"d" * 32)
+        assert task_rows.find_message(connection, alice, message, b"d" * 32)
         found = links.linked(connection, alice, context, directory)
         return found and found[0], links.linked(connection, alice, context, directory[:-1])
 

@@ -11,7 +11,7 @@ import pytest
 
 from opencode_a2a.ids import ContextId, Principal
 from opencode_a2a.store import links as session_links
-from opencode_a2a.store import tasks as rows
+from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, DatabaseError
 from opencode_a2a.store.earlier import Author, SourceChangedError, author_of, reading
 from opencode_a2a.store.sqlite import EarlierDatabaseError
@@ -175,7 +175,7 @@ async def test_the_form_of_protocol_03_is_read(old: Path, tmp_path: Path) -> Non
     await imported(old, tmp_path)
 
     async with Database(stores.url(tmp_path)) as database:
-        row = await database.read(lambda connection: rows.load(connection, "alice", "t"))
+        row = await database.read(lambda connection: task_rows.load(connection, "alice", "t"))
         link = await database.read(
             lambda connection: session_links.linked(
                 connection,
@@ -236,11 +236,11 @@ async def test_a_database_of_ours_is_copied_if_there_is_nothing_yet(
 
     assert report.taken == {"tasks, with everything that belongs to them": 2}
     async with Database(target) as database:
-        row = await database.read(lambda connection: rows.load(connection, "alice", "t"))
+        row = await database.read(lambda connection: task_rows.load(connection, "alice", "t"))
         assert row is not None
         # The next task has a number of its own.
         new = row._replace(id="new", no=0)
-        assert await database.write(lambda connection: rows.add_task(connection, new)) == 3
+        assert await database.write(lambda connection: task_rows.add_task(connection, new)) == 3
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ from opencode_a2a.tasks.service import OpenTask, SendCommand, TaskService
 from opencode_a2a.tasks.state import Cursor, Entry, Recovered, State
 from opencode_a2a.turns.answers import Answer, PermissionReply
 from opencode_a2a.turns.errands import Errands
-from opencode_a2a.turns.fleet import ElsewhereError, Fleet, Member
+from opencode_a2a.turns.fleet import Fleet, Member, NotOwnerError
 from opencode_a2a.turns.interrupts import Interrupts
 from opencode_a2a.turns.rights import SessionRights
 from opencode_a2a.turns.turn import Turns
@@ -73,7 +73,7 @@ class Office:
             SessionRights.__new__(SessionRights),
         )
         self.member = Member(entry, behind, lambda: (Turns.__new__(Turns), errands))
-        self.member.mine = True
+        self.member.owned = True
         fleet = Fleet([self.member], database, 0)
         self.tasks = TaskService(database, self.writer, fleet, limits, Outbox.__new__(Outbox))
 
@@ -451,7 +451,7 @@ async def test_what_followed_a_request_that_nobody_answered_is_shown_again_after
         await log.append([Resumed(first.request_id, "permission", resolution, "alice"), second])
         again = TaskLog(log.no, log.state, it.writer, it.database)
 
-        assert again.told_number == told  # else a late "yes" would approve what nobody was shown
+        assert again.seen_number == told  # else a late "yes" would approve what nobody was shown
 
 
 async def test_what_comes_for_a_task_that_is_left_to_another_replica_is_for_that_one(
@@ -477,8 +477,8 @@ async def test_what_comes_for_a_task_that_is_left_to_another_replica_is_for_that
             raise UpstreamUnreachableError(upstream)
 
         monkeypatch.setattr(desk.writer, "commit", first)
-        monkeypatch.setattr(desk.tasks.post, "ask", ask)
-        desk.member.mine = False
+        monkeypatch.setattr(desk.tasks.mailbox, "ask", ask)
+        desk.member.owned = False
         giving_up = asyncio.create_task(desk.tasks.give_up(desk.member))
         await left.wait()
         await other.end(Finished(Outcome.COMPLETED))  # in the last moment
@@ -492,7 +492,7 @@ async def test_what_comes_for_a_task_that_is_left_to_another_replica_is_for_that
                 task.go_on(more.message, more.request, lambda _: None, None),
                 task.repeat(more.message),
             ):
-                with pytest.raises(ElsewhereError):
+                with pytest.raises(NotOwnerError):
                     await late
             with pytest.raises(UpstreamUnreachableError, match=MAIN):
                 await desk.tasks.submit(replace(more, task_id=task.log.ref.id))

@@ -25,7 +25,7 @@ from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.upstream import Upstream
 from opencode_a2a.server.push import WebhookSender
 from opencode_a2a.signing import signing_keys
-from opencode_a2a.store import tasks as rows
+from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks import outbox as module
@@ -84,7 +84,7 @@ class Desk:
             SessionRights.__new__(SessionRights),
         )
         self.member = Member(entry, behind, lambda: (Turns.__new__(Turns), errands))
-        self.member.mine = True
+        self.member.owned = True
         fleet = Fleet([self.member], database, 0)
         self.tasks = TaskService(database, self.writer, fleet, LimitSettings(), self.outbox)
 
@@ -401,7 +401,7 @@ async def test_a_replica_that_may_have_been_replaced_sends_nothing(
 @pytest.mark.requirement("I21")
 async def test_a_log_is_kept_for_a_webhook_and_without_it_the_present_state_is_told() -> None:
     def sweep(connection: Connection) -> int:
-        return rows.forget_logs(connection, [*TERMINAL], now_ms() + 1000, 10)
+        return task_rows.forget_logs(connection, [*TERMINAL], now_ms() + 1000, 10)
 
     async with desk() as it:
         it.sent.outcome = Receipt("http_503")
@@ -413,7 +413,7 @@ async def test_a_log_is_kept_for_a_webhook_and_without_it_the_present_state_is_t
         await it.row(log, "done")
         assert await it.database.write(sweep) == 1
 
-        found = await it.database.read(lambda c: rows.load_by_number(c, log.no))
+        found = await it.database.read(lambda c: task_rows.load_by_number(c, log.no))
         assert found is not None
         ended = TaskLog(log.no, load_task(found), it.writer, it.database)
         it.sent.told.clear()

@@ -21,7 +21,7 @@ from sqlalchemy.engine import Connection
 from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.opencode.managed import free_port
 from opencode_a2a.store import replicas, schema, spending
-from opencode_a2a.store import tasks as rows
+from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, DatabaseError, Replica, claim, examine
 from opencode_a2a.store.replicas import UpstreamRow
 from opencode_a2a.store.spending import Spent
@@ -237,14 +237,14 @@ def row(number: int) -> TaskRow:
 
 
 def add(number: int) -> Callable[[Connection], int]:
-    return lambda connection: rows.add_task(connection, row(number))
+    return lambda connection: task_rows.add_task(connection, row(number))
 
 
 async def stored(database: Database) -> dict[str, int]:
     """Return the numbers of the tasks by their ids, after checking that the tallies are right."""
 
     def read(connection: Connection) -> list[TaskRow]:
-        found, total = rows.page(connection, "alice", after=None, most=1000, brief=True)
+        found, total = task_rows.page(connection, "alice", after=None, most=1000, brief=True)
         assert len(found) == total
         return found
 
@@ -317,7 +317,7 @@ async def test_a_restart_of_the_idle_database_is_not_noticed(
     server: PostgresServer, url: str
 ) -> None:
     async with Database(url) as database:
-        await asyncio.gather(*(database.read(rows.any_task) for _ in range(20)))
+        await asyncio.gather(*(database.read(task_rows.any_task) for _ in range(20)))
         await asyncio.to_thread(server.kill)
         await asyncio.to_thread(server.start)
 
@@ -342,7 +342,7 @@ async def test_a_process_that_is_frozen_inside_a_transaction_is_ended(
         tries.append(add(1)(connection))
         if len(tries) == 1:
             frozen_until_it_is_gone(session)
-        return rows.add_task(connection, row(2))
+        return task_rows.add_task(connection, row(2))
 
     frozen = url.replace(
         "search_path", "idle_in_transaction_session_timeout%3D300%20-c%20search_path"
@@ -374,7 +374,7 @@ async def test_figures_are_added_to_in_one_order_so_that_nobody_waits_in_a_circl
     def spend(connection: Connection) -> None:
         for principal in ("bob", "alice"):
             tries.append(principal)
-            rows.add_task(connection, row(len(tries))._replace(principal=principal))
+            task_rows.add_task(connection, row(len(tries))._replace(principal=principal))
             spending.add(connection, {(principal, 1): Spent(0.5, 10)})
 
     async with Database(url) as database:
@@ -391,16 +391,16 @@ async def test_figures_are_added_to_in_one_order_so_that_nobody_waits_in_a_circl
             await writing
 
         assert tries == ["bob", "alice"] * 3
-        assert await database.read(lambda c: rows.tally(c, ["submitted"], "bob")) == 3
-        assert await database.read(lambda c: rows.tally(c, ["submitted"])) == 6
+        assert await database.read(lambda c: task_rows.tally(c, ["submitted"], "bob")) == 3
+        assert await database.read(lambda c: task_rows.tally(c, ["submitted"])) == 6
         assert await database.read(lambda c: spending.read(c, "bob", 1)) == Spent(1.5, 30)
 
 
 async def test_a_transaction_counts_what_it_adds_itself(url: str) -> None:
     def admit(number: int) -> Callable[[Connection], int]:
         def write(connection: Connection) -> int:
-            rows.add_task(connection, row(number))
-            return rows.tally(connection, ["submitted", "working"], "alice")
+            task_rows.add_task(connection, row(number))
+            return task_rows.tally(connection, ["submitted", "working"], "alice")
 
         return write
 
@@ -424,10 +424,10 @@ async def test_a_message_that_another_writer_stored_at_the_same_moment_is_found(
     message = ("alice", "hello", b"digest")
 
     def admit(connection: Connection) -> str:
-        found = rows.find_message(connection, *message)
+        found = task_rows.find_message(connection, *message)
         if found is not None:
             return found[0].id
-        rows.add_task(connection, row(2), message[1:])
+        task_rows.add_task(connection, row(2), message[1:])
         return "task 2"
 
     insert = "INSERT INTO messages (principal, message_id, digest, task_no) VALUES (%s, %s, %s, %s)"
@@ -448,14 +448,14 @@ async def test_what_one_replica_forgets_another_does_not_count_again(url: str) -
     def forget(connection: Connection) -> int:
         if not claim(connection, "sweep"):
             return 0
-        found = rows.forget_tasks(connection, ["completed"], before=10, limit=10)
+        found = task_rows.forget_tasks(connection, ["completed"], before=10, limit=10)
         begun.set()
         assert over.wait(10)
         return found
 
     async with Database(url, Replica("one")) as one, Database(url, Replica("two")) as two:
         ended = row(1)._replace(state="completed")
-        await one.write(lambda connection: rows.add_task(connection, ended))
+        await one.write(lambda connection: task_rows.add_task(connection, ended))
         forgetting = asyncio.create_task(one.write(forget))
         await asyncio.to_thread(begun.wait, 10)
         assert await two.write(forget) == 0
@@ -463,7 +463,7 @@ async def test_what_one_replica_forgets_another_does_not_count_again(url: str) -
 
         assert await forgetting == 1
         assert await two.write(forget) == 0
-        assert await two.read(lambda connection: rows.tally(connection, ["completed"])) == 0
+        assert await two.read(lambda connection: task_rows.tally(connection, ["completed"])) == 0
 
 
 # Who may use it

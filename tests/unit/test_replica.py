@@ -54,4 +54,4 @@ async def test_a_managed_opencode_is_not_taken_for_that_of_another_replica(tmp_p
 
         alive.cancel()
         assert refused.value.status == 2
-        assert not member.mine
+        assert not member.owned

@@ -21,7 +21,7 @@ from opencode_a2a.events import Finished, Interrupted, Outcome, Started, TextGre
 from opencode_a2a.ids import ContextId, MessageId, Principal, RequestId, SessionId, TaskId
 from opencode_a2a.messages import Message, Part
 from opencode_a2a.store import listener
-from opencode_a2a.store import tasks as rows
+from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, Link, Replica, examine
 from opencode_a2a.store.postgres import TIMEOUTS
 from opencode_a2a.store.tasks import Segment, TaskRow
@@ -77,8 +77,8 @@ class Both:
         row = TaskRow(ref.id, ref.principal, ref.context_id, "submitted", 1, 1, b"{}")
 
         def write(connection: Connection) -> int:
-            no = rows.add_task(connection, row)
-            rows.append(connection, [Segment(no, 1, 1, segment)], [])
+            no = task_rows.add_task(connection, row)
+            task_rows.append(connection, [Segment(no, 1, 1, segment)], [])
             return no
 
         no = await self.database.write(write)
@@ -125,11 +125,11 @@ async def heard(database: Database, text: str) -> None:
         if what == text:
             came.set()
 
-    database.heard.append(hear)
+    database.listeners.append(hear)
     while not came.is_set():
-        database.tell(text)
+        database.notify(text)
         await asyncio.sleep(0.02)
-    database.heard.remove(hear)
+    database.listeners.remove(hear)
 
 
 async def read_all(reader: LogReader) -> list[Entry]:
@@ -288,7 +288,7 @@ async def test_a_broken_connection_is_made_anew_and_all_is_looked_at(tmp_path: P
         remote = await sides.tails.log(row)
         reading = asyncio.create_task(read_all(LogReader(remote, Cursor(1))))
         looked = asyncio.Event()
-        sides.database.heard.append(lambda text: None if text else looked.set())
+        sides.database.listeners.append(lambda text: None if text else looked.set())
 
         with stores.server().admin() as admin:
             admin.execute(
@@ -338,7 +338,7 @@ async def test_those_who_wait_for_a_task_elsewhere_wait_as_for_one_here(tmp_path
 
         await log.append([asks(1)])
         change, state = await changed, await asked
-        sides.tails.leave()
+        sides.tails.stop_waiting()
         with pytest.raises(StreamEndedError) as ended:
             await drained
 
@@ -360,18 +360,18 @@ async def test_what_a_reader_elsewhere_was_shown_is_told_to_the_one_who_runs_the
 ) -> None:
     async with both(tmp_path) as sides:
         heard_of = list[str]()
-        sides.database.heard.append(heard_of.append)
+        sides.database.listeners.append(heard_of.append)
         log, row = await sides.task()
         await log.append([Started(), asks(1)])
 
         remote = await sides.tails.log(row)
-        unread = remote.told_number, sides.tails.told(Principal("alice"))
+        unread = remote.seen_number, sides.tails.seen(Principal("alice"))
         LogReader(remote)  # is given the task as it is
         await heard(sides.database, "then")
 
         assert unread == (0, {"task": 0})
-        assert sides.tails.told(Principal("alice")) == {"task": 1}
-        assert sides.tails.told(Principal("bob")) == {}
+        assert sides.tails.seen(Principal("alice")) == {"task": 1}
+        assert sides.tails.seen(Principal("bob")) == {}
         assert "t,1,task" in heard_of
 
 
@@ -440,11 +440,11 @@ async def test_what_is_shown_after_the_last_other_replica_is_gone_can_be_answere
         own = TaskLog(row.no, replay.state, sides.writer, sides.database)
         sides.tails.taken_over(own)
 
-        unread = own.told_number
+        unread = own.seen_number
         await own.append([Recovered("taken over"), asks(1)])
         await reading
 
-        assert (unread, own.told_number) == (0, 1)
+        assert (unread, own.seen_number) == (0, 1)
 
 
 async def test_a_log_that_cannot_be_read_ends_its_readers_alone(tmp_path: Path) -> None:
@@ -455,9 +455,9 @@ async def test_a_log_that_cannot_be_read_ends_its_readers_alone(tmp_path: Path) 
         good, broken = [asyncio.create_task(read_all(reader)) for reader in readers]
         await asyncio.sleep(0)
         unreadable = Segment(bad.no, 2, 2, b"{")
-        await sides.database.write(lambda c: rows.append(c, [unreadable], []))
+        await sides.database.write(lambda c: task_rows.append(c, [unreadable], []))
 
-        sides.database.tell(f"l,{bad.no},x,,{log.no}")
+        sides.database.notify(f"l,{bad.no},x,,{log.no}")
         with pytest.raises(StreamEndedError) as ended:
             await broken
         await log.append([Finished(Outcome.COMPLETED)])
@@ -476,11 +476,11 @@ async def test_more_than_is_read_at_once_is_read_one_after_the_other(
         readers = [LogReader(await sides.tails.log(row), Cursor(1)) for _, row in tasks]
         reading = [asyncio.create_task(read_all(reader)) for reader in readers]
         for _ in range(5):
-            sides.database.hear("")
+            sides.database.dispatch("")
             for log, _ in tasks:
                 await log.append([Started()])
         for (log, _), task in reversed(list(zip(tasks, reading, strict=True))):
-            sides.database.hear("")
+            sides.database.dispatch("")
             await log.append([Finished(Outcome.COMPLETED)])
             assert len(await task) == 6
 
@@ -497,8 +497,8 @@ async def test_what_a_later_version_wrote_shows_nothing_and_has_its_number(tmp_p
             [4, "Finished", {"outcome": "completed", "failure": None, "why": None}],
         ]
         written = Segment(log.no, 2, 5, orjson.dumps(later))
-        await sides.database.write(lambda c: rows.append(c, [written], []))
-        sides.writer.tell([log.no])
+        await sides.database.write(lambda c: task_rows.append(c, [written], []))
+        sides.writer.notify([log.no])
         entries = await reading
 
         assert [(entry.seq, entry.event) for entry in entries] == [
@@ -545,10 +545,10 @@ async def test_a_log_that_lost_what_was_read_is_read_anew(tmp_path: Path) -> Non
             again = TaskState(ref_of(other_row))
             again.apply(Accepted(message("hello")), 1)
             entries = [again.apply(Recovered("failover"), 2), again.apply(Started(), 2)]
-            rows.append(connection, [Segment(other.no, 2, 3, dump_entries(entries))], [])
+            task_rows.append(connection, [Segment(other.no, 2, 3, dump_entries(entries))], [])
 
         await sides.database.write(lose)
-        sides.database.hear("")
+        sides.database.dispatch("")
         with pytest.raises(StreamEndedError) as ended:
             await waiting
         anew = await sides.tails.log(other_row)
@@ -563,9 +563,9 @@ async def test_a_notification_names_as_many_logs_as_there_is_room_for(tmp_path: 
     async with both(tmp_path) as sides:
         largest = [2**63 - 1 - place for place in range(1000)]
         heard_of = list[str]()
-        sides.database.heard.append(heard_of.append)
+        sides.database.listeners.append(heard_of.append)
 
-        sides.writer.tell(largest)
+        sides.writer.notify(largest)
         await heard(sides.database, "then")
 
         named = [text for text in heard_of if text.startswith("l,")]
@@ -576,7 +576,7 @@ async def test_a_notification_names_as_many_logs_as_there_is_room_for(tmp_path: 
 async def test_who_is_alone_tells_and_hears_nothing(tmp_path: Path) -> None:
     async with both(tmp_path) as sides:
         heard_of = list[str]()
-        sides.database.heard.append(heard_of.append)
+        sides.database.listeners.append(heard_of.append)
         sides.database.several = False
         log, _ = await sides.task()
         await log.append([Started()])

@@ -22,8 +22,8 @@ from opencode_a2a.opencode.types import ProviderCatalogue, Session
 from opencode_a2a.peers.network import Fetch
 from opencode_a2a.rights import PROFILES, Rights
 from opencode_a2a.store.links import Places
+from opencode_a2a.tasks.mailbox import OTHERS_SECONDS
 from opencode_a2a.tasks.outbox import Outbox
-from opencode_a2a.tasks.post import OTHERS_SECONDS
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.turns.fleet import Fleet, Member
 from opencode_a2a.turns.interrupts import Interrupts
@@ -31,7 +31,7 @@ from opencode_a2a.turns.rights import WiderWorkError
 from opencode_a2a.turns.sessions import WORKSPACE_FIELD, Sessions, WorkspaceRoot
 
 P = TypeVar("P", bound=Payload)
-Elsewhere = Callable[[str], Awaitable[Json]]
+CallOwner = Callable[[str], Awaitable[Json]]
 """Makes a call for an OpenCode that another replica runs, and returns the result as JSON."""
 
 
@@ -53,9 +53,9 @@ class Deps:
     async def member(self, params: Routed) -> Member:
         """Return the OpenCode that a call is about: that of the session or request it names.
 
-        Raise ElsewhereError if another replica runs it.
+        Raise NotOwnerError if another replica runs it.
         """
-        if self.fleet.alone and self.fleet.first.mine:
+        if self.fleet.alone and self.fleet.first.owned:
             return self.fleet.first
         if params.named_session is not None:
             return await self.fleet.of_session(params.named_session)
@@ -64,7 +64,7 @@ class Deps:
         if params.named_place is not None:
             found = await self.fleet.of_place(params.named_place)
             if found is not None or params.place.workspace is not None:
-                return found or self.fleet.first.check_mine()
+                return found or self.fleet.first.check_owned()
         return self.fleet.serving(self.workspace.directory(*params.named_directory))
 
 
@@ -79,7 +79,7 @@ class Call:
     params: Routed
     member: Member
     """The OpenCode that the call is about."""
-    elsewhere: "Elsewhere"
+    at_owner: "CallOwner"
     """Has the same call made by other replicas."""
     only: bool = False
     """It is about this OpenCode alone: the replica that was asked asks for the others."""
@@ -104,7 +104,7 @@ class Call:
         """
         if self.only:
             return [self]
-        up = [one for one in self.deps.fleet.members.values() if one.mine and one.up]
+        up = [one for one in self.deps.fleet.members.values() if one.owned and one.up]
         found = [replace(self, member=one) for one in up]
         # If there are no others, it says what is wrong.
         return [*found] if found or self.deps.fleet.shared else [self]
@@ -118,10 +118,10 @@ class Call:
         async def ask(upstream: str) -> P | None:
             with suppress(ServiceError, TimeoutError):
                 async with asyncio.timeout(OTHERS_SECONDS):
-                    return result.model_validate(await self.elsewhere(upstream))
+                    return result.model_validate(await self.at_owner(upstream))
             return None
 
-        upstreams = [] if self.only else await self.deps.tasks.post.others()
+        upstreams = [] if self.only else await self.deps.tasks.mailbox.others()
         return [one for one in await asyncio.gather(*map(ask, upstreams)) if one is not None]
 
     @property

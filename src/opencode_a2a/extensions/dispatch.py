@@ -27,9 +27,9 @@ from opencode_a2a.extensions.params import read, write
 from opencode_a2a.extensions.registry import Access, Extension, Method
 from opencode_a2a.ids import Caller
 from opencode_a2a.rights import Budget, Rights
-from opencode_a2a.tasks.post import known_fields
+from opencode_a2a.tasks.mailbox import known_fields
 from opencode_a2a.telemetry import AUDIT
-from opencode_a2a.turns.fleet import ElsewhereError
+from opencode_a2a.turns.fleet import NotOwnerError
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 
 logger: FilteringBoundLogger = structlog.get_logger(__name__)
@@ -49,23 +49,23 @@ class Dispatcher:
             if method.condition and method.name not in self._methods
         }
         """Methods that are declared but disabled: by which setting, and why."""
-        deps.tasks.post.handlers["method"] = self._call_for
+        deps.tasks.mailbox.handlers["method"] = self._call_for
 
     async def call(self, caller: Caller, name: str, sent: JsonObject, version: Version) -> Json:
         """Call a method; raise what it declares. Every call of some methods is audited."""
         method = self._methods[name]
         try:
             return await self._call(method, caller, sent, version)
-        except ElsewhereError as elsewhere:
-            upstream = elsewhere.upstream
+        except NotOwnerError as other:
+            upstream = other.upstream
         except ServiceError as error:
             raise _completed(error, method) from None
         try:
-            return await self._call_elsewhere(method, caller, sent, version, upstream)
+            return await self._call_owner(method, caller, sent, version, upstream)
         except ServiceError as error:  # complete, unless the other replica could not be asked
             raise _completed(error, method) from None
 
-    async def _call_elsewhere(
+    async def _call_owner(
         self,
         method: Method,
         caller: Caller,
@@ -79,8 +79,10 @@ class Dispatcher:
         asked: JsonObject = {"method": method.name, "params": sent, "version": version.value}
         who = {**asdict(caller), "capabilities": sorted(caller.capabilities)}
         body = orjson.dumps({**asked, "caller": who, "only": upstream if only else None})
-        post, again = self._deps.tasks.post, method.again or method.access is Access.READ
-        return orjson.loads(await post.ask(upstream, "method", body, again=again))
+        repeatable = method.repeatable or method.access is Access.READ
+        return orjson.loads(
+            await self._deps.tasks.mailbox.ask(upstream, "method", body, repeatable=repeatable)
+        )
 
     async def _call_for(self, body: bytes) -> bytes:
         """Call a method for another replica."""
@@ -123,15 +125,15 @@ class Dispatcher:
                 )
             params = read(method.params, sent, version)
 
-            def elsewhere(upstream: str) -> Awaitable[Json]:
-                return self._call_elsewhere(method, caller, sent, version, upstream, only=True)
+            def at_owner(upstream: str) -> Awaitable[Json]:
+                return self._call_owner(method, caller, sent, version, upstream, only=True)
 
             if only is None:
                 member = await self._deps.member(params)
             else:
-                member = self._deps.fleet.members[only].check_mine()
+                member = self._deps.fleet.members[only].check_owned()
             call = Call(
-                caller, version, self._deps, params, member, elsewhere, only=only is not None
+                caller, version, self._deps, params, member, at_owner, only=only is not None
             )
             if method.writes and call.rights.changes == "deny":
                 raise AuthorizationForbiddenError(
@@ -145,7 +147,7 @@ class Dispatcher:
         except ServiceError as error:
             outcome = error.outcome
             raise
-        except ElsewhereError:
+        except NotOwnerError:
             outcome = None  # the replica that does it says how it ended
             raise
         except asyncio.CancelledError:

@@ -165,7 +165,7 @@ class QuestionParams(InterruptParams):
 @INTERRUPTS.method(
     "a2a.interrupt.permission.reply",
     Access.CONTROL,
-    again=True,
+    repeatable=True,
     example={"request_id": "per_f00", "reply": "once"},
 )
 async def reply_permission(call: Call, params: PermissionParams) -> InterruptDone:
@@ -181,7 +181,7 @@ async def reply_permission(call: Call, params: PermissionParams) -> InterruptDon
 @INTERRUPTS.method(
     "a2a.interrupt.question.reply",
     Access.CONTROL,
-    again=True,
+    repeatable=True,
     example={"request_id": "que_f00", "answers": [["Red"]]},
 )
 async def reply_question(call: Call, params: QuestionParams) -> InterruptDone:
@@ -193,7 +193,7 @@ async def reply_question(call: Call, params: QuestionParams) -> InterruptDone:
 @INTERRUPTS.method(
     "a2a.interrupt.question.reject",
     Access.CONTROL,
-    again=True,
+    repeatable=True,
     example={"request_id": "que_f00"},
 )
 async def reject_question(call: Call, params: InterruptParams) -> InterruptDone:
@@ -302,10 +302,10 @@ async def _answer_stray(call: Call, request_id: str, answer: Answer) -> None:
     strays = await _strays(call) if known else []
     asked = next((one for one in strays if one.request_id == request_id), None)
     if asked is None:
-        others = await call.deps.tasks.post.others() if known and not call.only else []
+        others = await call.deps.tasks.mailbox.others() if known and not call.only else []
         for upstream in others:
             with suppress(InterruptNotFoundError, UpstreamError):
-                await call.elsewhere(upstream)
+                await call.at_owner(upstream)
                 return
         raise InterruptNotFoundError(request_id=request_id[:128])
     interrupts = (await call.deps.fleet.of_session(asked.session_id)).turns.interrupts

@@ -84,7 +84,7 @@ class Rules(TypedDict, total=False):
     stability: Stability
     audit: str
     writes: bool
-    again: bool
+    repeatable: bool
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -109,7 +109,7 @@ class Method:
     """The audit record that every call leaves."""
     writes: bool = False
     """Whether it changes files, or runs what can, without a permission in between."""
-    again: bool = False
+    repeatable: bool = False
     """Whether it does no harm to do it twice, though it does not only read."""
 
     @property

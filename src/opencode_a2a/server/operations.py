@@ -96,7 +96,7 @@ class Operations:
             state = await submitted.log.until_stopped(submitted.seq)
         else:
             state = await submitted.log.steady()
-        submitted.log.note_told(state.status)
+        submitted.log.note_seen(state.status)
         return {"task": render.task(state, request.history_length)}
 
     async def begin(self, call: OperationCall, request: SendRequest) -> JsonObject:

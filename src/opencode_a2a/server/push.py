@@ -90,14 +90,14 @@ class WebhookSender:
             )
             raise InvalidParamsError(f"{field} {wrong.description}", violations=(wrong,)) from None
 
-    async def send(self, row: HookRow, told: Notification) -> Receipt:
+    async def send(self, row: HookRow, notification: Notification) -> Receipt:
         if self._http is None:  # reading the certificate authorities takes milliseconds
             self._http = client(self._rules, timeout=self._seconds)
-        version, body = Version(row.version), _body(told)
+        version, body = Version(row.version), _body(notification)
         headers = {
             "Content-Type": _CONTENT_TYPES[version],
             VERSION_HEADER: version.value,
-            **self._proof(row, told, int(time.time()), body),
+            **self._proof(row, notification, int(time.time()), body),
             **trace_headers(),
             "User-Agent": f"opencode-a2a/{__version__}",
             "Accept-Encoding": "identity",
@@ -122,9 +122,11 @@ class WebhookSender:
             name = "tls" if _is_tls(error) else "unreachable"
             return Receipt(name, away=isinstance(error, httpx2.ConnectError))
 
-    def _proof(self, row: HookRow, told: Notification, at: int, body: bytes) -> dict[str, str]:
+    def _proof(
+        self, row: HookRow, notification: Notification, at: int, body: bytes
+    ) -> dict[str, str]:
         """Return the headers by which a receiver knows a notification, and who sent it."""
-        name = f"{row.key}-{told.seq}"
+        name = f"{row.key}-{notification.seq}"
         headers = {"webhook-id": name, "webhook-timestamp": str(at)}
         if row.scheme and row.credentials:
             headers["Authorization"] = f"{row.scheme} {row.credentials}"
@@ -135,7 +137,7 @@ class WebhookSender:
                 "iat": at,
                 "exp": at + TOKEN_SECONDS,
                 "jti": name,
-                "taskId": told.ref.id,
+                "taskId": notification.ref.id,
                 "request_body_sha256": hashlib.sha256(body).hexdigest(),
             }
             headers["Authorization"] = f"Bearer {self._key.jwt(claims)}"
@@ -153,12 +155,12 @@ class WebhookSender:
             await self._http.aclose()
 
 
-def _body(told: Notification) -> bytes:
+def _body(notification: Notification) -> bytes:
     """Return an event of a stream for a receiver of 1.0, and the task for one of 0.3."""
-    match told.what:
+    match notification.what:
         case Entry() as entry:
-            return render.V1.entry(entry, told.ref) or b"{}"
-        case TaskState() as state if told.whole:
+            return render.V1.entry(entry, notification.ref) or b"{}"
+        case TaskState() as state if notification.whole:
             body = orjson.dumps(render.V03.result(render.task(state)))
             if len(body) > TASK_BYTES:
                 body = orjson.dumps(render.V03.result(render.task(state, 0, artifacts=False)))

@@ -140,7 +140,7 @@ class Engine(ABC):
     def read(self, fn: Callable[[Connection], T]) -> T:
         """Run a function that only reads, in one of the reading threads."""
 
-    def tell(self, texts: list[str]) -> None:  # noqa: B027 - not every engine has anybody to tell
+    def notify(self, texts: list[str]) -> None:  # noqa: B027 - not every engine has anybody to tell
         """Notify all processes that listen, in the writer thread; it may be lost."""
 
     async def listen(self, database: "Database") -> None:  # noqa: B027 - likewise
@@ -296,9 +296,9 @@ class Database:
         )
         self.several = False
         """Whether other processes use the database too, as far as is known."""
-        self.heard: list[Callable[[str], None]] = []
+        self.listeners: list[Callable[[str], None]] = []
         """Called in the event loop for each text that a process told, this one included, and with
-        an empty one when it is time to look without having been told: something may have been
+        an empty one when it is time to look without having been texts: something may have been
         missed."""
         self.held_until = math.inf
         """See ``holds``. It is read for each piece of text."""
@@ -451,7 +451,7 @@ class Database:
         self._calls.put(call)
         return call
 
-    def tell(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         """Tell other processes that it is worth looking at what was committed.
 
         ``l,NO,NO…`` there are entries of tasks' logs; ``t,NUMBER,TASK`` a reader of a task was
@@ -461,9 +461,9 @@ class Database:
         if self.several:
             self._calls.put(text)
 
-    def hear(self, text: str) -> None:
-        """Pass on what a process told."""
-        for call in self.heard:
+    def dispatch(self, text: str) -> None:
+        """Hand a notification to every listener."""
+        for call in self.listeners:
             call(text)
 
     async def listen(self) -> None:
@@ -484,17 +484,17 @@ class Database:
         while not ended:
             # Wait for a call, and take all others that are there by then; None comes last.
             calls: list[PendingWrite[Any]] = []
-            told: list[str] = []
-            while not ended and not ((calls or told) and self._calls.empty()):
+            texts: list[str] = []
+            while not ended and not ((calls or texts) and self._calls.empty()):
                 match self._calls.get():
                     case None:
                         ended = True
                     case str(text):
-                        told.append(text)
+                        texts.append(text)
                     case call:
                         calls.append(call)
-            if told:  # of what is committed, so it does not wait for the next commit
-                self._engine.tell(told)
+            if texts:  # of what is committed, so it does not wait for the next commit
+                self._engine.notify(texts)
             if calls:
                 with metrics.STORE_COMMIT_SECONDS.time():
                     results = self._engine.write(calls)

@@ -1,7 +1,7 @@
 """Hearing what other processes tell: one connection that listens, read in the event loop.
 
 A notification only says that it is worth looking, so one that is lost costs time and nothing else:
-whoever is told by ``heard`` is told to look at each connect as well, and from time to time. A
+every listener is called to look at each connect as well, and from time to time. A
 connection can be deaf without an error, behind a pooler for example. Therefore a process listens
 for its own beats, which it sends by another connection; while it does not hear them, it looks
 often.
@@ -26,19 +26,23 @@ DEAF_BEATS = 2
 RETRY_SECONDS = 1.0
 
 
-class Told(Protocol):
-    """The database, as far as it tells and is told."""
+class Notifications(Protocol):
+    """What the listener needs of the database."""
 
     several: bool
 
-    def tell(self, text: str, /) -> None: ...
+    def notify(self, text: str, /) -> None: ...
 
-    def hear(self, text: str, /) -> None: ...
+    def dispatch(self, text: str, /) -> None: ...
 
 
 class Listener:
     def __init__(
-        self, conninfo: str | None, beat_seconds: float, poll_seconds: float, database: Told
+        self,
+        conninfo: str | None,
+        beat_seconds: float,
+        poll_seconds: float,
+        database: Notifications,
     ) -> None:
         """Without ``conninfo`` nothing can be heard."""
         self._conninfo = conninfo
@@ -71,7 +75,7 @@ class Listener:
                     await self._changed.wait()
             except TimeoutError:
                 pass
-            self._database.hear("")
+            self._database.dispatch("")
 
     async def _beats(self) -> None:
         while True:
@@ -83,7 +87,7 @@ class Listener:
             return
         if not self._hears:  # others may only just have come
             self._changed.set()
-        self._database.tell(self._beat)
+        self._database.notify(self._beat)
         if self._echo.when() is None:
             loop = asyncio.get_running_loop()
             self._echo.reschedule(loop.time() + DEAF_BEATS * self._beat_seconds)
@@ -114,12 +118,12 @@ class Listener:
         (name,) = await channel.fetchone() or ("",)
         await connection.execute(f"LISTEN {name}".encode())
         async with asyncio.timeout(None) as self._echo:
-            self._database.hear("")
+            self._database.dispatch("")
             self._send_beat()
             async for notification in connection.notifies():
                 if notification.payload != self._beat:
                     if not notification.payload.startswith("b,"):
-                        self._database.hear(notification.payload)
+                        self._database.dispatch(notification.payload)
                     continue
                 self._echo.reschedule(None)
                 if not self._hears:

@@ -200,8 +200,8 @@ class Postgres(Engine):
                 may_create = connection.exec_driver_sql(
                     "SELECT has_schema_privilege(current_schema(), 'CREATE')"
                 ).scalar()
-                told = connection.exec_driver_sql(_TIME).scalar_one()
-                ahead = told / 1000 - time.time()
+                at = connection.exec_driver_sql(_TIME).scalar_one()
+                ahead = at / 1000 - time.time()
                 known = check_version(connection)
                 ours = sa.inspect(connection).has_table("schema_version")
                 if known == len(STEPS):
@@ -425,7 +425,7 @@ class Postgres(Engine):
         self._hold(began)
         return results
 
-    def tell(self, texts: list[str]) -> None:
+    def notify(self, texts: list[str]) -> None:
         why = ""
         for _ in range(2):  # an idle connection may be broken
             try:

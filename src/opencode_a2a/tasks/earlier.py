@@ -42,7 +42,7 @@ from opencode_a2a.ids import MAIN, ContextId, MessageId, Principal, SessionId, T
 from opencode_a2a.messages import Answered, Message, Part
 from opencode_a2a.store import links as session_links
 from opencode_a2a.store import replicas
-from opencode_a2a.store import tasks as rows
+from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, cause
 from opencode_a2a.store.earlier import Author, SourceChangedError, author_of, columns_of, reading
 from opencode_a2a.store.schema import links, metadata, places, version
@@ -96,7 +96,7 @@ async def import_database(file: Path, url: str, retention_days: int) -> Report:
         if author is Author.OURS:
             async with Database(url) as database:
                 await _check_unused(database)
-                if await database.read(rows.any_task):
+                if await database.read(task_rows.any_task):
                     raise ImportFailedError(
                         f"{file} is in today's form, and there are tasks in {database.name} "
                         "already; to use it as it is, name it as A2A_TASK_STORE_DATABASE_URL"
@@ -223,7 +223,7 @@ def _take_task(
     at = int(task.status.timestamp.timestamp() * 1000) if task.status.timestamp else now
     if oldest is not None and at < oldest:
         return "tasks older than A2A_TASK_RETENTION_DAYS"
-    if rows.exists(target, task.id):
+    if task_rows.exists(target, task.id):
         return "tasks that are here already"
     principal, context_id = Principal(task.owner), ContextId(task.context_id)
     session_id = task.metadata.session_id if task.metadata else None
@@ -234,12 +234,14 @@ def _take_task(
     for event in _events(task, session_id):
         state.apply(event, at)
     status = orjson.dumps(state.status)
-    no = rows.add_task(
+    no = task_rows.add_task(
         target,
-        rows.TaskRow(task.id, principal, context_id, State.SUBMITTED, at, at, status=status),
+        task_rows.TaskRow(task.id, principal, context_id, State.SUBMITTED, at, at, status=status),
     )
     move = (no, principal, State.SUBMITTED, state.status.state, at, status, dump_archive(state))
-    rows.append(target, [], [rows.Move(*move)])  # no log: it would be deleted after an hour anyway
+    task_rows.append(
+        target, [], [task_rows.Move(*move)]
+    )  # no log: it would be deleted after an hour anyway
     return None
 
 

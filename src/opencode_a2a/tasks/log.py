@@ -21,7 +21,7 @@ from opencode_a2a.errors import StoreUnavailableError, StreamEndedError
 from opencode_a2a.events import Grew, Usage, UsageCounted
 from opencode_a2a.ids import ContextId, Principal, TaskId
 from opencode_a2a.store import spending
-from opencode_a2a.store import tasks as rows
+from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, Write
 from opencode_a2a.store.spending import Spent
 from opencode_a2a.store.tasks import Move, Segment, TaskRow
@@ -123,7 +123,7 @@ class TaskLog:
         self._stopping: set[asyncio.Future[None]] = set()
         self._changing: set[asyncio.Future[None]] = set()
         """Those who wait for a change of state to be stored, and for nothing else."""
-        self._left = False
+        self._stopping_soon = False
         self._moved = False
         self.readers: set[LogReader] = set()
         """Those that have seen all there is."""
@@ -131,33 +131,33 @@ class TaskLog:
         """The same of those that are shown nothing before it is stored."""
         # What was asked before a restart was shown then, as far as anybody knows. After a request
         # that nobody answered in time it is shown once more: the late answer may be on its way.
-        self._told = self._told_before = (
+        self._seen = self._seen_before = (
             0
             if self._unanswered
             else max((one.number or 0 for one in state.status.pending), default=0)
         )
         self._told_at = -UNREAD_SECONDS
 
-    def note_told(self, status: Status) -> None:
+    def note_seen(self, status: Status) -> None:
         """Note that a reader was given this status, with what it asks."""
         if status.pending:
-            self.note_told_number(max(one.number or 0 for one in status.pending))
+            self.note_seen_number(max(one.number or 0 for one in status.pending))
 
-    def note_told_number(self, newest: int) -> None:
+    def note_seen_number(self, newest: int) -> None:
         """Note that a reader was given what is asked up to a number, here or in another replica."""
-        if newest > self._told:
-            self._told_before, self._told = self._told, newest
+        if newest > self._seen:
+            self._seen_before, self._seen = self._seen, newest
             self._told_at = asyncio.get_running_loop().time()
 
     @property
-    def told_number(self) -> int:
+    def seen_number(self) -> int:
         """The highest number of a request that a reader was given, and had the time to read.
 
         After a request that nobody answered in time, an answer that comes at once may well be the
         late one; after an answer, the next one can only be for what is asked now.
         """
         unread = asyncio.get_running_loop().time() - self._told_at < UNREAD_SECONDS
-        return self._told_before if unread and self._unanswered else self._told
+        return self._seen_before if unread and self._unanswered else self._seen
 
     @property
     def _unanswered(self) -> bool:
@@ -310,13 +310,13 @@ class TaskLog:
             if self.stopped(since):
                 return state
             self.check_moved()
-            if self._left:
+            if self._stopping_soon:
                 raise StreamEndedError(LEFT, cause="drained", task_id=self.ref.id)
             await self.next_stop()
 
-    def leave(self) -> None:
+    def stop_waiting(self) -> None:
         """Release everyone who waits for the task: the service is stopping."""
-        self._left = True
+        self._stopping_soon = True
         self._wake()
 
     def move(self) -> None:
@@ -398,7 +398,7 @@ class LogReader:
         self._supervises = supervises
         """What a supervisor reads is not shown to whoever answers."""
         if self.resync and not supervises:
-            log.note_told(log.state.status)
+            log.note_seen(log.state.status)
         self._after = log.state.seq if cursor is None or self.resync else cursor.seq
         self._until_asked = until_asked
         self._patient = patient
@@ -463,7 +463,7 @@ class LogReader:
             if entry.status is None or not entry.stops:
                 continue
             if not self._supervises:
-                self.log.note_told(entry.status)
+                self.log.note_seen(entry.status)
             # An interrupt that was answered meanwhile, as in a replay, stops nobody.
             asked = self._until_asked and self.state.status.state.interrupted
             if entry.status.state.terminal or asked:
@@ -494,7 +494,7 @@ class Replay:
             first = self.state.seq + 1
 
             def read(connection: Connection, first: int = first) -> list[Segment]:
-                return rows.load_segments(connection, self._no, first)
+                return task_rows.load_segments(connection, self._no, first)
 
             segments = await self._database.read(read)
             entries = [
@@ -557,7 +557,7 @@ class _Batch:
                 archive = dump_archive(log.state) if status.state.terminal else None
                 change = (log.ref.principal, before.state, status.state, at)
                 moves.append(Move(no, *change, orjson.dumps(status), archive))
-        rows.append(connection, segments, moves)
+        task_rows.append(connection, segments, moves)
         if used:
             spending.add(connection, used)
         for share in self.shares:
@@ -638,15 +638,15 @@ class LogWriter:
             if batch.done is not None and not batch.done.done():
                 batch.done.set_result(None)
             if self._database.several:
-                self.tell([share.log.no for share in batch.shares])
+                self.notify([share.log.no for share in batch.shares])
         if self._hurry:
             self._write()
 
-    def tell(self, numbers: list[int]) -> None:
+    def notify(self, numbers: list[int]) -> None:
         """Have readers in other replicas look at these logs."""
         for first in range(0, len(numbers), TELL_AT_ONCE):
             named = numbers[first : first + TELL_AT_ONCE]
-            self._database.tell(",".join(("l", *map(str, named))))
+            self._database.notify(",".join(("l", *map(str, named))))
 
     async def run(self) -> None:
         """Write what was refused, again and again until it is taken."""

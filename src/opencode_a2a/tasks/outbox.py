@@ -95,7 +95,7 @@ class Receipt:
 
 
 class Sender(Protocol):
-    async def send(self, row: HookRow, told: Notification, /) -> Receipt:
+    async def send(self, row: HookRow, notification: Notification, /) -> Receipt:
         """Send a notification, within the time that one may take."""
         ...
 
@@ -423,25 +423,26 @@ class Outbox:
             entry = await log.next_change(it.row.acked)
         del log
         self._pending.setdefault(it.row.no, time.monotonic())
-        told = None
+        notification = None
         async with AsyncExitStack() as place:
             if not await self._enter(it, place):
                 return None
             failures = it.destination.failures
             try:
-                told = await self._notification(it, entry)
-                if told is None:
+                notification = await self._notification(it, entry)
+                if notification is None:
                     return None
                 log = it.log()
-                if log is not None and told.what.status is not None and not it.row.attempts:
+                if log is not None and notification.what.status is not None and not it.row.attempts:
                     # A person may answer before the receiver has said thanks. One that fails shows
                     # nothing to anybody.
-                    log.note_told(told.what.status)
+                    log.note_seen(notification.what.status)
                 del log
                 if self._database.several:
-                    # A replica that slept while another took over must not tell what is long told.
+                    # A replica that slept while another took over must not repeat what its
+                    # successor has sent.
                     await self._database.ready("telling of")
-                outcome = await self._sender.send(it.row, told)
+                outcome = await self._sender.send(it.row, notification)
                 it.destination.note(outcome, failures)
             except StoreUnavailableError:
                 raise
@@ -450,7 +451,7 @@ class Outbox:
                 outcome = Receipt("error")
         metrics.PUSH_ATTEMPTS.labels(_kind(outcome)).inc()
         before = it.row
-        row, wait = self._after(before, told, outcome)
+        row, wait = self._after(before, notification, outcome)
         if not await self._database.insist(lambda connection: webhooks.update(connection, row)):
             return None
         # Whoever asked for a retry meanwhile did not know of this.
@@ -526,14 +527,14 @@ class Outbox:
         return max(0.0, self.settings.give_up_hours * 3600 - (now_ms() - row.failing_since) / 1000)
 
     def _after(
-        self, row: HookRow, told: Notification | None, outcome: Receipt
+        self, row: HookRow, notification: Notification | None, outcome: Receipt
     ) -> tuple[HookRow, float]:
         """Return what to store of an attempt, and how long to wait before the next."""
         row = replace(row, last_outcome=outcome.name, next_at=None)
         ends = outcome.gone
-        if outcome.ok and told is not None:
-            row = replace(row, acked=told.seq, attempts=0, failing_since=None)
-            ends = told.ends
+        if outcome.ok and notification is not None:
+            row = replace(row, acked=notification.seq, attempts=0, failing_since=None)
+            ends = notification.ends
         if ends:
             return replace(row, state="done", credentials=None, token=None), 0.0
         if outcome.ok:

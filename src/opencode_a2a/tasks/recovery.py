@@ -19,7 +19,7 @@ from opencode_a2a.events import (
 )
 from opencode_a2a.messages import ANYWHERE, Added, Answered
 from opencode_a2a.store import interrupts, rates, replicas, sign_ins, spending
-from opencode_a2a.store import tasks as rows
+from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, claim
 from opencode_a2a.tasks.log import LogWriter, Replay, TaskLog, ref_of
 from opencode_a2a.tasks.service import UPSTREAM_LOST, TaskService
@@ -55,7 +55,7 @@ async def recover(
     With ``upstreams``, only theirs; of those that were handed over (True) nothing is lost, and a
     reader goes on where it was.
     """
-    found = await database.read(lambda c: rows.load_open(c, list(OPEN), upstreams))
+    found = await database.read(lambda c: task_rows.load_open(c, list(OPEN), upstreams))
     running = {task.log.no for task in tasks.open_tasks()}
     for row in found:
         if row.no in running:  # an earlier try was cut short
@@ -95,8 +95,8 @@ async def recover(
             task.pause()
             continue
         handed_over = upstreams is not None and upstreams[row.upstream]
-        told = [] if handed_over else [Recovered(RESTARTED)]
-        storing = asyncio.ensure_future(task.log.append(told))
+        events = [] if handed_over else [Recovered(RESTARTED)]
+        storing = asyncio.ensure_future(task.log.append(events))
         if request is None:
             await storing
             await task.end(Finished(Outcome.FAILED, failure=LOST))
@@ -112,11 +112,11 @@ async def sweep(database: Database, retention_seconds: float) -> None:
     ended = list(TERMINAL)
 
     def forget_logs(connection: Connection) -> int:
-        return rows.forget_logs(connection, ended, now_ms() - LOG_SECONDS * 1000, SWEEP_TASKS)
+        return task_rows.forget_logs(connection, ended, now_ms() - LOG_SECONDS * 1000, SWEEP_TASKS)
 
     def forget_tasks(connection: Connection) -> int:
         oldest = now_ms() - int(retention_seconds * 1000)
-        return rows.forget_tasks(connection, ended, oldest, SWEEP_TASKS)
+        return task_rows.forget_tasks(connection, ended, oldest, SWEEP_TASKS)
 
     def forget_others(connection: Connection) -> int:
         spending.forget(connection, spending.day_of(now_ms()) - SPENDING_DAYS)

@@ -100,7 +100,7 @@ class Ownership:
             lambda connection: replicas.enroll(connection, me, listed, list(OPEN))
         )
         await self._watch(me)
-        self._database.tell("u")
+        self._database.notify("u")
 
     async def _check_apart(self, me: int, names: Collection[str]) -> None:
         """Refuse to start beside a replica that has an OpenCode of the same name.
@@ -125,7 +125,7 @@ class Ownership:
         me = self._database.replica
         if me is None:
             return
-        self._database.heard.append(self._hear)
+        self._database.listeners.append(self._on_notification)
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._lease / 8):
@@ -147,8 +147,8 @@ class Ownership:
                 self._tasks.end_reading()
                 await self._database.held()
 
-    def _hear(self, told: str) -> None:
-        if told in ("", "u"):
+    def _on_notification(self, text: str) -> None:
+        if text in ("", "u"):
             self._wake.set()
 
     async def close_errands(self) -> None:
@@ -160,10 +160,10 @@ class Ownership:
         """Let other replicas go on, now that everything is stored and nothing runs here."""
         me = self._database.replica
         # Of what is only being taken, something may be lost.
-        mine = [member.name for member in self._fleet.members.values() if member.mine]
+        mine = [member.name for member in self._fleet.members.values() if member.owned]
         if me is not None:
             await self._database.write(lambda c: replicas.hand_over_listed(c, me, mine))
-            self._database.tell("u")
+            self._database.notify("u")
 
     async def close(self) -> None:
         """Stop following the OpenCodes."""
@@ -192,7 +192,7 @@ class Ownership:
         self._fleet.others = {
             row.name: row
             for row in rows
-            if row.state != "lost" and not (row.name in members and members[row.name].mine)
+            if row.state != "lost" and not (row.name in members and members[row.name].owned)
         }
         self._fleet.alone = len(members) == 1 and not self._fleet.others.keys() - members.keys()
         await self._publish(me)
@@ -214,7 +214,7 @@ class Ownership:
                 away = {row.name: row.away or 0.0 for row in rows}
                 with metrics.TAKEOVER_SECONDS.time():
                     await self._begin(taken, away)
-                self._database.tell("u")
+                self._database.notify("u")
         lost = [
             row.name
             for row in rows
@@ -242,7 +242,7 @@ class Ownership:
         """Let others know how the OpenCodes of this replica are."""
         now, seen = asyncio.get_running_loop().time(), dict[str, tuple[str, int]]()
         for member in self._fleet.members.values():
-            if not member.mine:
+            if not member.owned:
                 continue
             state = self._published.get(member.name, ("away", 0))[0]
             if member.up or member.lost:
@@ -267,7 +267,7 @@ class Ownership:
         others = [one for one in live if one.no != me]
         for member in self._fleet.members.values():
             listing = [one for one in others if member.name in one.lists]
-            if not (member.mine and listing):
+            if not (member.owned and listing):
                 continue
             if member.up:
                 self._shy.pop(member.name, None)
@@ -322,7 +322,7 @@ class Ownership:
                 # Its owners before could not reach it either; but this one has to try.
                 before = min(away[member.name], longest - 2 * UNREACHED_SECONDS)
                 member.away_since = now - max(0.0, before)
-            member.mine = True
+            member.owned = True
 
     async def _recover(self, taken: Mapping[str, bool], members: Sequence[Member]) -> int:
         only = None if self._database.replica is None else taken
@@ -340,7 +340,7 @@ class Ownership:
     async def _give_up(self, me: int, member: Member) -> None:
         """Leave an OpenCode to another replica, with everything stored and nothing running here."""
         logger.warning("OpenCode is left to another replica", upstream=member.name)
-        member.mine = False
+        member.owned = False
         await member.errands.close()
         await self._tasks.give_up(member)
         await self._outbox.give_up(member.name)
@@ -348,7 +348,7 @@ class Ownership:
         member.renew()
         self._published.pop(member.name, None)
         await self._database.insist(lambda c: replicas.hand_over(c, me, [member.name]))
-        self._database.tell("u")
+        self._database.notify("u")
 
     async def _lose(self, me: int, names: Sequence[str]) -> None:
         """End what is left of OpenCodes that nobody will run any more."""

@@ -59,7 +59,7 @@ from opencode_a2a.messages import (
 from opencode_a2a.rights import FULL, NARROWEST, UNLIMITED, Budget
 from opencode_a2a.store import interrupts as interrupt_rows
 from opencode_a2a.store import spending
-from opencode_a2a.store import tasks as rows
+from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, Write
 from opencode_a2a.store.spending import Spent
 from opencode_a2a.store.tasks import Key, Segment, TaskRow
@@ -67,8 +67,8 @@ from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks import budget
 from opencode_a2a.tasks.budget import Figures
 from opencode_a2a.tasks.log import LogReader, LogWriter, TaskLog, load_task
+from opencode_a2a.tasks.mailbox import OTHERS_SECONDS, Mailbox, known_fields
 from opencode_a2a.tasks.outbox import SNAPSHOTS, Outbox, PushConfig
-from opencode_a2a.tasks.post import OTHERS_SECONDS, Post, known_fields
 from opencode_a2a.tasks.state import (
     OPEN,
     Accepted,
@@ -93,7 +93,7 @@ from opencode_a2a.turns.answers import (
     only_an_answer,
     understand,
 )
-from opencode_a2a.turns.fleet import ElsewhereError, Fleet, Member
+from opencode_a2a.turns.fleet import Fleet, Member, NotOwnerError
 from opencode_a2a.turns.interrupts import CLOCK
 from opencode_a2a.turns.rights import DEFAULT_AGENT
 from opencode_a2a.turns.sessions import (
@@ -148,7 +148,7 @@ UNWATCHED = (
     "to get a plan as the answer"
 )
 ALREADY_AT_WORK = "comes too late for a task that works; send the message without taskId"
-TOLD_SECONDS = 0.5
+SEEN_SECONDS = 0.5
 """How long the word may take that another replica has shown what is asked."""
 UPSTREAM_LOST = Failure(
     FailureType.UPSTREAM_LOST,
@@ -183,8 +183,8 @@ class SendCommand:
     push: PushConfig | None = None
     """Stored with a new task. It is not part of the content: a repeat may name another."""
     budget: Budget = UNLIMITED
-    told: Mapping[TaskId, int] = field(default_factory=dict[TaskId, int])
-    """Of a message that came to another replica: what its readers were shown (``Tails.told``)."""
+    seen: Mapping[TaskId, int] = field(default_factory=dict[TaskId, int])
+    """Of a message that came to another replica: what its readers were shown (``Tails.seen``)."""
 
     @property
     def digest(self) -> bytes:
@@ -340,10 +340,10 @@ class OpenTask:
     def ended(self) -> bool:
         return self.log.state.status.state.terminal
 
-    def check_here(self) -> None:
-        """Raise ElsewhereError if another replica goes on with the task."""
+    def check_owned(self) -> None:
+        """Raise NotOwnerError if another replica goes on with the task."""
         if self.given_up and not self.ended:
-            raise ElsewhereError(self.member.name)
+            raise NotOwnerError(self.member.name)
 
     def pause(self) -> None:
         """Let the task wait for the message that begins its next turn, but not for ever."""
@@ -363,7 +363,7 @@ class OpenTask:
 
     def _check_paused(self, plan: Interrupted | None) -> None:
         """Refuse a message for a plan, or a sign-in, that is no longer waited for."""
-        self.check_here()
+        self.check_owned()
         status = self.log.state.status
         waits = status.plan and status.plan.request_id
         if not status.paused or waits != (plan and plan.request_id):
@@ -406,7 +406,7 @@ class OpenTask:
 
     async def add(self, added: Added, also: Write) -> None:
         """Hand a further message to the turn that runs; ``also`` is stored with it."""
-        self.check_here()
+        self.check_owned()
         turn = self._turn
         if turn is not None and len(turn.additions) >= MAX_ADDITIONS:
             raise LimitExceededError(TOO_MANY, limit=MAX_ADDITIONS)
@@ -425,28 +425,28 @@ class OpenTask:
 
     async def answer(self, request_ids: Sequence[str], answer: Answer, also: Write) -> None:
         """Answer what the turn asks; ``also`` is stored with the answer."""
-        self.check_here()
+        self.check_owned()
         if self._turn is None:
             raise InterruptNotFoundError(request_id=request_ids[0])
         try:
             await self._turn.interrupts.answer(request_ids, answer, also)
         except ServiceError:
-            self.check_here()  # which knows the answer, if it was stored
+            self.check_owned()  # which knows the answer, if it was stored
             raise
 
     async def repeat(self, message: Message) -> None:
         """Make sure that OpenCode gets the answer in a message that was taken before."""
-        self.check_here()
+        self.check_owned()
         if self._turn is not None:
             await self._turn.interrupts.repeat(message)
 
     async def cancel(self) -> None:
         """End the task; return when it has ended."""
-        self.check_here()
+        self.check_owned()
         if self._turn is not None:
             self._turn.cancel()
         while not self.ended:
-            self.check_here()
+            self.check_owned()
             # The turn of a paused task is over, even if it has only just said so.
             if self._turn is None or self.log.state.status.paused:
                 await self.end(Finished(Outcome.CANCELED))
@@ -470,7 +470,7 @@ class OpenTask:
         """Fail the task without asking OpenCode, which is not there."""
 
         async def end() -> None:
-            await self.leave()
+            await self.detach()
             if not self.ended:
                 await self.end(
                     Finished(Outcome.FAILED, failure=UPSTREAM_LOST),
@@ -479,7 +479,7 @@ class OpenTask:
 
         self.losing = asyncio.create_task(end(), name=f"lost {self.log.ref.id}")
 
-    async def leave(self) -> None:
+    async def detach(self) -> None:
         """Stop following the turn; the task stays open."""
         tasks = [task for task in (self._running, self._expiry) if task is not None]
         for task in tasks:
@@ -498,7 +498,7 @@ class ClosedWriter(LogWriter):
     def add(
         self, log: TaskLog, before: Status, entries: Sequence[Entry], also: Write | None = None
     ) -> None:
-        raise ElsewhereError(self._upstream)
+        raise NotOwnerError(self._upstream)
 
 
 class TaskService:
@@ -520,9 +520,9 @@ class TaskService:
         self._open: dict[TaskId, OpenTask] = {}
         self.tails = Tails(database, writer)
         """The tasks that another replica runs, as far as they are read here."""
-        self.post = Post(database, fleet.mine)
+        self.mailbox = Mailbox(database, fleet.owned)
         """What is asked of the replica that runs a task, and by others of this one."""
-        self.post.handlers |= {
+        self.mailbox.handlers |= {
             "submit": self._submit_for,
             "cancel": self._cancel_for,
             "webhook": self._put_webhook_for,
@@ -530,7 +530,7 @@ class TaskService:
             "session": self._has_session,
         }
         fleet.find_session = self._find_session
-        database.heard.append(self._hear)
+        database.listeners.append(self._on_notification)
         self._planned: dict[TaskId, OpenTask] = {}
         """Those whose plan waits to be approved."""
         self._counts: Counter[Principal] = Counter()
@@ -546,10 +546,12 @@ class TaskService:
         """Start a task, or continue the one that the message names, wherever it runs."""
         try:
             return await self._submit(command)
-        except ElsewhereError as elsewhere:
-            upstream = elsewhere.upstream
-        command = replace(command, told=self.tails.told(command.principal))
-        reply = orjson.loads(await self.post.ask(upstream, "submit", command.dump(), again=True))
+        except NotOwnerError as other:
+            upstream = other.upstream
+        command = replace(command, seen=self.tails.seen(command.principal))
+        reply = orjson.loads(
+            await self.mailbox.ask(upstream, "submit", command.dump(), repeatable=True)
+        )
         found = [await self._row(command.principal, task_id) for task_id in reply["tasks"]]
         if reply["expected"] is not None:
             raise AnswerExpectedError([load_task(row) for row in found], reply["expected"])
@@ -587,13 +589,13 @@ class TaskService:
         for row, where in elsewhere:
             joins = row.context_id == command.context_id and routing.session_id is None
             if joins and sessions.same_place(routing, where):
-                raise ElsewhereError(row.upstream)  # its session may not be stored yet
+                raise NotOwnerError(row.upstream)  # its session may not be stored yet
         member = await self._fleet.member_for(command.principal, command.context_id, routing)
         await member.turns.reachable()
         if routing != ANYWHERE:
             await _check(command.principal, command.request, member.turns)
-        if not member.mine:  # it was given up meanwhile
-            raise ElsewhereError(member.name)
+        if not member.owned:  # it was given up meanwhile
+            raise NotOwnerError(member.name)
         task = await self.admit(command, member)
         if isinstance(task, TaskRow):
             return Submitted(await self._log(task), 0)
@@ -655,8 +657,8 @@ class TaskService:
 
         def write(connection: Connection) -> tuple[int, HookRow | None] | TaskRow:
             if several:
-                rows.await_admissions(connection, principal)
-            earlier = rows.find_message(connection, *message, digest)
+                task_rows.await_admissions(connection, principal)
+            earlier = task_rows.find_message(connection, *message, digest)
             if earlier is not None:
                 row_before, refusal = earlier
                 if refusal is not None:
@@ -664,8 +666,8 @@ class TaskService:
                 return row_before
             own, everybody = counted
             if several:
-                own = rows.tally(connection, OPEN, principal)
-                everybody = rows.tally(connection, OPEN)
+                own = task_rows.tally(connection, OPEN, principal)
+                everybody = task_rows.tally(connection, OPEN)
             if own >= (most := limits.max_tasks_per_principal):
                 raise LimitExceededError(OWN_TASKS.format(most), limit=most)
             if everybody >= (most := limits.max_open_tasks):
@@ -673,10 +675,10 @@ class TaskService:
             if command.budget != UNLIMITED:
                 budget.check_spent(connection, principal, command.budget)
             if command.budget.turns:
-                running = rows.tally(connection, budget.RUNNING, principal) + begun + 1
+                running = task_rows.tally(connection, budget.RUNNING, principal) + begun + 1
                 budget.check_turns(running, command.budget)
-            no = rows.add_task(connection, row, (command.message.message_id, digest))
-            rows.append(connection, [Segment(no, 1, 1, segment)], [])
+            no = task_rows.add_task(connection, row, (command.message.message_id, digest))
+            task_rows.append(connection, [Segment(no, 1, 1, segment)], [])
             push = command.push
             return no, push and self._outbox.store(connection, no, ref, push)
 
@@ -692,7 +694,7 @@ class TaskService:
 
             The sender can send the message again, and finds this task.
             """
-            if not isinstance(outcome, TaskRow) and member.mine:  # else its next owner finds it
+            if not isinstance(outcome, TaskRow) and member.owned:  # else its next owner finds it
                 task = admitted(*outcome)
                 task.start(command.request, new_context=command.context_id is None)
 
@@ -718,7 +720,7 @@ class TaskService:
 
         def read(connection: Connection) -> int:
             budget.check_spent(connection, principal, limits)
-            return rows.tally(connection, budget.RUNNING, principal)
+            return task_rows.tally(connection, budget.RUNNING, principal)
 
         if limits.cost_per_day or limits.tokens_per_day or limits.turns:
             try:
@@ -735,7 +737,7 @@ class TaskService:
         day = spending.day_of(now_ms())
 
         def read(connection: Connection) -> tuple[Spent, int]:
-            running = rows.tally(connection, budget.RUNNING, principal)
+            running = task_rows.tally(connection, budget.RUNNING, principal)
             return spending.read(connection, principal, day), running
 
         spent, running = await self._database.read(read)
@@ -788,13 +790,15 @@ class TaskService:
         """
         states = [State.INPUT_REQUIRED] if command.context_id is None else list(OPEN)
         wanted = (command.principal, states, command.context_id)
-        found = await self._database.read(lambda connection: rows.of_principal(connection, *wanted))
+        found = await self._database.read(
+            lambda connection: task_rows.of_principal(connection, *wanted)
+        )
         return [
             (row, load_request(row.request).routing)
             for row in found
             if row.request is not None
             and TaskId(row.id) not in self._open
-            and not self._fleet.runs(row.upstream)
+            and not self._fleet.owns(row.upstream)
         ]
 
     def _awaits(self, command: SendCommand, state: TaskState, planned: Routing) -> bool:
@@ -822,7 +826,7 @@ class TaskService:
         digests = dict.fromkeys((command.digest, replace(command, task_id=task_id).digest))
 
         def read(connection: Connection) -> tuple[TaskRow, bytes | None] | None:
-            found = (rows.find_message(connection, *message, digest) for digest in digests)
+            found = (task_rows.find_message(connection, *message, digest) for digest in digests)
             return next(filter(None, found), None)
 
         row, refusal = await self._database.read(read) or (None, None)
@@ -838,7 +842,7 @@ class TaskService:
         row = await self._row(command.principal, task_id)
         if command.context_id is not None and command.context_id != row.context_id:
             raise _wrong("message.contextId", "is not the context of this task; leave it out")
-        self._check_here(row)
+        self._check_owned(row)
         copies = (command.principal, command.message.message_id)
         async with self.answering.setdefault(copies, asyncio.Lock()):
             earlier = await self._repeated(command, task_id)
@@ -849,14 +853,14 @@ class TaskService:
                     await task.repeat(command.message)
                 log = await self._log(earlier)
                 if command.message not in log.state.history:
-                    self._check_here(earlier)
+                    self._check_owned(earlier)
                     raise InterruptNotFoundError("The request was settled before this answer came")
                 return Submitted(log, 0)
             task = self._open.get(TaskId(task_id))
             if task is None:
-                self._check_here(row)
+                self._check_owned(row)
                 raise UnsupportedOperationError(ENDED)
-            task.check_here()
+            task.check_owned()
             await task.member.turns.reachable()
             state = await task.log.steady()
             match state.status.state:
@@ -911,20 +915,20 @@ class TaskService:
     async def _answer(self, command: SendCommand, task: OpenTask) -> Submitted:
         state, log = task.log.state, task.log
         newest = max((one.number or 0 for one in state.status.pending), default=0)
-        until = time.monotonic() + TOLD_SECONDS
-        while (told := max(log.told_number, command.told.get(log.ref.id, 0))) < newest:
+        until = time.monotonic() + SEEN_SECONDS
+        while (seen := max(log.seen_number, command.seen.get(log.ref.id, 0))) < newest:
             # What another replica showed is told by a notification, which may be on its way.
             if not self._database.several or time.monotonic() > until:
                 break
-            await asyncio.sleep(TOLD_SECONDS / 20)
-        task.check_here()
+            await asyncio.sleep(SEEN_SECONDS / 20)
+        task.check_owned()
         try:
             if (plan := state.status.plan) is not None:
-                decision = decide(command.message, plan, told)
+                decision = decide(command.message, plan, seen)
                 return await self._decide(command, task, decision)
-            meaning = understand(command.message, state.status.pending, told)
+            meaning = understand(command.message, state.status.pending, seen)
         except NotUnderstoodError as error:
-            task.log.note_told(state.status)  # by this refusal
+            task.log.note_seen(state.status)  # by this refusal
             outdated, text = isinstance(error, OutdatedAnswerError), str(error)
             refusal: AnswerExpectedError | ServiceError = AnswerExpectedError([state], text)
             if command.task_id is not None and not outdated:
@@ -992,14 +996,14 @@ class TaskService:
         if task is not None:
             state = await task.log.steady()
             if not supervised:
-                task.log.note_told(state.status)
+                task.log.note_seen(state.status)
             return state
         row = await self._row(principal, task_id)
         if State(row.state).terminal:
             return load_task(row)
         log = await self.tails.log(row)
         if not supervised:
-            log.note_told(log.state.status)
+            log.note_seen(log.state.status)
         return log.state
 
     async def owner(self, task_id: str) -> Principal | None:
@@ -1007,7 +1011,7 @@ class TaskService:
         task = self._open.get(TaskId(task_id))
         if task is not None:
             return task.log.ref.principal
-        found = await self._database.read(lambda connection: rows.owner(connection, task_id))
+        found = await self._database.read(lambda connection: task_rows.owner(connection, task_id))
         return None if found is None else Principal(found)
 
     async def page(self, principal: Principal | None, query: Query) -> Page:
@@ -1016,7 +1020,7 @@ class TaskService:
         after = _read_token(query.token) if query.token else None
 
         def read(connection: Connection) -> tuple[list[TaskRow], int]:
-            return rows.page(
+            return task_rows.page(
                 connection,
                 principal,
                 context_id=query.context_id,
@@ -1084,10 +1088,10 @@ class TaskService:
         """End a task; an ended one is returned if it was canceled before, else refused."""
         try:
             return await self._cancel(principal, task_id)
-        except ElsewhereError as elsewhere:
-            upstream = elsewhere.upstream
+        except NotOwnerError as other:
+            upstream = other.upstream
         body = orjson.dumps([principal, task_id])
-        await self.post.ask(upstream, "cancel", body, again=True)
+        await self.mailbox.ask(upstream, "cancel", body, repeatable=True)
         return load_task(await self._row(principal, task_id))
 
     async def _cancel_for(self, body: bytes) -> bytes:
@@ -1100,7 +1104,7 @@ class TaskService:
         task = self._found(principal, task_id)
         if task is None:
             row = await self._row(principal, task_id)
-            self._check_here(row)
+            self._check_owned(row)
             metrics.CANCEL_REQUESTS.inc()
             state = load_task(row)
         else:
@@ -1131,7 +1135,7 @@ class TaskService:
         for task in own:
             task.given_up = True
         losing = [task.losing for task in own if task.losing is not None]
-        await asyncio.gather(*(task.leave() for task in own), *losing)
+        await asyncio.gather(*(task.detach() for task in own), *losing)
         await self._writer.commit()
         for task in own:
             ref, status = task.log.ref, task.log.state.status
@@ -1149,17 +1153,17 @@ class TaskService:
             task.log.end_reading()
         self.tails.end_reading()
 
-    def leave(self) -> None:
+    def stop_waiting(self) -> None:
         """Let nobody wait any longer for a task: the service is about to stop."""
         for task in self._open.values():
-            task.log.leave()
-        self.tails.leave()
+            task.log.stop_waiting()
+        self.tails.stop_waiting()
 
     async def close(self) -> None:
         """Leave every open task as it is, for the next start, with all of it stored."""
         tasks = self.open_tasks()
         losing = [task.losing for task in tasks if task.losing is not None]
-        await asyncio.gather(*(task.leave() for task in tasks), *losing)
+        await asyncio.gather(*(task.detach() for task in tasks), *losing)
         await self._writer.commit()
 
     # Webhooks, which are served by the replica that runs the task, or ran it
@@ -1170,12 +1174,12 @@ class TaskService:
         """Have a task's changes sent to a webhook from now on; see ``Outbox.put``."""
         try:
             return await self._put_webhook(principal, task_id, config, anew=anew)
-        except ElsewhereError as elsewhere:
-            upstream = elsewhere.upstream
+        except NotOwnerError as other:
+            upstream = other.upstream
         if anew and config.id is None and config.version != SNAPSHOTS:
             config = replace(config, id=str(uuid4()))  # so that it is one, even if done twice
         body = orjson.dumps([principal, task_id, config, anew])
-        named = await self.post.ask(upstream, "webhook", body, again=True)
+        named = await self.mailbox.ask(upstream, "webhook", body, repeatable=True)
         return await self._outbox.find(await self.log(principal, task_id), named.decode())
 
     async def _put_webhook_for(self, body: bytes) -> bytes:
@@ -1195,9 +1199,9 @@ class TaskService:
         """Forget a webhook of a task, and what is being sent to it; there may be none."""
         try:
             await self._delete_webhook(principal, task_id, config_id)
-        except ElsewhereError as elsewhere:
+        except NotOwnerError as other:
             body = orjson.dumps([principal, task_id, config_id])
-            await self.post.ask(elsewhere.upstream, "no webhook", body, again=True)
+            await self.mailbox.ask(other.upstream, "no webhook", body, repeatable=True)
 
     async def _delete_webhook_for(self, body: bytes) -> bytes:
         await self._delete_webhook(*orjson.loads(body))
@@ -1208,16 +1212,16 @@ class TaskService:
         await self._outbox.delete(await self.log(principal, task_id), config_id)
 
     async def check_serves(self, principal: Principal, task_id: str) -> None:
-        """Raise ElsewhereError if another replica serves the webhooks of a task."""
+        """Raise NotOwnerError if another replica serves the webhooks of a task."""
         if self._found(principal, task_id) is not None or not self._database.several:
             return
         row = await self._row(principal, task_id)
-        if self._fleet.runs(row.upstream):
+        if self._fleet.owns(row.upstream):
             return
         # That of a task that has ended needs nobody who runs it.
         ended = State(row.state).terminal
-        if not ended or row.upstream in await self.post.others():
-            raise ElsewhereError(row.upstream)
+        if not ended or row.upstream in await self.mailbox.others():
+            raise NotOwnerError(row.upstream)
 
     # Finding
 
@@ -1228,10 +1232,13 @@ class TaskService:
             body = orjson.dumps([upstream, session_id])
             with suppress(TimeoutError, ServiceError):
                 async with asyncio.timeout(OTHERS_SECONDS):
-                    return await self.post.ask(upstream, "session", body, again=True) == b"here"
+                    return (
+                        await self.mailbox.ask(upstream, "session", body, repeatable=True)
+                        == b"here"
+                    )
             return False
 
-        others = await self.post.others()
+        others = await self.mailbox.others()
         found = await asyncio.gather(*map(ask, others))
         return next((one for one, here in zip(others, found, strict=True) if here), None)
 
@@ -1239,26 +1246,26 @@ class TaskService:
         """Say to another replica whether an OpenCode has a session."""
         upstream, session_id = orjson.loads(body)
         try:
-            await self._fleet.members[upstream].check_mine().turns.opencode.session(session_id)
+            await self._fleet.members[upstream].check_owned().turns.opencode.session(session_id)
         except SessionNotFoundError:
             return b"none"
         return b"here"
 
-    def _check_here(self, row: TaskRow) -> None:
-        """Raise ElsewhereError if another replica runs a task."""
+    def _check_owned(self, row: TaskRow) -> None:
+        """Raise NotOwnerError if another replica runs a task."""
         if (task := self._open.get(TaskId(row.id))) is not None:
-            task.check_here()
-        elif not self._fleet.runs(row.upstream) and not State(row.state).terminal:
-            raise ElsewhereError(row.upstream)
+            task.check_owned()
+        elif not self._fleet.owns(row.upstream) and not State(row.state).terminal:
+            raise NotOwnerError(row.upstream)
 
     def open_tasks(self) -> Sequence[OpenTask]:
         return list(self._open.values())
 
-    def _hear(self, text: str) -> None:
+    def _on_notification(self, text: str) -> None:
         """Count what a reader in another replica was shown, as if it were one of here."""
         match text.split(",", 2):
             case ["t", number, task_id] if number.isdecimal() and TaskId(task_id) in self._open:
-                self._open[TaskId(task_id)].log.note_told_number(int(number))
+                self._open[TaskId(task_id)].log.note_seen_number(int(number))
             case _:
                 pass
 
@@ -1268,7 +1275,7 @@ class TaskService:
 
     async def _row(self, principal: Principal, task_id: str) -> TaskRow:
         row = await self._database.read(
-            lambda connection: rows.load(connection, principal, task_id)
+            lambda connection: task_rows.load(connection, principal, task_id)
         )
         if row is None:
             raise TaskNotFoundError
@@ -1354,9 +1361,9 @@ def _remember(
 
     def write(connection: Connection) -> None:
         for digest in digests:
-            rows.add_message(connection, *message, task_no, digest, refused)
+            task_rows.add_message(connection, *message, task_no, digest, refused)
         if request is not None:
-            rows.set_request(connection, task_no, orjson.dumps(request))
+            task_rows.set_request(connection, task_no, orjson.dumps(request))
 
     return write
 

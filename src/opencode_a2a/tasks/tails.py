@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection
 from opencode_a2a import metrics
 from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.ids import Principal, TaskId
-from opencode_a2a.store import tasks as rows
+from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, Write
 from opencode_a2a.store.tasks import Segment, TaskRow
 from opencode_a2a.tasks.log import LogWriter, TaskLog, ref_of
@@ -82,14 +82,14 @@ class RemoteLog(TaskLog):
         else:
             self._tails.want([self.no])
 
-    def note_told(self, status: Status) -> None:
+    def note_seen(self, status: Status) -> None:
         """Note it, and tell the replica that runs the task: a plain answer may come to it."""
-        before = self._told
-        super().note_told(status)
+        before = self._seen
+        super().note_seen(status)
         if self.own is not None:  # without other replicas nothing is told
-            self.own.note_told(status)
-        if self._told > before:
-            self.database.tell(f"t,{self._told},{self.ref.id}")
+            self.own.note_seen(status)
+        if self._seen > before:
+            self.database.notify(f"t,{self._seen},{self.ref.id}")
 
     @property
     def in_use(self) -> bool:
@@ -130,24 +130,24 @@ class Tails:
         """Those in which there is something new, as far as is known."""
         self._cause = TOLD
         self._wake = asyncio.Event()
-        self._left = False
-        database.heard.append(self._hear)
+        self._stopping_soon = False
+        database.listeners.append(self._on_notification)
 
     async def log(self, row: TaskRow) -> RemoteLog:
         """Return the log of a task, with all that is stored of it by now."""
         log = self.logs.get(row.no)
         if log is None:
             log = self.logs[row.no] = RemoteLog(row, self, self._writer)
-            if self._left:
-                log.leave()
+            if self._stopping_soon:
+                log.stop_waiting()
         self._keep(log)
         await log.steady()
         return log
 
-    def told(self, principal: Principal) -> dict[TaskId, int]:
-        """Return what readers here were shown of what tasks ask: see ``TaskLog.told_number``."""
+    def seen(self, principal: Principal) -> dict[TaskId, int]:
+        """Return what readers here were shown of what tasks ask: see ``TaskLog.seen_number``."""
         return {
-            log.ref.id: log.told_number
+            log.ref.id: log.seen_number
             for log in list(self.logs.values())
             if log.ref.principal == principal and log.state.status.pending
         }
@@ -164,15 +164,15 @@ class Tails:
         for log in list(self.logs.values()):
             log.end_reading()
 
-    def leave(self) -> None:
+    def stop_waiting(self) -> None:
         """Let nobody wait any longer for a task: the service is about to stop."""
-        self._left = True
+        self._stopping_soon = True
         for log in list(self.logs.values()):
-            log.leave()
+            log.stop_waiting()
 
     # What is new
 
-    def _hear(self, text: str) -> None:
+    def _on_notification(self, text: str) -> None:
         if not text:
             self._cause = LOOKED
             self.want(self.logs.keys())
@@ -217,7 +217,7 @@ class Tails:
                 after |= {no: last.first_seq - 1 for no, last in known.items()}
             metrics.TAIL_QUERIES.labels(cause).inc()
             found = await self.database.read(
-                lambda connection, after=after: rows.load_tails(connection, after, SEGMENTS)
+                lambda connection, after=after: task_rows.load_tails(connection, after, SEGMENTS)
             )
             whole = len(found) < SEGMENTS
             if again and whole:
@@ -248,7 +248,7 @@ class Tails:
             first = log.state.seq + 1
 
             def read(connection: Connection, first: int = first) -> list[Segment]:
-                return rows.load_segments(connection, log.no, first, SEGMENTS)
+                return task_rows.load_segments(connection, log.no, first, SEGMENTS)
 
             metrics.TAIL_QUERIES.labels(ASKED).inc()
             segments = await self.database.read(read)

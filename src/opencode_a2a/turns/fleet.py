@@ -47,7 +47,7 @@ PROBE_SECONDS = 3.0
 """How long an OpenCode may take to say whether a session is its own."""
 
 
-class ElsewhereError(Exception):
+class NotOwnerError(Exception):
     """What is asked for belongs to an OpenCode that this replica does not run.
 
     It is for the outermost layer, which has the replica asked that runs it.
@@ -70,7 +70,7 @@ class Member:
         self.turns, self.errands = make()
         self.drain = entry.drain
         self.max_turns = entry.max_turns
-        self.mine = False
+        self.owned = False
         """Whether this replica runs it now. What is only read can be asked of it in any case."""
         self.lost = False
         """It was away for too long: its tasks have failed, and its contexts go elsewhere."""
@@ -90,10 +90,10 @@ class Member:
     def state(self) -> str:
         return "up" if self.up else "lost" if self.lost else "away"
 
-    def check_mine(self) -> "Member":
-        """Return it if this replica runs it; raise ElsewhereError."""
-        if not self.mine:
-            raise ElsewhereError(self.name)
+    def check_owned(self) -> "Member":
+        """Return it if this replica runs it; raise NotOwnerError."""
+        if not self.owned:
+            raise NotOwnerError(self.name)
         return self
 
     def serves(self, directory: str | None) -> bool:
@@ -125,33 +125,33 @@ class Fleet:
 
     # Where something runs
 
-    def mine(self) -> list[str]:
+    def owned(self) -> list[str]:
         """Return the names of those that this replica runs."""
-        return [member.name for member in self.members.values() if member.mine]
+        return [member.name for member in self.members.values() if member.owned]
 
     @property
     def shared(self) -> bool:
         """Whether other replicas run some of what there is."""
         return self._database.several
 
-    def runs(self, upstream: str) -> bool:
+    def owns(self, upstream: str) -> bool:
         """Whether this replica runs it."""
         member = self.members.get(upstream)
-        return member is not None and member.mine
+        return member is not None and member.owned
 
     async def member_for(
         self, principal: Principal, context_id: str | None, routing: Routing
     ) -> Member:
         """Return where a message is to run: with the session it means, or where there is room.
 
-        Raise ElsewhereError if another replica runs that.
+        Raise NotOwnerError if another replica runs that.
         """
-        if self.alone and self.first.mine:
+        if self.alone and self.first.owned:
             return self.first
         if routing.session_id is not None:
             return await self.of_session(routing.session_id)
         if routing.workspace_id is not None:
-            return await self.of_place(routing.workspace_id) or self.first.check_mine()
+            return await self.of_place(routing.workspace_id) or self.first.check_owned()
         location, name = self.first.turns.sessions.locate(routing)
         if context_id is None:
             return self.roomiest(location.directory)
@@ -162,12 +162,12 @@ class Fleet:
         if member is None:
             found = await self._database.read(lambda connection: links.linked(connection, *place))
             if found and found[1] in self.others:
-                raise ElsewhereError(found[1])
+                raise NotOwnerError(found[1])
             member = self.members.get(found[1]) if found else None
         if member is None or member.lost:
             member = self.roomiest(location.directory)
             self.note(principal, context_id, routing, member)
-        return member.check_mine()
+        return member.check_owned()
 
     def note(self, principal: Principal, context_id: str, routing: Routing, member: Member) -> None:
         """Remember where a context runs: its next message may come before that is stored."""
@@ -192,11 +192,11 @@ class Fleet:
     async def of_session(self, session_id: str) -> Member:
         """Return the OpenCode that has a session; of one that none has, the first tells so.
 
-        Raise ElsewhereError if another replica runs it.
+        Raise NotOwnerError if another replica runs it.
         """
         if self.alone or not well_formed("ses", session_id):
-            return self.first.check_mine()
-        return (await self._holder(SessionId(session_id))).check_mine()
+            return self.first.check_owned()
+        return (await self._holder(SessionId(session_id))).check_owned()
 
     async def _holder(self, session_id: SessionId) -> Member:
         for member in self.members.values():
@@ -204,7 +204,7 @@ class Fleet:
                 return member
         name = await self._database.read(lambda c: links.upstream(c, session_id))
         if name is not None and name in self.others:
-            raise ElsewhereError(name)
+            raise NotOwnerError(name)
         if name is not None and name in self.members:
             return self.members[name]
 
@@ -223,23 +223,23 @@ class Fleet:
         if self.others and self.find_session is not None and not FORWARDED.get():
             name = await self.find_session(session_id)
             if name is not None:
-                raise ElsewhereError(name)
+                raise NotOwnerError(name)
         return self.first
 
     async def of_place(self, name: str) -> Member | None:
         """Return where a workspace or worktree was made; None if that is not known.
 
-        Raise ElsewhereError if another replica runs that.
+        Raise NotOwnerError if another replica runs that.
         """
         found = await self._database.read(lambda c: links.upstream_of_place(c, name))
         if found is not None and found in self.others:
-            raise ElsewhereError(found)
-        return self.members[found].check_mine() if found in self.members else None
+            raise NotOwnerError(found)
+        return self.members[found].check_owned() if found in self.members else None
 
     async def of_request(self, request_id: str) -> Member:
         """Return where a permission or question waits; of one that does not, any tells so.
 
-        Raise ElsewhereError if another replica runs that.
+        Raise NotOwnerError if another replica runs that.
         """
         for member in self.members.values():
             if RequestId(request_id) in member.turns.interrupts.open:
@@ -248,18 +248,18 @@ class Fleet:
             name = await self._database.read(
                 lambda connection: interrupts.upstream(connection, request_id, DERIVED_CONTEXT)
             )
-            if name is not None and not self.runs(name):
-                raise ElsewhereError(name)
+            if name is not None and not self.owns(name):
+                raise NotOwnerError(name)
         return self.first
 
     def roomiest(self, directory: str | None) -> Member:
         """Return where a new context begins: the one with the fewest open tasks.
 
-        Raise ElsewhereError if that is one that another replica runs. Most streams stay here,
+        Raise NotOwnerError if that is one that another replica runs. Most streams stay here,
         where they are fastest, so one of this replica may have a few more tasks.
         """
         if self.alone:
-            return self.first.check_mine()
+            return self.first.check_owned()
         serving = [member for member in self.members.values() if member.serves(directory)]
         others = [row for row in self.others.values() if row.serves_directory(directory)]
         if not serving and not others:
@@ -267,7 +267,7 @@ class Fleet:
             raise InvalidParamsError(
                 f"{DIRECTORY_FIELD} {text}", violations=(Violation(DIRECTORY_FIELD, text),)
             )
-        own = [member for member in serving if member.mine]
+        own = [member for member in serving if member.owned]
         alive = [member for member in own if not member.lost] or own
         taking = [member for member in alive if not member.drain] or alive
         there = [member for member in taking if member.up]
@@ -284,9 +284,9 @@ class Fleet:
             if least and not (best and enough and self.tasks[best.name] <= least.tasks + HOME):
                 # It is counted when its owner has admitted the task; until then we do.
                 self.others[least.name] = least._replace(tasks=least.tasks + 1)
-                raise ElsewhereError(least.name)
+                raise NotOwnerError(least.name)
         if best is None and not own:
-            raise ElsewhereError((serving or others)[0].name)  # which waits for an owner
+            raise NotOwnerError((serving or others)[0].name)  # which waits for an owner
         if best is None:
             raise UpstreamBackpressureError(limit=sum(m.max_turns for m in there or taking))
         # If all are away, the turn waits as it does for a single one.
@@ -303,7 +303,7 @@ class Fleet:
         for owner, asked in await self.first.turns.interrupts.left():
             session = SessionId(owner.context_id.removeprefix(DERIVED_CONTEXT))
             member = None
-            with suppress(ElsewhereError):
+            with suppress(NotOwnerError):
                 member = self.first if self.alone else await self._holder(session)
             if member is not None and member in members:
                 answered = await self.first.turns.interrupts.answered(owner)
@@ -315,10 +315,10 @@ class Fleet:
         while True:
             for member in self.members.values():
                 # What another replica runs, it tells about.
-                metrics.UPSTREAM_OWNED.labels(member.name).set(member.mine)
-                metrics.UPSTREAM_UP.labels(member.name).set(member.mine and member.up)
+                metrics.UPSTREAM_OWNED.labels(member.name).set(member.owned)
+                metrics.UPSTREAM_UP.labels(member.name).set(member.owned and member.up)
                 metrics.UPSTREAM_RUNNING.labels(member.name).set(member.turns.running)
-                if not member.mine:
+                if not member.owned:
                     continue
                 if member.up:
                     member.away_since, member.lost = None, False

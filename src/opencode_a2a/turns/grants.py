@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection
 from opencode_a2a.errors import GrantNotFoundError
 from opencode_a2a.events import Interrupted
 from opencode_a2a.ids import ContextId, Owner, Principal, RequestId, TaskId
-from opencode_a2a.store import grants as rows
+from opencode_a2a.store import grants as grant_rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.grants import GrantRow
 from opencode_a2a.telemetry import AUDIT, now_ms
@@ -71,14 +71,14 @@ class Grants:
         A database that is away is waited for: the request would be lost otherwise.
         """
         found = await self._database.insist(
-            lambda connection: rows.of_context(connection, owner.principal, owner.context_id)
+            lambda connection: grant_rows.of_context(connection, owner.principal, owner.context_id)
         )
         return next((grant for grant in map(_load, found) if grant.covers(owner, asked)), None)
 
     async def held(self, principal: Principal, ended: Sequence[str], most: int) -> list[Grant]:
         """Return what a principal has allowed and what still holds, newest first."""
         found = await self._database.read(
-            lambda connection: rows.listed(connection, principal, ended, most)
+            lambda connection: grant_rows.listed(connection, principal, ended, most)
         )
         return [*map(_load, found)]
 
@@ -86,7 +86,7 @@ class Grants:
         """End a grant: what it would have allowed is asked from now on."""
         now = now_ms()
         if not await self._database.write(
-            lambda connection: rows.revoke(connection, principal, grant_id, now)
+            lambda connection: grant_rows.revoke(connection, principal, grant_id, now)
         ):
             raise GrantNotFoundError(grant_id=grant_id[:128])
         AUDIT.info("grant revoked", grant_id=grant_id, principal=principal)
@@ -105,7 +105,7 @@ def give(connection: Connection, owner: Owner, asked: Interrupted, scope: Scope,
         request_id=asked.request_id,
         given_at=now,
     )
-    return _load(rows.add(connection, row))
+    return _load(grant_rows.add(connection, row))
 
 
 def _load(row: GrantRow) -> Grant:

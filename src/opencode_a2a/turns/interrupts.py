@@ -58,7 +58,7 @@ from opencode_a2a.messages import Answered, Message
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.translate import interrupted
 from opencode_a2a.rights import NARROWEST, QUESTION, Action, Rights
-from opencode_a2a.store import interrupts as rows
+from opencode_a2a.store import interrupts as interrupt_rows
 from opencode_a2a.store.database import Database, Write
 from opencode_a2a.store.interrupts import InterruptRow
 from opencode_a2a.telemetry import AUDIT, now_ms
@@ -256,7 +256,7 @@ class Interrupts:
         )
         # One that was asked before a restart keeps its deadline.
         row = await self._database.insist(
-            lambda connection: rows.add(connection, new, numbered=numbered)
+            lambda connection: interrupt_rows.add(connection, new, numbered=numbered)
         )
         metrics.INTERRUPT_REQUESTS.labels(asked.type).inc()
         return replace(asked, expires_at=row.expires_at, number=row.number)
@@ -277,7 +277,7 @@ class Interrupts:
 
         def write(connection: Connection) -> None:
             for request_id in request_ids:
-                rows.store_answer(connection, request_id, answer.dump())
+                interrupt_rows.store_answer(connection, request_id, answer.dump())
             if also is not None:
                 also(connection)
 
@@ -293,7 +293,9 @@ class Interrupts:
         now = now_ms()
 
         def write(connection: Connection) -> Grant | None:
-            rows.settle(connection, resumed.request_id, resumed.resolution, now, resumed.by)
+            interrupt_rows.settle(
+                connection, resumed.request_id, resumed.resolution, now, resumed.by
+            )
             return give(connection, owner, asked, scope, now) if scope else None
 
         grant = await self._database.insist(write)
@@ -333,7 +335,7 @@ class Interrupts:
         where = (owner.task_id or "", owner.context_id)
         found: list[tuple[Interrupted, Answer]] = []
         # What asks may be working, and cannot do without: however long the database is away.
-        for row in await self._database.insist(lambda c: rows.answered(c, *where)):
+        for row in await self._database.insist(lambda c: interrupt_rows.answered(c, *where)):
             answer = Answer.load(row.answer) if row.answer else None
             if answer and (row.resolution is None or row.settled_by == answer.by):
                 found.append((Interrupted.load(orjson.loads(row.asked)), answer))
@@ -342,7 +344,7 @@ class Interrupts:
     async def left(self) -> list[tuple[Owner, Interrupted]]:
         """Return what an earlier process asked for work that no task follows."""
         found: list[tuple[Owner, Interrupted]] = []
-        for row in await self._database.read(rows.left):
+        for row in await self._database.read(interrupt_rows.left):
             # An earlier version did not store the rights; the deployment may allow less now.
             rights = Rights(**orjson.loads(row.rights)) if row.rights else NARROWEST
             context_id, principal = ContextId(row.context_id), Principal(row.principal)
@@ -353,14 +355,16 @@ class Interrupts:
     async def pending(self, principal: Principal | None, kind: str) -> list[Interrupt]:
         """Return what a principal is asked now, or everybody, the most urgent first."""
         found = await self._database.read(
-            lambda connection: rows.pending(connection, principal, kind)
+            lambda connection: interrupt_rows.pending(connection, principal, kind)
         )
         waiting = (self.open.get(RequestId(row.request_id)) for row in found)
         return [one for one in waiting if one is not None and one.waits]
 
     async def find(self, request_id: str) -> InterruptRow | None:
         """Return what is stored about an interrupt, settled ones included."""
-        return await self._database.read(lambda connection: rows.find(connection, request_id))
+        return await self._database.read(
+            lambda connection: interrupt_rows.find(connection, request_id)
+        )
 
 
 class WorkInterrupts:

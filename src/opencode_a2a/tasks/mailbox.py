@@ -1,6 +1,6 @@
 """Calls at another replica: what only the one that runs an OpenCode can do.
 
-Whoever is asked about something that runs elsewhere raises ``ElsewhereError``; ``TaskService`` and
+Whoever is asked about something that runs elsewhere raises ``NotOwnerError``; ``TaskService`` and
 ``extensions.dispatch`` then have the whole call done by the owner of that OpenCode, as if it had
 been asked itself. The way there is a table: there is no second port, no secret between replicas and
 no network path that has to be kept open. What is asked and answered is known to the handlers, not
@@ -35,12 +35,12 @@ from opencode_a2a.errors import (
 from opencode_a2a.store import mail
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.mail import MailRow
-from opencode_a2a.turns.fleet import FORWARDED, ElsewhereError
+from opencode_a2a.turns.fleet import FORWARDED, NotOwnerError
 
 logger = structlog.get_logger(__name__)
 
 Handler = Callable[[bytes], Awaitable[bytes]]
-"""Does what is asked here; raises ServiceError, or ElsewhereError if another has to do it."""
+"""Does what is asked here; raises ServiceError, or NotOwnerError if another has to do it."""
 
 PATIENCE_SECONDS = 15.0
 """How long something may lie there that nobody takes: the next owner is there by then."""
@@ -74,7 +74,7 @@ class _Waiting:
     until: float
 
 
-class Post:
+class Mailbox:
     """What this replica asks of others, and does for them; ``mine`` are the OpenCodes it runs."""
 
     def __init__(self, database: Database, mine: Callable[[], Sequence[str]]) -> None:
@@ -92,22 +92,22 @@ class Post:
         kind: str,
         body: bytes,
         *,
-        again: bool,
+        repeatable: bool,
         seconds: float = PATIENCE_SECONDS,
     ) -> bytes:
         """Have the owner of an OpenCode do something; return its reply, or raise what it raised.
 
-        ``again`` says that it does no harm to do it twice.
+        ``repeatable`` says that it does no harm to do it twice.
         """
         me, began = self._database.replica, time.monotonic()
         if me is None:
             raise UpstreamUnreachableError(NOBODY)
         no = await self._database.write(
-            lambda connection: mail.send(connection, upstream, me, kind, body, again=again)
+            lambda connection: mail.send(connection, upstream, me, kind, body, again=repeatable)
         )
         reply = asyncio.get_running_loop().create_future()
         self._waiting[no] = _Waiting(reply, seconds, time.monotonic() + seconds)
-        self._database.tell("m")
+        self._database.notify("m")
         self._wake.set()  # it may have become ours meanwhile
         outcome = "given_up"
         try:
@@ -135,18 +135,18 @@ class Post:
             return []
         return await self._database.read(lambda connection: mail.others(connection, me))
 
-    def hear(self, told: str) -> None:
-        """Take note of a notification; see ``Database.heard``."""
+    def on_notification(self, text: str) -> None:
+        """Take note of a notification; see ``Database.listeners``."""
         # What is new is looked for with one query, whatever it is.
-        mine = told.startswith("r,") and told[2:].isdigit() and int(told[2:]) in self._waiting
-        if told in ("", "m", "u") or mine:
+        mine = text.startswith("r,") and text[2:].isdigit() and int(text[2:]) in self._waiting
+        if text in ("", "m", "u") or mine:
             self._wake.set()
 
     async def run(self) -> None:
         """Do what others ask, and hand replies to those who wait for them."""
         if self._database.replica is None:
             return
-        self._database.heard.append(self.hear)
+        self._database.listeners.append(self.on_notification)
         try:
             while True:
                 with suppress(TimeoutError):
@@ -162,7 +162,7 @@ class Post:
                         if waiting.until <= now and not waiting.reply.done():
                             waiting.reply.set_exception(TimeoutError())
         finally:
-            self._database.heard.remove(self.hear)
+            self._database.listeners.remove(self.on_notification)
             if self._doing:
                 await asyncio.wait(self._doing, timeout=CLOSE_SECONDS)
             for task in self._doing:
@@ -198,13 +198,13 @@ class Post:
         FORWARDED.set(True)
         try:
             reply = _DONE + await self.handlers[row.kind](row.body)
-        except ElsewhereError as error:
+        except NotOwnerError as error:
             upstream = error.upstream
             await asyncio.sleep(RETURN_SECONDS)
             if await self._database.insist(
                 lambda found: mail.give_back(found, row.no, me, upstream, PATIENCE_SECONDS)
             ):
-                self._database.tell("m")
+                self._database.notify("m")
                 return
             reply = _FAILED + dump_error(UpstreamUnreachableError(NOBODY))
         except ServiceError as error:
@@ -215,7 +215,7 @@ class Post:
         if await self._database.insist(
             lambda connection: mail.answer(connection, row.no, me, reply)
         ):
-            self._database.tell(f"r,{row.no}")
+            self._database.notify(f"r,{row.no}")
             if row.no in self._waiting:
                 self._wake.set()
 
@@ -244,18 +244,18 @@ def dump_error(error: ServiceError) -> bytes:
 
 def load_error(data: bytes) -> ServiceError:
     """Return the error that another replica raised; of an unknown one only that it failed."""
-    told = orjson.loads(data)
+    sent = orjson.loads(data)
     # Several share a reason, so that alone does not tell which it is.
     kinds = {kind.__name__: kind for kind in _kinds(ServiceError)}
-    kind = kinds.get(told["error"])
+    kind = kinds.get(sent["error"])
     if kind is None:  # that of a later version
         return InternalError()
-    error = kind(told["message"])
-    error.violations = tuple(Violation(**violation) for violation in told["violations"])
-    error.data = told["data"]
-    error.headers = tuple((name, value) for name, value in told["headers"])
+    error = kind(sent["message"])
+    error.violations = tuple(Violation(**violation) for violation in sent["violations"])
+    error.data = sent["data"]
+    error.headers = tuple((name, value) for name, value in sent["headers"])
     if isinstance(error, UpstreamError):
-        error.detail = told["detail"]
+        error.detail = sent["detail"]
     return error
 
 

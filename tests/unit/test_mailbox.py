@@ -33,11 +33,11 @@ from opencode_a2a.ids import Caller, ModelRef, Principal, TaskId
 from opencode_a2a.messages import Message, Part, PromptPart, Routing, TurnRequest
 from opencode_a2a.rights import Budget, Rights
 from opencode_a2a.store.database import Database, Replica
-from opencode_a2a.tasks import post as module
+from opencode_a2a.tasks import mailbox as module
+from opencode_a2a.tasks.mailbox import NOBODY, UNSURE, Mailbox, dump_error, load_error
 from opencode_a2a.tasks.outbox import Outbox, PushConfig
-from opencode_a2a.tasks.post import NOBODY, UNSURE, Post, dump_error, load_error
 from opencode_a2a.tasks.service import SendCommand, TaskService
-from opencode_a2a.turns.fleet import ElsewhereError, Fleet
+from opencode_a2a.turns.fleet import Fleet, NotOwnerError
 from opencode_a2a.turns.sessions import WorkspaceRoot
 from tests.support import stores
 
@@ -50,13 +50,13 @@ class Office:
     def __init__(self, url: str, name: str) -> None:
         self.database = Database(url, Replica(name))
         self.mine: list[str] = []
-        self.post = Post(self.database, lambda: self.mine)
+        self.mailbox = Mailbox(self.database, lambda: self.mine)
         self.asked: list[bytes] = []
         self.begun = asyncio.Event()
         self.held = asyncio.Event()
         """What is kept from ending."""
         self.held.set()
-        self.post.handlers["echo"] = self._echo
+        self.mailbox.handlers["echo"] = self._echo
         self._running: asyncio.Task[None] | None = None
 
     async def _echo(self, body: bytes) -> bytes:
@@ -67,7 +67,7 @@ class Office:
 
     async def begin(self) -> None:
         self.database.several = True
-        self._running = asyncio.create_task(self.post.run())
+        self._running = asyncio.create_task(self.mailbox.run())
 
     async def end(self) -> None:
         if self._running is not None:
@@ -94,7 +94,7 @@ class Office:
     async def ask(self, upstream: str, body: bytes = b"hi", **options: float) -> bytes:
         again = bool(options.pop("again", True))
         async with asyncio.timeout(20):
-            return await self.post.ask(upstream, "echo", body, again=again, **options)
+            return await self.mailbox.ask(upstream, "echo", body, repeatable=again, **options)
 
     async def mail(self) -> list[tuple[bytes, bytes | None]]:
         """Return all the mail there is: what is asked, and the reply."""
@@ -170,7 +170,7 @@ async def test_the_owners_refusal_is_raised_as_it_was(offices: Offices) -> None:
     async def refuse(body: bytes) -> bytes:
         raise InvalidFieldError("limit: must be a number", violations=violations, field="limit")
 
-    b.post.handlers["echo"] = refuse
+    b.mailbox.handlers["echo"] = refuse
     with pytest.raises(InvalidFieldError) as raised:
         await a.ask("x")
     assert raised.value.violations == violations
@@ -184,7 +184,7 @@ async def test_a_defect_of_the_owner_tells_nothing(offices: Offices) -> None:
     async def fail(body: bytes) -> bytes:
         raise KeyError("/srv/secret")
 
-    b.post.handlers["echo"] = fail
+    b.mailbox.handlers["echo"] = fail
     with pytest.raises(InternalError) as raised:
         await a.ask("x")
     assert "secret" not in raised.value.message
@@ -255,9 +255,9 @@ async def test_what_belongs_to_another_is_passed_on(offices: Offices) -> None:
     await c.own("y")
 
     async def elsewhere(body: bytes) -> bytes:
-        raise ElsewhereError("y")
+        raise NotOwnerError("y")
 
-    b.post.handlers["echo"] = elsewhere
+    b.mailbox.handlers["echo"] = elsewhere
     assert await a.ask("x") == b"HI"
     assert c.asked == [b"hi"]
 
@@ -271,12 +271,12 @@ async def test_two_who_disagree_do_not_hold_the_caller(
     await c.own("y")
 
     async def to_y(body: bytes) -> bytes:
-        raise ElsewhereError("y")
+        raise NotOwnerError("y")
 
     async def to_x(body: bytes) -> bytes:
-        raise ElsewhereError("x")
+        raise NotOwnerError("x")
 
-    b.post.handlers["echo"], c.post.handlers["echo"] = to_y, to_x
+    b.mailbox.handlers["echo"], c.mailbox.handlers["echo"] = to_y, to_x
     with pytest.raises(UpstreamUnreachableError):
         await a.ask("x")
 
@@ -314,10 +314,10 @@ async def test_nothing_is_left_of_a_caller_that_went_away(offices: Offices) -> N
 
 async def test_without_other_replicas_there_is_no_post(tmp_path: Path) -> None:
     async with Database(f"sqlite:///{tmp_path / 'tasks.db'}") as database:
-        post = Post(database, list[str])
-        await post.run()
+        mailbox = Mailbox(database, list[str])
+        await mailbox.run()
         with pytest.raises(UpstreamUnreachableError):
-            await post.ask("x", "echo", b"", again=True)
+            await mailbox.ask("x", "echo", b"", repeatable=True)
 
 
 def kinds(kind: type[ServiceError]) -> Iterator[type[ServiceError]]:
@@ -366,7 +366,7 @@ async def test_a_message_is_the_same_elsewhere() -> None:
         output_modes=("text/plain",),
         push=PushConfig("https://hooks.test/x", "c", "Bearer", "secret", "token", within="x"),
         budget=Budget(1.5, 10, 2),
-        told={TaskId("t"): 3},
+        seen={TaskId("t"): 3},
     )
     loaded = SendCommand.load(command.dump())
     assert loaded == command
@@ -387,7 +387,7 @@ async def test_a_method_that_the_owner_does_not_offer_is_refused_as_there(office
         raise AssertionError
 
     tasks = TaskService.__new__(TaskService)
-    tasks.post = b.post
+    tasks.mailbox = b.mailbox
     deps = Deps(
         Fleet.__new__(Fleet),
         WorkspaceRoot.__new__(WorkspaceRoot),
@@ -415,7 +415,7 @@ async def test_a_method_that_the_owner_does_not_offer_is_refused_as_there(office
             "only": None,
         }
         with pytest.raises(ServiceError) as raised:
-            await a.post.ask("x", "method", orjson.dumps(asked), again=True)
+            await a.mailbox.ask("x", "method", orjson.dumps(asked), repeatable=True)
         return raised.value
 
     off, unknown = await refused("opencode.workspaces.remove"), await refused("opencode.later")
