@@ -236,10 +236,10 @@ async def test_what_is_told_and_not_heard_is_found_by_looking(
 ) -> None:
     monkeypatch.setattr(listener, "LOOK_SECONDS", 0.1)
 
-    def tell(_: LogWriter, numbers: list[int]) -> None:
+    def notify(_: LogWriter, numbers: list[int]) -> None:
         """Lose it."""
 
-    monkeypatch.setattr(LogWriter, "tell", tell)
+    monkeypatch.setattr(LogWriter, "notify", notify)
     async with both(tmp_path) as sides:
         log, row = await sides.task()
         remote = await sides.tails.log(row)
