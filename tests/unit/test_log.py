@@ -38,8 +38,9 @@ from opencode_a2a.opencode.upstream import Upstream
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks import log as live
-from opencode_a2a.tasks.log import LogReader, LogWriter, Replay, TaskLog, stored_task
+from opencode_a2a.tasks.log import LogWriter, TaskLog
 from opencode_a2a.tasks.outbox import Outbox
+from opencode_a2a.tasks.readers import LogReader, Replay, stored_task
 from opencode_a2a.tasks.service import OpenTask, SendCommand, TaskService
 from opencode_a2a.tasks.state import Cursor, Entry, Recovered, State
 from opencode_a2a.turns.answers import Answer, PermissionReply
@@ -207,11 +208,11 @@ async def test_text_is_told_at_once_and_a_state_only_when_stored(tmp_path: Path)
 
         ended = asyncio.create_task(log.append([Finished(Outcome.COMPLETED)]))
         await asyncio.sleep(0)
-        told_early = log.over
+        told_early = log.end_shown
         await ended
 
         assert not told_early
-        assert log.over
+        assert log.end_shown
         assert len(await desk.stored(log)) == 3
 
 
@@ -355,7 +356,7 @@ class MortalWriter(LogWriter):
 )
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @example(lives=[[("text", True), ("text", False)], [("text", False), ("text", True)]], plain=False)
-def test_the_generations_that_a_patient_reader_is_told_neither_repeat_nor_skip(
+def test_the_generations_that_a_reader_of_stored_entries_gets_neither_repeat_nor_skip(
     lives: list[list[tuple[str, bool]]], plain: bool
 ) -> None:
     """Each life of the service ends in a crash; what it had not stored is lost."""
@@ -378,7 +379,7 @@ async def die_and_go_on(lives: list[list[tuple[str, bool]]], *, plain: bool) -> 
             last = told[-1].seq if told else 1
             cursor = Cursor(last, bisect_right(log.state.epochs, last))
             await log.append([Recovered("restart")])
-            reader = LogReader(log, cursor, patient=True)
+            reader = LogReader(log, cursor, stored_only=True)
             assert not reader.resync
             reading = asyncio.create_task(read_on(reader, told))
             for number, (kind, stored) in enumerate(life):
@@ -391,10 +392,12 @@ async def die_and_go_on(lives: list[list[tuple[str, bool]]], *, plain: bool) -> 
         log = TaskLog(first.no, await stored_task(log), LogWriter(desk.database), desk.database)
         await log.append([Finished(Outcome.COMPLETED)])
         last = told[-1].seq
-        reader = LogReader(log, Cursor(last, bisect_right(log.state.epochs, last)), patient=True)
+        reader = LogReader(
+            log, Cursor(last, bisect_right(log.state.epochs, last)), stored_only=True
+        )
         await read_on(reader, told)
 
-    numbers = [entry.generation for entry in told if ref.tells(entry.event)]
+    numbers = [entry.generation for entry in told if ref.visible(entry.event)]
     assert numbers == list(range(2, len(numbers) + 2))
     assert log.state.generation == numbers[-1]
 
@@ -416,13 +419,13 @@ def happening(kind: str, number: int) -> TurnEvent:
             return Progressed("step-start", str(number))
 
 
-async def test_an_impatient_reader_is_told_what_a_crash_takes_back() -> None:
+async def test_a_reader_of_shown_entries_may_get_one_that_a_crash_takes_back() -> None:
     async with office() as desk, asyncio.timeout(60):
         first = await desk.task()
         writer = MortalWriter(desk.database)
         log = TaskLog(first.no, await stored_task(first), writer, desk.database)
-        eager, patient = LogReader(log), LogReader(log, patient=True)
-        waits = asyncio.create_task(patient.next())
+        eager, careful = LogReader(log), LogReader(log, stored_only=True)
+        waits = asyncio.create_task(careful.next())
 
         await log.append([grew("told ", opens=True)])
         seen = await eager.next()

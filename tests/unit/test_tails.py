@@ -27,7 +27,8 @@ from opencode_a2a.store.postgres import TIMEOUTS
 from opencode_a2a.store.tasks import Segment, TaskRow
 from opencode_a2a.tasks import log as live
 from opencode_a2a.tasks import tails as tails_module
-from opencode_a2a.tasks.log import LogReader, LogWriter, Replay, TaskLog, ref_of
+from opencode_a2a.tasks.log import LogWriter, TaskLog, ref_of
+from opencode_a2a.tasks.readers import LogReader, Replay
 from opencode_a2a.tasks.state import (
     Accepted,
     Cursor,
@@ -190,7 +191,7 @@ async def test_what_was_stored_before_is_there_when_the_log_is_asked_for(tmp_pat
         again = await sides.tails.log(row)
         before = first.state.seq
         await log.append([Started()])  # of which nothing is heard here yet
-        await first.steady()
+        await first.firm_state()
 
         assert first is again
         assert (before, first.state.seq) == (4, 5)
@@ -323,7 +324,7 @@ async def test_a_log_that_nobody_reads_is_let_go_after_a_minute(tmp_path: Path) 
         gc.collect()
         assert kept() is None
         await log.append([Finished(Outcome.COMPLETED)])
-        assert (await sides.tails.log(row)).over
+        assert (await sides.tails.log(row)).end_shown
 
 
 async def test_those_who_wait_for_a_task_elsewhere_wait_as_for_one_here(tmp_path: Path) -> None:
@@ -555,7 +556,7 @@ async def test_a_log_that_lost_what_was_read_is_read_anew(tmp_path: Path) -> Non
 
         assert ended.value.data["cause"] == "moved"
         assert (anew.state.seq, anew.state.epoch) == (3, 1)
-        assert (await sides.tails.log(row)).over  # it had ended, so that nothing can change
+        assert (await sides.tails.log(row)).end_shown  # it had ended, so that nothing can change
         assert ended_before == 2
 
 

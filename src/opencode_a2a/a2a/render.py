@@ -122,7 +122,7 @@ def task(
             (_PLACES.get(type(one), 0), _artifact(one, ref)) for one in state.artifacts.values()
         ]
         for channel, running in state.channels.items():
-            if ref.shows(channel):
+            if ref.shows_channel(channel):
                 hints = _hints(ref, "stream", running.message_id, channel)
                 placed.append((_PLACES[channel], _channel(ref, channel, running.text, hints)))
         placed.sort(key=itemgetter(0))
@@ -213,7 +213,7 @@ def part(of: Part) -> JsonObject:
 def update(entry: Entry, ref: TaskRef) -> JsonObject | None:
     """Return an entry as an event of a stream; None when it says nothing to a reader."""
     event, seq = entry.event, entry.seq
-    if not ref.tells(event):
+    if not ref.visible(event):
         return None
     match event:
         case Grew():
@@ -241,7 +241,7 @@ def update(entry: Entry, ref: TaskRef) -> JsonObject | None:
         ):
             return entry.status and _status_update(event, seq, entry.status, ref)
         case Accepted() | Added() | Answered() | UsageCounted() | Unknown():
-            return None  # see TaskRef.tells
+            return None  # see TaskRef.visible
         case _:
             assert_never(event)
 
@@ -683,7 +683,7 @@ def _template(
     None when the caller is not shown the text.
     """
     ref = TaskRef(task_id, context_id, Principal(""), modes)
-    if not ref.shows(channel):
+    if not ref.shows_channel(channel):
         return None
     rendered = growth(ref, channel, message_id, _TEXT, _SEQ, opens=opens)
     whole = orjson.dumps(encoding.result(rendered))

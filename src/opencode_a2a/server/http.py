@@ -34,7 +34,7 @@ from opencode_a2a.jsonguard import decode
 from opencode_a2a.peers.client import HOPS_HEADER
 from opencode_a2a.server.operations import OperationCall, TaskStream
 from opencode_a2a.server.sse import ErrorFrame, EventStream, Streams, WriteNow
-from opencode_a2a.tasks.log import LogForgottenError
+from opencode_a2a.tasks.readers import LogForgottenError
 from opencode_a2a.tasks.state import Entry
 
 logger: FilteringBoundLogger = structlog.get_logger(__name__)

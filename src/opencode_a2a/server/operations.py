@@ -37,8 +37,8 @@ from opencode_a2a.peers.network import Fetch, looking_for
 from opencode_a2a.server.card import Cards
 from opencode_a2a.server.content import read_metadata, read_output_modes, read_prompt
 from opencode_a2a.server.push import WebhookSender
-from opencode_a2a.tasks.log import LogReader
 from opencode_a2a.tasks.outbox import Outbox, PushConfig
+from opencode_a2a.tasks.readers import LogReader
 from opencode_a2a.tasks.service import AnswerExpectedError, SendCommand, Submitted, TaskService
 from opencode_a2a.tasks.state import Cursor, Query, TaskState
 from opencode_a2a.telemetry import AUDIT
@@ -95,7 +95,7 @@ class Operations:
         if request.blocking:
             state = await submitted.log.until_stopped(submitted.seq)
         else:
-            state = await submitted.log.steady()
+            state = await submitted.log.firm_state()
         submitted.log.note_seen(state.status)
         return {"task": render.task(state, request.history_length)}
 
@@ -107,7 +107,7 @@ class Operations:
     async def stream(self, call: OperationCall, request: SendRequest) -> TaskStream:
         """Send a message and follow the task until it stops."""
         submitted = await self._submit(call, request)
-        await submitted.log.steady()
+        await submitted.log.firm_state()
         reader = LogReader(submitted.log, until_asked=True)
         task = render.snapshot(reader.state, request.history_length)
         return TaskStream(reader, task, follow=not submitted.log.stopped(submitted.seq))

@@ -8,7 +8,7 @@ catches up from the tail, or from the store if it has fallen behind the tail.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,7 +29,6 @@ from opencode_a2a.tasks.state import (
     FIRM,
     OPEN,
     TERMINAL,
-    Cursor,
     Entry,
     LogEvent,
     State,
@@ -39,7 +38,6 @@ from opencode_a2a.tasks.state import (
     TerminalError,
     dump_archive,
     dump_entries,
-    load_entries,
     load_state,
 )
 from opencode_a2a.telemetry import ROUTINE, now_ms
@@ -64,14 +62,17 @@ _ENDED = {state: metrics.TASKS_ENDED.labels(state) for state in TERMINAL}
 UNREAD_SECONDS = 1.5
 """Time in which nobody reads a request and answers it, and an answer to an earlier one may come."""
 
-Push = Callable[[list[Entry]], bool]
-"""Takes entries at once; False when it cannot, and they have to wait until it is ready."""
 
+class LiveReader(Protocol):
+    """A reader that has every entry that its log can give it so far: ``readers.LogReader``."""
 
-class Follower(Protocol):
-    """Takes new entries of a log; none when it has to look what has happened."""
+    def offer(self, entries: list[Entry], /) -> None:
+        """Take the next entries; without any, find out what has happened to the log."""
+        ...
 
-    def offer(self, entries: list[Entry], /) -> None: ...
+    def end(self, error: StreamEndedError, /) -> None:
+        """Stop reading, with an error that tells the client to come again."""
+        ...
 
 
 def _note(ref: TaskRef, before: Status, after: Status, at: int) -> None:
@@ -125,9 +126,9 @@ class TaskLog:
         """Those who wait for a change of state to be stored, and for nothing else."""
         self._stopping_soon = False
         self._moved = False
-        self.readers: set[LogReader] = set()
+        self.readers: set[LiveReader] = set()
         """Those that have seen all there is."""
-        self.patient: set[Follower] = set()
+        self.readers_of_stored: set[LiveReader] = set()
         """The same of those that are shown nothing before it is stored."""
         # What was asked before a restart was shown then, as far as anybody knows. After a request
         # that nobody answered in time it is shown once more: the late answer may be on its way.
@@ -166,7 +167,7 @@ class TaskLog:
         return last is not None and last.resolution in ("expired", "void")
 
     @property
-    def over(self) -> bool:
+    def end_shown(self) -> bool:
         """Whether readers have been shown the end."""
         return self.state.status.state.terminal and self._shown == self.state.seq
 
@@ -228,9 +229,9 @@ class TaskLog:
         before, self._stored = self._stored, seq
         # Entries after the last firm one are text, which may be shown before it is stored.
         self._show(self.state.seq if self._firm <= seq else seq)
-        if self.patient:
+        if self.readers_of_stored:
             entries = self._tail[before - self._base + 1 : seq - self._base + 1]
-            for reader in self.patient:
+            for reader in self.readers_of_stored:
                 reader.offer(entries)
         if (
             self._changing
@@ -291,7 +292,7 @@ class TaskLog:
                 self._changing.discard(waiter)
         return None
 
-    async def steady(self) -> TaskState:
+    async def firm_state(self) -> TaskState:
         """Return the state once nothing in it waits to be stored; valid until the next await."""
         while self._firm > self._stored or time.monotonic() >= self.database.held_until:
             try:
@@ -306,7 +307,7 @@ class TaskLog:
     async def until_stopped(self, since: int) -> TaskState:
         """Wait until the task has ended, or waits for a person by an entry after ``since``."""
         while True:
-            state = await self.steady()
+            state = await self.firm_state()
             if self.stopped(since):
                 return state
             self.check_moved()
@@ -323,7 +324,7 @@ class TaskLog:
         """End all reading here: another replica goes on with the log. Readers can come again."""
         self._moved = True
         self._wake()
-        for reader in [*self.readers, *self.patient]:
+        for reader in [*self.readers, *self.readers_of_stored]:
             reader.offer([])
 
     def close(self, writer: "LogWriter") -> None:
@@ -337,8 +338,10 @@ class TaskLog:
     def end_reading(self) -> None:
         """End all reading that is under way: it may go on elsewhere, or here later."""
         error = StreamEndedError(cause="moved", task_id=self.ref.id)
-        for waiter in (*(reader.waiter for reader in self.readers), *self._stopping):
-            if waiter is not None and not waiter.done():
+        for reader in [*self.readers]:
+            reader.end(error)
+        for waiter in self._stopping:
+            if not waiter.done():
                 waiter.set_exception(error)
 
     def check_moved(self) -> None:
@@ -351,160 +354,15 @@ class TaskLog:
         state = self.state.status.state
         return state.terminal or (state.interrupted and self._stop > since)
 
-    def after(self, seq: int, *, stored: bool = False) -> list[Entry] | None:
+    def after(self, seq: int, *, stored_only: bool = False) -> list[Entry] | None:
         """Return shown entries after a number; None when the tail no longer reaches back so far.
 
-        ``stored`` leaves out those that may yet be lost.
+        ``stored_only`` leaves out those that may yet be lost.
         """
-        start, last = seq + 1 - self._base, self._stored if stored else self._shown
+        start, last = seq + 1 - self._base, self._stored if stored_only else self._shown
         if start < 0:
             return None
         return self._tail[start : min(start + BATCH, last - self._base + 1)]
-
-
-def resumable(state: TaskState, cursor: Cursor) -> bool:
-    """Whether a reader with this cursor has seen nothing but entries that still exist."""
-    if cursor.epoch > state.epoch or cursor.seq > state.seq:
-        return False
-    return cursor.epoch == state.epoch or cursor.seq < state.epochs[cursor.epoch]
-
-
-class LogForgottenError(Exception):
-    """The log of an ended task is no longer kept; its result is."""
-
-
-class LogReader:
-    """One reader's place in a log: where another ended, or where the task is now.
-
-    Render the task before the next await: what is appended later follows as entries. With
-    ``until_asked`` the reader ends when the task waits for a person, else only with the task.
-    A ``patient`` one is shown nothing before it is stored, so that no crash takes it back; readers
-    of A2A 1.1 will be (``docs/architecture.md``), and until then only tests are.
-    """
-
-    def __init__(
-        self,
-        log: TaskLog,
-        cursor: Cursor | None = None,
-        *,
-        until_asked: bool = False,
-        patient: bool = False,
-        supervises: bool = False,
-    ) -> None:
-        self.log = log
-        self.state = log.state
-        self.resync = cursor is None or not resumable(log.state, cursor)
-        """Whether the reader has to be given the task as it is before the entries that follow."""
-        self._supervises = supervises
-        """What a supervisor reads is not shown to whoever answers."""
-        if self.resync and not supervises:
-            log.note_seen(log.state.status)
-        self._after = log.state.seq if cursor is None or self.resync else cursor.seq
-        self._until_asked = until_asked
-        self._patient = patient
-        self._ended = False
-        self._push: Push | None = None
-        self.waiter: asyncio.Future[None] | None = None
-        self._replay: Replay | None = None
-
-    async def next(self, push: Push | None = None) -> list[Entry]:
-        """Return the next entries; none when there are no more.
-
-        While there are none, new ones go to ``push`` as they come: to wake the reader's task for
-        each piece of text would cost more than to write it. Entries that ``push`` cannot take now
-        are returned.
-        """
-        while not self._ended:
-            entries = self.log.after(self._after, stored=self._patient)
-            if entries is None:
-                if self._replay is None:
-                    self._replay = Replay(self.log.database, self.log.no, self.log.ref)
-                entries = await self._replay.next(self._after)
-                if not entries:
-                    raise LogForgottenError(self.log.ref.id)
-            if entries:
-                self._after = entries[-1].seq
-                return self._wanted(entries)
-            if self.log.over:
-                break
-            self.log.check_moved()
-            self._push, self.waiter = push, asyncio.get_running_loop().create_future()
-            (self.log.patient if self._patient else self.log.readers).add(self)
-            try:
-                await self.waiter
-            finally:
-                self.log.patient.discard(self)
-                self.log.readers.discard(self)
-                self.waiter = None
-        return []
-
-    def offer(self, entries: list[Entry]) -> None:
-        """Push entries that are new, or wake the reader to get them."""
-        waiter = self.waiter
-        if waiter is None or waiter.done():
-            return
-        try:
-            if self._push is not None and entries and entries[0].seq == self._after + 1:
-                # Most entries are text, one at a time, and end nothing.
-                text = len(entries) == 1 and entries[0].status is None
-                if self._push(entries if text else self._wanted(entries)):
-                    self._after = entries[-1].seq
-                    if not self._ended:
-                        return
-                else:
-                    self._ended = False
-            waiter.set_result(None)
-        except Exception as error:  # it is the reader's own, and must not hit the others
-            waiter.set_exception(error)
-
-    def _wanted(self, entries: list[Entry]) -> list[Entry]:
-        """Return the entries up to the one that ends the reading, if it is among them."""
-        for count, entry in enumerate(entries, 1):
-            if entry.status is None or not entry.stops:
-                continue
-            if not self._supervises:
-                self.log.note_seen(entry.status)
-            # An interrupt that was answered meanwhile, as in a replay, stops nobody.
-            asked = self._until_asked and self.state.status.state.interrupted
-            if entry.status.state.terminal or asked:
-                self._ended = True
-                return entries[:count]
-        return entries
-
-
-async def stored_task(log: TaskLog) -> TaskState:
-    """Return a task as it is stored, without what may yet be lost; a patient reader goes on."""
-    replay = Replay(log.database, log.no, log.ref)
-    while await replay.next(replay.state.seq):
-        pass
-    return replay.state
-
-
-class Replay:
-    """Reads a log from the store, folding it again to know the status at each entry."""
-
-    def __init__(self, database: Database, no: int, ref: TaskRef) -> None:
-        self._database = database
-        self._no = no
-        self.state = TaskState(ref)
-
-    async def next(self, after: int) -> list[Entry]:
-        """Return the next stored entries that follow a number; none when there are no more."""
-        while True:
-            first = self.state.seq + 1
-
-            def read(connection: Connection, first: int = first) -> list[Segment]:
-                return task_rows.load_segments(connection, self._no, first)
-
-            segments = await self._database.read(read)
-            entries = [
-                self.state.apply(event, at)
-                for segment in segments
-                for at, event in load_entries(segment.data)
-            ]
-            wanted = [entry for entry in entries if entry.seq > after]
-            if wanted or not segments:
-                return wanted
 
 
 def ref_of(row: TaskRow) -> TaskRef:

@@ -33,7 +33,8 @@ from opencode_a2a.ids import Principal
 from opencode_a2a.store import tasks, webhooks
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.webhooks import HookRow
-from opencode_a2a.tasks.log import Replay, TaskLog, load_task
+from opencode_a2a.tasks.log import TaskLog, load_task
+from opencode_a2a.tasks.readers import Replay
 from opencode_a2a.tasks.state import STATE_CHANGES, Entry, TaskRef, TaskState
 from opencode_a2a.telemetry import AUDIT, now_ms
 
@@ -262,7 +263,7 @@ class Outbox:
         have come to that just before. Unless it is to begin ``anew``, a webhook that is just like
         it goes on, with what its receiver has not taken yet.
         """
-        state = await log.steady()
+        state = await log.firm_state()
         last = state.state_changes[-1].seq if state.state_changes else state.unremembered
         present = state.status.state.terminal or state.status.state.interrupted
         acked = last - 1 if present else last
@@ -479,7 +480,7 @@ class Outbox:
         """Return what to send next; None if the task was deleted."""
         row, ahead = it.row, it.ahead
         if (log := it.log()) is not None:
-            state = await log.steady()
+            state = await log.firm_state()
         else:
             found = await self._database.read(lambda c: tasks.load_by_number(c, row.task_no))
             if found is None:

@@ -21,7 +21,8 @@ from opencode_a2a.messages import ANYWHERE, Added, Answered
 from opencode_a2a.store import interrupts, rates, replicas, sign_ins, spending
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, claim
-from opencode_a2a.tasks.log import LogWriter, Replay, TaskLog, ref_of
+from opencode_a2a.tasks.log import LogWriter, TaskLog, ref_of
+from opencode_a2a.tasks.readers import Replay
 from opencode_a2a.tasks.service import UPSTREAM_LOST, TaskService
 from opencode_a2a.tasks.state import OPEN, TERMINAL, Accepted, Recovered, Unknown, load_request
 from opencode_a2a.telemetry import now_ms

@@ -66,9 +66,10 @@ from opencode_a2a.store.tasks import Key, Segment, TaskRow
 from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks import budget
 from opencode_a2a.tasks.budget import Figures
-from opencode_a2a.tasks.log import LogReader, LogWriter, TaskLog, load_task
+from opencode_a2a.tasks.log import LogWriter, TaskLog, load_task
 from opencode_a2a.tasks.mailbox import OTHERS_SECONDS, Mailbox, known_fields
 from opencode_a2a.tasks.outbox import SNAPSHOTS, Outbox, PushConfig
+from opencode_a2a.tasks.readers import LogReader
 from opencode_a2a.tasks.state import (
     OPEN,
     Accepted,
@@ -614,7 +615,7 @@ class TaskService:
         earlier = await self._repeated(command)
         if earlier is not None:
             return Submitted(await self._log(earlier), 0)
-        states = [await log.steady() for log in waiting]
+        states = [await log.firm_state() for log in waiting]
         refusal = AnswerExpectedError(states, SEVERAL)
         if only_an_answer(command.message):
             for log in waiting:
@@ -862,7 +863,7 @@ class TaskService:
                 raise UnsupportedOperationError(ENDED)
             task.check_owned()
             await task.member.turns.reachable()
-            state = await task.log.steady()
+            state = await task.log.firm_state()
             match state.status.state:
                 case State.INPUT_REQUIRED:
                     return await self._answer(command, task)
@@ -994,7 +995,7 @@ class TaskService:
         """Return a task; what a supervisor reads is not shown to its principal."""
         task = self._found(principal, task_id)
         if task is not None:
-            state = await task.log.steady()
+            state = await task.log.firm_state()
             if not supervised:
                 task.log.note_seen(state.status)
             return state
@@ -1038,7 +1039,7 @@ class TaskService:
             if not whole or State(row.state).terminal:
                 tasks.append(load_task(row))
             elif task is not None:
-                tasks.append(await task.log.steady())
+                tasks.append(await task.log.firm_state())
             else:
                 tasks.append((await self.tails.log(row)).state)
         token = ""
@@ -1079,7 +1080,7 @@ class TaskService:
         task = self._found(principal, task_id)
         if task is None:
             return await self._log(await self._row(principal, task_id))
-        await task.log.steady()
+        await task.log.firm_state()
         return task.log
 
     # Ending
@@ -1113,7 +1114,7 @@ class TaskService:
             await self._database.ready()
             ROUTINE.info("task canceled", task_id=task_id, principal=principal)
             await task.cancel()
-            state = await task.log.steady()
+            state = await task.log.firm_state()
         if state.status.state is not State.CANCELED:
             raise TaskNotCancelableError("The task has ended and cannot be canceled")
         sure = "success" if state.status.failure is None else "timeout"
@@ -1284,7 +1285,7 @@ class TaskService:
     async def _log(self, row: TaskRow) -> TaskLog:
         task = self._open.get(TaskId(row.id))
         if task is not None:
-            await task.log.steady()
+            await task.log.firm_state()
             return task.log
         if not State(row.state).terminal:  # another replica runs it, or it has just ended
             return await self.tails.log(row)

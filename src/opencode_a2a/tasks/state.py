@@ -109,7 +109,7 @@ class TaskRef:
     """Media types the caller accepts; None when anything will do."""
     created_at: int = 0
 
-    def tells(self, event: LogEvent) -> bool:
+    def visible(self, event: LogEvent) -> bool:
         """Whether an event is told to readers.
 
         Messages are not, nor usage, which comes with the end; and who accepts plain text alone
@@ -119,7 +119,7 @@ class TaskRef:
             case Accepted() | Added() | Answered() | UsageCounted() | Unknown():
                 return False
             case Grew() | ChannelReplaced() | ChannelClosed():
-                return self.shows(event.channel)
+                return self.shows_channel(event.channel)
             case (
                 SessionBound()
                 | Started()
@@ -134,7 +134,7 @@ class TaskRef:
             case _:
                 assert_never(event)
 
-    def shows(self, channel: Channel) -> bool:
+    def shows_channel(self, channel: Channel) -> bool:
         return channel is not Channel.REASONING or self.output_modes != ("text/plain",)
 
 
@@ -270,7 +270,7 @@ class TaskState:
         if self.status.state in TERMINAL:
             raise TerminalError(self.ref.id)
         self.seq += 1
-        if type(event) is TextGrew or self.ref.tells(event):  # the first is most of what there is
+        if type(event) is TextGrew or self.ref.visible(event):  # the first is most of what there is
             self.generation += 1
         before = self.status
         self._fold(event, at)

@@ -16,7 +16,7 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
-from opencode_a2a.errors import StoreUnavailableError
+from opencode_a2a.errors import StoreUnavailableError, StreamEndedError
 from opencode_a2a.ids import Principal, TaskId
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, Write
@@ -46,7 +46,7 @@ class RemoteLog(TaskLog):
     """The log of a task that another replica writes: all that is stored of it.
 
     When this replica takes the task over it has a log of its own for it, and this one goes on for
-    the readers that it has: it is offered what is stored, as a patient reader is.
+    the readers that it has: it is one of the new log's ``readers_of_stored``.
     """
 
     def __init__(self, row: TaskRow, tails: "Tails", writer: LogWriter) -> None:
@@ -82,6 +82,9 @@ class RemoteLog(TaskLog):
         else:
             self._tails.want([self.no])
 
+    def end(self, error: StreamEndedError) -> None:
+        """Do nothing: ``Tails.end_reading`` ends the readers of this log."""
+
     def note_seen(self, status: Status) -> None:
         """Note it, and tell the replica that runs the task: a plain answer may come to it."""
         before = self._seen
@@ -94,9 +97,9 @@ class RemoteLog(TaskLog):
     @property
     def in_use(self) -> bool:
         """Whether somebody waits for what comes next."""
-        return bool(self.readers or self.patient or self._stopping or self._changing)
+        return bool(self.readers or self.readers_of_stored or self._stopping or self._changing)
 
-    async def steady(self) -> TaskState:
+    async def firm_state(self) -> TaskState:
         """Return the state with all that is stored by now; valid until the next await."""
         if not self.state.status.state.terminal:
             await self._tails.catch_up(self)
@@ -110,7 +113,7 @@ class RemoteLog(TaskLog):
             if loop.time() > deadline:  # it is lost, and the reader is given the task anew
                 return
             await asyncio.sleep(0.05)
-            await self.steady()
+            await self.firm_state()
 
 
 class Tails:
@@ -141,7 +144,7 @@ class Tails:
             if self._stopping_soon:
                 log.stop_waiting()
         self._keep(log)
-        await log.steady()
+        await log.firm_state()
         return log
 
     def seen(self, principal: Principal) -> dict[TaskId, int]:
@@ -156,7 +159,7 @@ class Tails:
         """Go on with the readers of a task that this replica runs from now on."""
         if (remote := self.logs.get(log.no)) is not None:
             remote.own = log
-            log.patient.add(remote)
+            log.readers_of_stored.add(remote)
             self.want([log.no])
 
     def end_reading(self) -> None:
@@ -210,7 +213,7 @@ class Tails:
         logs = {no: log for no in numbers if (log := self.logs.get(no)) is not None}
         again = cause == LOOKED
         """Whether what was read last is read again, to see that it is still there."""
-        while logs := {no: log for no, log in logs.items() if not log.over}:
+        while logs := {no: log for no, log in logs.items() if not log.end_shown}:
             after = {no: log.state.seq for no, log in logs.items()}
             known = {no: log.last for no, log in logs.items() if log.last is not None}
             if again:
@@ -269,7 +272,7 @@ class Tails:
         for log in list(self._kept.values()):
             if log.in_use:
                 self._keep(log)
-            elif log.over or log.kept_until <= now:
+            elif log.end_shown or log.kept_until <= now:
                 del self._kept[log.no]
 
     def _forget(self, log: RemoteLog) -> None:

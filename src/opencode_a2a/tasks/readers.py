@@ -1,0 +1,178 @@
+"""Readers of the logs of tasks.
+
+A live reader follows one task for a client that is connected. ``LogReader`` is its place in the
+log: a binding asks it for entries, or gives it a function that writes new ones at once. What a log
+demands of a live reader is ``log.LiveReader``.
+
+``Replay`` reads a log that nobody has in memory.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from sqlalchemy.engine import Connection
+
+from opencode_a2a.errors import StreamEndedError
+from opencode_a2a.store import tasks as task_rows
+from opencode_a2a.store.database import Database
+from opencode_a2a.store.tasks import Segment
+from opencode_a2a.tasks.log import TaskLog
+from opencode_a2a.tasks.state import Cursor, Entry, TaskRef, TaskState, load_entries
+
+Push = Callable[[list[Entry]], bool]
+"""Writes entries to a client at once; False if the client cannot take them now."""
+
+
+class LogForgottenError(Exception):
+    """The log of an ended task is no longer kept; its result is."""
+
+
+def resumable(state: TaskState, cursor: Cursor) -> bool:
+    """Whether a reader with this cursor has seen nothing but entries that still exist."""
+    if cursor.epoch > state.epoch or cursor.seq > state.seq:
+        return False
+    return cursor.epoch == state.epoch or cursor.seq < state.epochs[cursor.epoch]
+
+
+class LogReader:
+    """The place of one live reader in a log.
+
+    It begins after ``cursor``, the last entry that an earlier reader of the same client had, or
+    with the task as it is now. Render the task before the next await: entries that are appended
+    later follow.
+
+    It ends with the task; with ``until_asked`` also when the task begins to wait for a person.
+    With ``stored_only`` it gets entries once they are stored, so that no crash can take them back;
+    readers of A2A 1.1 will be such (``docs/architecture.md``), and until then only tests are.
+    Entries that are read with ``supervises`` do not count as seen by the person who may answer.
+    """
+
+    def __init__(
+        self,
+        log: TaskLog,
+        cursor: Cursor | None = None,
+        *,
+        until_asked: bool = False,
+        stored_only: bool = False,
+        supervises: bool = False,
+    ) -> None:
+        self.log = log
+        self.state = log.state
+        self.resync = cursor is None or not resumable(log.state, cursor)
+        """Whether the client needs the task as it is before the entries that follow."""
+        self._supervises = supervises
+        if self.resync and not supervises:
+            log.note_seen(log.state.status)
+        self._after = log.state.seq if cursor is None or self.resync else cursor.seq
+        """Sequence number of the last entry that the client has."""
+        self._until_asked = until_asked
+        self._stored_only = stored_only
+        self._ended = False
+        self._push: Push | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        """Done when ``next`` has to look for entries again."""
+        self._replay: Replay | None = None
+
+    async def next(self, push: Push | None = None) -> list[Entry]:
+        """Return the next entries; none when there are no more.
+
+        While it waits, new entries go to ``push`` as they come: waking the reader's task for each
+        piece of text would cost more than writing it. Entries that ``push`` cannot take now are
+        returned.
+        """
+        while not self._ended:
+            entries = self.log.after(self._after, stored_only=self._stored_only)
+            if entries is None:
+                if self._replay is None:
+                    self._replay = Replay(self.log.database, self.log.no, self.log.ref)
+                entries = await self._replay.next(self._after)
+                if not entries:
+                    raise LogForgottenError(self.log.ref.id)
+            if entries:
+                self._after = entries[-1].seq
+                return self._until_end(entries)
+            if self.log.end_shown:
+                break
+            self.log.check_moved()
+            self._push, self._waiter = push, asyncio.get_running_loop().create_future()
+            readers = self.log.readers_of_stored if self._stored_only else self.log.readers
+            readers.add(self)
+            try:
+                await self._waiter
+            finally:
+                readers.discard(self)
+                self._waiter = None
+        return []
+
+    def offer(self, entries: list[Entry]) -> None:
+        """Push new entries, or wake ``next`` to get them."""
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return
+        try:
+            if self._push is not None and entries and entries[0].seq == self._after + 1:
+                # Most entries are text, one at a time, and end nothing.
+                text = len(entries) == 1 and entries[0].status is None
+                if self._push(entries if text else self._until_end(entries)):
+                    self._after = entries[-1].seq
+                    if not self._ended:
+                        return
+                else:
+                    self._ended = False
+            waiter.set_result(None)
+        except Exception as error:  # a fault of this reader must not reach the others
+            waiter.set_exception(error)
+
+    def end(self, error: StreamEndedError) -> None:
+        """Have ``next`` raise an error if it waits."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(error)
+
+    def _until_end(self, entries: list[Entry]) -> list[Entry]:
+        """Return the entries up to the one that ends this reader, if it is among them."""
+        for count, entry in enumerate(entries, 1):
+            if entry.status is None or not entry.stops:
+                continue
+            if not self._supervises:
+                self.log.note_seen(entry.status)
+            # An interrupt that has been answered since, as in a replay, ends no reader.
+            asked = self._until_asked and self.state.status.state.interrupted
+            if entry.status.state.terminal or asked:
+                self._ended = True
+                return entries[:count]
+        return entries
+
+
+class Replay:
+    """Reads a log from the store, folding it again to know the status at each entry."""
+
+    def __init__(self, database: Database, no: int, ref: TaskRef) -> None:
+        self._database = database
+        self._no = no
+        self.state = TaskState(ref)
+
+    async def next(self, after: int) -> list[Entry]:
+        """Return the next stored entries after a sequence number; none when there are no more."""
+        while True:
+            first = self.state.seq + 1
+
+            def read(connection: Connection, first: int = first) -> list[Segment]:
+                return task_rows.load_segments(connection, self._no, first)
+
+            segments = await self._database.read(read)
+            entries = [
+                self.state.apply(event, at)
+                for segment in segments
+                for at, event in load_entries(segment.data)
+            ]
+            wanted = [entry for entry in entries if entry.seq > after]
+            if wanted or not segments:
+                return wanted
+
+
+async def stored_task(log: TaskLog) -> TaskState:
+    """Return a task as it is stored; a reader with ``stored_only`` continues from there."""
+    replay = Replay(log.database, log.no, log.ref)
+    while await replay.next(replay.state.seq):
+        pass
+    return replay.state
