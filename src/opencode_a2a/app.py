@@ -252,7 +252,7 @@ class Service:
                 ),
             )
         )
-        await stack.enter_async_context(self._beside(database.run(), "database"))
+        await stack.enter_async_context(self._beside(database.keep_lease(), "database"))
         await stack.enter_async_context(self._beside(database.listen(), "listener"))
         if self.tls is not None:
             await stack.enter_async_context(self._beside(self.tls.watch(), "certificate"))
@@ -363,7 +363,7 @@ class Service:
             )
         )
         if database.replica is not None:
-            opencode.gate = database.held
+            opencode.gate = database.wait_for_lease
 
         def make() -> tuple[Turns, Errands]:
             feed = Feed(opencode.events, silence=FEED_SILENCE_SECONDS)
@@ -397,7 +397,7 @@ class Service:
 
         A database that is away is waited for, but not for ever.
         """
-        grace = 0 if database.lost else self.settings.a2a.shutdown_grace_seconds
+        grace = 0 if database.fenced else self.settings.a2a.shutdown_grace_seconds
         try:
             async with asyncio.timeout(grace):
                 await tasks.close()

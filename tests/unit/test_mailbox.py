@@ -66,7 +66,7 @@ class Office:
         return body.upper()
 
     async def begin(self) -> None:
-        self.database.several = True
+        self.database.has_other_replicas = True
         self._running = asyncio.create_task(self.mailbox.run())
 
     async def end(self) -> None:
@@ -291,7 +291,7 @@ async def test_nothing_is_done_for_a_replica_that_is_gone(
     await b.bury(a)
     await b.own("x")
     for office in (b, c):
-        office.database.several = False  # as soon as the others are seen to be gone
+        office.database.has_other_replicas = False  # as soon as the others are seen to be gone
     monkeypatch.setattr(module, "SWEEP_SECONDS", 0.0)
     monkeypatch.setattr(module, "ALONE_SECONDS", 0.0)
     await b.until()

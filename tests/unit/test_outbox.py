@@ -280,14 +280,14 @@ async def test_a_webhook_is_served_though_its_caller_went_away_while_it_was_stor
     async with desk() as it:
         log = await it.task(push=None)
         await log.append([DONE])
-        post = it.database.post
+        submit = it.database.submit
 
         def leaving(*args: Any) -> Any:
             setting.cancel()
-            return post(*args)
+            return submit(*args)
 
         with monkeypatch.context() as patch:
-            patch.setattr(it.database, "post", leaving)
+            patch.setattr(it.database, "submit", leaving)
             setting = asyncio.create_task(it.outbox.put(log, CONFIG))
             await asyncio.wait([setting])
         await it.row(log, "done")
@@ -383,8 +383,8 @@ async def test_a_replica_that_may_have_been_replaced_sends_nothing(
                 raise StoreUnavailableError(operation=operation)
 
         log = await it.task()
-        it.database.several = True
-        monkeypatch.setattr(it.database, "ready", ready)
+        it.database.has_other_replicas = True
+        monkeypatch.setattr(it.database, "check_writable", ready)
         await log.append([Started()])
         for _ in range(2):  # it is tried again and again
             asked.clear()

@@ -409,7 +409,7 @@ async def test_a_transaction_counts_what_it_adds_itself(url: str) -> None:
         raise ValueError("no more")
 
     async with Database(url) as database:
-        failed = database.post(fail)
+        failed = database.submit(fail)
         counts = await asyncio.gather(*(database.write(admit(number)) for number in range(1, 5)))
 
         with pytest.raises(ValueError, match="no more"):
@@ -476,7 +476,7 @@ async def test_whoever_was_declared_gone_changes_nothing(url: str) -> None:
             with pytest.raises(StoreUnavailableError):
                 await first.write(add(2))
             with pytest.raises(DatabaseError, match="another replica is called one; give each its"):
-                await first.run()
+                await first.keep_lease()
 
             await second.check()
             assert await stored(second) == {"task 1": 1}
@@ -498,7 +498,7 @@ async def test_several_use_it_and_one_that_was_declared_gone_is_told_so(url: str
         with pytest.raises(StoreUnavailableError):
             await silent.write(add(3))
         with pytest.raises(DatabaseError, match=r"silent for 0\.6 s and counts as gone; restart"):
-            await silent.run()
+            await silent.keep_lease()
         assert set(await stored(other)) == {"task 1", "task 2"}
 
 
@@ -528,14 +528,14 @@ async def test_one_owns_an_upstream_until_it_is_gone_or_hands_it_over(url: str) 
 
 async def test_it_holds_what_it_runs_until_shortly_before_its_lease_is_over(url: str) -> None:
     async with Database(url, Replica("one", 0.8)) as database:
-        assert database.holds
+        assert database.holds_lease
         async with asyncio.timeout(10):
-            while database.holds:  # noqa: ASYNC110 - by the clock
+            while database.holds_lease:  # noqa: ASYNC110 - by the clock
                 await asyncio.sleep(0.05)
         await database.check()
-        assert database.holds
+        assert database.holds_lease
     async with Database("sqlite://") as database:
-        assert database.holds
+        assert database.holds_lease
         assert database.replica is None
 
 
@@ -549,7 +549,7 @@ async def test_lost_commits_are_noticed(url: str) -> None:
         with pytest.raises(StoreUnavailableError):
             await database.write(add(3))
         with pytest.raises(DatabaseError, match="it has lost commits of this process"):
-            await database.run()
+            await database.keep_lease()
 
 
 async def test_five_first_starts_at_once_all_serve(url: str, tmp_path: Path) -> None:

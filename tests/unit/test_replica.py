@@ -31,7 +31,7 @@ async def test_a_managed_opencode_is_not_taken_for_that_of_another_replica(tmp_p
         Database(url, Replica("a", 2.0)) as first,
         Database(url, Replica("b", 2.0)) as second,
     ):
-        alive, me = asyncio.create_task(first.run()), first.replica or 0
+        alive, me = asyncio.create_task(first.keep_lease()), first.replica or 0
         main = [UpstreamRow(MAIN, None, "away", False, (), 0)]
         await first.write(lambda connection: replicas.enroll(connection, me, main))
         own = Upstream("", "", None, managed=ManagedOpenCode.__new__(ManagedOpenCode))

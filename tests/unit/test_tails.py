@@ -101,7 +101,7 @@ async def both(
     state: Path, link: Link = FOR_EVER, url: str | None = None, replica: Replica | None = None
 ) -> AsyncGenerator[Both]:
     async with Database(url or stores.url(state), replica, link) as database:
-        database.several = True
+        database.has_other_replicas = True
         sides = Both(database, link)
         work = [
             asyncio.create_task(part)
@@ -410,7 +410,7 @@ async def test_readers_go_on_when_this_process_takes_the_task_over(
         reading = asyncio.create_task(read_all(LogReader(remote, Cursor(1))))
         waiting = asyncio.create_task(remote.until_stopped(0))
         await asyncio.sleep(0)
-        sides.database.several = not alone  # then nothing is told any more
+        sides.database.has_other_replicas = not alone  # then nothing is told any more
         replay = Replay(sides.database, row.no, ref_of(row))
         while await replay.next(replay.state.seq):
             pass
@@ -434,7 +434,7 @@ async def test_what_is_shown_after_the_last_other_replica_is_gone_can_be_answere
         remote = await sides.tails.log(row)
         reading = asyncio.create_task(told(LogReader(remote, Cursor(2)), 2))
         await asyncio.sleep(0)
-        sides.database.several = False
+        sides.database.has_other_replicas = False
         replay = Replay(sides.database, row.no, ref_of(row))
         while await replay.next(replay.state.seq):
             pass
@@ -578,10 +578,10 @@ async def test_who_is_alone_tells_and_hears_nothing(tmp_path: Path) -> None:
     async with both(tmp_path) as sides:
         heard_of = list[str]()
         sides.database.listeners.append(heard_of.append)
-        sides.database.several = False
+        sides.database.has_other_replicas = False
         log, _ = await sides.task()
         await log.append([Started()])
-        sides.database.several = True
+        sides.database.has_other_replicas = True
         await heard(sides.database, "then")
 
         assert set(heard_of) - {""} == {"then"}

@@ -119,13 +119,13 @@ class Engine(ABC):
     """Seconds after which a caller is told that the database is away; None leaves it to locks."""
     beat_seconds: float | None = None
     """How often a process has to write something so that it does not count as dead."""
-    lost: DatabaseError | None = None
+    fenced: DatabaseError | None = None
     """Why this process may not use the database any more."""
     replica: int | None = None
     """The number of this process among those that use the database, where there are several."""
     lease_seconds = 0.0
     """Silence after which a process counts as dead, where there are several."""
-    held_until = math.inf
+    lease_until = math.inf
     """Until when nobody else can have taken what this process runs; by the monotonic clock."""
 
     @abstractmethod
@@ -294,14 +294,14 @@ class Database:
         self._readers = ThreadPoolExecutor(
             self._engine.readers or 1, thread_name_prefix="store-reader"
         )
-        self.several = False
+        self.has_other_replicas = False
         """Whether other processes use the database too, as far as is known."""
         self.listeners: list[Callable[[str], None]] = []
         """Called in the event loop for each text that a process told, this one included, and with
         an empty one when it is time to look without having been texts: something may have been
         missed."""
-        self.held_until = math.inf
-        """See ``holds``. It is read for each piece of text."""
+        self.lease_until = math.inf
+        """See ``holds_lease``. It is read for each piece of text."""
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -339,39 +339,39 @@ class Database:
         return self._engine.lease_seconds
 
     @property
-    def holds(self) -> bool:
+    def holds_lease(self) -> bool:
         """Whether nobody else can have taken what this process runs.
 
         While it is False, nothing may be changed in OpenCode, and nothing shown that is not stored:
         the next commit says whether this process still is who it was.
         """
-        return time.monotonic() < self.held_until
+        return time.monotonic() < self.lease_until
 
-    async def held(self) -> None:
-        """Wait until ``holds``; for ever if another has taken what this process ran."""
-        while not self.holds:
+    async def wait_for_lease(self) -> None:
+        """Wait until ``holds_lease``; for ever if another has taken what this process ran."""
+        while not self.holds_lease:
             with suppress(StoreUnavailableError):
-                await self.ready("holding")
+                await self.check_writable("holding")
                 continue
-            if self.lost:
+            if self.fenced:
                 await asyncio.Future()  # until this task is cancelled: the service is ending
             await asyncio.sleep(RETRY_SECONDS[0])
 
-    async def run(self) -> None:
+    async def keep_lease(self) -> None:
         """Show that this process lives; raise DatabaseError once it may not go on."""
         beat = self._engine.beat_seconds
         while beat is not None:
             await asyncio.sleep(beat)
             try:
-                await self.ready("holding")
+                await self.check_writable("holding")
             except StoreUnavailableError:
-                if self._engine.lost is not None:
-                    raise self._engine.lost from None
+                if self._engine.fenced is not None:
+                    raise self._engine.fenced from None
 
     @property
-    def lost(self) -> bool:
+    def fenced(self) -> bool:
         """Whether another process has the database now."""
-        return self._engine.lost is not None
+        return self._engine.fenced is not None
 
     async def write(
         self,
@@ -389,7 +389,7 @@ class Database:
         is one exception: while it is not known whether the commit took effect, only a caller
         with ``late`` is told so soon, and ``late`` is told the result if it did after all.
         """
-        call = self.post(fn, late, order)
+        call = self.submit(fn, late, order)
         patience = self._engine.patience
         try:
             if patience is not None:
@@ -401,14 +401,14 @@ class Database:
         except self._engine.failures as error:
             raise _unavailable(operation, error) from None
 
-    async def insist(self, fn: Callable[[Connection], T]) -> T:
+    async def write_until_stored(self, fn: Callable[[Connection], T]) -> T:
         """Write, however long the database takes: what has happened must not be lost."""
         attempt = 0
         while True:
             try:
                 return await self.write(fn)
             except StoreUnavailableError:
-                if self.lost:
+                if self.fenced:
                     await asyncio.Future()  # until this task is cancelled: the service is ending
                 wait = RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)]
                 logger.warning("not stored, trying again", wait=wait)
@@ -419,13 +419,13 @@ class Database:
         """Run ``fn`` on a connection of its own, beside the writer."""
         try:
             if not self._engine.readers:
-                return await self.post(fn).done
+                return await self.submit(fn).done
             async with asyncio.timeout(self._engine.patience):
                 return await self._loop.run_in_executor(self._readers, self._engine.read, fn)
         except (TimeoutError, *self._engine.failures) as error:
             raise _unavailable(operation, error) from None
 
-    async def ready(self, operation: str = "persisting") -> None:
+    async def check_writable(self, operation: str = "persisting") -> None:
         """Raise StoreUnavailableError unless a transaction can be committed now."""
         await self.write(_nothing, operation)
 
@@ -440,7 +440,7 @@ class Database:
 
         await self.write(touch, "checking")
 
-    def post(
+    def submit(
         self,
         fn: Callable[[Connection], T],
         late: Callable[[T], None] | None = None,
@@ -458,7 +458,7 @@ class Database:
         shown what is asked by that number; ``m`` there is mail; ``r,NO`` there is the reply to a
         mail; ``u`` replicas or upstreams changed. It may be lost. At most 7,900 bytes.
         """
-        if self.several:
+        if self.has_other_replicas:
             self._calls.put(text)
 
     def dispatch(self, text: str) -> None:
@@ -478,7 +478,7 @@ class Database:
             self._engine.close()
             opened.set_exception(error)
             return
-        self.held_until = self._engine.held_until
+        self.lease_until = self._engine.lease_until
         opened.set_result(None)
         ended = False
         while not ended:
@@ -499,7 +499,7 @@ class Database:
                 with metrics.STORE_COMMIT_SECONDS.time():
                     results = self._engine.write(calls)
                 metrics.STORE_GROUP_SIZE.observe(len(calls))
-                self.held_until = self._engine.held_until
+                self.lease_until = self._engine.lease_until
                 self._loop.call_soon_threadsafe(_deliver, results)
         self._engine.close()
 

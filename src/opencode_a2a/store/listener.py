@@ -29,7 +29,7 @@ RETRY_SECONDS = 1.0
 class Notifications(Protocol):
     """What the listener needs of the database."""
 
-    several: bool
+    has_other_replicas: bool
 
     def notify(self, text: str, /) -> None: ...
 
@@ -69,7 +69,9 @@ class Listener:
         while True:
             self._changed.clear()
             # A replica alone hears nobody; without a connection nothing tells when that ends.
-            often = not self._hears and (self._database.several or self._conninfo is None)
+            often = not self._hears and (
+                self._database.has_other_replicas or self._conninfo is None
+            )
             try:
                 async with asyncio.timeout(self._poll_seconds if often else LOOK_SECONDS):
                     await self._changed.wait()
@@ -83,7 +85,7 @@ class Listener:
             self._send_beat()
 
     def _send_beat(self) -> None:
-        if not self._database.several or self._echo is None:
+        if not self._database.has_other_replicas or self._echo is None:
             return
         if not self._hears:  # others may only just have come
             self._changed.set()

@@ -274,7 +274,7 @@ class Postgres(Engine):
 
         Whoever stops a second early has stopped when another begins, by whichever clock.
         """
-        self.held_until = since + self.lease_seconds - min(1.0, self.lease_seconds / 4)
+        self.lease_until = since + self.lease_seconds - min(1.0, self.lease_seconds / 4)
 
     def stop(self) -> None:
         self._stopped.set()
@@ -359,8 +359,8 @@ class Postgres(Engine):
     def write(self, calls: list[PendingWrite[Any]]) -> list[Result]:
         calls.sort(key=lambda call: call.order)
         results = list[Result]()
-        error: Exception = self.lost or UNWANTED
-        for _ in range(ATTEMPTS if self.lost is None else 0):
+        error: Exception = self.fenced or UNWANTED
+        for _ in range(ATTEMPTS if self.fenced is None else 0):
             begun = [(call, call.begin()) for call in calls]
             results += [Result(call, None, UNWANTED) for call, wanted in begun if not wanted]
             calls = [call for call, wanted in begun if wanted]
@@ -388,7 +388,7 @@ class Postgres(Engine):
                     self._drop()
                 elif _state(error) not in AGAIN:
                     break
-        if len(calls) == 1 or self._connection is None or self.lost is not None:
+        if len(calls) == 1 or self._connection is None or self.fenced is not None:
             return results + [Result(call, None, error) for call in calls]
         # One of them is the cause, and the others have nothing to do with it.
         return results + [result for call in calls for result in self.write([call])]
@@ -457,8 +457,8 @@ class Postgres(Engine):
             why = f"it has lost commits of this process (it has {row[0]} of {self._commits})"
             remedy = "restart the service"
         metrics.FENCED.inc()
-        self.lost = FencedError(f"cannot go on with {self.name}: {why}; {remedy}")
-        return self.lost
+        self.fenced = FencedError(f"cannot go on with {self.name}: {why}; {remedy}")
+        return self.fenced
 
     def _took_effect(self, number: int) -> bool:
         """Find out whether a commit took effect; wait for the database as long as it is away."""

@@ -111,14 +111,14 @@ async def import_database(file: Path, url: str, retention_days: int) -> Report:
                     pass  # which brings the copy to the newest schema
                 if into is None:
                     async with Database(url) as database:
-                        await database.post(lambda target: copy_tables(copy, target)).done
+                        await database.submit(lambda target: copy_tables(copy, target)).done
             taken = Counter({"tasks, with everything that belongs to them": number})
             return Report(taken, target=database.name)
         if author is not Author.EARLIER:
             raise ImportFailedError(f"{file} is not a database of opencode-a2a")
         async with Database(url) as database:
             await _check_unused(database)
-            report = await database.post(write).done
+            report = await database.submit(write).done
             report.target = database.name
             return report
     except SourceChangedError:

@@ -205,7 +205,7 @@ class TaskLog:
                 (_ENDED if after.state.terminal else _OPEN)[after.state].inc()
             if after.state is not before.state or logger.is_enabled_for(logging.INFO):
                 _note(self.ref, before, after, at)
-        held = time.monotonic() < self.database.held_until
+        held = time.monotonic() < self.database.lease_until
         if (
             after is before
             and len(entries) == 1
@@ -294,11 +294,11 @@ class TaskLog:
 
     async def firm_state(self) -> TaskState:
         """Return the state once nothing in it waits to be stored; valid until the next await."""
-        while self._firm > self._stored or time.monotonic() >= self.database.held_until:
+        while self._firm > self._stored or time.monotonic() >= self.database.lease_until:
             try:
                 async with asyncio.timeout(STORE_SECONDS):
-                    if time.monotonic() >= self.database.held_until:
-                        await self.database.held()
+                    if time.monotonic() >= self.database.lease_until:
+                        await self.database.wait_for_lease()
                     await asyncio.shield(self._writer.commit())
             except TimeoutError:
                 raise StoreUnavailableError(operation="loading") from None
@@ -480,7 +480,7 @@ class LogWriter:
         self._writing = batch = _Batch(list(self._waiting.values()), self._done)
         self._waiting, self._done = {}, None
         if batch.shares:
-            self._database.post(batch.write).done.add_done_callback(self._settle)
+            self._database.submit(batch.write).done.add_done_callback(self._settle)
         else:
             self._settle()
 
@@ -495,7 +495,7 @@ class LogWriter:
                 share.log.stored(share.entries[-1].seq)
             if batch.done is not None and not batch.done.done():
                 batch.done.set_result(None)
-            if self._database.several:
+            if self._database.has_other_replicas:
                 self.notify([share.log.no for share in batch.shares])
         if self._hurry:
             self._write()
@@ -512,5 +512,5 @@ class LogWriter:
             await self._refused.wait()
             self._refused.clear()
             if self._writing is not None:
-                await self._database.insist(self._writing.write)
+                await self._database.write_until_stored(self._writing.write)
                 self._settle()

@@ -122,7 +122,7 @@ class Mailbox:
             metrics.POST_SECONDS.labels(outcome).observe(time.monotonic() - began)
             if outcome not in ("broken", "nobody"):
                 # Nobody waits for that; if it fails, the sweep deletes it.
-                deleted = self._database.post(lambda connection: mail.delete(connection, no)).done
+                deleted = self._database.submit(lambda connection: mail.delete(connection, no)).done
                 deleted.add_done_callback(lambda done: done.cancelled() or done.exception())
         if outcome == "refused":
             raise load_error(found[1:])
@@ -131,7 +131,7 @@ class Mailbox:
     async def others(self) -> list[str]:
         """Return the OpenCodes that other replicas run, and that they can be asked about."""
         me = self._database.replica
-        if me is None or not self._database.several:
+        if me is None or not self._database.has_other_replicas:
             return []
         return await self._database.read(lambda connection: mail.others(connection, me))
 
@@ -154,7 +154,7 @@ class Mailbox:
                         await self._wake.wait()
                 self._wake.clear()
                 left = time.monotonic() - self._swept >= ALONE_SECONDS
-                if self._database.several or self._waiting or left:
+                if self._database.has_other_replicas or self._waiting or left:
                     with suppress(StoreUnavailableError):
                         await self._look(self._database.replica)
                     now = time.monotonic()
@@ -201,7 +201,7 @@ class Mailbox:
         except NotOwnerError as error:
             upstream = error.upstream
             await asyncio.sleep(RETURN_SECONDS)
-            if await self._database.insist(
+            if await self._database.write_until_stored(
                 lambda found: mail.give_back(found, row.no, me, upstream, PATIENCE_SECONDS)
             ):
                 self._database.notify("m")
@@ -212,7 +212,7 @@ class Mailbox:
         except Exception:
             logger.exception("what another replica asked for failed", kind=row.kind)
             reply = _FAILED + dump_error(InternalError())
-        if await self._database.insist(
+        if await self._database.write_until_stored(
             lambda connection: mail.answer(connection, row.no, me, reply)
         ):
             self._database.notify(f"r,{row.no}")

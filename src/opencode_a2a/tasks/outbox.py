@@ -379,7 +379,7 @@ class Outbox:
     async def give_up(self, upstream: str) -> None:
         """Stop sending what belongs to tasks of an upstream: another replica goes on with it."""
         # However long it takes: nobody else goes on with it before.
-        rows = await self._database.insist(lambda c: webhooks.active(c, [upstream]))
+        rows = await self._database.write_until_stored(lambda c: webhooks.active(c, [upstream]))
         places = {(row.task_no, row.config_id) for row in rows}
         await self._stop([it for place, it in self._deliveries.items() if place in places])
 
@@ -439,10 +439,10 @@ class Outbox:
                     # nothing to anybody.
                     log.note_seen(notification.what.status)
                 del log
-                if self._database.several:
+                if self._database.has_other_replicas:
                     # A replica that slept while another took over must not repeat what its
                     # successor has sent.
-                    await self._database.ready("telling of")
+                    await self._database.check_writable("telling of")
                 outcome = await self._sender.send(it.row, notification)
                 it.destination.note(outcome, failures)
             except StoreUnavailableError:
@@ -453,7 +453,9 @@ class Outbox:
         metrics.PUSH_ATTEMPTS.labels(_kind(outcome)).inc()
         before = it.row
         row, wait = self._after(before, notification, outcome)
-        if not await self._database.insist(lambda connection: webhooks.update(connection, row)):
+        if not await self._database.write_until_stored(
+            lambda connection: webhooks.update(connection, row)
+        ):
             return None
         # Whoever asked for a retry meanwhile did not know of this.
         it.row = row if it.row is before or row.state == "done" else _afresh(row)
@@ -508,7 +510,7 @@ class Outbox:
                 it.destination.hurry(FIRST_RETRY_SECONDS)
                 row = replace(it.row, failing_since=now_ms(), last_outcome=it.destination.outcome)
                 it.row = row
-                if not await self._database.insist(lambda c: webhooks.update(c, row)):  # noqa: B023
+                if not await self._database.write_until_stored(lambda c: webhooks.update(c, row)):  # noqa: B023
                     return False
             try:
                 async with asyncio.timeout(self._left(it.row)):

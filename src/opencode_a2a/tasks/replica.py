@@ -141,11 +141,11 @@ class Ownership:
         streams wait.
         """
         while self._database.replica is not None:
-            await asyncio.sleep(max(0.05, self._database.held_until - time.monotonic()))
-            if not self._database.holds and self._database.several:
+            await asyncio.sleep(max(0.05, self._database.lease_until - time.monotonic()))
+            if not self._database.holds_lease and self._database.has_other_replicas:
                 logger.warning("cut off from the database; streams are ended")
                 self._tasks.end_reading()
-                await self._database.held()
+                await self._database.wait_for_lease()
 
     def _on_notification(self, text: str) -> None:
         if text in ("", "u"):
@@ -187,7 +187,7 @@ class Ownership:
             rows = [row._replace(free=row.free or row.owner in gone) for row in rows]
         self.live, self.upstreams = live, rows
         metrics.REPLICAS.set(len(live))
-        self._database.several = any(one.no != me for one in live)
+        self._database.has_other_replicas = any(one.no != me for one in live)
         members = self._fleet.members
         self._fleet.others = {
             row.name: row
@@ -347,7 +347,7 @@ class Ownership:
         await self._terms.pop(member.name).aclose()
         member.renew()
         self._published.pop(member.name, None)
-        await self._database.insist(lambda c: replicas.hand_over(c, me, [member.name]))
+        await self._database.write_until_stored(lambda c: replicas.hand_over(c, me, [member.name]))
         self._database.notify("u")
 
     async def _lose(self, me: int, names: Sequence[str]) -> None:
@@ -358,4 +358,4 @@ class Ownership:
         logger.error("OpenCodes are lost", upstreams=list(taken))
         await self._recover(taken, [])
         await self._writer.commit()
-        await self._database.insist(lambda c: replicas.hand_over(c, me, list(taken)))
+        await self._database.write_until_stored(lambda c: replicas.hand_over(c, me, list(taken)))

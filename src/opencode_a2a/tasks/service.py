@@ -573,7 +573,9 @@ class TaskService:
             return await self._continue(command, command.task_id)
         routing, references = command.request.routing, command.message.reference_task_ids
         named = command.context_id or routing.session_id or references
-        elsewhere = await self._elsewhere(command) if named and self._database.several else []
+        elsewhere = (
+            await self._elsewhere(command) if named and self._database.has_other_replicas else []
+        )
         waiting: list[TaskLog] = []
         if named and not routing.new_task:
             waiting = self._waiting(command)
@@ -651,7 +653,7 @@ class TaskService:
             request=orjson.dumps(command.request),
             upstream=member.name,
         )
-        limits, several = self._limits, self._database.several
+        limits, several = self._limits, self._database.has_other_replicas
         counted = (self._counts[principal], self._counts.total())
         message = (principal, command.message.message_id)
         begun = self._fleet.errands_of(principal) if command.budget.turns else 0
@@ -919,7 +921,7 @@ class TaskService:
         until = time.monotonic() + SEEN_SECONDS
         while (seen := max(log.seen_number, command.seen.get(log.ref.id, 0))) < newest:
             # What another replica showed is told by a notification, which may be on its way.
-            if not self._database.several or time.monotonic() > until:
+            if not self._database.has_other_replicas or time.monotonic() > until:
                 break
             await asyncio.sleep(SEEN_SECONDS / 20)
         task.check_owned()
@@ -1111,7 +1113,7 @@ class TaskService:
         else:
             metrics.CANCEL_REQUESTS.inc()
             # What cannot be stored is refused while the turn still runs, not waited for.
-            await self._database.ready()
+            await self._database.check_writable()
             ROUTINE.info("task canceled", task_id=task_id, principal=principal)
             await task.cancel()
             state = await task.log.firm_state()
@@ -1214,7 +1216,7 @@ class TaskService:
 
     async def check_serves(self, principal: Principal, task_id: str) -> None:
         """Raise NotOwnerError if another replica serves the webhooks of a task."""
-        if self._found(principal, task_id) is not None or not self._database.several:
+        if self._found(principal, task_id) is not None or not self._database.has_other_replicas:
             return
         row = await self._row(principal, task_id)
         if self._fleet.owns(row.upstream):

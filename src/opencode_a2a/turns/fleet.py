@@ -132,7 +132,7 @@ class Fleet:
     @property
     def shared(self) -> bool:
         """Whether other replicas run some of what there is."""
-        return self._database.several
+        return self._database.has_other_replicas
 
     def owns(self, upstream: str) -> bool:
         """Whether this replica runs it."""

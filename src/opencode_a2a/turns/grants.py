@@ -70,7 +70,7 @@ class Grants:
 
         A database that is away is waited for: the request would be lost otherwise.
         """
-        found = await self._database.insist(
+        found = await self._database.write_until_stored(
             lambda connection: grant_rows.of_context(connection, owner.principal, owner.context_id)
         )
         return next((grant for grant in map(_load, found) if grant.covers(owner, asked)), None)

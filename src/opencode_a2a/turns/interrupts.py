@@ -255,7 +255,7 @@ class Interrupts:
             rights=orjson.dumps(owner.rights),
         )
         # One that was asked before a restart keeps its deadline.
-        row = await self._database.insist(
+        row = await self._database.write_until_stored(
             lambda connection: interrupt_rows.add(connection, new, numbered=numbered)
         )
         metrics.INTERRUPT_REQUESTS.labels(asked.type).inc()
@@ -281,7 +281,7 @@ class Interrupts:
             if also is not None:
                 also(connection)
 
-        await (self._database.insist(write) if insist else self._database.write(write))
+        await (self._database.write_until_stored(write) if insist else self._database.write(write))
 
     async def settle(
         self, owner: Owner, asked: Interrupted, resumed: Resumed, scope: Scope | None = None
@@ -298,7 +298,7 @@ class Interrupts:
             )
             return give(connection, owner, asked, scope, now) if scope else None
 
-        grant = await self._database.insist(write)
+        grant = await self._database.write_until_stored(write)
         if grant is not None and grant.request_id == asked.request_id:
             AUDIT.info(
                 "grant given",
@@ -335,7 +335,9 @@ class Interrupts:
         where = (owner.task_id or "", owner.context_id)
         found: list[tuple[Interrupted, Answer]] = []
         # What asks may be working, and cannot do without: however long the database is away.
-        for row in await self._database.insist(lambda c: interrupt_rows.answered(c, *where)):
+        for row in await self._database.write_until_stored(
+            lambda c: interrupt_rows.answered(c, *where)
+        ):
             answer = Answer.load(row.answer) if row.answer else None
             if answer and (row.resolution is None or row.settled_by == answer.by):
                 found.append((Interrupted.load(orjson.loads(row.asked)), answer))

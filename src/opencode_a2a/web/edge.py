@@ -384,7 +384,7 @@ class RequestRates:
         replica = database.replica
         while replica is not None:
             await asyncio.sleep(self.SHARE_SECONDS)
-            if not database.several:
+            if not database.has_other_replicas:
                 self._elsewhere, self._told = {}, set()
                 continue
             passed, now = self._clock() - self._window, now_ms()
