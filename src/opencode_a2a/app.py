@@ -290,7 +290,11 @@ class Service:
         self.streams.on_drain.append(tasks.stop_waiting)
         stack.push_async_callback(outbox.close)
         stack.push_async_callback(ownership.close_errands)
-        await ownership.start()
+        try:
+            await ownership.start()
+        except StoreUnavailableError:
+            text = "went away during the start; check that it runs, and start again"
+            raise DatabaseError(f"{database.name} {text}") from None
         retention = settings.tasks.task_retention_days * 86_400.0
         await stack.enter_async_context(self._beside(sweep(database, retention), "sweep"))
         await stack.enter_async_context(self._beside(ownership.run(), "replica"))

@@ -132,8 +132,8 @@ class Replica:
                 history.unexpected.append(Unexpected(time.time(), self.name, text))
             for place, line in enumerate(said):
                 if "Traceback" in line:
-                    text = line if line.startswith("{") else " / ".join(said[place : place + 40])
-                    text = text if len(text) < 2000 else f"{text[:300]} … {text[-1600:]}"
+                    text = line if line.startswith("{") else " / ".join(said[place:])
+                    text = text if len(text) < 4000 else f"{text[:300]} … {text[-3600:]}"
                     history.unexpected.append(Unexpected(time.time(), self.name, text))
             await asyncio.sleep(rng.uniform(0.1, 1.5))
 

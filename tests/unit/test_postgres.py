@@ -65,6 +65,24 @@ async def refusal(url: str) -> str:
     return line
 
 
+async def test_a_database_that_goes_away_during_the_start_is_one_line(url: str) -> None:
+    def look(data: bytes) -> None:
+        if b"INSERT INTO upstreams" in data:  # after it was opened, and found in order
+            relay.down = True
+            relay.break_off()
+
+    async with Relay(stores.server().port, forth=look) as relay:
+        status, output = await run("serve", **variables(relay.url(url)))
+
+    assert relay.down
+    assert status == 1, output
+    line = output.splitlines()[-1]
+    assert line.startswith("opencode-a2a: postgresql://")
+    assert line.endswith(" went away during the start; check that it runs, and start again")
+    assert PASSWORD not in output
+    assert "Traceback" not in output
+
+
 async def test_a_wrong_password_is_told_without_the_password(url: str) -> None:
     wrong = url.replace("a%20pass", "another%20pass")
     assert wrong != url
