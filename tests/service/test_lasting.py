@@ -11,7 +11,7 @@ import httpx2
 import pytest
 from structlog.testing import capture_logs
 
-from opencode_a2a.errors import UpstreamUnreachableError
+from opencode_a2a.errors import SessionNotFoundError, UpstreamUnreachableError
 from opencode_a2a.ids import SessionId
 from opencode_a2a.tasks.service import OpenTask, TaskService
 from opencode_a2a.turns.interrupts import Interrupts, WorkInterrupts
@@ -328,6 +328,64 @@ async def test_the_turns_of_a_session_go_on_in_their_order_after_a_restart(
     assert taken_up.state == "submitted"
     assert opencode.texts == ["one", "two"]
     assert [one.state for one in ended] == ["completed", "completed"]
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.requirement("I3")
+async def test_turns_from_before_a_restart_go_on_whatever_the_limit_of_turns_is_now(
+    opencode: FakeOpenCode, tmp_path: Path
+) -> None:
+    hold = opencode.hold(count=2)
+    async with started(opencode, tmp_path, **STORED) as service:
+        caller = Caller(service)
+        tasks = [await caller.begin("hello") for _ in range(2)]
+        await opencode.prompted(2)
+        await hold.reached.wait()
+
+    async with started(
+        opencode, tmp_path, **STORED, OPENCODE_MAX_CONCURRENT_STREAMS="1"
+    ) as service:
+        caller = Caller(service)
+        refused = await caller.send("one more")
+        opencode.release()
+        ended = [await caller.ended(task.id) for task in tasks]
+
+    assert [task.state for task in ended] == ["completed", "completed"]
+    assert refused.error_type == "UPSTREAM_BACKPRESSURE"
+    assert (opencode.texts, opencode.at_work) == (["hello", "hello"], False)
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.requirement("I5")
+async def test_an_answer_to_a_turn_that_cannot_be_taken_up_again_is_refused_at_once(
+    opencode: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opencode_a2a.turns.interrupts.CONNECT_SECONDS", 600)
+    opencode.play("permission-once")
+    async with started(opencode, tmp_path, **STORED) as service:
+        asked = await Caller(service).send("run it")
+
+    waits, wait_connected = asyncio.Event(), WorkInterrupts._wait_connected  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+    async def wait(interrupts: WorkInterrupts) -> None:
+        waits.set()
+        await wait_connected(interrupts)
+
+    async def take(*_: object, **__: object) -> None:
+        await waits.wait()
+        raise SessionNotFoundError
+
+    monkeypatch.setattr(WorkInterrupts, "_wait_connected", wait)
+    monkeypatch.setattr(Sessions, "take", take)
+    async with started(opencode, tmp_path, **STORED) as service:
+        caller = Caller(service)
+        async with asyncio.timeout(60):
+            with pytest.raises(RefusedError, match="INTERRUPT_REQUEST_NOT_FOUND"):
+                await caller.begin("yes", task=asked.id)
+        ended = await caller.ended(asked.id)
+    opencode.leave()
+
+    assert (ended.state, ended.error_type) == ("failed", "SESSION_NOT_FOUND")
 
 
 @pytest.mark.requirement("I6")

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from opencode_a2a.turns.turn import Attempt, Turn
 from tests.support.answers import PARAMS, UNSUPPORTED, Answer, Task
 from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
@@ -183,6 +184,40 @@ async def test_a_task_that_was_queued_before_the_question_says_what_it_waits_for
     assert first.id in queued.said
     assert answered.id == first.id
     assert "ls -la" in asked_too.said
+
+
+async def test_a_task_that_comes_while_the_session_passes_to_the_next_says_that_it_waits(
+    service: Running, opencode: FakeOpenCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrived, passing = asyncio.Event(), asyncio.Event()
+    close, wait_for_lock = Attempt.close, Turn._wait_for_lock  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+    def close_and_pass(attempt: Attempt) -> None:
+        close(attempt)
+        passing.set()
+
+    async def wait(turn: Turn, *of: Any) -> None:
+        if turn.request.text == "three":
+            arrived.set()
+            await passing.wait()
+        await wait_for_lock(turn, *of)
+
+    monkeypatch.setattr(Turn, "_wait_for_lock", wait)
+    caller = Caller(service)
+    hold = opencode.hold()
+    first = await caller.begin("one")
+    async with asyncio.timeout(60):
+        await hold.reached.wait()
+        async with caller.stream("two", context=first.context_id) as following:
+            await following.until(lambda update: "queue" in str(update.progress))
+        async with caller.stream("three", context=first.context_id) as following:
+            await arrived.wait()
+            monkeypatch.setattr(Attempt, "close", close_and_pass)
+            opencode.release()
+            updates = await following.rest()
+
+    assert any("queue" in str(update.progress) for update in updates)
+    assert opencode.texts[-3:] == ["one", "two", "three"]
 
 
 @pytest.mark.requirement("ours-request-metadata")

@@ -27,6 +27,7 @@ from opencode_a2a.tasks.service import UPSTREAM_LOST, TaskService
 from opencode_a2a.tasks.state import OPEN, TERMINAL, Accepted, Recovered, Unknown, load_request
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.fleet import Fleet
+from opencode_a2a.turns.turn import LoggedTurn
 
 logger = structlog.get_logger(__name__)
 
@@ -103,7 +104,7 @@ async def recover(
             await task.end(Finished(Outcome.FAILED, failure=LOST))
         else:
             # Before anything is awaited: whoever cancels the task meanwhile has to find the turn.
-            task.start(request, emitted, added, first=storing)
+            task.start(request, LoggedTurn(emitted, added), first=storing)
             await asyncio.shield(storing)
     return len(found)
 

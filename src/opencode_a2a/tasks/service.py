@@ -37,7 +37,6 @@ from opencode_a2a.errors import (
     Violation,
 )
 from opencode_a2a.events import (
-    Emitted,
     Failure,
     FailureType,
     Finished,
@@ -104,7 +103,7 @@ from opencode_a2a.turns.sessions import (
     SESSION_FIELD,
     WORKSPACE_FIELD,
 )
-from opencode_a2a.turns.turn import Turn, Turns
+from opencode_a2a.turns.turn import LoggedTurn, Turn, Turns
 
 logger = structlog.get_logger(__name__)
 
@@ -288,16 +287,12 @@ class OpenTask:
     def start(
         self,
         request: TurnRequest,
-        emitted: Emitted | None = None,
-        added: Sequence[Added] = (),
+        logged: LoggedTurn | None = None,
         *,
         new_context: bool = False,
         first: asyncio.Future[bool] | None = None,
     ) -> None:
-        """Run a turn, once what ``first`` writes is stored.
-
-        ``emitted`` and ``added`` are what an earlier process wrote to the log of the turn.
-        """
+        """Run a turn, or recover one that an earlier process logged, once ``first`` is stored."""
         self.routing, self.rights, ref = request.routing, request.rights, self.log.ref
         # The deployment may allow less than when the task began.
         rights = request.rights & self._turns.rights
@@ -309,8 +304,7 @@ class OpenTask:
             request,
             session_id=self.log.state.status.session_id,
             new_context=new_context,
-            emitted=emitted,
-            added=added,
+            logged=logged,
         )
         self._running = asyncio.create_task(self._run(turn, first), name=f"turn {ref.id}")
 
@@ -322,9 +316,6 @@ class OpenTask:
         with structlog.contextvars.bound_contextvars(task_id=self.log.ref.id):
             try:
                 await turn.run(self.log)
-            except ServiceError as error:
-                failure = Failure(error.reason, error.message)
-                await self.log.append([Finished(Outcome.FAILED, failure=failure)])
             except Exception:
                 logger.exception("turn failed")
                 await self.log.append([Finished(Outcome.FAILED, failure=INTERNAL)])

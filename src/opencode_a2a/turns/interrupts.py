@@ -82,6 +82,7 @@ RULE, CLOCK, ELSEWHERE = "rule", "deadline", "elsewhere"
 """Recorded as the one who settled an interrupt when that was not a principal."""
 EXPIRED_MESSAGE = "Nobody answered in time. Go on without it, or say what you could not do."
 DENIED_MESSAGE = "A rule of this service forbids it. Go on without it."
+STOPPED_MESSAGE = "The turn stopped before OpenCode confirmed the answer; try again"
 UNATTENDED_MESSAGE = (
     "Nobody is there to answer. Decide by yourself if you can, or say what you could not do."
 )
@@ -385,6 +386,8 @@ class WorkInterrupts:
         self._wake = wake
         self._location = Location()
         self._connected = asyncio.Event()
+        """Set once answers can be given, or never will be."""
+        self._closed = False
         self.open: dict[RequestId, Interrupt] = {}
         """Those that are not settled, of people and of rules."""
         self._settled: list[Interrupt] = []
@@ -429,10 +432,16 @@ class WorkInterrupts:
         self._connected.set()
 
     def close(self) -> None:
+        """Stop; what is open stays open in OpenCode, and for the next process."""
+        self._closed = True
         for request_id, interrupt in self.open.items():
             self._interrupts.open.pop(request_id, None)
             if interrupt.timer is not None:
                 interrupt.timer.cancel()
+        # Those who answer would wait in vain.
+        self._connected.set()
+        for interrupt in (*self._settled, *self.open.values()):
+            interrupt.logged.set()
         self.changed.set()
 
     # Asked
@@ -619,6 +628,8 @@ class WorkInterrupts:
             raise UpstreamUnreachableError(
                 "The turn is not connected to OpenCode yet; try again"
             ) from None
+        if self._closed and self.open:
+            raise UpstreamUnreachableError(STOPPED_MESSAGE)
 
     async def _send_and_confirm(self, interrupt: Interrupt, answer: Answer) -> None:
         """Give OpenCode an answer, and wait until it says that the answer counts."""
@@ -665,6 +676,8 @@ class WorkInterrupts:
             raise UpstreamPayloadError(
                 "OpenCode accepted the answer but did not confirm it. Try again."
             ) from None
+        if self._closed and interrupt.stage is not Stage.SETTLED:
+            raise UpstreamUnreachableError(STOPPED_MESSAGE)
         if interrupt.answer != answer:
             raise InterruptNotFoundError(request_id=interrupt.asked.request_id)
 

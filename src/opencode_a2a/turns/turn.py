@@ -35,7 +35,6 @@ from opencode_a2a.events import (
     JsonObject,
     Outcome,
     Progressed,
-    ProgressKey,
     ResultGiven,
     Resumed,
     SessionBound,
@@ -290,6 +289,17 @@ class Addition:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class LoggedTurn:
+    """A turn that an earlier process began, as the log of its task has it.
+
+    OpenCode may have been sent its prompt and the messages that were added to it.
+    """
+
+    emitted: Emitted
+    added: Sequence[Added] = ()
+
+
 class Turn:
     """One turn of a task: ``run`` takes a session, and follows the prompt in it to its end."""
 
@@ -301,22 +311,23 @@ class Turn:
         *,
         session_id: SessionId | None = None,
         new_context: bool = False,
-        emitted: Emitted | None = None,
-        added: Sequence[Added] = (),
+        logged: LoggedTurn | None = None,
     ) -> None:
-        """Prepare a turn.
+        """Prepare a turn, or with ``logged`` recover one that an earlier process began.
 
-        ``session_id`` is the session that an earlier turn or process chose, ``new_context`` says
-        that the context was made for this very turn, and ``emitted`` is what an earlier process
-        wrote to the log: then the prompt may have been sent already, and so may the further
-        messages in ``added``.
+        ``session_id`` is the session that an earlier turn or process chose; ``new_context`` says
+        that the context was created for this turn.
         """
         self.turns = turns
         self.owner = owner
         self.request = request
         self.plans = request.routing.plan
         """Whether the turn only plans."""
-        self.emitted = emitted
+        self.recovered = logged is not None
+        """Whether an earlier process began it."""
+        self.emitted = logged.emitted if logged is not None else Emitted()
+        """Everything that earlier processes wrote of it to the log."""
+        added = logged.added if logged is not None else ()
         self.additions = [Addition(one, stored=True) for one in added]
         """Further messages that OpenCode does not have yet, as far as it is known."""
         self.canceled = False
@@ -332,7 +343,7 @@ class Turn:
         """The one of the session, once it is this turn's turn."""
         self.interrupts = WorkInterrupts(turns.interrupts, owner, self._wake)
         # They can be named at once, and are answered as soon as OpenCode is connected.
-        for asked in emitted.open.values() if emitted is not None else ():
+        for asked in self.emitted.open.values():
             self.interrupts.restore(asked)
 
     def cancel(self) -> None:
@@ -364,10 +375,11 @@ class Turn:
 
     async def run(self, log: Log) -> None:
         """Run the turn, and write it to the log; the last event is the end."""
-        turns = self.turns
+        turns, most = self.turns, self.turns.settings.opencode.max_concurrent_streams
         turns.running += 1
         try:
-            if 0 < turns.settings.opencode.max_concurrent_streams < turns.running:
+            # A recovered turn was admitted before, and may be running in OpenCode.
+            if 0 < most < turns.running and not self.recovered:
                 raise UpstreamBackpressureError
             while True:
                 try:
@@ -384,6 +396,9 @@ class Turn:
                     if self._lock is not None:
                         self._lock.release()
                         self._lock = None
+        except ServiceError as error:
+            failure = Failure(error.reason, error.message)
+            await self._end_unfollowed(log, Finished(Outcome.FAILED, failure=failure))
         finally:
             turns.running -= 1
             self.interrupts.close()
@@ -396,12 +411,12 @@ class Turn:
         """
         turns, owner, session = self.turns, self.owner, None
         # A task that an earlier process began waits for OpenCode for as long as it takes.
-        limit = turns.settings.opencode.timeout if self.emitted is None else None
+        limit = None if self.recovered else turns.settings.opencode.timeout
         task = self._preparing = asyncio.current_task()
         try:
             if self.canceled:
                 raise asyncio.CancelledError
-            if self.emitted is not None and self._routing.session_id is not None:
+            if self.recovered and self._routing.session_id is not None:
                 # Before OpenCode is asked for anything: an earlier turn may be running in there,
                 # and those of one session are taken up in the order of their tasks.
                 await self._wait_for_lock(SessionId(self._routing.session_id), log)
@@ -416,7 +431,7 @@ class Turn:
                             fresh=self._new_context,
                         )
                     except (*AWAY, UpstreamBackpressureError) as error:
-                        if self.emitted is None and not isinstance(error, AWAY):
+                        if not self.recovered and not isinstance(error, AWAY):
                             raise
                         logger.warning("session not taken, trying again", error=error.message)
                         await asyncio.sleep(AWAY_SECONDS)
@@ -439,10 +454,12 @@ class Turn:
 
     async def _wait_for_lock(self, session_id: SessionId, log: Log) -> None:
         """Wait for the earlier turns of a session."""
-        # The lock exists only for as long as somebody refers to it.
-        lock = self.turns.sessions.turn_locks.setdefault(session_id, asyncio.Lock())
+        # The lock exists for as long as a turn holds it or waits for it. It is not locked in the
+        # moment in which it passes from one to the next, but this turn has to wait all the same.
+        locks = self.turns.sessions.turn_locks
+        queued, lock = session_id in locks, locks.setdefault(session_id, asyncio.Lock())
         reporting: asyncio.Task[None] | None = None
-        if lock.locked():
+        if queued:
             reporting = asyncio.create_task(self._report_queue(session_id, log))
         try:
             await lock.acquire()
@@ -455,7 +472,7 @@ class Turn:
     async def _begin_canceled(self, log: Log, session: BoundSession | None) -> BoundSession | None:
         """End the turn, unless it may run in OpenCode: then return the session to abort."""
         emitted = self.emitted
-        if emitted is None or emitted.bound is None or not emitted.started:
+        if emitted.bound is None or not emitted.started:
             await log.append([Finished(Outcome.CANCELED)], session and session.link)
             return None
         bound, seconds = emitted.bound, self.turns.interrupts.settings.cancel_abort_timeout_seconds
@@ -464,13 +481,17 @@ class Turn:
                 async with asyncio.timeout(seconds):
                     await self._wait_for_lock(bound.session_id, log)
             except TimeoutError:  # another turn has the session, and an abort would stop that one
-                asked = emitted.open.values()
-                void = [Resumed(one.request_id, one.type, "void") for one in asked]
-                end = Finished(Outcome.CANCELED, failure=UNCONFIRMED)
-                await log.append(await self.interrupts.screen([*void, end]))
+                await self._end_unfollowed(log, Finished(Outcome.CANCELED, failure=UNCONFIRMED))
                 return None
         location = Location(directory=bound.directory)
         return session or BoundSession(bound.session_id, location, named=True)
+
+    async def _end_unfollowed(self, log: Log, end: Finished) -> None:
+        """End a turn that follows no session; what it was asking is void."""
+        asked = [interrupt.asked for interrupt in self.interrupts.open.values()]
+        void = [Resumed(one.request_id, one.type, "void") for one in asked]
+        await log.append(await self.interrupts.screen([*void, end]))
+        self.interrupts.note_logged()
 
     async def _report_queue(self, session_id: SessionId, log: Log) -> None:
         """Say what the earlier turn of the session is doing, for as long as it is waited for.
@@ -527,7 +548,7 @@ class Attempt:
         self._interrupts = turn.interrupts
         self._session = session
         self._log = log
-        self._reader = self._new_reader(turn.emitted)
+        self._reader = self._new_reader(turn.emitted if turn.recovered else None)
         self._limits = TurnLimits(turn.turns.settings)
         self._prompt: asyncio.Task[MessageWithParts] | None = None
         """The call with the latest prompt."""
@@ -573,7 +594,7 @@ class Attempt:
         """Send the prompt, unless an earlier process did; then hear, decide and write."""
         turn, session = self._turn, self._session
         bound = turn.bound(session)
-        if turn.emitted is None:
+        if not turn.recovered:
             self._interrupts.connect(session.location)
             events: list[TurnEvent] = [bound, Started()]
             if session.replaces:
@@ -916,12 +937,11 @@ class Attempt:
     async def _deliver(self) -> list[TurnEvent]:
         """Hand on messages that do not wait for the end; one after the other, in their order."""
         turn, state, out = self._turn, self._reader.state, list[TurnEvent]()
-        told = turn.emitted.progress if turn.emitted is not None else set[ProgressKey]()
         for addition in [*turn.additions]:
             if addition.prompt_id in state.messages.users:  # OpenCode has it
                 turn.additions.remove(addition)
                 progress = addition.progress("delivered")
-                if (progress.type, progress.status, progress.part_id) not in told:
+                if (progress.type, progress.status, progress.part_id) not in turn.emitted.progress:
                     out.append(progress)
         addition, ready = self._next, state.messages.prompt_seen and not state.needs_reconcile
         if addition is None or addition.sent or not addition.stored or not ready:
