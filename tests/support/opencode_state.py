@@ -29,7 +29,7 @@ from opencode_a2a.opencode.events import (
     SessionStatusChanged,
     decode,
 )
-from opencode_a2a.opencode.reader import Snapshot
+from opencode_a2a.opencode.turn_state import Snapshot
 from opencode_a2a.opencode.types import (
     AssistantMessage,
     CompactionPart,

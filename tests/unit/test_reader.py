@@ -82,9 +82,9 @@ class Play:
                 self.emitted += self.reader.feed(events[max(self.loss, self.at - count) : self.at])
             case "lose":
                 self._lose(count)
-                self.reader.state.gap()
+                self.reader.state.note_gap()
             case "start":
-                self.emitted += self.reader.start()
+                self.emitted += self.reader.show_starting()
             case "restart":
                 self._lose(count)
                 self.reader = self._reader(Emitted.of(self.emitted))
@@ -258,7 +258,7 @@ def test_an_answer_never_shrinks_when_opencode_dies(turn: str) -> None:
         play.move(("play", at))
         before = {channel: text(play.emitted, channel) for channel in Channel}
 
-        play.reader.state.gap()
+        play.reader.state.note_gap()
         play.emitted += play.reader.finish(recording.states[at])
 
         for channel in Channel:
@@ -518,11 +518,11 @@ def test_an_interrupt_that_vanished_is_void() -> None:
     asked = 1 + stored.first(PermissionAsked)
     play.move(("play", asked))
 
-    play.reader.state.gap()
+    play.reader.state.note_gap()
     emitted = play.reader.reconcile(stored.states[asked + 2])
 
     assert [e.resolution for e in emitted if isinstance(e, Resumed)] == ["void"]
-    assert play.reader.state.asked == {}
+    assert play.reader.state.requests.pending == {}
 
 
 def test_an_interrupt_names_the_input_of_its_tool_when_it_is_known() -> None:
@@ -540,16 +540,16 @@ def test_an_interrupt_names_the_input_of_its_tool_when_it_is_known() -> None:
 
 def test_a_retry_is_announced_with_its_time() -> None:
     play = Play(recording("abort-during-retry"))
-    while play.reader.state.retry is None:
+    while play.reader.state.tree.retry is None:
         play.move(("play", 1))
 
-    assert (play.reader.state.retry.attempt, play.reader.state.retry.message) == (
+    assert (play.reader.state.tree.retry.attempt, play.reader.state.tree.retry.message) == (
         1,
         "fake http 429",
     )
-    assert play.reader.state.retry.next == 1794725426894
+    assert play.reader.state.tree.retry.next == 1794725426894
     play.end()
-    assert play.reader.state.retry is None
+    assert play.reader.state.tree.retry is None
 
 
 def test_the_turn_is_complete_only_when_the_message_is_and_the_session_idle() -> None:
@@ -558,7 +558,7 @@ def test_the_turn_is_complete_only_when_the_message_is_and_the_session_idle() ->
 
     for _ in play.recording.events:
         play.move(("play", 1))
-        state = (play.reader.state.idle_seen, play.reader.state.complete)
+        state = (play.reader.state.tree.idle, play.reader.state.complete)
         story += [] if story[-1:] == [state] else [state]
 
     assert story == [(False, False), (True, False), (True, True)]

@@ -7,7 +7,7 @@ import pytest
 from opencode_a2a.events import Emitted
 from opencode_a2a.opencode.client import HERE, Location
 from opencode_a2a.opencode.events import MessageUpdated, PartUpdated
-from opencode_a2a.opencode.reader import TurnState
+from opencode_a2a.opencode.turn_state import TurnState
 from opencode_a2a.opencode.types import PatchPart, UserMessage
 from opencode_a2a.turns.snapshot import Shared
 from tests.support.opencode_state import recording
@@ -32,7 +32,7 @@ def test_a_turn_that_changes_nothing_has_nothing_to_wait_for() -> None:
     state = TurnState(turn.root, turn.prompt, Emitted())
 
     for event in turn.events:
-        state.hear(event)
+        state.apply_event(event)
 
     assert state.messages.diff_known
 
@@ -54,7 +54,7 @@ def test_the_diff_is_known_with_the_last_update_of_the_prompt(name: str) -> None
 
     known: list[bool] = []
     for event in turn.events:
-        state.hear(event)
+        state.apply_event(event)
         known.append(state.messages.diff_known)
 
     assert not any(known[patch:last])

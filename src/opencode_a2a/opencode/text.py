@@ -1,9 +1,10 @@
-"""The running texts of a turn, each made of parts that grow, end, die or are held back.
+"""The running texts of a turn, each made of parts that grow, end, become void or are held back.
 
-``opencode.reader`` reports what is heard about a part; a channel decides what can be emitted now,
-so that what was emitted is always a beginning of what OpenCode will have stored. Only when
-OpenCode dies is more emitted than stored: it stays. Each part keeps what was emitted of it beside
-what is known: texts grow long, and the difference must not be computed from the beginning.
+``opencode.turn_state`` passes on what OpenCode says about a part, and the channel decides what can
+be emitted now: the emitted text is always a prefix of the text that OpenCode will have stored. Only
+when OpenCode dies can more text have been emitted than stored, and it stays. Each part keeps the
+text that was emitted of it beside the text that is known, because texts grow long and the
+difference must not be computed from the beginning.
 """
 
 from collections.abc import Iterable
@@ -17,28 +18,30 @@ SEPARATOR = "\n\n"
 
 
 def ended(part: TextPart | ReasoningPart) -> bool:
+    """Whether the text of a part is complete."""
     return part.time is None or part.time.end is not None
 
 
 @dataclass(slots=True)
 class _ChannelPart:
-    """One part as OpenCode has it, as far as it is known, and what was emitted of it."""
+    """The known text of one part, and how much of it was emitted."""
 
     id: str
     message_id: MessageId
     emitted: list[str] = field(default_factory=list[str])
-    """The pieces in the channel's running text, the separator included."""
+    """The pieces that were emitted, including the separator from the part before."""
     separated: bool = False
     """Whether the emitted pieces begin with a separator."""
     waiting: list[str] = field(default_factory=list[str])
-    """Text that was heard and cannot be emitted yet."""
+    """Text that was received and cannot be emitted yet."""
     streaming: bool = False
-    """All of its text since the beginning was heard; otherwise it waits for its final text."""
+    """Whether all of its text so far was received. If not, it waits for its final text."""
     final: str | None = None
+    """The whole text, once the part has ended."""
     void: bool = False
-    """A provider's retry left it dead."""
+    """Whether it belongs to a failed attempt of the provider."""
     fresh: bool = False
-    """It was heard of since the last gap, so that an older snapshot may lack it."""
+    """Whether an event was about it since the last gap: an older snapshot may lack it."""
 
     @property
     def open(self) -> bool:
@@ -50,29 +53,30 @@ class _ChannelPart:
         return text[len(SEPARATOR) :] if self.separated else text
 
     @property
-    def heard_text(self) -> str:
+    def received_text(self) -> str:
         return self.emitted_text + "".join(self.waiting)
 
-    def hold(self) -> None:
+    def hold_back(self) -> None:
+        """Emit nothing more of it until its final text is known."""
         self.streaming = False
         self.waiting.clear()
 
 
 class ChannelText:
-    """One channel: its parts in order, emitted strictly one after the other."""
+    """The text of one channel: parts in order, emitted strictly one after the other."""
 
     def __init__(self, channel: Channel, emitted: dict[Channel, RunningText]) -> None:
-        """Continue what was emitted; ``emitted`` is kept up to date."""
+        """Continue the text of the channel in ``emitted``, which is kept up to date."""
         self._channel = channel
         self._emitted = emitted
         self.frozen = False
-        """Parts may have been missed: nothing is emitted until the store was read."""
+        """Whether parts may have been missed: nothing is emitted until the next snapshot."""
         self._parts: list[_ChannelPart] = []
         self._known: dict[str, _ChannelPart] = {}
         self._cursor = 0
-        """The place of the part that is being emitted; those before are done."""
+        """The index of the part that is being emitted; those before it are done."""
         self._dirty = False
-        """What was emitted may no longer be a beginning of what is known."""
+        """Whether the emitted text may no longer be a prefix of the known text."""
         earlier = emitted.get(channel) or RunningText(MessageId(""))
         for part_id, pieces in earlier.parts:
             part = self._add(part_id, earlier.message_id)
@@ -80,45 +84,46 @@ class ChannelText:
             part.separated = len(self._parts) > 1 and pieces[0].startswith(SEPARATOR)
 
     def open_in(self, message_id: MessageId) -> bool:
+        """Whether the message has an unfinished part."""
         return any(p.open and p.message_id == message_id for p in self._parts[self._cursor :])
 
-    def update(self, heard: TextPart | ReasoningPart, *, stored: bool = False) -> None:
-        """Take over a part. Its final text, once it has ended, overrules everything before.
+    def update(self, new: TextPart | ReasoningPart, *, stored: bool = False) -> None:
+        """Take over a part; its final text, once it has ended, overrides everything before.
 
-        Of an unfinished part the store has no text. Before 1.2 text grew in no other way than
-        this: each update had the whole of it.
+        The store has no text of an unfinished part. Before 1.2 these updates were the only way in
+        which text grew: each of them had the whole text.
         """
-        part = self._known.get(heard.id) or self._add(heard.id, heard.message_id)
+        part = self._known.get(new.id) or self._add(new.id, new.message_id)
         part.fresh |= not stored
-        part.message_id = heard.message_id
-        if ended(heard):
-            self.end(heard)
-        elif not stored and part.open and heard.text.startswith(known := part.heard_text):
+        part.message_id = new.message_id
+        if ended(new):
+            self.end(new)
+        elif not stored and part.open and new.text.startswith(known := part.received_text):
             part.streaming = True
-            if len(heard.text) > len(known):
-                part.waiting.append(heard.text[len(known) :])
+            if len(new.text) > len(known):
+                part.waiting.append(new.text[len(known) :])
 
-    def end(self, heard: TextPart | ReasoningPart) -> None:
-        """Take the text of a known part for final, whether OpenCode says so or not."""
-        part, text = self._known[heard.id], heard.text
+    def end(self, new: TextPart | ReasoningPart) -> None:
+        """Take the text of a known part as final, whether OpenCode says so or not."""
+        part, text = self._known[new.id], new.text
         part.fresh = True  # final text stays, even if the next snapshot is an older one
         if part.final != text:
-            # Before 1.4 OpenCode cuts white space off the end of a text that is complete; it then
-            # no longer begins with what was emitted.
+            # Before 1.4 OpenCode strips trailing white space from a complete text, which then no
+            # longer begins with the emitted text.
             if part.void or part.final is not None or not text.startswith(part.emitted_text):
                 self._dirty = True
             part.final, part.void = text, False
 
     def grow(self, part_id: str, text: str) -> None:
-        """Take over more text of a part, if it is of this channel."""
+        """Add more text to a part, if the part is in this channel."""
         part = self._known.get(part_id)
         if part is not None and part.streaming and part.open:
             part.waiting.append(text)
 
     def stream(self, part_id: str, text: str) -> TurnEvent | None:
-        """Take over and emit more text, if it can be emitted without looking at anything else.
+        """Add text to a part and emit it at once, or return None if that is not possible.
 
-        That is so if it is of the part that is being emitted, and nothing waits before it.
+        It is possible for the part that is being emitted, if no other text waits before it.
         """
         part = self._known.get(part_id)
         if part is None or not part.streaming or part.final is not None or part.void:
@@ -127,24 +132,24 @@ class ChannelText:
             return None
         return self._grew(part, text) if text else None
 
-    def kill(self, part_ids: Iterable[str]) -> None:
-        """Give up unfinished parts: their text is void, unless a final text comes after all."""
+    def void(self, part_ids: Iterable[str]) -> None:
+        """Mark unfinished parts as void, unless a final text comes after all."""
         for part_id in part_ids:
             part = self._known.get(part_id)
             if part is not None and part.open:
                 part.void = True
-                part.hold()
+                part.hold_back()
                 self._dirty = True
 
-    def kill_open(self, message_id: MessageId | None = None) -> None:
-        """Give up the unfinished parts, of one message or of all."""
+    def void_open(self, message_id: MessageId | None = None) -> None:
+        """Mark the unfinished parts of one message, or of all messages, as void."""
         parts = self._parts[self._cursor :]
-        self.kill([p.id for p in parts if message_id in (None, p.message_id)])
+        self.void([p.id for p in parts if message_id in (None, p.message_id)])
 
-    def keep_open(self, message_id: MessageId) -> None:
-        """Take what was heard of a message's unfinished parts for all there will be."""
+    def end_open(self, message_id: MessageId) -> None:
+        """Take the received text of a message's unfinished parts as final."""
         for part in self._parts[self._cursor :]:
-            if part.open and part.message_id == message_id and (text := part.heard_text):
+            if part.open and part.message_id == message_id and (text := part.received_text):
                 part.final = text
 
     def remove(self, part_ids: Iterable[str]) -> None:
@@ -159,17 +164,18 @@ class ChannelText:
         self.remove([p.id for p in self._parts if p.message_id == message_id])
 
     def freeze(self) -> None:
-        """Emit nothing until the store was read: parts may have been missed."""
+        """Emit nothing until the next snapshot: parts may have been missed."""
         self.frozen = True
         for part in self._parts:
             part.fresh = False
         for part in self._parts[self._cursor :]:
-            part.hold()
+            part.hold_back()
 
-    def arrange(self, stored: list[str]) -> None:
-        """Take over the store's order; what was heard since the gap may be newer than it.
+    def reorder(self, stored: list[str]) -> None:
+        """Put the parts into the order of the store, those that it lacks at the end.
 
-        Parts that the store does not have, and that are not that new, were removed.
+        A part that the store lacks is newer than the snapshot, or was removed: it is kept only if
+        an event was about it since the last gap.
         """
         places = {part_id: place for place, part_id in enumerate(stored)}
         self.remove([p.id for p in self._parts if p.id not in places and not p.fresh])
@@ -182,7 +188,7 @@ class ChannelText:
             return
         if self._dirty:
             self._dirty, self._cursor = False, 0
-            self._mend(out)
+            self._replace_diverged(out)
         while self._cursor < len(self._parts):
             part = self._parts[self._cursor]
             if not part.void:
@@ -214,12 +220,13 @@ class ChannelText:
         part.emitted.append(text)
         return GREW[self._channel](part.message_id, part.id, text, opens)
 
-    def _mend(self, out: list[TurnEvent]) -> None:
-        """Emit the channel anew if what was emitted is no beginning of what is known now."""
+    def _replace_diverged(self, out: list[TurnEvent]) -> None:
+        """Emit the whole channel again if the emitted text is not a prefix of the known text."""
         emitted = self._emitted.get(self._channel)
         if emitted is None:
             return
-        # What should have been emitted: final texts, and the first unfinished one as far as it was.
+        # The text that should have been emitted: final texts, and what was emitted of the first
+        # unfinished one.
         wanted: dict[str, str] = {}
         for part in self._parts:
             text = part.emitted_text if part.final is None else part.final
@@ -235,7 +242,7 @@ class ChannelText:
             return
         for part in self._parts:
             if part.emitted and part.streaming and part.open and part.id not in wanted:
-                part.waiting.insert(0, part.emitted_text)  # emitted again when its turn comes
+                part.waiting.insert(0, part.emitted_text)  # to be emitted again later
             part.emitted = [wanted[part.id]] if part.id in wanted else []
             part.separated = part.id in wanted and part.id != next(iter(wanted))
             if part.emitted:

@@ -1,11 +1,14 @@
-"""OpenCode's values as turn events, one by one and without any memory.
+"""Translates single OpenCode values into turn events, without any state.
 
-``opencode.reader`` decides what is emitted and when; here is only what it looks like.
+``opencode.reader`` decides which events are emitted, and when.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from opencode_a2a.events import (
+    DiffChanged,
+    FileChange,
     Interrupted,
     JsonObject,
     ToolChanged,
@@ -13,6 +16,7 @@ from opencode_a2a.events import (
 )
 from opencode_a2a.opencode.types import (
     AssistantMessage,
+    FileDiff,
     PermissionRequest,
     QuestionRequest,
     ToolCompleted,
@@ -23,17 +27,26 @@ from opencode_a2a.opencode.types import (
 )
 
 _RANK = {"pending": 0, "running": 1, "completed": 2, "error": 2}
-# Shown as the output, or of no meaning outside the machine that OpenCode runs on.
 _HIDDEN_METADATA = frozenset({"output", "outputPath"})
+"""Shown as the output of the call, or meaningless outside the machine that OpenCode runs on."""
+MAX_PATCH = 256 * 1024
+"""Characters of a diff that are emitted."""
 
 ToolCall = tuple[str, JsonObject]
 """A tool and its input."""
 
 
 def interrupted(
-    request: PermissionRequest | QuestionRequest, call: ToolCall | None, directory: str | None
+    request: PermissionRequest | QuestionRequest,
+    call: ToolCall | None,
+    directory: str | None,
+    sub_agent: str | None = None,
 ) -> Interrupted:
-    """Return a request as the turn's interrupt, with what is known of the call that it is for."""
+    """Return the interrupt for a request.
+
+    ``call`` is the tool call that it is for, if known; ``sub_agent`` is the title of the sub-agent
+    that asks.
+    """
     if isinstance(request, QuestionRequest):
         asked = Interrupted(request.id, "question", request.session_id, questions=request.questions)
     else:
@@ -48,7 +61,14 @@ def interrupted(
         )
     tool, tool_input = call or (None, None)
     call_id = request.tool.call_id if request.tool else None
-    return replace(asked, call_id=call_id, tool=tool, tool_input=tool_input, directory=directory)
+    return replace(
+        asked,
+        call_id=call_id,
+        tool=tool,
+        tool_input=tool_input,
+        directory=directory,
+        origin=sub_agent,
+    )
 
 
 def tool_changed(part: ToolPart) -> ToolChanged:
@@ -80,8 +100,8 @@ def tool_changed(part: ToolPart) -> ToolChanged:
     )
 
 
-def overtaken(new: ToolChanged, known: ToolChanged) -> bool:
-    """Whether a state is an earlier one that a newer snapshot has overtaken."""
+def is_outdated(new: ToolChanged, known: ToolChanged) -> bool:
+    """Whether the ``new`` state of a call is older than the one that a snapshot had already."""
     if new.status != "running" or known.status != "running":
         return _RANK[new.status] < _RANK[known.status]
     output, known_output = new.output or "", known.output or ""
@@ -91,6 +111,16 @@ def overtaken(new: ToolChanged, known: ToolChanged) -> bool:
         or (new.output is None and known.output is not None)  # a command begins with an empty one
         or (output != known_output and known_output.startswith(output))
     )
+
+
+def diff_changed(diffs: Sequence[FileDiff]) -> DiffChanged:
+    files: dict[str, FileChange] = {}
+    for diff in diffs:  # several prompts may have changed the same file
+        known = files.get(diff.file, FileChange(diff.file, diff.status or "modified"))
+        more, fewer = known.additions + diff.additions, known.deletions + diff.deletions
+        files[diff.file] = replace(known, additions=more, deletions=fewer)
+    patch = "\n".join(diff.patch for diff in diffs if diff.patch)
+    return DiffChanged([*files.values()], patch[:MAX_PATCH], truncated=len(patch) > MAX_PATCH)
 
 
 def usage(info: AssistantMessage) -> Usage:

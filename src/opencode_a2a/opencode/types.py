@@ -1,6 +1,6 @@
 """What OpenCode 1.18 sends, as types.
 
-``opencode.client`` returns these values, ``opencode.events`` and ``opencode.reader`` build on
+``opencode.client`` returns these values; ``opencode.events`` and ``opencode.turn_state`` build on
 the messages and parts. Python names inside, OpenCode's names on the wire. Fields that nobody
 here needs are left out, and with them everything secret: no provider key, option or header
 has a field that could hold it. Nothing here knows A2A.

@@ -13,7 +13,7 @@ import structlog
 from opencode_a2a.errors import SessionNotFoundError, UpstreamHttpError
 from opencode_a2a.ids import MessageId, SessionId
 from opencode_a2a.opencode.client import Location, OpenCode
-from opencode_a2a.opencode.reader import Snapshot
+from opencode_a2a.opencode.turn_state import Snapshot
 from opencode_a2a.opencode.types import (
     FileDiff,
     MessageWithParts,

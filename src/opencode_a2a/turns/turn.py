@@ -47,7 +47,8 @@ from opencode_a2a.messages import Added, Answered, Delivery, TurnRequest
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.events import Event, PartDelta
 from opencode_a2a.opencode.feed import Feed, FeedItem, Gap, Wake
-from opencode_a2a.opencode.reader import Reader, Snapshot
+from opencode_a2a.opencode.reader import Reader
+from opencode_a2a.opencode.turn_state import Snapshot
 from opencode_a2a.opencode.types import (
     CommandCall,
     FileInput,
@@ -248,7 +249,7 @@ class TurnLimits:
         most = self._settings.max_cost
         if most and (cost := reader.state.cost) >= most:
             return Failure(FailureType.BUDGET_EXHAUSTED, COSTLY.format(cost, most))
-        retry = reader.state.retry
+        retry = reader.state.tree.retry
         if retry is not None and retry is not self._retry:
             # Judged once, when it is heard: the wall clock may jump while it is waited for.
             self._retry = retry
@@ -733,7 +734,7 @@ class Attempt:
     def _show_started(self) -> None:
         """Show the tool calls that have begun and did not ask."""
         self._start_timer = None
-        self._notes += self._reader.start()
+        self._notes += self._reader.show_starting()
         self.wake()
 
     def _note(self, progress: Progressed) -> None:
@@ -758,7 +759,7 @@ class Attempt:
                     out += self._reader.feed(events)
                     events = []
                     self._limits.heard = item.at
-                    self._reader.state.gap()
+                    self._reader.state.note_gap()
                 case Wake():
                     pass
                 case _:
@@ -775,7 +776,7 @@ class Attempt:
         schema = self._turn.request.routing.output_schema
         if schema is not None and not self._turn.plans:
             events = await _by_schema(events, schema)
-        heard = self._reader.state.messages.users
+        heard = self._reader.state.messages.user_messages
         if any(addition.prompt_id in heard for addition in self._turn.additions):
             self._interrupts.go_on()  # before it is asked what comes of the new prompt
         screened = await self._interrupts.screen(events)
@@ -865,11 +866,11 @@ class Attempt:
             self._prompt = self._calls[-1] if self._calls else None
             return [self._withdraw(addition, error.message)]
         # OpenCode would not begin; the reason may come as an event only.
-        if self._reader.state.last_error is None and not self._drained():
+        if self._reader.state.tree.last_error is None and not self._drained():
             return []
         if self._session.named:
             await self._turns.sessions.release(self._turn.owner.principal, self._session.session_id)
-        if self._reader.state.last_error is not None:
+        if self._reader.state.tree.last_error is not None:
             return await self._finish()
         text = f"{error.message}; check the model, the agent and the files of the message"
         return await self._finish(Failure(FailureType.UPSTREAM_BAD_REQUEST, text))
@@ -889,7 +890,7 @@ class Attempt:
     def _doubt(self) -> None:
         """Read OpenCode's stored state again; answers from before now do not count."""
         self._limits.doubted = self._limits.now()
-        self._reader.state.gap()
+        self._reader.state.note_gap()
 
     async def _reconcile(self) -> list[TurnEvent]:
         """Compare with the store; end the turn if OpenCode is no longer at it."""
@@ -927,7 +928,9 @@ class Attempt:
         """The message to hand on next, if any; a turn that failed is not continued by itself."""
         state = self._reader.state
         newest = state.messages.newest
-        failed = state.last_error is not None or (newest is not None and newest.error is not None)
+        failed = state.tree.last_error is not None or (
+            newest is not None and newest.error is not None
+        )
         for delivery in ("interrupt", "steer", "queue"):
             for addition in self._turn.additions:
                 if addition.delivery == delivery and not (failed and delivery == "queue"):
@@ -938,7 +941,7 @@ class Attempt:
         """Hand on messages that do not wait for the end; one after the other, in their order."""
         turn, state, out = self._turn, self._reader.state, list[TurnEvent]()
         for addition in [*turn.additions]:
-            if addition.prompt_id in state.messages.users:  # OpenCode has it
+            if addition.prompt_id in state.messages.user_messages:  # OpenCode has it
                 turn.additions.remove(addition)
                 progress = addition.progress("delivered")
                 if (progress.type, progress.status, progress.part_id) not in turn.emitted.progress:
@@ -1019,7 +1022,9 @@ class Attempt:
         if self._prompt_running:
             return reader.state.complete
         messages = reader.state.messages
-        if (messages.answers and not messages.unanswered) or reader.state.last_error is not None:
+        if (
+            messages.answers and not messages.unanswered
+        ) or reader.state.tree.last_error is not None:
             return True
         return limits.now() - max(limits.heard, limits.doubted) > UNBEGUN_SECONDS
 
@@ -1053,7 +1058,7 @@ class Attempt:
         return await self._turns.snapshots.read_end(
             self._session.session_id,
             self._reader.state.messages.sent,
-            self._reader.state.children,
+            self._reader.state.tree.children,
         )
 
     async def _abort(self, failure: Failure | None) -> list[TurnEvent]:
@@ -1076,7 +1081,7 @@ class Attempt:
     async def _stop(self) -> None:
         """Abort until OpenCode is idle: an abort that comes before the turn begins is lost."""
         opencode, session = self._turns.opencode, self._session
-        sessions = {session.session_id, *self._reader.state.children}
+        sessions = {session.session_id, *self._reader.state.tree.children}
         await opencode.abort_session(session.session_id)
         await self._interrupts.reject_all(sessions)
         while True:

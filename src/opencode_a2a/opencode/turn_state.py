@@ -1,0 +1,695 @@
+"""The state of one turn as OpenCode has it, as far as it is known.
+
+Events and snapshots both update a ``TurnState``, and ``opencode.reader`` emits what changed. Events
+are a hint, the store is the truth. A snapshot must have been requested after the last gap, but it
+may still be older or newer than the events received since: those events win over it, and events
+that it already contains change nothing. Pure: no clock, no I/O.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from opencode_a2a.events import (
+    Channel,
+    Emitted,
+    Progressed,
+    Resolution,
+    ToolChanged,
+    TurnEvent,
+)
+from opencode_a2a.ids import MessageId, ModelRef, RequestId, SessionId
+from opencode_a2a.opencode.events import (
+    Event,
+    MessageRemoved,
+    MessageUpdated,
+    PartDelta,
+    PartRemoved,
+    PartUpdated,
+    PermissionAsked,
+    QuestionAsked,
+    RequestSettled,
+    SessionChanged,
+    SessionDeleted,
+    SessionFailed,
+    SessionInfo,
+    SessionStatusChanged,
+    TodoUpdated,
+    child_session,
+)
+from opencode_a2a.opencode.outcome import REFUSALS, redact
+from opencode_a2a.opencode.text import ChannelText, ended
+from opencode_a2a.opencode.translate import ToolCall, interrupted, is_outdated, tool_changed
+from opencode_a2a.opencode.types import (
+    AssistantMessage,
+    CompactionPart,
+    FileDiff,
+    Message,
+    MessageWithParts,
+    Part,
+    PatchPart,
+    PermissionRequest,
+    QuestionRequest,
+    ReasoningPart,
+    SessionStatus,
+    StatusBusy,
+    StatusIdle,
+    StatusRetry,
+    StepFinishPart,
+    StepStartPart,
+    TextPart,
+    ToolPart,
+    TurnError,
+    UserMessage,
+    UserSummary,
+)
+
+MessageEvent = PartDelta | PartUpdated | PartRemoved | MessageUpdated | MessageRemoved
+
+MAX_POSTPONED = 5_000
+"""Events that may wait until it is known whether their message belongs to the turn."""
+ATTACHED = "[Attached "
+"""The beginning of the text that replaces a file when OpenCode repeats a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The part of OpenCode's stored state that was read for a turn."""
+
+    messages: Sequence[MessageWithParts] = ()
+    """Messages of the root session in order, from the turn's prompt, or the answer to it, on."""
+    children: Mapping[SessionId, Sequence[MessageWithParts]] = field(
+        default_factory=dict[SessionId, Sequence[MessageWithParts]]
+    )
+    """Messages of the sub-agents' sessions."""
+    statuses: Mapping[SessionId, SessionStatus] = field(
+        default_factory=dict[SessionId, SessionStatus]
+    )
+    """A session that is missing here is idle."""
+    permissions: Sequence[PermissionRequest] | None = ()
+    questions: Sequence[QuestionRequest] | None = ()
+    """Pending requests, those of other turns included; None when they could not be read."""
+    diffs: Sequence[FileDiff] = ()
+    session: SessionInfo | None = None
+    directory: str | None = None
+
+
+class TurnMessages:
+    """The messages of the root session that belong to the turn.
+
+    These are its prompts, the prompts that OpenCode adds on its own (around a compaction), and the
+    assistant messages that answer any of them.
+    """
+
+    def __init__(self, prompt: MessageId) -> None:
+        self.prompt = prompt
+        """The first prompt of the turn."""
+        self.prompt_seen = False
+        self.answers: dict[MessageId, AssistantMessage] = {}
+        """In order; the summaries that compactions write are among them."""
+        self.overtaken = False
+        """Whether a prompt that is not of this turn came into the session."""
+        self.user_messages = {prompt}
+        """Every user message of the session that is known."""
+        self.sent = [prompt]
+        """The prompts of the turn, in the order in which OpenCode gets them."""
+        self.foreign_answers: set[MessageId] = set()
+        """Assistant messages that answer the prompt of another turn."""
+        self.compactions: dict[MessageId, str] = {}
+        """The id of the compaction part in each user message that requests a compaction."""
+        self._own_prompts = {prompt}
+        """The prompts of the turn, including those that may not have been sent yet."""
+        self._answered_prompts = {prompt}
+        """The user messages whose answers belong to the turn."""
+        self._prompt_texts: set[str] = set()
+        self._files_changed = False
+        self._steps: set[MessageId] = set()
+        self._diff_updates = 0
+        """How often OpenCode has finished computing the diff of the turn."""
+
+    @property
+    def newest(self) -> AssistantMessage | None:
+        return next(reversed(self.answers.values()), None)
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the latest prompt of the turn has no answer yet.
+
+        The answer to several prompts names the last of them.
+        """
+        newest, (*earlier, latest) = self.newest, self.sent
+        return newest is None or latest not in self.user_messages or newest.parent_id in earlier
+
+    @property
+    def answered_by(self) -> tuple[str | None, str | None]:
+        """The model and the agent of the newest answer that is not a summary."""
+        for answer in reversed(self.answers.values()):
+            if not answer.summary:
+                model = ModelRef(answer.provider_id or "", answer.model_id or "")
+                return (str(model) if answer.model_id else None), answer.agent
+        return None, None
+
+    @property
+    def diff_known(self) -> bool:
+        """Whether the diff of the turn can be read, or nothing changed.
+
+        OpenCode computes the diff in the background, after every step and once more after the turn:
+        a diff that is read too early lacks the last changes. Each computation ends with an update
+        of the prompt's message.
+        """
+        return not self._files_changed or self._diff_updates > len(self._steps)
+
+    def claim(self, prompt: MessageId) -> None:
+        """Count a prompt among those of the turn, whether or not OpenCode has it already."""
+        self._own_prompts.add(prompt)
+        self._answered_prompts.add(prompt)
+
+    def track_diff(self, event: PartUpdated | MessageUpdated) -> None:
+        """Note what an event says about the diff, for ``diff_known``."""
+        match event:
+            case PartUpdated(part=PatchPart()):
+                self._files_changed = True
+            case MessageUpdated(info=AssistantMessage(summary=False, id=step)):
+                self._steps.add(step)
+            case MessageUpdated(info=UserMessage(summary=UserSummary())):
+                self._diff_updates += 1
+            case _:
+                pass
+
+    def add(self, info: Message, *, gapless: bool) -> bool:
+        """Add a message; return False if only the store can tell whether it is of this turn.
+
+        An answer to a known prompt can be placed. So can any other if no event is missing
+        (``gapless``): its prompt is then from before the turn.
+        """
+        match info:
+            case UserMessage():
+                self.user_messages.add(info.id)
+                self.prompt_seen |= info.id == self.prompt
+                if info.id in self._own_prompts and info.id not in self.sent:
+                    self.sent.append(info.id)
+            case AssistantMessage(parent_id=parent) if parent in self._answered_prompts:
+                self.foreign_answers.discard(info.id)
+                self.answers[info.id] = info
+            case AssistantMessage(parent_id=parent) if gapless or parent in self.user_messages:
+                self.foreign_answers.add(info.id)
+            case _:
+                return False
+        return True
+
+    def add_user_part(self, part: Part) -> None:
+        """Learn from a part of a user message whether the message belongs to the turn."""
+        if part.message_id in self._own_prompts:
+            self._prompt_texts.update([part.text] if isinstance(part, TextPart) else ())
+            return
+        if not self.prompt_seen:
+            return
+        match part:
+            case CompactionPart() | TextPart(synthetic=True):
+                if not self.overtaken:
+                    self._answered_prompts.add(part.message_id)
+                    if isinstance(part, CompactionPart):
+                        self.compactions[part.message_id] = part.id
+            case TextPart(text=text) if (
+                # OpenCode repeats the prompt when a compaction has made it fit.
+                self.compactions
+                and not self.overtaken
+                and (text in self._prompt_texts or text.startswith(ATTACHED))
+            ):
+                self._answered_prompts.add(part.message_id)
+            case _:
+                self.overtaken = True
+                self._answered_prompts.discard(part.message_id)
+
+    def since_prompt(self, stored: Sequence[MessageWithParts]) -> Sequence[MessageWithParts]:
+        """Return the messages from the turn's prompt on; none if the store does not have it."""
+        if stored and stored[0].info.id in self.answers:
+            return stored
+        for place, message in enumerate(stored):
+            if message.info.id == self.prompt:
+                return stored[place:]
+        return ()
+
+
+class SessionTree:
+    """The root session of a turn and the sessions of its sub-agents."""
+
+    def __init__(self, root: SessionId) -> None:
+        self.root = root
+        self.info: SessionInfo | None = None
+        """Title and directory of the root session, once they are known."""
+        self.idle = False
+        """Whether the last known status of the root session is idle."""
+        self.retrying = False
+        """Whether the last status of the root session other than idle was a retry."""
+        self.last_error: TurnError | None = None
+        """The error of the root session, unless it has worked on since."""
+        self._retries: dict[SessionId, StatusRetry | None] = {root: None}
+        """Every session of the tree, with the retry that it waits for."""
+        self._step_costs: dict[MessageId, float] = {}
+        """The cost of each step of a sub-agent."""
+
+    def __contains__(self, session: object) -> bool:
+        return session in self._retries
+
+    @property
+    def children(self) -> frozenset[SessionId]:
+        """The sessions of the turn's sub-agents."""
+        return frozenset(self._retries) - {self.root}
+
+    @property
+    def retry(self) -> StatusRetry | None:
+        """The latest retry that any session of the tree waits for."""
+        retries = [retry for retry in self._retries.values() if retry is not None]
+        return max(retries, key=lambda retry: retry.next, default=None)
+
+    @property
+    def children_cost(self) -> float:
+        return sum(self._step_costs.values())
+
+    def add(self, child: SessionId) -> None:
+        self._retries.setdefault(child)
+
+    def set_cost(self, step: MessageId, cost: float) -> None:
+        self._step_costs[step] = cost
+
+    def set_status(self, session: SessionId, status: SessionStatus) -> StatusRetry | None:
+        """Take over the status of a session; return its retry if that is a new one."""
+        if session == self.root:
+            self.idle = isinstance(status, StatusIdle)
+            if isinstance(status, StatusRetry):
+                self.retrying = True
+            elif isinstance(status, StatusBusy):
+                self.retrying = False
+                self.last_error = None  # it was not the end after all
+        if not isinstance(status, StatusRetry):
+            self._retries[session] = None
+            return None
+        retry = status.model_copy(update={"message": redact(status.message)})
+        if retry == self._retries[session]:
+            return None
+        self._retries[session] = retry
+        return retry
+
+
+class TurnRequests:
+    """The permissions and questions of a turn: which are pending, and how the others ended."""
+
+    def __init__(self, root: SessionId, emitted: Emitted) -> None:
+        self.pending = dict(emitted.open)
+        self.settled: dict[RequestId, Resolution] = dict.fromkeys(emitted.settled, "void")
+        self.refused_in: MessageId | None = None
+        """The newest message of the turn when a person last refused a request of its agent."""
+        self._root = root
+        self._calls: dict[str, ToolCall] = {}
+        """Tool calls of all sessions by call id: a request names the call that it is for."""
+
+    def add_call(self, part: ToolPart) -> None:
+        if part.state.status != "pending":
+            self._calls[part.call_id] = (part.tool, part.state.input)
+
+    def ask(
+        self,
+        request: PermissionRequest | QuestionRequest,
+        directory: str | None,
+        sub_agent: str | None,
+    ) -> None:
+        if request.id not in self.pending and request.id not in self.settled:
+            call = self._calls.get(request.tool.call_id) if request.tool else None
+            self.pending[request.id] = interrupted(request, call, directory, sub_agent)
+
+    def settle(
+        self, request_id: RequestId, resolution: Resolution, newest: AssistantMessage | None
+    ) -> None:
+        """Note how a request ended; ``newest`` is the newest message of the turn."""
+        self.settled[request_id] = resolution
+        interrupt = self.pending.pop(request_id, None)
+        of_root = interrupt is not None and interrupt.session_id == self._root
+        if of_root and newest is not None and resolution == "rejected":
+            self.refused_in = newest.id
+
+    def waits_for(self, call_id: str) -> bool:
+        """Whether a tool call waits for a permission or an answer."""
+        return any(interrupt.call_id == call_id for interrupt in self.pending.values())
+
+
+class TurnState:
+    """Everything that is known about one turn, from events and from snapshots."""
+
+    def __init__(
+        self,
+        root: SessionId,
+        prompt: MessageId,
+        emitted: Emitted,
+        answer: Channel = Channel.TEXT,
+    ) -> None:
+        """Begin with what an earlier process has emitted, if there was one."""
+        self.messages = TurnMessages(prompt)
+        self.tree = SessionTree(root)
+        self.requests = TurnRequests(root, emitted)
+        self.texts = {
+            TextPart: ChannelText(answer, emitted.channels),
+            ReasoningPart: ChannelText(Channel.REASONING, emitted.channels),
+        }
+        """The channels, by the type of the parts that they consist of."""
+        self.tools = dict(emitted.tools)
+        for tool in self.tools.values():
+            if (child := child_session(tool.tool, tool.metadata)) is not None:
+                self.tree.add(child)
+        self.todos = emitted.todos
+        self.reports: list[ToolChanged | Progressed] = []
+        """News of tools, steps and the like; ``Reader._emit`` takes them and clears the list."""
+        self.needs_reconcile = False
+        """Whether events may be missing, so that the store has to be read."""
+        self._fresh: set[str] = {root}
+        """Ids of the messages, requests and sessions that events were about since the last gap.
+        What is known of them may be newer than the next snapshot. Also the requests that were
+        pending in a snapshot: without a gap, only an event or the end of the turn settles one."""
+        self._steps = {part_id for _, _, part_id in emitted.progress}
+        self._postponed: dict[MessageId, list[MessageEvent]] = {}
+        """Events that wait until it is known whether their message belongs to the turn."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last message of the turn is complete and its session idle."""
+        last = self.messages.newest
+        done = last is not None and last.time.completed is not None
+        return done and self.tree.idle and not (self.needs_reconcile or self.messages.unanswered)
+
+    def ends_with(self, answer: MessageWithParts) -> bool:
+        """Whether the answer to the prompt is all that the store has about the turn's end."""
+        messages, tree = self.messages, self.tree
+        unsure = self._postponed or messages.overtaken or self.requests.pending or tree.children
+        files_changed = any(isinstance(part, PatchPart) for part in answer.parts)
+        only_answer = list(messages.answers) == [answer.info.id]
+        return self.complete and only_answer and not (unsure or files_changed)
+
+    @property
+    def refused(self) -> bool:
+        """Whether a person refused what the last message asked for."""
+        last = self.messages.newest
+        return last is not None and (
+            last.id == self.requests.refused_in
+            or any(
+                tool.message_id == last.id and (tool.error or "").startswith(REFUSALS)
+                for tool in self.tools.values()
+            )
+        )
+
+    @property
+    def cost(self) -> float:
+        """The cost of the turn so far, its sub-agents included."""
+        own = sum(answer.cost for answer in self.messages.answers.values())
+        return own + self.tree.children_cost
+
+    def expect(self, prompt: MessageId) -> None:
+        """Note that OpenCode is given a further prompt, so that the turn has not ended yet."""
+        self.messages.claim(prompt)
+        if prompt not in self.messages.sent:  # it may be another attempt
+            self.messages.sent.append(prompt)
+        self.tree.idle = False
+
+    def note_gap(self) -> None:
+        """Note that events may be missing: the store has to be read before text continues."""
+        self.needs_reconcile = True
+        self._fresh.clear()
+        self._postponed.clear()
+        for text in self.texts.values():
+            text.freeze()
+
+    def void_requests(self) -> None:
+        """Settle the pending requests, because the turn is over."""
+        for request_id in list(self.requests.pending):
+            self.requests.settle(request_id, "void", self.messages.newest)
+
+    # Updates from events
+
+    def stream(self, part_id: str, text: str) -> TurnEvent | None:
+        """Add growing text; return it as emitted if nothing else has to be compared."""
+        for channel in self.texts.values():
+            grew = channel.stream(part_id, text)
+            if grew is not None:
+                return grew
+        return None
+
+    def apply_event(self, event: Event) -> None:  # noqa: C901 - a case for each kind of event
+        session, tree = event.session_id, self.tree
+        match event:
+            case PartUpdated() | MessageUpdated() if session == tree.root:
+                self.messages.track_diff(event)
+                self._apply_message_event(event)
+            case PartDelta() if session == tree.root:
+                self._apply_message_event(event)
+            case SessionChanged(info=SessionInfo(parent_id=parent)) if parent in tree:
+                tree.add(session)
+            case _ if session not in tree:
+                pass
+            case SessionStatusChanged():
+                self._fresh.add(session)
+                self._apply_status(session, event.status)
+            case PermissionAsked() | QuestionAsked():
+                self._fresh.add(event.id)
+                self._apply_request(event, event.directory)
+            case RequestSettled():
+                self.requests.settle(event.request_id, event.resolution, self.messages.newest)
+            case PartUpdated(part=ToolPart() as part):
+                self._apply_call(part)
+            case MessageUpdated(info=AssistantMessage(id=step, cost=cost)):
+                tree.set_cost(step, cost)
+            case _ if session != tree.root:
+                pass
+            case SessionChanged(info=info):
+                tree.info = info
+            case SessionFailed(error=error):
+                # The second of two errors says the same with a stack trace.
+                tree.last_error = tree.last_error or error
+            case SessionDeleted():
+                # Reading the store will fail because the session is gone, which ends the turn.
+                self.needs_reconcile = True
+            case TodoUpdated():
+                self.todos = [todo.model_dump(exclude_none=True) for todo in event.todos]
+            case PartRemoved() | MessageRemoved():
+                self._apply_message_event(event)
+            case _:
+                pass
+
+    def _apply_message_event(self, event: MessageEvent) -> None:
+        match event:
+            case PartDelta():
+                if event.message_id in self._postponed:
+                    self._postpone(event.message_id, event)
+                else:
+                    for text in self.texts.values():
+                        text.grow(event.part_id, event.delta)
+            case PartUpdated(part=part):
+                known = part.message_id in self.messages.foreign_answers
+                if not self._apply_part(part) and not known:
+                    self._postpone(part.message_id, event)
+            case MessageUpdated(info=info):
+                if not self._apply_message(info, gapless=not self.needs_reconcile):
+                    self._postpone(info.id, event)
+                    return
+                self._fresh.add(info.id)
+                for postponed in self._postponed.pop(info.id, ()):
+                    self._apply_message_event(postponed)
+            case PartRemoved():
+                for text in self.texts.values():
+                    text.remove([event.part_id])
+            case MessageRemoved():
+                self.messages.answers.pop(event.message_id, None)
+                for text in self.texts.values():
+                    text.remove_message(event.message_id)
+
+    def _postpone(self, message_id: MessageId, event: MessageEvent) -> None:
+        if sum(map(len, self._postponed.values())) >= MAX_POSTPONED:
+            self.note_gap()
+            return
+        self._postponed.setdefault(message_id, []).append(event)
+
+    # Updates from a snapshot
+
+    def apply_snapshot(self, stored: Snapshot, *, final: bool = False) -> None:
+        """Update the state with a snapshot; ``final`` if nothing will follow."""
+        tree, requests = self.tree, self.requests
+        for session, messages in stored.children.items():
+            tree.add(session)
+            for message in messages:
+                for part in message.parts:
+                    if isinstance(part, ToolPart):
+                        self._apply_call(part)
+        if final:
+            self._fresh.clear()
+        self._apply_stored_messages(self.messages.since_prompt(stored.messages), final=final)
+        if tree.root not in self._fresh:
+            self._apply_status(tree.root, stored.statuses.get(tree.root, StatusIdle()))
+        for child in tree.children - set(stored.statuses):
+            tree.set_status(child, StatusIdle())
+        read = {"permission": stored.permissions, "question": stored.questions}
+        pending = {
+            request.id: request
+            for request in (*(stored.permissions or ()), *(stored.questions or ()))
+            if request.session_id in tree
+        }
+        for request_id, interrupt in list(requests.pending.items()):
+            known = request_id in pending or request_id in self._fresh
+            if not known and read[interrupt.type] is not None:
+                requests.settle(request_id, "void", self.messages.newest)
+        for request in pending.values():
+            # It was pending after the last gap, so an event will tell how it is settled; the next
+            # snapshot may lack it before that event arrives.
+            self._fresh.add(request.id)
+            self._apply_request(request, stored.directory)
+        tree.info = stored.session or tree.info
+        self.needs_reconcile = False
+        for text in self.texts.values():
+            text.frozen = False
+        postponed, self._postponed = self._postponed, {}
+        for events in postponed.values():
+            for event in events:
+                self._apply_message_event(event)
+
+    def _apply_stored_messages(self, messages: Sequence[MessageWithParts], *, final: bool) -> None:
+        own = self.messages
+        # The order of the store decides what came before the prompt of another turn.
+        overtaken_before, own.overtaken = own.overtaken, False
+        order: dict[type[TextPart | ReasoningPart], list[str]] = {kind: [] for kind in self.texts}
+        for message in messages:
+            if message.info.id not in self._fresh:
+                self._apply_message(message.info, gapless=True)
+            answer = own.answers.get(message.info.id)
+            for part in message.parts:
+                self._apply_part(part, stored=True)
+                if answer and not answer.summary and isinstance(part, TextPart | ReasoningPart):
+                    order[type(part)].append(part.id)
+            if answer and not answer.summary:
+                self._close_unfinished(message, final=final)
+        own.overtaken |= overtaken_before
+        if not messages:
+            return
+        # Answers that the snapshot does not have yet follow those that it has.
+        stored = [m.info.id for m in messages if m.info.id in own.answers]
+        own.answers = {message_id: own.answers[message_id] for message_id in stored} | own.answers
+        for kind, part_ids in order.items():
+            self.texts[kind].reorder(part_ids)
+            if final:
+                self.texts[kind].void_open()
+
+    def _close_unfinished(self, message: MessageWithParts, *, final: bool) -> None:
+        """Close the text parts of a stored message that are unfinished and will stay so.
+
+        If OpenCode died before it completed the message, they keep the text that was emitted.
+        """
+        completed = message.info.time.completed is not None
+        # Parts before the latest start of a step belong to an attempt that failed.
+        starts = [i for i, part in enumerate(message.parts) if part.type == "step-start"]
+        latest = (starts or [0])[-1]
+        for place, part in enumerate(message.parts):
+            if not isinstance(part, TextPart | ReasoningPart) or ended(part):
+                continue
+            text = self.texts[type(part)]
+            if place < latest or (completed and not part.text):
+                text.void([part.id])
+            elif completed:
+                # Before 1.2 a text is stored as it grows, and an abort does not end it.
+                text.end(part)
+        if final and not completed:
+            for text in self.texts.values():
+                text.end_open(message.info.id)
+
+    # Updates from both
+
+    def _apply_message(self, info: Message, *, gapless: bool) -> bool:
+        """Take over a message; return False if it is not known yet whose it is."""
+        if not self.messages.add(info, gapless=gapless):
+            return False
+        answer = self.messages.answers.get(info.id)
+        if answer is None or answer.time.completed is None:
+            return True
+        if answer.summary:
+            part_id = self.messages.compactions.get(answer.parent_id)
+            self.reports.append(Progressed("compaction", "completed", part_id))
+        elif any(text.open_in(info.id) for text in self.texts.values()):
+            # The event that ends a part was missed.
+            self.needs_reconcile = True
+        return True
+
+    def _apply_part(self, part: Part, *, stored: bool = False) -> bool:
+        """Take over a part; return False if its message is not known to belong to the turn."""
+        if part.message_id in self.messages.user_messages:
+            self.messages.add_user_part(part)
+            if self.messages.compactions.get(part.message_id) == part.id:
+                self.reports.append(Progressed("compaction", "running", part.id))
+            return True
+        answer = self.messages.answers.get(part.message_id)
+        if answer is None:
+            return False
+        if answer.summary:
+            return True
+        match part:
+            case TextPart() | ReasoningPart():
+                self.texts[type(part)].update(part, stored=stored)
+            case ToolPart():
+                self._apply_call(part)
+                tool, known = tool_changed(part), self.tools.get(part.id)
+                if known is None or not (tool == known or is_outdated(tool, known)):
+                    self.tools[part.id] = known = tool
+                    self.reports.append(tool)
+                if child_session(part.tool, part.state.metadata) is not None:
+                    described = (known.input or {}).get("description")
+                    title = known.title or (str(described) if described is not None else None)
+                    self.reports.append(Progressed("subagent", known.status, part.id, title=title))
+            case StepStartPart():
+                if part.id not in self._steps and not stored:
+                    # A second start in one message means that the provider failed in between.
+                    for text in self.texts.values():
+                        text.void_open(part.message_id)
+                self._steps.add(part.id)
+                self.reports.append(Progressed("step-start", "running", part.id))
+            case StepFinishPart():
+                step = Progressed("step-finish", "completed", part.id, reason=part.reason)
+                self.reports.append(step)
+            case _:
+                pass
+        return True
+
+    def _apply_call(self, part: ToolPart) -> None:
+        if (child := child_session(part.tool, part.state.metadata)) is not None:
+            self.tree.add(child)
+        self.requests.add_call(part)
+
+    def _apply_status(self, session: SessionId, status: SessionStatus) -> None:
+        retry = self.tree.set_status(session, status)
+        if retry is not None:
+            attempt = f"attempt {retry.attempt}"
+            self.reports.append(
+                Progressed("retry", "waiting", title=retry.message, subtitle=attempt)
+            )
+        if session == self.tree.root and isinstance(status, StatusRetry):
+            # The text of the failed attempt is void; the next attempt begins new parts.
+            for text in self.texts.values():
+                text.void_open()
+            for events in self._postponed.values():
+                events[:] = [event for event in events if not _grows_text(event)]
+
+    def _apply_request(
+        self, request: PermissionRequest | QuestionRequest, directory: str | None
+    ) -> None:
+        sub_agent: str | None = None
+        if request.session_id != self.tree.root:
+            sub_agent = "sub-agent"
+            # The call that started the sub-agent describes it.
+            for tool in self.tools.values():
+                if child_session(tool.tool, tool.metadata) == request.session_id:
+                    sub_agent = str(
+                        (tool.input or {}).get("description") or tool.title or sub_agent
+                    )
+                    break
+        self.requests.ask(request, directory, sub_agent)
+
+
+def _grows_text(event: MessageEvent) -> bool:
+    """Whether an event is about text that is not complete."""
+    match event:
+        case PartUpdated(part=TextPart() | ReasoningPart() as part):
+            return not ended(part)
+        case _:
+            return isinstance(event, PartDelta)
