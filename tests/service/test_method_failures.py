@@ -12,30 +12,18 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from opencode_a2a.config import Settings, load
+from opencode_a2a.errors import UpstreamError
 from opencode_a2a.events import JsonObject
-from opencode_a2a.extensions import METHODS
+from opencode_a2a.extensions import INTERRUPTS, METHODS, RECOVERY
 from opencode_a2a.extensions.registry import Method
 from tests.support.caller import Caller
 from tests.support.running import running
 from tests.support.service import TOKEN, Running, serving
 
 NOWHERE = "http://127.0.0.1:9"
-LOCAL = {
-    "a2a.interrupt.permission.reply",
-    "a2a.interrupt.question.reply",
-    "a2a.interrupt.question.reject",
-    "a2a.interrupt.grants.list",
-    "a2a.interrupt.grants.revoke",
-    "opencode.permissions.list",
-    "opencode.questions.list",
-    "opencode.webhooks.list",
-    "opencode.webhooks.retry",
-    "opencode.budget.get",
-}
-"""Know most of what they need without OpenCode."""
+INTERRUPT_METHODS = {*INTERRUPTS.methods, *RECOVERY.methods}
+"""Need OpenCode only for what nobody follows, and list what they know without it."""
 FORCE: JsonObject = {"force": True}
-PATHS = {"opencode.files.list", "opencode.files.read"}
-"""Look at the path first."""
 
 
 async def garbage(_: Request) -> Response:
@@ -73,6 +61,7 @@ async def failing(state: Path, reason: str) -> AsyncGenerator[Running]:
 def settings_for(url: str, state: Path, **changes: str) -> Settings:
     workspace = state / "workspace"
     workspace.mkdir(exist_ok=True)
+    (workspace / "README.md").touch()  # which the example of opencode.files.read names
     variables = {
         "A2A_BEARER_TOKEN": TOKEN,
         "A2A_STATE_DIR": str(state),
@@ -88,10 +77,10 @@ def settings_for(url: str, state: Path, **changes: str) -> Settings:
 
 def expected(method: Method, reason: str) -> set[str]:
     """Return what a method may end in when OpenCode fails in this way."""
-    if method.name in LOCAL:
-        absent = {"INTERRUPT_REQUEST_NOT_FOUND", "GRANT_NOT_FOUND", "WEBHOOK_NOT_FOUND"}
-        return {*absent, reason, "OK"}
-    return {reason, "INVALID_FIELD"} if method.name in PATHS else {reason}
+    if method.local:
+        return {"OK"} | {e.reason for e in method.errors if not issubclass(e, UpstreamError)}
+    known = ["OK", "INTERRUPT_REQUEST_NOT_FOUND"] if method.name in INTERRUPT_METHODS else []
+    return {reason, *known}
 
 
 @pytest.mark.parametrize("reason", FAILURES)

@@ -36,7 +36,7 @@ class BudgetUse(Payload):
     resets_at: str
 
 
-@BUDGET.method("opencode.budget.get", Access.READ)
+@BUDGET.method("opencode.budget.get", Access.READ, local=True)
 async def get_budget(call: Call, params: Routed) -> BudgetUse:
     """Return what the caller has used today, what is left, and when the next day begins."""
     figures = await call.deps.tasks.budget_of(call.principal, call.caller.budget)

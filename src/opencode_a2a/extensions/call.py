@@ -1,28 +1,26 @@
-"""What a method works with: the caller, and the parts of the service that it may use.
+"""A call of a method: its caller, and the parts of the service that it may use.
 
-A handler gets a ``Call`` and typed params. Who owns a session and which directories may be named
-is decided here, for reads and writes alike. Methods and wire formats are not known here.
+A handler gets a ``Call`` and typed params. The call decides, for reads and writes alike, which
+sessions the caller may use and which directories they may name. It is about one OpenCode;
+``dispatch`` chooses which. Methods and wire formats are not known here.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
 
 from opencode_a2a.a2a.types import Version
 from opencode_a2a.config import OpenCodeSettings
 from opencode_a2a.errors import ServiceError, SessionBusyError
-from opencode_a2a.events import Json
-from opencode_a2a.extensions.params import Payload, Routed, invalid
+from opencode_a2a.extensions.params import Routed, invalid
 from opencode_a2a.ids import Caller, Principal, SessionId
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.types import ProviderCatalogue, Session
 from opencode_a2a.peers.network import Fetch
 from opencode_a2a.rights import PROFILES, Rights
 from opencode_a2a.store.links import Places
-from opencode_a2a.tasks.mailbox import OTHERS_SECONDS
 from opencode_a2a.tasks.outbox import Outbox
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.turns.fleet import Fleet, Member
@@ -30,9 +28,16 @@ from opencode_a2a.turns.interrupts import Interrupts
 from opencode_a2a.turns.rights import WiderWorkError
 from opencode_a2a.turns.sessions import WORKSPACE_FIELD, Sessions, WorkspaceRoot
 
-P = TypeVar("P", bound=Payload)
-CallOwner = Callable[[str], Awaitable[Json]]
-"""Makes a call for an OpenCode that another replica runs, and returns the result as JSON."""
+
+class NotHereError(Exception):
+    """The OpenCode of a call does not have what the call names, but another one may.
+
+    Handlers raise it for ``dispatch``, which tries the others, and raises ``error`` if none has it.
+    """
+
+    def __init__(self, error: ServiceError) -> None:
+        super().__init__(error.message)
+        self.error = error
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +53,13 @@ class Deps:
     catalogues: dict[Location, tuple[float, ProviderCatalogue]] = field(
         default_factory=dict[Location, tuple[float, ProviderCatalogue]]
     )
-    """The providers that OpenCode knows, and when they were read: see ``providers``."""
+    """The catalogue of each location and the monotonic time it was read at, for ``providers``."""
 
     async def member(self, params: Routed) -> Member:
-        """Return the OpenCode that a call is about: that of the session or request it names.
+        """Return the OpenCode that a call is about, by what its params name.
 
-        Raise NotOwnerError if another replica runs it.
+        That is the one with the session, request or workspace, or else one that serves the
+        directory. Raise NotOwnerError if another replica runs it.
         """
         if self.fleet.alone and self.fleet.first.owned:
             return self.fleet.first
@@ -62,27 +68,23 @@ class Deps:
         if params.named_request is not None:
             return await self.fleet.of_request(params.named_request)
         if params.named_place is not None:
-            found = await self.fleet.of_place(params.named_place)
-            if found is not None or params.place.workspace is not None:
-                return found or self.fleet.first.check_owned()
+            member = await self.fleet.of_place(params.named_place)
+            if member is not None or params.place.workspace is not None:
+                return member or self.fleet.first.check_owned()
         return self.fleet.serving(self.workspace.directory(*params.named_directory))
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a method."""
+    """One call of a method, about one OpenCode."""
 
     caller: Caller
     version: Version
-    """Of A2A, for what is returned in its terms."""
+    """The version of A2A in which tasks and messages are returned."""
     deps: Deps
     params: Routed
     member: Member
-    """The OpenCode that the call is about."""
-    at_owner: "CallOwner"
-    """Has the same call made by other replicas."""
-    only: bool = False
-    """It is about this OpenCode alone: the replica that was asked asks for the others."""
+    """The OpenCode that the call is about; any one for a method that asks none."""
 
     @property
     def principal(self) -> Principal:
@@ -90,39 +92,12 @@ class Call:
 
     @cached_property
     def rights(self) -> Rights:
-        """What the call may do: what the credential allows, unless the call asks for less."""
+        """The rights of the credential, narrowed to the profile that the call names."""
         return self.caller.rights & PROFILES[self.params.place.profile or "auto"]
 
     @property
     def opencode(self) -> OpenCode:
         return self.member.turns.opencode
-
-    def everywhere(self) -> list["Call"]:
-        """Return this call for each OpenCode that is there: what is listed may be in any.
-
-        Those of other replicas are asked with ``others``.
-        """
-        if self.only:
-            return [self]
-        up = [one for one in self.deps.fleet.members.values() if one.owned and one.up]
-        found = [replace(self, member=one) for one in up]
-        # If there are no others, it says what is wrong.
-        return [*found] if found or self.deps.fleet.shared else [self]
-
-    async def others(self, result: type[P]) -> list[P]:
-        """Return what this call comes to in each OpenCode that another replica runs.
-
-        One that does not answer soon is left out, as one that is away is.
-        """
-
-        async def ask(upstream: str) -> P | None:
-            with suppress(ServiceError, TimeoutError):
-                async with asyncio.timeout(OTHERS_SECONDS):
-                    return result.model_validate(await self.at_owner(upstream))
-            return None
-
-        upstreams = [] if self.only else await self.deps.tasks.mailbox.others()
-        return [one for one in await asyncio.gather(*map(ask, upstreams)) if one is not None]
 
     @property
     def sessions(self) -> Sessions:
@@ -134,13 +109,13 @@ class Call:
 
     @cached_property
     def at(self) -> Location:
-        """Where the call runs: the workspace it names, else a directory inside the root."""
+        """The workspace that the call names, or else a directory inside the root."""
         workspace = self.params.place.workspace
         if workspace is not None:
             return Location(workspace=workspace.id)
         return Location(directory=self.deps.workspace.directory(*self.params.named_directory))
 
-    async def enter(self) -> None:
+    async def check_workspace(self) -> None:
         """Refuse a workspace that another caller made."""
         named = self.params.place.workspace
         if named is not None and not await self.places.visible(self.principal, [named.id]):
@@ -150,9 +125,10 @@ class Call:
     async def giving_work(
         self, session: Session, agent: str | None, tools: Mapping[str, bool] | None = None
     ) -> AsyncGenerator[str | None]:
-        """Follow a session that is given work, and have it keep to the rights of the call.
+        """Prepare a session for work, and yield the agent that is to do it.
 
-        Yield the agent that is to do it. The session is followed until it is done.
+        The session keeps to the rights of the call, and is followed until the work is done, so that
+        its permissions and questions reach the caller.
         """
         sessions, at = self.sessions, Location(directory=session.directory)
         sessions.rights.note(session)
@@ -176,17 +152,17 @@ class Call:
         return self.sessions.places
 
     async def session(self, session_id: str) -> Session:
-        """Return a session that the caller may use; another's looks like one that is not there."""
-        _ = self.at  # a place that may not be named is refused first
+        """Return a session that the caller may use; another caller's is not found."""
+        _ = self.at  # refuses a directory that may not be named before anything else
         return await self.sessions.find(self.principal, SessionId(session_id))
 
     async def visible(self, sessions: list[Session]) -> list[Session]:
-        """Return those sessions that the caller may know about."""
+        """Return those of the sessions that the caller may know about."""
         return await self.sessions.visible(self.principal, sessions)
 
     @asynccontextmanager
     async def changing(self, session_id: str) -> AsyncGenerator[Session]:
-        """Hold a session that is about to be changed; afterwards it is the caller's."""
+        """Hold a session while it is changed; afterwards it belongs to the caller."""
         session = await self.session(session_id)
         async with self.sessions.claimed(self.principal, session.id):
             yield session
@@ -195,7 +171,8 @@ class Call:
     async def working(self, session_id: str, *, briefly: bool = False) -> AsyncGenerator[Session]:
         """Keep turns out of a session while something else runs in it.
 
-        Unless it is brief, the session becomes the caller's at once: OpenCode may ask something.
+        Unless that is brief, the session belongs to the caller from the start: OpenCode may ask
+        for a permission meanwhile, and that is put to the owner.
         """
         async with self.changing(session_id) as session:
             lock = self.sessions.turn_locks.setdefault(session.id, asyncio.Lock())

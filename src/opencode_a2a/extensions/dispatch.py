@@ -1,11 +1,25 @@
-"""From a name and params to a declared method, and its result or error.
+"""From a name and params to a declared method, and to its result or error.
 
-``server.jsonrpc`` asks here for every method that is not A2A's own.
+``server.jsonrpc`` calls ``Dispatcher.call`` for every method that is not A2A's own. A handler is
+written for one OpenCode, that of its ``Call``. Which one that is, and on which replica it runs, is
+decided here, in one of three ways:
+
+- A method about one OpenCode, which is the rule: ``Deps.member`` finds it by the session, request,
+  workspace or directory that the params name. If another replica runs it, ``NotOwnerError`` is
+  raised, and the whole call is forwarded to that replica. A request that nobody has stored may wait
+  in any OpenCode: the handler raises ``NotHereError``, and the others are tried in turn.
+- A method about every OpenCode declares ``merge``: the handler is run for each OpenCode of this
+  replica, the other replicas are asked to run it for theirs, and ``merge`` makes one result of all.
+- A method that asks no OpenCode declares ``local``: it is run here.
+
+A forwarded call names in ``only`` the OpenCode that it is about, unless it is forwarded as a whole:
+the replica that gets it runs the handler for that OpenCode alone, and asks nobody else.
 """
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 
 import orjson
 import structlog
@@ -22,17 +36,42 @@ from opencode_a2a.errors import (
     UpstreamError,
 )
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.extensions.call import Call, Deps
-from opencode_a2a.extensions.params import read, write
+from opencode_a2a.extensions.call import Call, Deps, NotHereError
+from opencode_a2a.extensions.params import Payload, read, write
 from opencode_a2a.extensions.registry import Access, Extension, Method
 from opencode_a2a.ids import Caller
 from opencode_a2a.rights import Budget, Rights
-from opencode_a2a.tasks.mailbox import known_fields
+from opencode_a2a.tasks.mailbox import OTHERS_SECONDS, known_fields
 from opencode_a2a.telemetry import AUDIT
 from opencode_a2a.turns.fleet import NotOwnerError
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 
 logger: FilteringBoundLogger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MethodRequest:
+    """A call of a method as it came, which is also the form in which it is forwarded."""
+
+    method: Method
+    caller: Caller
+    params: JsonObject
+    version: Version
+
+    def dump(self, only: str | None) -> bytes:
+        """Write the call down for another replica."""
+        return orjson.dumps(
+            {
+                "method": self.method.name,
+                "params": self.params,
+                "version": self.version.value,
+                "caller": {
+                    **asdict(self.caller),
+                    "capabilities": sorted(self.caller.capabilities),
+                },
+                "only": only,
+            }
+        )
 
 
 class Dispatcher:
@@ -49,47 +88,39 @@ class Dispatcher:
             if method.condition and method.name not in self._methods
         }
         """Methods that are declared but disabled: by which setting, and why."""
-        deps.tasks.mailbox.handlers["method"] = self._call_for
+        deps.tasks.mailbox.handlers["method"] = self._answer_forwarded
 
-    async def call(self, caller: Caller, name: str, sent: JsonObject, version: Version) -> Json:
-        """Call a method; raise what it declares. Every call of some methods is audited."""
-        method = self._methods[name]
+    async def call(self, caller: Caller, name: str, params: JsonObject, version: Version) -> Json:
+        """Call a method, here or at the replica that runs its OpenCode; raise what it declares."""
+        request = MethodRequest(self._methods[name], caller, params, version)
         try:
-            return await self._call(method, caller, sent, version)
-        except NotOwnerError as other:
-            upstream = other.upstream
+            try:
+                return await self._call(request)
+            except NotOwnerError as error:
+                upstream = error.upstream
+            return await self._forward(request, upstream)
         except ServiceError as error:
-            raise _completed(error, method) from None
-        try:
-            return await self._call_owner(method, caller, sent, version, upstream)
-        except ServiceError as error:  # complete, unless the other replica could not be asked
-            raise _completed(error, method) from None
+            raise _completed(error, request.method) from None
 
-    async def _call_owner(
-        self,
-        method: Method,
-        caller: Caller,
-        sent: JsonObject,
-        version: Version,
-        upstream: str,
-        *,
-        only: bool = False,
-    ) -> Json:
-        """Have a method called by the replica that runs an OpenCode, which trusts this one."""
-        asked: JsonObject = {"method": method.name, "params": sent, "version": version.value}
-        who = {**asdict(caller), "capabilities": sorted(caller.capabilities)}
-        body = orjson.dumps({**asked, "caller": who, "only": upstream if only else None})
-        repeatable = method.repeatable or method.access is Access.READ
-        return orjson.loads(
-            await self._deps.tasks.mailbox.ask(upstream, "method", body, repeatable=repeatable)
+    async def _forward(
+        self, request: MethodRequest, upstream: str, *, only: bool = False
+    ) -> JsonObject:
+        """Have the replica that runs an OpenCode make the call; it trusts this one."""
+        method = request.method
+        result = await self._deps.tasks.mailbox.ask(
+            upstream,
+            "method",
+            request.dump(upstream if only else None),
+            repeatable=method.repeatable or method.access is Access.READ,
         )
+        return orjson.loads(result)
 
-    async def _call_for(self, body: bytes) -> bytes:
-        """Call a method for another replica."""
-        asked = orjson.loads(body)
-        name, who, version = asked["method"], asked["caller"], Version(asked["version"])
+    async def _answer_forwarded(self, body: bytes) -> bytes:
+        """Make a call that another replica has forwarded."""
+        sent = orjson.loads(body)
+        name, who, version = sent["method"], sent["caller"], Version(sent["version"])
         method = self._methods.get(name)
-        if method is None:  # the other one is set up otherwise, or is of a later version
+        if method is None:  # the other replica has other settings, or a later version
             off = self.disabled.get(name)
             raise MethodNotFoundError.named(name, off, version.value)
         loaded = {
@@ -98,21 +129,19 @@ class Dispatcher:
             "budget": Budget(**known_fields(Budget, who["budget"])),
         }
         caller = Caller(**known_fields(Caller, who | loaded))
-        called = (method, caller, asked["params"], version)
+        request = MethodRequest(method, caller, sent["params"], version)
         try:
-            return orjson.dumps(await self._call(*called, asked["only"]))
+            return orjson.dumps(await self._call(request, sent["only"]))
         except ServiceError as error:
             raise _completed(error, method) from None
 
-    async def _call(
-        self,
-        method: Method,
-        caller: Caller,
-        sent: JsonObject,
-        version: Version,
-        only: str | None = None,
-    ) -> Json:
-        """Call a method here; ``only`` is the OpenCode that it is about, and no other."""
+    async def _call(self, request: MethodRequest, only: str | None = None) -> JsonObject:
+        """Check and make a call on this replica, and audit it if the method says so.
+
+        ``only`` names the OpenCode that a forwarded call is about. Raise NotOwnerError if another
+        replica has to make the call.
+        """
+        method, caller, deps = request.method, request.caller, self._deps
         outcome: str | None = "internal_error"
         try:
             wanted = method.capability
@@ -123,39 +152,43 @@ class Dispatcher:
                     capability=wanted,
                     credential_id=caller.credential_id,
                 )
-            params = read(method.params, sent, version)
-
-            def at_owner(upstream: str) -> Awaitable[Json]:
-                return self._call_owner(method, caller, sent, version, upstream, only=True)
-
-            if only is None:
-                member = await self._deps.member(params)
+            params = read(method.params, request.params, request.version)
+            if only is not None:
+                member = deps.fleet.members[only].check_owned()
+            elif method.local:
+                member = deps.fleet.first
             else:
-                member = self._deps.fleet.members[only].check_owned()
-            call = Call(
-                caller, version, self._deps, params, member, at_owner, only=only is not None
-            )
+                member = await deps.member(params)
+            call = Call(caller, request.version, deps, params, member)
             if method.writes and call.rights.changes == "deny":
                 raise AuthorizationForbiddenError(
                     "This method can change files, and the call is limited to reading",
                     method=method.name,
                     credential_id=caller.credential_id,
                 )
-            await call.enter()
-            result = write(await method.handler(call, params))
+            await call.check_workspace()
+            if method.merge is not None and only is None:
+                result = write(method.merge(params, await self._in_every(request, call)))
+            else:
+                try:
+                    result = write(await method.handler(call, params))
+                except NotHereError as missing:
+                    if only is not None:
+                        raise missing.error from None
+                    result = await self._in_any_other(request, call, missing.error)
             outcome = "success"
         except ServiceError as error:
             outcome = error.outcome
             raise
         except NotOwnerError:
-            outcome = None  # the replica that does it says how it ended
+            outcome = None  # the owner writes the audit record
             raise
         except asyncio.CancelledError:
             outcome = "canceled"
             raise
         finally:
             if method.audit is not None and outcome is not None:
-                session_id = sent.get("session_id")
+                session_id = request.params.get("session_id")
                 known = session_id[:128] if isinstance(session_id, str) else None
                 AUDIT.info(
                     method.audit,
@@ -170,10 +203,53 @@ class Dispatcher:
                 )
         return result
 
+    async def _in_every(self, request: MethodRequest, call: Call) -> list[Payload]:
+        """Return the results of a method for all OpenCodes, those of this replica first.
+
+        One that is away is left out, and so is a replica that does not answer soon.
+        """
+        method, fleet = request.method, self._deps.fleet
+        members = [member for member in fleet.members.values() if member.owned and member.up]
+        if not members and not fleet.shared:
+            members = [call.member]  # to raise what is wrong with it
+        results = [
+            await method.handler(replace(call, member=member), call.params) for member in members
+        ]
+
+        async def ask(upstream: str) -> Payload | None:
+            with suppress(ServiceError, TimeoutError):
+                async with asyncio.timeout(OTHERS_SECONDS):
+                    return method.result.model_validate(
+                        await self._forward(request, upstream, only=True)
+                    )
+            return None
+
+        upstreams = await self._deps.tasks.mailbox.others()
+        replies = await asyncio.gather(*map(ask, upstreams))
+        return [*results, *(reply for reply in replies if reply is not None)]
+
+    async def _in_any_other(
+        self, request: MethodRequest, call: Call, missing: ServiceError
+    ) -> JsonObject:
+        """Return the result of the first OpenCode that has what the call names.
+
+        Raise ``missing``, which the OpenCode of the call has raised, if no other has it either.
+        """
+        for member in self._deps.fleet.members.values():
+            if member is not call.member and member.owned and member.up:
+                with suppress(NotHereError):
+                    return write(
+                        await request.method.handler(replace(call, member=member), call.params)
+                    )
+        for upstream in await self._deps.tasks.mailbox.others():
+            with suppress(type(missing), UpstreamError):
+                return await self._forward(request, upstream, only=True)
+        raise missing
+
 
 def _completed(error: ServiceError, method: Method) -> ServiceError:
-    """Return an error with the data that it declares, as far as only the dispatcher knows it."""
-    if type(error) is InvalidParamsError:  # raised below, where methods are not known
+    """Return an error with the data that it declares and that only the dispatcher knows."""
+    if type(error) is InvalidParamsError:  # raised by a layer that does not know methods
         first = error.violations[0].field if error.violations else None
         error = InvalidFieldError(error.message, violations=error.violations, field=first)
     if isinstance(error, UpstreamError):
@@ -181,7 +257,7 @@ def _completed(error: ServiceError, method: Method) -> ServiceError:
             error.data = {"method": method.name, **error.data}
         if error.detail and "detail" in error.data_fields:
             error.data["detail"] = error.detail
-    # Of a method that is offered here, only another replica says that there is none.
+    # Only another replica says of a method that is offered here that it does not exist.
     if not isinstance(error, (*method.all_errors, MethodNotFoundError)):
         logger.error("undeclared error", method=method.name, reason=error.reason)
     return error

@@ -19,12 +19,11 @@ from opencode_a2a.errors import (
     InterruptNotFoundError,
     InterruptTypeMismatchError,
     SessionNotFoundError,
-    UpstreamError,
     UpstreamHttpError,
     UpstreamNotFoundError,
 )
 from opencode_a2a.events import Interrupted, Json, JsonObject, Resumed
-from opencode_a2a.extensions.call import Call
+from opencode_a2a.extensions.call import Call, NotHereError
 from opencode_a2a.extensions.params import Done, Id, Items, Payload, Routed, Text
 from opencode_a2a.extensions.registry import Access, Extension, aliases
 from opencode_a2a.ids import ContextId, Owner, RequestId
@@ -201,7 +200,7 @@ async def reject_question(call: Call, params: InterruptParams) -> InterruptDone:
     return await _answer(call, params, QuestionRejection())
 
 
-@INTERRUPTS.method("a2a.interrupt.grants.list", Access.READ)
+@INTERRUPTS.method("a2a.interrupt.grants.list", Access.READ, local=True)
 async def list_grants(call: Call, params: Routed) -> Items[GrantItem]:
     """List what the caller has allowed for a task or a context and what still holds.
 
@@ -230,6 +229,7 @@ async def list_grants(call: Call, params: Routed) -> Items[GrantItem]:
     Access.CONTROL,
     GrantNotFoundError,
     example={"grant_id": "7f3c0e6a-0d7e-4f57-9d0c-1f5a3f0f7b11"},
+    local=True,
 )
 async def revoke_grant(call: Call, params: GrantParams) -> GrantDone:
     """End a grant: what it allowed is asked for again from now on."""
@@ -263,7 +263,7 @@ async def _answer(call: Call, params: InterruptParams, reply: Reply) -> Interrup
     return InterruptDone(request_id=request_id)
 
 
-# --- what nobody follows ----------------------------------------------------------------------
+# --- interrupts that no part of the service follows -------------------------------------------
 
 
 async def _strays(call: Call) -> list[Interrupted]:
@@ -272,57 +272,50 @@ async def _strays(call: Call) -> list[Interrupted]:
     Such as the rest of a prompt given by method before the service was restarted, or what
     somebody does in the session at OpenCode's own terminal.
     """
-    return [found for one in call.everywhere() for found in await _strays_in(one)]
-
-
-async def _strays_in(call: Call) -> list[Interrupted]:
     pending: list[PermissionRequest | QuestionRequest] = []
     for listed in (call.opencode.permissions, call.opencode.questions):
         # OpenCode fails to list a permission whose metadata lack a value, and all others with it;
         # what belongs to tasks is known without it.
         with suppress(UpstreamHttpError):
             pending += await listed(at=call.at)
-    found: list[Interrupted] = []
+    strays: list[Interrupted] = []
     for request in pending:
-        interrupts = call.interrupts
-        if request.id in interrupts.open or await interrupts.find(request.id):
+        if request.id in call.interrupts.open or await call.interrupts.find(request.id):
             continue
         try:
             session = await call.session(request.session_id)
         except SessionNotFoundError:
             continue
-        # Those of nobody may well be on the screen of somebody who works without this service.
+        # One in a session of nobody may well be on the screen of somebody who works without this
+        # service.
         if await call.sessions.owns(call.principal, session):
-            found.append(interrupted(request, None, session.directory))
-    return found
+            strays.append(interrupted(request, None, session.directory))
+    return strays
 
 
 async def _answer_stray(call: Call, request_id: str, answer: Answer) -> None:
-    known = well_formed("per", request_id) or well_formed("que", request_id)
-    strays = await _strays(call) if known else []
-    asked = next((one for one in strays if one.request_id == request_id), None)
+    missing = InterruptNotFoundError(request_id=request_id[:128])
+    if not (well_formed("per", request_id) or well_formed("que", request_id)):
+        raise missing
+    # Nothing is stored about a stray, so it may wait in any OpenCode.
+    strays = await _strays(call) if call.member.owned else []
+    asked = next((stray for stray in strays if stray.request_id == request_id), None)
     if asked is None:
-        others = await call.deps.tasks.mailbox.others() if known and not call.only else []
-        for upstream in others:
-            with suppress(InterruptNotFoundError, UpstreamError):
-                await call.at_owner(upstream)
-                return
-        raise InterruptNotFoundError(request_id=request_id[:128])
-    interrupts = (await call.deps.fleet.of_session(asked.session_id)).turns.interrupts
-    interrupts.check(None, asked, answer)
+        raise NotHereError(missing)
+    call.interrupts.check(None, asked, answer)
     try:
-        await interrupts.reply(asked, answer.reply, Location(directory=asked.directory))
+        await call.interrupts.reply(asked, answer.reply, Location(directory=asked.directory))
     except UpstreamNotFoundError:
-        raise InterruptNotFoundError(request_id=asked.request_id) from None
+        raise missing from None
     resumed = Resumed(asked.request_id, asked.type, answer.resolution, answer.by)
-    await interrupts.settle(_owner(call, asked), asked, resumed)
+    await call.interrupts.settle(_owner(call, asked), asked, resumed)
 
 
 def _owner(call: Call, asked: Interrupted) -> Owner:
     return Owner(None, ContextId(f"{DERIVED_CONTEXT}{asked.session_id}"), call.principal)
 
 
-# --- what waits -------------------------------------------------------------------------------
+# --- lists ------------------------------------------------------------------------------------
 
 
 class InterruptItem(Payload):
@@ -338,7 +331,14 @@ class InterruptItem(Payload):
     default: str | None = None
 
 
-@RECOVERY.method("opencode.permissions.list", Access.READ)
+def _merge_interrupts(_: Routed, lists: list[Items[InterruptItem]]) -> Items[InterruptItem]:
+    """Put the most urgent first, and strays, which were asked at no known time, last."""
+    items = [item for one in lists for item in one.items]
+    items.sort(key=lambda item: (item.asked_at is None, item.expires_at or "", item.request_id))
+    return Items(items=items)
+
+
+@RECOVERY.method("opencode.permissions.list", Access.READ, merge=_merge_interrupts)
 async def list_permissions(call: Call, params: Routed) -> Items[InterruptItem]:
     """List the permissions that wait for the caller, the most urgent first.
 
@@ -349,29 +349,25 @@ async def list_permissions(call: Call, params: Routed) -> Items[InterruptItem]:
     return await _list(call, "permission")
 
 
-@RECOVERY.method("opencode.questions.list", Access.READ)
+@RECOVERY.method("opencode.questions.list", Access.READ, merge=_merge_interrupts)
 async def list_questions(call: Call, params: Routed) -> Items[InterruptItem]:
     """List the questions that wait for the caller, as for permissions."""
     return await _list(call, "question")
 
 
 async def _list(call: Call, kind: Kind) -> Items[InterruptItem]:
-    strays = await _strays(call)  # first: one that is taken up meanwhile is among the others
+    strays = await _strays(call)  # first: one that a turn takes up meanwhile is then pending
     whose = None if call.caller.supervises else call.principal
-    waiting = [
-        one for here in call.everywhere() for one in await here.interrupts.pending(whose, kind)
-    ]
-    waiting.sort(key=lambda one: (one.asked.expires_at or 0, one.asked.request_id))
-    known = {one.asked.request_id for one in waiting}
-    found = [(one.asked, one.asker.owner) for one in waiting]
-    found += [
-        (one, _owner(call, one))
-        for one in strays
-        if one.type == kind and one.request_id not in known
+    pending = [(one.asked, one.asker.owner) for one in await call.interrupts.pending(whose, kind)]
+    known = {asked.request_id for asked, _ in pending}
+    pending += [
+        (stray, _owner(call, stray))
+        for stray in strays
+        if stray.type == kind and stray.request_id not in known
     ]
     fields = ("request_id", "number", "session_id", "details", "asked_at", "expires_at", "default")
     items: list[InterruptItem] = []
-    for asked, owner in found:
+    for asked, owner in pending:
         shown = render.interrupt(asked)
         item = InterruptItem.of(
             interrupt_type=asked.type,
@@ -380,8 +376,4 @@ async def _list(call: Call, kind: Kind) -> Items[InterruptItem]:
             **{name: shown.get(name) for name in fields},
         )
         items.append(item)
-    if others := await call.others(Items[InterruptItem]):
-        items += [item for listed in others for item in listed.items]
-        # What nobody follows was asked at no known time, and comes last.
-        items.sort(key=lambda one: (one.asked_at is None, one.expires_at or "", one.request_id))
     return Items(items=items)

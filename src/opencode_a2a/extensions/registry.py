@@ -1,8 +1,9 @@
 """How an extension and its methods are declared, and what follows from a declaration.
 
-A method is declared once: name, access, possible errors and an example; params and result are read
-from the annotations, the summary from the docstring. Dispatch, validation, cards, OpenAPI and the
-reference pages are all computed from it.
+A method is declared once, by a decorator on its handler: name, access, possible errors, an example,
+and what is particular about it (``Rules``). Params and result are read from the annotations, the
+summary from the docstring. Dispatch, validation, cards, OpenAPI and the reference pages are all
+computed from that.
 """
 
 from collections.abc import Awaitable, Callable
@@ -36,10 +37,12 @@ PROFILE = "opencode-a2a-single-tenant-coding-v1"
 
 Errors = tuple[type[ServiceError], ...]
 Handler = Callable[[Call, Any], Awaitable[Payload]]
-"""Takes a call and params, and returns a result."""
+"""Takes a call, which is about one OpenCode, and its params; returns the result."""
+Merge = Callable[[Any, list[Any]], Payload]
+"""Takes the params and the results of all OpenCodes, in this order; returns one result."""
 H = TypeVar("H", bound=Handler)
 Description = Callable[[Settings], JsonObject]
-"""What a card says of an extension, given the settings of the deployment."""
+"""Makes the params of an extension on a card from the settings of the deployment."""
 Availability = Literal["enabled", "disabled_by_configuration", "disabled_by_policy"]
 Stability = Literal["stable", "experimental"]
 
@@ -50,11 +53,11 @@ _ALWAYS: Errors = (
     UpstreamBackpressureError,
     StoreUnavailableError,
 )
-"""What any method can end in: all of them call OpenCode and look up who owns what."""
+"""Errors of every method: OpenCode is asked, or the replica that runs it, and the database."""
 
 
 class Access(StrEnum):
-    """What a method does to what it touches."""
+    """How far a method reaches: whether it reads, steers, changes, or acts on the machine."""
 
     READ = "read"
     CONTROL = "control"
@@ -67,17 +70,17 @@ class Access(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What a deployment has to allow for a method to be there."""
+    """The setting that a deployment enables a method by."""
 
     variable: str
     enabled: Callable[[Settings], bool]
     default: bool = False
     permitted: Callable[[Settings], bool] = lambda _: True
-    """Whether the declared execution environment leaves room for it."""
+    """Whether the method is compatible with the declared execution environment."""
 
 
 class Rules(TypedDict, total=False):
-    """What is particular about a method, as in ``Method``."""
+    """The optional parts of a declaration; ``Method`` explains each."""
 
     condition: Condition
     capability: Capability
@@ -85,6 +88,8 @@ class Rules(TypedDict, total=False):
     audit: str
     writes: bool
     repeatable: bool
+    local: bool
+    merge: Merge
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -102,19 +107,23 @@ class Method:
     example: JsonObject
     condition: Condition | None = None
     capability: Capability | None = None
-    """What the caller's credential has to grant."""
+    """The capability that the caller's credential has to grant."""
     stability: Stability = "stable"
-    """What OpenCode promises about what is behind it."""
+    """How stable OpenCode declares the feature behind it to be."""
     audit: str | None = None
-    """The audit record that every call leaves."""
+    """The event of the audit record that every call writes."""
     writes: bool = False
-    """Whether it changes files, or runs what can, without a permission in between."""
+    """Whether it changes files, or runs something that can, without asking for a permission."""
     repeatable: bool = False
-    """Whether it does no harm to do it twice, though it does not only read."""
+    """Whether the next owner may make a call again if a replica dies over it, as for any read."""
+    local: bool = False
+    """Whether it asks no OpenCode: the service's own database has all it needs."""
+    merge: Merge | None = None
+    """Combines the results of all OpenCodes; None for a method about one of them."""
 
     @property
     def all_errors(self) -> Errors:
-        """The declared errors and those that follow from the rest of the declaration."""
+        """The declared errors, and those that the rest of the declaration implies."""
         implied: list[type[ServiceError]] = [MissingFieldError, InvalidFieldError]
         implied += [AuthorizationForbiddenError] if self.capability or self.writes else []
         implied += [MethodNotFoundError] if self.condition else []
@@ -129,7 +138,7 @@ class Method:
         return "enabled" if condition.permitted(settings) else "disabled_by_policy"
 
     def routing_fields(self, settings: Settings) -> list[str]:
-        """Return the fields that choose where the method runs."""
+        """Return the names of the fields that choose where the method runs."""
         fields = ["metadata.opencode.workspace.id"]
         if settings.workspace is not None:  # without a root no directory can be named
             fields.append("metadata.opencode.directory")
@@ -137,7 +146,7 @@ class Method:
         return fields
 
     def contract(self, settings: Settings) -> JsonObject:
-        """Return what the extended card says of the method."""
+        """Return the method's entry on the extended card."""
         names: dict[bool, list[Json]] = {True: [], False: []}
         for name, info in self.params.model_fields.items():
             names[info.is_required()].append(info.alias or name)
@@ -164,7 +173,7 @@ class Method:
 
 
 def _type_name(annotation: object) -> str:
-    """Name what a list holds, or what stands alone."""
+    """Return the published name of a type; for a list, that of its items."""
     inner = [kind for kind in get_args(annotation) if kind is not type(None)]
     if inner:
         return _type_name(inner[0])
@@ -179,24 +188,24 @@ class Extension:
     """Its name in the OpenAPI document."""
     title: str
     anchor: str
-    """Where the specification page describes it."""
+    """Its section of the specification page."""
     summary: str
     aliases: tuple[str, ...] = ()
-    """Earlier names of it."""
+    """Its earlier URIs."""
     public: Description = lambda _: {}
-    """What the public card says of it."""
+    """Makes its params on the public card."""
     extended: Description = lambda _: {}
-    """What the extended card says in addition, besides notes and methods."""
+    """Makes those that the extended card adds, besides notes and methods."""
     public_methods: bool = False
     """Whether the public card names its methods."""
     notes: tuple[str, ...] = ()
     errors: Errors = ()
-    """What any of its methods can end in, besides what any method can."""
+    """Errors of each of its methods, besides those of every method."""
     surface: Literal["jsonrpc-extension", "core-runtime-metadata", "discovery"] = (
         "jsonrpc-extension"
     )
     scope: JsonObject = field(default_factory=dict[str, Json])
-    """What the compatibility profile says of it in addition."""
+    """Fields that the compatibility profile adds for it."""
     skill: str | None = None
     """The id of the skill that stands for it on the extended card."""
     tags: tuple[str, ...] = ()
@@ -214,13 +223,13 @@ class Extension:
         example: JsonObject | None = None,
         **rules: Unpack[Rules],
     ) -> Callable[[H], H]:
-        """Declare a method; ``example`` is added to what its params have as one."""
+        """Declare a method; its example is that of its params' class, plus ``example``."""
 
         def declare(handler: H) -> H:
             hints = get_type_hints(handler)
             params: type[Routed] = hints["params"]
             summary, _, details = (getdoc(handler) or "").replace("``", "`").partition("\n\n")
-            # A method that names a session can always end in there being none.
+            # Any session that a caller names may not exist.
             missing = (SessionNotFoundError,) if "session_id" in params.model_fields else ()
             if access is Access.OPERATE:
                 rules["writes"] = True
@@ -245,14 +254,14 @@ class Extension:
         return [method for method in self.methods.values() if method.state(settings) == "enabled"]
 
     def public_params(self, settings: Settings) -> JsonObject:
-        """Return what everybody may know of the extension."""
+        """Return the extension's params on the public card."""
         named: JsonObject = {"methods": [*self.methods]} if self.public_methods else {}
         return named | self.public(settings)
 
     def extended_params(self, settings: Settings) -> JsonObject:
-        """Return what only authenticated callers get to know, in addition."""
+        """Return the params that the extended card adds, for authenticated callers."""
         if self.surface == "discovery":
-            return self.extended(settings)  # a contract about the whole service
+            return self.extended(settings)  # it describes the whole service
         params: JsonObject = {"profile": PROFILE, **self.extended(settings)}
         if self.notes:
             params["notes"] = [*self.notes]
@@ -276,7 +285,7 @@ class Extension:
             for method in enabled
             if method.capability and settings.oidc.issuer
         }
-        if scopes:  # of which a token needs one
+        if scopes:  # a token needs one of those that a method lists
             params["required_scopes"] = scopes
         every = [method.routing_fields(settings) for method in methods]
         shared = [one for one in every[0] if all(one in fields for fields in every)]
@@ -303,5 +312,5 @@ class Extension:
 
 
 def aliases(founding: str, later: str) -> tuple[str, ...]:
-    """Return the two earlier names of an extension."""
+    """Return the two earlier URIs of an extension."""
     return founding, f"urn:opencode-a2a:extension:{later}:v1"

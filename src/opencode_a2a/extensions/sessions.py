@@ -195,54 +195,55 @@ class SessionListParams(Listing):
     search: Annotated[str, Field(max_length=256)] | None = None
 
 
-@SESSIONS.method("opencode.sessions.status", Access.READ)
+def _merge_statuses(_: Placed, lists: list[Items[StatusItem]]) -> Items[StatusItem]:
+    return Items(items=[item for one in lists for item in one.items])
+
+
+@SESSIONS.method("opencode.sessions.status", Access.READ, merge=_merge_statuses)
 async def status(call: Call, params: Placed) -> Items[StatusItem]:
     """List the sessions that are busy, or wait for their provider."""
-    items: list[StatusItem] = []
-    for one in call.everywhere():
-        states = await one.opencode.session_status(at=call.at)
-        sessions: list[upstream.Session] = []
-        for session_id in sorted(states):
-            with suppress(SessionNotFoundError):
-                sessions.append(await one.opencode.session(session_id))
-        items += [
-            StatusItem(session_id=session.id, **dict(states[session.id]))
-            for session in await one.visible(sessions)
-        ]
-    for listed in await call.others(Items[StatusItem]):
-        items += listed.items
+    states = await call.opencode.session_status(at=call.at)
+    sessions: list[upstream.Session] = []
+    for session_id in sorted(states):
+        with suppress(SessionNotFoundError):
+            sessions.append(await call.opencode.session(session_id))
+    items = [
+        StatusItem(session_id=session.id, **dict(states[session.id]))
+        for session in await call.visible(sessions)
+    ]
     return Items(items=items)
 
 
+def _merge_sessions(params: SessionListParams, lists: list[Items[A2ATask]]) -> Items[A2ATask]:
+    items = [item for one in lists for item in one.items]
+    if len(lists) > 1:
+        # By id too, so that all replicas put those of one millisecond into the same order.
+        items.sort(key=lambda item: (item.updated, str(item.root["id"])), reverse=True)
+    return Items(items=items[: params.limit])
+
+
 @SESSIONS.method(
-    "opencode.sessions.list", Access.READ, PaginationModeError, example={"limit": DEFAULT_LIMIT}
+    "opencode.sessions.list",
+    Access.READ,
+    PaginationModeError,
+    example={"limit": DEFAULT_LIMIT},
+    merge=_merge_sessions,
 )
 async def list_sessions(call: Call, params: SessionListParams) -> Items[A2ATask]:
     """List sessions, newest first, each as the completed task that stands for it.
 
     Their contextId continues them: a message with it goes on in the session.
     """
-    found = [session for one in call.everywhere() for session in await _newest(one, params)]
-    if len(call.deps.fleet.members) > 1:
-        found.sort(key=lambda session: session.time.updated, reverse=True)
-    items = [A2ATask.of(session, call.version) for session in found]
-    if others := await call.others(Items[A2ATask]):
-        items += [item for listed in others for item in listed.items]
-        items.sort(key=lambda item: item.updated, reverse=True)
-    return Items(items=items[: params.limit])
-
-
-async def _newest(call: Call, params: SessionListParams) -> list[upstream.Session]:
-    """Return the caller's sessions in one OpenCode, newest first."""
     wanted = params.limit
     while True:
         found = await call.opencode.sessions(
             at=call.at, limit=wanted, roots=params.roots, search=params.search, start=params.start
         )
-        mine = await call.visible(found)
-        if len(mine) >= params.limit or len(found) < wanted or wanted >= SCAN_LIMIT:
-            return mine
-        wanted *= 4
+        visible = await call.visible(found)
+        if len(visible) >= params.limit or len(found) < wanted or wanted >= SCAN_LIMIT:
+            page = visible[: params.limit]
+            return Items(items=[A2ATask.of(session, call.version) for session in page])
+        wanted *= 4  # many of them are other callers'
 
 
 @SESSIONS.method("opencode.sessions.get", Access.READ)

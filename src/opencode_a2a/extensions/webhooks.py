@@ -55,7 +55,7 @@ class WebhookDone(Done):
     id: str
 
 
-@WEBHOOKS.method("opencode.webhooks.list", Access.READ, condition=_ENABLED)
+@WEBHOOKS.method("opencode.webhooks.list", Access.READ, condition=_ENABLED, local=True)
 async def list_webhooks(call: Call, params: WebhooksParams) -> Items[WebhookItem]:
     """List the caller's webhooks, of one task or of all; the newest first, at most a thousand.
 
@@ -89,6 +89,7 @@ async def list_webhooks(call: Call, params: WebhooksParams) -> Items[WebhookItem
     WebhookNotFoundError,
     example={"task_id": "t-1", "id": "c-1"},
     condition=_ENABLED,
+    local=True,
 )
 async def retry_webhook(call: Call, params: WebhookParams) -> WebhookDone:
     """Try a webhook again at once, from the first change that its receiver has not taken.

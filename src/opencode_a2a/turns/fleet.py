@@ -237,7 +237,7 @@ class Fleet:
         return self.members[found].check_owned() if found in self.members else None
 
     async def of_request(self, request_id: str) -> Member:
-        """Return where a permission or question waits; of one that does not, any tells so.
+        """Return where a permission or question waits; one that can be asked if nobody knows.
 
         Raise NotOwnerError if another replica runs that.
         """
@@ -250,7 +250,8 @@ class Fleet:
             )
             if name is not None and not self.owns(name):
                 raise NotOwnerError(name)
-        return self.first
+        usable = (member for member in self.members.values() if member.owned and member.up)
+        return next(usable, self.first)
 
     def roomiest(self, directory: str | None) -> Member:
         """Return where a new context begins: the one with the fewest open tasks.
