@@ -79,6 +79,7 @@ from opencode_a2a.store.spending import Spent
 from opencode_a2a.store.sqlite import EarlierDatabaseError
 from opencode_a2a.tasks.budget import figures
 from opencode_a2a.tasks.log import LogWriter
+from opencode_a2a.tasks.open import OpenTasks
 from opencode_a2a.tasks.outbox import Outbox
 from opencode_a2a.tasks.recovery import sweep
 from opencode_a2a.tasks.replica import Ownership
@@ -179,9 +180,7 @@ class Service:
         behind = members[0].upstream if members else None
         managed = behind.managed if behind else None
         tasks = (
-            [task.log.state.status.state for task in self._tasks.open_tasks()]
-            if self._tasks
-            else []
+            [task.log.state.status.state for task in self._tasks.open.all()] if self._tasks else []
         )
         waiting = sum(state.interrupted for state in tasks)
         file = database_file(settings.database_url)
@@ -219,7 +218,7 @@ class Service:
         or question would end with it. What else works there is stopped, since nobody would
         watch it.
         """
-        if self._tasks is None or not (open_tasks := self._tasks.open_tasks()):
+        if self._tasks is None or not (open_tasks := self._tasks.open.all()):
             return {}
         tasks = [task.log.state for task in open_tasks]
         waiting = [task for task in tasks if task.status.state.interrupted]
@@ -283,11 +282,11 @@ class Service:
         tasks = self._tasks = TaskService(database, writer, fleet, settings.limits, outbox)
         await stack.enter_async_context(self._beside(writer.run(), "writer"))
         await stack.enter_async_context(self._beside(tasks.tails.run(), "tails"))
-        ownership = Ownership(database, writer, fleet, tasks, outbox, self._beside)
+        ownership = Ownership(database, writer, fleet, tasks.open, outbox, self._beside)
         self._ownership = ownership
         stack.push_async_callback(ownership.close)
-        stack.push_async_callback(self._close, tasks, database, ownership)
-        self.streams.on_drain.append(tasks.stop_waiting)
+        stack.push_async_callback(self._close, tasks.open, database, ownership)
+        self.streams.on_drain.append(tasks.open.stop_waiting)
         stack.push_async_callback(outbox.close)
         stack.push_async_callback(ownership.close_errands)
         try:
@@ -299,7 +298,7 @@ class Service:
         await stack.enter_async_context(self._beside(sweep(database, retention), "sweep"))
         await stack.enter_async_context(self._beside(ownership.run(), "replica"))
         await stack.enter_async_context(self._beside(ownership.guard(), "guard"))
-        await stack.enter_async_context(self._beside(fleet.watch(tasks.lose), "watch"))
+        await stack.enter_async_context(self._beside(fleet.watch(tasks.open.lose), "watch"))
         await stack.enter_async_context(self._beside(tasks.mailbox.run(), "mailbox"))
         self.trouble = await self._trouble(members)
 
@@ -396,7 +395,7 @@ class Service:
                     logger.warning("OpenCode cannot be used", upstream=member.name, cause=problem)
         return found[0] if len(found) == len(members) else None
 
-    async def _close(self, tasks: TaskService, database: Database, ownership: Ownership) -> None:
+    async def _close(self, tasks: OpenTasks, database: Database, ownership: Ownership) -> None:
         """Store what is not stored yet, and let other replicas go on.
 
         A database that is away is waited for, but not for ever.

@@ -7,7 +7,7 @@ import httpx2
 import pytest
 
 from opencode_a2a.events import JsonObject
-from opencode_a2a.tasks import service
+from opencode_a2a.tasks import open as open_tasks
 from tests.support.answers import PARAMS, UNSUPPORTED, Wire
 from tests.support.caller import Caller
 from tests.support.front import Serve
@@ -100,7 +100,7 @@ async def test_a_task_no_longer_says_that_it_waits_for_wider_work_once_it_is_pro
 async def test_no_more_than_so_many_messages_wait_to_be_handed_on(
     caller: Caller, opencode: FakeOpenCode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "MAX_ADDITIONS", 2)
+    monkeypatch.setattr(open_tasks, "MAX_ADDITIONS", 2)
     task_id = await running(caller, opencode)
 
     for name in ("one", "two"):

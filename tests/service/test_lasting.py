@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from opencode_a2a.errors import SessionNotFoundError, UpstreamUnreachableError
 from opencode_a2a.ids import SessionId
-from opencode_a2a.tasks.service import OpenTask, TaskService
+from opencode_a2a.tasks.open import OpenTask, OpenTasks
 from opencode_a2a.turns.interrupts import Interrupts, WorkInterrupts
 from opencode_a2a.turns.sessions import BoundSession, Sessions
 from opencode_a2a.turns.turn import Log, Turn
@@ -495,14 +495,14 @@ async def test_a_cancel_in_the_moment_in_which_a_task_is_taken_up_stops_it_in_op
         await hold.reached.wait()
 
     canceling: list[asyncio.Task[None]] = []
-    adopt = TaskService.adopt
+    adopt = OpenTasks.adopt
 
-    def adopt_and_cancel(self: TaskService, *of: Any) -> OpenTask:
+    def adopt_and_cancel(self: OpenTasks, *of: Any) -> OpenTask:
         task = adopt(self, *of)
         canceling.append(asyncio.create_task(task.cancel()))
         return task
 
-    monkeypatch.setattr(TaskService, "adopt", adopt_and_cancel)
+    monkeypatch.setattr(OpenTasks, "adopt", adopt_and_cancel)
     async with started(opencode, tmp_path, **STORED) as service:
         async with asyncio.timeout(60):
             await asyncio.gather(*canceling)

@@ -39,9 +39,10 @@ from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks import log as live
 from opencode_a2a.tasks.log import LogWriter, TaskLog
+from opencode_a2a.tasks.open import OpenTask
 from opencode_a2a.tasks.outbox import Outbox
 from opencode_a2a.tasks.readers import LogReader, Replay, stored_task
-from opencode_a2a.tasks.service import OpenTask, SendCommand, TaskService
+from opencode_a2a.tasks.service import SendCommand, TaskService
 from opencode_a2a.tasks.state import Cursor, Entry, Recovered, State
 from opencode_a2a.turns.answers import Answer, PermissionReply
 from opencode_a2a.turns.errands import Errands
@@ -482,7 +483,7 @@ async def test_what_comes_for_a_task_that_is_left_to_another_replica_is_for_that
         monkeypatch.setattr(desk.writer, "commit", first)
         monkeypatch.setattr(desk.tasks.mailbox, "ask", ask)
         desk.member.owned = False
-        giving_up = asyncio.create_task(desk.tasks.give_up(desk.member))
+        giving_up = asyncio.create_task(desk.tasks.open.give_up(desk.member))
         await left.wait()
         await other.end(Finished(Outcome.COMPLETED))  # in the last moment
         more = order("m3")
@@ -492,7 +493,7 @@ async def test_what_comes_for_a_task_that_is_left_to_another_replica_is_for_that
                 task.cancel(),
                 task.answer(["per_1"], yes, lambda _: None),
                 task.add(Added(more.message, more.request), lambda _: None),
-                task.go_on(more.message, more.request, lambda _: None, None),
+                task.resume(more.message, more.request, lambda _: None, None),
                 task.repeat(more.message),
             ):
                 with pytest.raises(NotOwnerError):
@@ -501,7 +502,7 @@ async def test_what_comes_for_a_task_that_is_left_to_another_replica_is_for_that
                 await desk.tasks.submit(replace(more, task_id=task.log.ref.id))
             going.set()
             await giving_up
-            assert desk.tasks.open_tasks() == [], stage
+            assert desk.tasks.open.all() == [], stage
 
         assert (await stored_task(task.log)).status.state is State.WORKING
         assert (await stored_task(other.log)).status.state is State.COMPLETED

@@ -30,8 +30,9 @@ from opencode_a2a.store.database import Database
 from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks import outbox as module
 from opencode_a2a.tasks.log import LogWriter, TaskLog, load_task
+from opencode_a2a.tasks.open import OpenTask
 from opencode_a2a.tasks.outbox import Notification, Outbox, PushConfig, Receipt
-from opencode_a2a.tasks.service import OpenTask, SendCommand, TaskService
+from opencode_a2a.tasks.service import SendCommand, TaskService
 from opencode_a2a.tasks.state import TERMINAL, Entry
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.errands import Errands

@@ -468,7 +468,7 @@ async def abort(call: Call, params: OfSession) -> SessionDone:
 
 
 async def _stop(call: Call, session: upstream.Session) -> None:
-    for task in call.deps.tasks.open_tasks():
+    for task in call.deps.tasks.open.all():
         state = task.log.state
         if state.ref.principal == call.principal and state.status.session_id == session.id:
             await task.cancel()

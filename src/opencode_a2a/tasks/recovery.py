@@ -22,8 +22,8 @@ from opencode_a2a.store import interrupts, rates, replicas, sign_ins, spending
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, claim
 from opencode_a2a.tasks.log import LogWriter, TaskLog, ref_of
+from opencode_a2a.tasks.open import UPSTREAM_LOST, OpenTasks
 from opencode_a2a.tasks.readers import Replay
-from opencode_a2a.tasks.service import UPSTREAM_LOST, TaskService
 from opencode_a2a.tasks.state import OPEN, TERMINAL, Accepted, Recovered, Unknown, load_request
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.fleet import Fleet
@@ -48,7 +48,7 @@ LOST = Failure(
 async def recover(
     database: Database,
     writer: LogWriter,
-    tasks: TaskService,
+    tasks: OpenTasks,
     fleet: Fleet,
     upstreams: Mapping[str, bool] | None = None,
 ) -> int:
@@ -58,7 +58,7 @@ async def recover(
     reader goes on where it was.
     """
     found = await database.read(lambda c: task_rows.load_open(c, list(OPEN), upstreams))
-    running = {task.log.no for task in tasks.open_tasks()}
+    running = {task.log.no for task in tasks.all()}
     for row in found:
         if row.no in running:  # an earlier try was cut short
             continue

@@ -22,9 +22,9 @@ from opencode_a2a.store import replicas
 from opencode_a2a.store.database import Database, DatabaseError
 from opencode_a2a.store.replicas import ReplicaRow, UpstreamRow
 from opencode_a2a.tasks.log import LogWriter
+from opencode_a2a.tasks.open import OpenTasks
 from opencode_a2a.tasks.outbox import Outbox
 from opencode_a2a.tasks.recovery import recover
-from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.tasks.state import OPEN
 from opencode_a2a.turns.fleet import Fleet, Member
 
@@ -52,7 +52,7 @@ class Ownership:
         database: Database,
         writer: LogWriter,
         fleet: Fleet,
-        tasks: TaskService,
+        tasks: OpenTasks,
         outbox: Outbox,
         beside: Beside,
     ) -> None:
@@ -330,7 +330,7 @@ class Ownership:
             try:
                 count = await recover(self._database, self._writer, self._tasks, self._fleet, only)
                 if self._outbox.settings.enabled:
-                    logs = {task.log.no: task.log for task in self._tasks.open_tasks()}
+                    logs = {task.log.no: task.log for task in self._tasks.all()}
                     await self._outbox.recover(logs, only)
                 await self._fleet.recover_errands(members)
                 return count

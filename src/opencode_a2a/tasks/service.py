@@ -9,8 +9,7 @@ import asyncio
 import base64
 import hashlib
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from uuid import uuid4
@@ -36,16 +35,7 @@ from opencode_a2a.errors import (
     UnsupportedOperationError,
     Violation,
 )
-from opencode_a2a.events import (
-    Failure,
-    FailureType,
-    Finished,
-    Interrupted,
-    Outcome,
-    Resolution,
-    Resumed,
-)
-from opencode_a2a.ids import ContextId, Owner, Principal, SessionId, TaskId
+from opencode_a2a.ids import ContextId, Principal, SessionId, TaskId
 from opencode_a2a.messages import (
     ANYWHERE,
     Added,
@@ -55,8 +45,7 @@ from opencode_a2a.messages import (
     Routing,
     TurnRequest,
 )
-from opencode_a2a.rights import FULL, NARROWEST, UNLIMITED, Budget
-from opencode_a2a.store import interrupts as interrupt_rows
+from opencode_a2a.rights import UNLIMITED, Budget
 from opencode_a2a.store import spending
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, Write
@@ -67,16 +56,15 @@ from opencode_a2a.tasks import budget
 from opencode_a2a.tasks.budget import Figures
 from opencode_a2a.tasks.log import LogWriter, TaskLog, load_task
 from opencode_a2a.tasks.mailbox import OTHERS_SECONDS, Mailbox, known_fields
+from opencode_a2a.tasks.open import ENDED, WORKING, OpenTask, OpenTasks
 from opencode_a2a.tasks.outbox import SNAPSHOTS, Outbox, PushConfig
 from opencode_a2a.tasks.readers import LogReader
 from opencode_a2a.tasks.state import (
     OPEN,
     Accepted,
     Cursor,
-    Entry,
     Query,
     State,
-    Status,
     TaskRef,
     TaskState,
     dump_entries,
@@ -94,7 +82,6 @@ from opencode_a2a.turns.answers import (
     understand,
 )
 from opencode_a2a.turns.fleet import Fleet, Member, NotOwnerError
-from opencode_a2a.turns.interrupts import CLOCK
 from opencode_a2a.turns.rights import DEFAULT_AGENT
 from opencode_a2a.turns.sessions import (
     COMMAND_FIELD,
@@ -103,36 +90,13 @@ from opencode_a2a.turns.sessions import (
     SESSION_FIELD,
     WORKSPACE_FIELD,
 )
-from opencode_a2a.turns.turn import LoggedTurn, Turn, Turns
+from opencode_a2a.turns.turn import Turns
 
 logger = structlog.get_logger(__name__)
 
-WORKING = (
-    "The task is running and is not waiting for an answer. To send the text to the agent while it "
-    "works, set metadata.shared.delivery."
-)
-ENDED = (
-    "The task has ended and takes no further message; send it without taskId and with the same "
-    "contextId to go on"
-)
-NARROWER = (
-    "The task may do more than this message allows: its credential or its profile has narrower "
-    "rights. Cancel the task, or send the message without taskId."
-)
-MAX_ADDITIONS = 50
-"""Messages on one task that OpenCode does not have yet."""
-TOO_MANY = "Too many messages on this task wait to be handed on; wait until the agent has them"
 OWN_TASKS = "This caller has {} tasks that have not ended, the most at once; wait for one to end"
 ALL_TASKS = "The service has {} tasks that have not ended, the most at once; try again later"
 SEVERAL = "Several tasks of this context wait for an answer."
-UNSIGNED = Failure(
-    FailureType.SIGN_IN_EXPIRED,
-    "Nobody signed in to the model provider in time. Send the message again.",
-)
-UNAPPROVED = Failure(
-    FailureType.INTERRUPT_EXPIRED,
-    "Nobody approved the plan in time; nothing was changed. Send the message again.",
-)
 APPROVED = "The plan is approved. Carry it out."
 """What the agent is told; a remark follows."""
 NOT_ALLOWED = (
@@ -150,15 +114,6 @@ UNWATCHED = (
 ALREADY_AT_WORK = "comes too late for a task that works; send the message without taskId"
 SEEN_SECONDS = 0.5
 """How long the word may take that another replica has shown what is asked."""
-UPSTREAM_LOST = Failure(
-    FailureType.UPSTREAM_LOST,
-    "The OpenCode that ran the task is gone. Send the message again; the conversation goes on in "
-    "another one, which does not know what was said before.",
-)
-INTERNAL = Failure(
-    FailureType.INTERNAL_ERROR, "The service failed while running the turn. Send the message again."
-)
-ADMISSION_SECONDS = 0.02
 FIRST_ROUTING = frozenset({"session_id", "directory", "workspace_id", "model", "hops"})
 """The fields of a routing that 2.0.0 had."""
 ANYWHERE_FIELDS = asdict(ANYWHERE)
@@ -257,242 +212,6 @@ class AnswerExpectedError(Exception):
         self.waiting = waiting
 
 
-class OpenTask:
-    """A task that has not ended: its log, and the turn that runs for it.
-
-    It is the only one to write the log, and runs one turn at a time.
-    """
-
-    def __init__(
-        self, log: TaskLog, member: Member, registered: "Callable[[OpenTask], None]"
-    ) -> None:
-        self.log = log
-        self.member = member
-        self.routing = ANYWHERE
-        """Where the latest turn was to run."""
-        self.rights = FULL
-        """What the latest turn was allowed, as far as its credential and its caller say."""
-        self._owner = Owner(log.ref.id, log.ref.context_id, log.ref.principal)
-        self._turns = member.turns
-        self._registered = registered
-        self._turn: Turn | None = None
-        self._running: asyncio.Task[None] | None = None
-        self._expiry: asyncio.Task[None] | None = None
-        """Ends the task if nobody sends the message that it waits for."""
-        self.losing: asyncio.Task[None] | None = None
-        """Fails the task, whose OpenCode is lost."""
-        self.given_up = False
-        """It is left to another replica."""
-
-    def start(
-        self,
-        request: TurnRequest,
-        logged: LoggedTurn | None = None,
-        *,
-        new_context: bool = False,
-        first: asyncio.Future[bool] | None = None,
-    ) -> None:
-        """Run a turn, or recover one that an earlier process logged, once ``first`` is stored."""
-        self.routing, self.rights, ref = request.routing, request.rights, self.log.ref
-        # The deployment may allow less than when the task began.
-        rights = request.rights & self._turns.rights
-        if request.routing.plan:
-            rights &= NARROWEST  # neither rules nor grants allow what is only planned
-        turn = self._turn = Turn(
-            self._turns,
-            replace(self._owner, rights=rights),
-            request,
-            session_id=self.log.state.status.session_id,
-            new_context=new_context,
-            logged=logged,
-        )
-        self._running = asyncio.create_task(self._run(turn, first), name=f"turn {ref.id}")
-
-    async def _run(self, turn: Turn, first: asyncio.Future[bool] | None) -> None:
-        if first is not None:
-            await asyncio.shield(first)
-            if self.ended:  # canceled meanwhile
-                return
-        with structlog.contextvars.bound_contextvars(task_id=self.log.ref.id):
-            try:
-                await turn.run(self.log)
-            except Exception:
-                logger.exception("turn failed")
-                await self.log.append([Finished(Outcome.FAILED, failure=INTERNAL)])
-            if not self.ended and not self.log.state.status.paused:
-                logger.error("turn returned without a final event")
-                await self.log.append([Finished(Outcome.FAILED, failure=INTERNAL)])
-        self._turn = None
-        if self.ended:
-            self._registered(self)
-        else:
-            self.pause()
-
-    @property
-    def ended(self) -> bool:
-        return self.log.state.status.state.terminal
-
-    def check_owned(self) -> None:
-        """Raise NotOwnerError if another replica goes on with the task."""
-        if self.given_up and not self.ended:
-            raise NotOwnerError(self.member.name)
-
-    def pause(self) -> None:
-        """Let the task wait for the message that begins its next turn, but not for ever."""
-        status = self.log.state.status
-        seconds = self._turns.interrupts.settings.interrupt_request_ttl_seconds
-        left = seconds - (now_ms() - status.at) / 1000
-        if status.plan is not None and status.plan.expires_at is not None:
-            left = (status.plan.expires_at - now_ms()) / 1000
-
-        async def expire() -> None:
-            await asyncio.sleep(max(0.0, left))
-            failure = UNSIGNED if status.plan is None else UNAPPROVED
-            await self.end(Finished(Outcome.FAILED, failure=failure))
-
-        self._expiry = asyncio.create_task(expire(), name=f"expiry of {self.log.ref.id}")
-        self._registered(self)
-
-    def _check_paused(self, plan: Interrupted | None) -> None:
-        """Refuse a message for a plan, or a sign-in, that is no longer waited for."""
-        self.check_owned()
-        status = self.log.state.status
-        waits = status.plan and status.plan.request_id
-        if not status.paused or waits != (plan and plan.request_id):
-            raise UnsupportedOperationError(WORKING)
-
-    async def go_on(
-        self, message: Message, request: TurnRequest, also: Write, plan: Interrupted | None
-    ) -> None:
-        """Run another turn of a task that is paused; ``also`` is stored with the message.
-
-        ``plan`` is what the message was meant for: one that has changed since was not seen.
-        """
-        self._check_paused(plan)
-        if self._running is not None:
-            await asyncio.wait([self._running])  # it has ended, and may be cleaning up
-        self._check_paused(plan)
-        if self._turn is not None:
-            raise UnsupportedOperationError(WORKING)
-        if self._expiry is not None:
-            self._expiry.cancel()
-        principal = self.log.ref.principal
-
-        async def store() -> bool:
-            events: list[Answered | Resumed] = [Answered(message)]
-            if plan is not None:
-                done: Resolution = "replied" if request.routing.plan else "approved"
-                events.append(Resumed(plan.request_id, plan.type, done, principal))
-            # From then on a restart runs the turn: its request is stored with the message.
-            stored = await self.log.append(events, also)
-            self._registered(self)
-            for event in events:
-                if isinstance(event, Resumed) and plan is not None:
-                    await self._turns.interrupts.settle(self._owner, plan, event)
-            return stored
-
-        storing = asyncio.ensure_future(store())
-        # Whoever sends it may go away, but the turn for what is stored has to run.
-        self.start(request, first=storing)
-        await asyncio.shield(storing)
-
-    async def add(self, added: Added, also: Write) -> None:
-        """Hand a further message to the turn that runs; ``also`` is stored with it."""
-        self.check_owned()
-        turn = self._turn
-        if turn is not None and len(turn.additions) >= MAX_ADDITIONS:
-            raise LimitExceededError(TOO_MANY, limit=MAX_ADDITIONS)
-        if turn is not None and not turn.request.rights <= added.request.rights:
-            raise UnsupportedOperationError(NARROWER)
-        addition = turn.add(added) if turn is not None else None
-        if turn is None or addition is None:
-            raise UnsupportedOperationError(ENDED)
-        storing = asyncio.ensure_future(
-            self.log.append([added, addition.progress("accepted")], also)
-        )
-        # Whoever sends it may go away, but what is stored has to be handed on.
-        storing.add_done_callback(lambda _: turn.store(addition))
-        if not await asyncio.shield(storing):
-            raise UnsupportedOperationError(ENDED)
-
-    async def answer(self, request_ids: Sequence[str], answer: Answer, also: Write) -> None:
-        """Answer what the turn asks; ``also`` is stored with the answer."""
-        self.check_owned()
-        if self._turn is None:
-            raise InterruptNotFoundError(request_id=request_ids[0])
-        try:
-            await self._turn.interrupts.answer(request_ids, answer, also)
-        except ServiceError:
-            self.check_owned()  # which knows the answer, if it was stored
-            raise
-
-    async def repeat(self, message: Message) -> None:
-        """Make sure that OpenCode gets the answer in a message that was taken before."""
-        self.check_owned()
-        if self._turn is not None:
-            await self._turn.interrupts.repeat(message)
-
-    async def cancel(self) -> None:
-        """End the task; return when it has ended."""
-        self.check_owned()
-        if self._turn is not None:
-            self._turn.cancel()
-        while not self.ended:
-            self.check_owned()
-            # The turn of a paused task is over, even if it has only just said so.
-            if self._turn is None or self.log.state.status.paused:
-                await self.end(Finished(Outcome.CANCELED))
-            else:
-                await self.log.next_stop()
-
-    async def end(self, end: Finished, also: Write | None = None) -> None:
-        """End the task from outside of a turn; ``also`` is stored with the end."""
-        plan = self.log.state.status.plan
-        await self.log.append([end], also)
-        self._registered(self)
-        if plan is not None:
-            late = end.outcome is not Outcome.CANCELED
-            by, how = (CLOCK, "expired") if late else (self.log.ref.principal, "rejected")
-            settled = Resumed(plan.request_id, plan.type, how, by)
-            await self._turns.interrupts.settle(self._owner, plan, settled)
-        if self._expiry is not None and self._expiry is not asyncio.current_task():
-            self._expiry.cancel()
-
-    def lose(self) -> None:
-        """Fail the task without asking OpenCode, which is not there."""
-
-        async def end() -> None:
-            await self.detach()
-            if not self.ended:
-                await self.end(
-                    Finished(Outcome.FAILED, failure=UPSTREAM_LOST),
-                    lambda connection: interrupt_rows.void(connection, self.log.ref.id, now_ms()),
-                )
-
-        self.losing = asyncio.create_task(end(), name=f"lost {self.log.ref.id}")
-
-    async def detach(self) -> None:
-        """Stop following the turn; the task stays open."""
-        tasks = [task for task in (self._running, self._expiry) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._turn = None
-
-
-class ClosedWriter(LogWriter):
-    """Takes nothing: the logs are written by the replica that runs the OpenCode now."""
-
-    def __init__(self, database: Database, upstream: str) -> None:
-        super().__init__(database)
-        self._upstream = upstream
-
-    def add(
-        self, log: TaskLog, before: Status, entries: Sequence[Entry], also: Write | None = None
-    ) -> None:
-        raise NotOwnerError(self._upstream)
-
-
 class TaskService:
     def __init__(
         self,
@@ -507,11 +226,10 @@ class TaskService:
         self._fleet = fleet
         self._limits = limits
         self._outbox = outbox
-        # The open tasks that this process runs. Where there is no other they are counted for the
-        # limits, else those in the database are.
-        self._open: dict[TaskId, OpenTask] = {}
         self.tails = Tails(database, writer)
         """The tasks that another replica runs, as far as they are read here."""
+        self.open = OpenTasks(database, writer, fleet, self.tails)
+        """The open tasks that this process runs."""
         self.mailbox = Mailbox(database, fleet.owned)
         """What is asked of the replica that runs a task, and by others of this one."""
         self.mailbox.handlers |= {
@@ -522,10 +240,6 @@ class TaskService:
             "session": self._has_session,
         }
         fleet.find_session = self._find_session
-        database.listeners.append(self._on_notification)
-        self._planned: dict[TaskId, OpenTask] = {}
-        """Those whose plan waits to be approved."""
-        self._counts: Counter[Principal] = Counter()
         self.answering: WeakValueDictionary[tuple[Principal, str], asyncio.Lock] = (
             WeakValueDictionary()
         )
@@ -645,7 +359,6 @@ class TaskService:
             upstream=member.name,
         )
         limits, several = self._limits, self._database.has_other_replicas
-        counted = (self._counts[principal], self._counts.total())
         message = (principal, command.message.message_id)
         begun = self._fleet.errands_of(principal) if command.budget.turns else 0
 
@@ -678,7 +391,7 @@ class TaskService:
 
         def admitted(no: int, hook: HookRow | None) -> OpenTask:
             log = TaskLog(no, state, self._writer, self._database)
-            task = self.adopt(log, member, command.request.routing)
+            task = self.open.adopt(log, member, command.request.routing)
             if hook is not None:
                 self._outbox.begin(hook, task.log)
             return task
@@ -692,20 +405,13 @@ class TaskService:
                 task = admitted(*outcome)
                 task.start(command.request, new_context=command.context_id is None)
 
-        # The place is held during the write, in which others ask for room. It is given back after
-        # the task has been counted, before anything else can run.
-        held = counted[0] < limits.max_tasks_per_principal and counted[1] < limits.max_open_tasks
-        self._counts[principal] += held
-        self._fleet.tasks[member.name] += 1
-        try:
-            outcome = await self._database.write(write, late=late, order=message)
+        with self.open.admission(principal, member, limits) as counted:
+            try:
+                outcome = await self._database.write(write, late=late, order=message)
+            except BudgetExhaustedError as error:
+                budget.note_refusal(principal, error)
+                raise
             return outcome if isinstance(outcome, TaskRow) else admitted(*outcome)
-        except BudgetExhaustedError as error:
-            budget.note_refusal(principal, error)
-            raise
-        finally:
-            self._counts[principal] -= held
-            self._fleet.tasks[member.name] -= 1
 
     async def check_budget(
         self, principal: Principal, limits: Budget, *, another: bool = False
@@ -737,44 +443,16 @@ class TaskService:
         spent, running = await self._database.read(read)
         return budget.figures(spent, running + self._fleet.errands_of(principal), limits)
 
-    def adopt(self, log: TaskLog, member: Member, routing: Routing) -> OpenTask:
-        """Take charge of a task that is open."""
-        task = self._open[log.ref.id] = OpenTask(log, member, self._register)
-        if log.no in self.tails.logs:  # it was read here while another replica ran it
-            self.tails.taken_over(log)
-        self._fleet.note(log.ref.principal, log.ref.context_id, routing, member)
-        self._fleet.tasks[member.name] += 1
-        metrics.TASKS.labels(log.state.status.state).inc()
-        self._counts[log.ref.principal] += 1
-        return task
-
-    def _register(self, task: OpenTask) -> None:
-        """Take note of a task that ended, paused, or goes on."""
-        ref, status = task.log.ref, task.log.state.status
-        self._planned.pop(ref.id, None)
-        if task.ended and self._open.pop(ref.id, None) is not None:
-            self._counts[ref.principal] -= 1
-            self._fleet.tasks[task.member.name] -= 1
-        elif status.plan is not None:
-            self._planned[ref.id] = task
-
     def _waiting(self, command: SendCommand) -> list[TaskLog]:
         """Return the logs of the tasks whose answer a message that names no task may be.
 
         They are the caller's own and wait in the context that the message names, in the session
         that it names, or are named among its references. Of several, a reference decides.
         """
-        asked = dict.fromkeys(
-            one.asker.owner.task_id
-            for member in self._fleet.members.values()
-            for one in member.turns.interrupts.open.values()
-        )
-        asked |= dict.fromkeys(self._planned)
-        tasks = (self._open.get(task_id) for task_id in asked if task_id is not None)
         return [
             task.log
-            for task in tasks
-            if task is not None and self._awaits(command, task.log.state, task.routing)
+            for task in self.open.waiting()
+            if self._awaits(command, task.log.state, task.routing)
         ]
 
     async def _elsewhere(self, command: SendCommand) -> list[tuple[TaskRow, Routing]]:
@@ -791,7 +469,7 @@ class TaskService:
             (row, load_request(row.request).routing)
             for row in found
             if row.request is not None
-            and TaskId(row.id) not in self._open
+            and self.open.get(row.id) is None
             and not self._fleet.owns(row.upstream)
         ]
 
@@ -825,7 +503,7 @@ class TaskService:
 
         row, refusal = await self._database.read(read) or (None, None)
         if row is not None and refusal is not None:
-            task = self._open.get(TaskId(row.id))
+            task = self.open.get(row.id)
             state = load_task(row) if task is None else task.log.state
             waits = state.status.state is State.INPUT_REQUIRED
             raise _load_refusal(refusal, [state] if waits else [])
@@ -842,7 +520,7 @@ class TaskService:
             earlier = await self._repeated(command, task_id)
             if earlier is not None:
                 # A copy of a message that was here before: return what became of it.
-                task = self._open.get(TaskId(earlier.id))
+                task = self.open.get(earlier.id)
                 if task is not None:
                     await task.repeat(command.message)
                 log = await self._log(earlier)
@@ -850,7 +528,7 @@ class TaskService:
                     self._check_owned(earlier)
                     raise InterruptNotFoundError("The request was settled before this answer came")
                 return Submitted(log, 0)
-            task = self._open.get(TaskId(task_id))
+            task = self.open.get(task_id)
             if task is None:
                 self._check_owned(row)
                 raise UnsupportedOperationError(ENDED)
@@ -873,7 +551,7 @@ class TaskService:
                         await _check(command.principal, request, task.member.turns)
                     remember = _remember(command, task.log, request)
                     await self.check_budget(command.principal, command.budget, another=True)
-                    await task.go_on(command.message, request, remember, None)
+                    await task.resume(command.message, request, remember, None)
                     return Submitted(task.log, seq)
                 case _:
                     late = command.request.delivery is None and only_an_answer(command.message)
@@ -977,7 +655,7 @@ class TaskService:
         _check_watched(request)
         await self.check_budget(command.principal, command.budget, another=True)
         remember = _remember(command, task.log, request)
-        await task.go_on(command.message, request, remember, plan)
+        await task.resume(command.message, request, remember, plan)
         return Submitted(task.log, seq)
 
     # Reading
@@ -986,7 +664,7 @@ class TaskService:
         self, principal: Principal, task_id: str, *, supervised: bool = False
     ) -> TaskState:
         """Return a task; what a supervisor reads is not shown to its principal."""
-        task = self._found(principal, task_id)
+        task = self.open.of(principal, task_id)
         if task is not None:
             state = await task.log.firm_state()
             if not supervised:
@@ -1002,7 +680,7 @@ class TaskService:
 
     async def owner(self, task_id: str) -> Principal | None:
         """Return whose task this is; for those who may know of all tasks."""
-        task = self._open.get(TaskId(task_id))
+        task = self.open.get(task_id)
         if task is not None:
             return task.log.ref.principal
         found = await self._database.read(lambda connection: task_rows.owner(connection, task_id))
@@ -1028,7 +706,7 @@ class TaskService:
         found, total = await self._database.read(read)
         tasks: list[TaskState] = []
         for row in found[: query.size]:
-            task = self._open.get(TaskId(row.id))
+            task = self.open.get(row.id)
             if not whole or State(row.state).terminal:
                 tasks.append(load_task(row))
             elif task is not None:
@@ -1070,7 +748,7 @@ class TaskService:
 
     async def log(self, principal: Principal, task_id: str) -> TaskLog:
         """Return the log of a task, with nothing in its state that waits to be stored."""
-        task = self._found(principal, task_id)
+        task = self.open.of(principal, task_id)
         if task is None:
             return await self._log(await self._row(principal, task_id))
         await task.log.firm_state()
@@ -1095,7 +773,7 @@ class TaskService:
 
     async def _cancel(self, principal: Principal, task_id: str) -> TaskState:
         began = time.monotonic()
-        task = self._found(principal, task_id)
+        task = self.open.of(principal, task_id)
         if task is None:
             row = await self._row(principal, task_id)
             self._check_owned(row)
@@ -1113,52 +791,6 @@ class TaskService:
         sure = "success" if state.status.failure is None else "timeout"
         metrics.CANCEL_SECONDS.labels(sure).observe(time.monotonic() - began)
         return state
-
-    def lose(self, member: Member) -> None:
-        """Fail the tasks of an OpenCode that is lost; their contexts go on elsewhere."""
-        for task in self._open.values():
-            if task.member is member and not task.losing:
-                task.lose()
-
-    async def give_up(self, member: Member) -> None:
-        """Leave the tasks of an OpenCode to another replica, with all of them stored."""
-        own = [task for task in self._open.values() if task.member is member]
-        while self._fleet.tasks[member.name] > len(own):  # one is being admitted
-            await asyncio.sleep(ADMISSION_SECONDS)
-            own = [task for task in self._open.values() if task.member is member]
-        for task in own:
-            task.given_up = True
-        losing = [task.losing for task in own if task.losing is not None]
-        await asyncio.gather(*(task.detach() for task in own), *losing)
-        await self._writer.commit()
-        for task in own:
-            ref, status = task.log.ref, task.log.state.status
-            self._planned.pop(ref.id, None)
-            if self._open.pop(ref.id, None) is not None:  # else it has just ended
-                self._counts[ref.principal] -= 1
-                self._fleet.tasks[member.name] -= 1
-            if not task.ended:
-                metrics.TASKS.labels(status.state).dec()
-            task.log.close(ClosedWriter(self._database, member.name))
-
-    def end_reading(self) -> None:
-        """End the streams of all tasks: other replicas may know more."""
-        for task in self._open.values():
-            task.log.end_reading()
-        self.tails.end_reading()
-
-    def stop_waiting(self) -> None:
-        """Let nobody wait any longer for a task: the service is about to stop."""
-        for task in self._open.values():
-            task.log.stop_waiting()
-        self.tails.stop_waiting()
-
-    async def close(self) -> None:
-        """Leave every open task as it is, for the next start, with all of it stored."""
-        tasks = self.open_tasks()
-        losing = [task.losing for task in tasks if task.losing is not None]
-        await asyncio.gather(*(task.detach() for task in tasks), *losing)
-        await self._writer.commit()
 
     # Webhooks, which are served by the replica that runs the task, or ran it
 
@@ -1207,7 +839,7 @@ class TaskService:
 
     async def check_serves(self, principal: Principal, task_id: str) -> None:
         """Raise NotOwnerError if another replica serves the webhooks of a task."""
-        if self._found(principal, task_id) is not None or not self._database.has_other_replicas:
+        if self.open.of(principal, task_id) is not None or not self._database.has_other_replicas:
             return
         row = await self._row(principal, task_id)
         if self._fleet.owns(row.upstream):
@@ -1247,25 +879,10 @@ class TaskService:
 
     def _check_owned(self, row: TaskRow) -> None:
         """Raise NotOwnerError if another replica runs a task."""
-        if (task := self._open.get(TaskId(row.id))) is not None:
+        if (task := self.open.get(row.id)) is not None:
             task.check_owned()
         elif not self._fleet.owns(row.upstream) and not State(row.state).terminal:
             raise NotOwnerError(row.upstream)
-
-    def open_tasks(self) -> Sequence[OpenTask]:
-        return list(self._open.values())
-
-    def _on_notification(self, text: str) -> None:
-        """Count what a reader in another replica was shown, as if it were one of here."""
-        match text.split(",", 2):
-            case ["t", number, task_id] if number.isdecimal() and TaskId(task_id) in self._open:
-                self._open[TaskId(task_id)].log.note_seen_number(int(number))
-            case _:
-                pass
-
-    def _found(self, principal: Principal, task_id: str) -> OpenTask | None:
-        task = self._open.get(TaskId(task_id))
-        return task if task is not None and task.log.ref.principal == principal else None
 
     async def _row(self, principal: Principal, task_id: str) -> TaskRow:
         row = await self._database.read(
@@ -1276,7 +893,7 @@ class TaskService:
         return row
 
     async def _log(self, row: TaskRow) -> TaskLog:
-        task = self._open.get(TaskId(row.id))
+        task = self.open.get(row.id)
         if task is not None:
             await task.log.firm_state()
             return task.log

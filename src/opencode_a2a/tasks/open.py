@@ -1,0 +1,473 @@
+"""The open tasks that this process runs.
+
+An ``OpenTask`` owns the log of a task and the turn that runs for it; it alone writes the log.
+``OpenTasks`` holds all of them: ``tasks.sending`` and ``tasks.recovery`` put them there, and they
+leave it when they end or when another replica takes over their OpenCode.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import structlog
+
+from opencode_a2a import metrics
+from opencode_a2a.config import LimitSettings
+from opencode_a2a.errors import (
+    InterruptNotFoundError,
+    LimitExceededError,
+    ServiceError,
+    UnsupportedOperationError,
+)
+from opencode_a2a.events import (
+    Failure,
+    FailureType,
+    Finished,
+    Interrupted,
+    Outcome,
+    Resolution,
+    Resumed,
+)
+from opencode_a2a.ids import Owner, Principal, TaskId
+from opencode_a2a.messages import ANYWHERE, Added, Answered, Message, Routing, TurnRequest
+from opencode_a2a.rights import FULL, NARROWEST
+from opencode_a2a.store import interrupts as interrupt_rows
+from opencode_a2a.store.database import Database, Write
+from opencode_a2a.tasks.log import LogWriter, TaskLog
+from opencode_a2a.tasks.state import Entry, Status
+from opencode_a2a.tasks.tails import Tails
+from opencode_a2a.telemetry import now_ms
+from opencode_a2a.turns.answers import Answer
+from opencode_a2a.turns.fleet import Fleet, Member, NotOwnerError
+from opencode_a2a.turns.interrupts import CLOCK
+from opencode_a2a.turns.turn import LoggedTurn, Turn
+
+logger = structlog.get_logger(__name__)
+
+WORKING = (
+    "The task is running and is not waiting for an answer. To send the text to the agent while it "
+    "works, set metadata.shared.delivery."
+)
+ENDED = (
+    "The task has ended and takes no further message; send it without taskId and with the same "
+    "contextId to go on"
+)
+NARROWER = (
+    "The task may do more than this message allows: its credential or its profile has narrower "
+    "rights. Cancel the task, or send the message without taskId."
+)
+MAX_ADDITIONS = 50
+"""Messages on one task that OpenCode does not have yet."""
+TOO_MANY = "Too many messages on this task wait to be handed on; wait until the agent has them"
+UNSIGNED = Failure(
+    FailureType.SIGN_IN_EXPIRED,
+    "Nobody signed in to the model provider in time. Send the message again.",
+)
+UNAPPROVED = Failure(
+    FailureType.INTERRUPT_EXPIRED,
+    "Nobody approved the plan in time; nothing was changed. Send the message again.",
+)
+UPSTREAM_LOST = Failure(
+    FailureType.UPSTREAM_LOST,
+    "The OpenCode that ran the task is gone. Send the message again; the conversation goes on in "
+    "another one, which does not know what was said before.",
+)
+INTERNAL = Failure(
+    FailureType.INTERNAL_ERROR, "The service failed while running the turn. Send the message again."
+)
+ADMISSION_SECONDS = 0.02
+"""How often ``give_up`` looks whether the tasks that are being admitted have been."""
+
+
+class OpenTask:
+    """A task that has not ended: its log, and the turn that runs for it.
+
+    Nothing else writes the log. One turn runs at a time; between two turns, while the task waits
+    for a sign-in or for the approval of its plan, it is paused.
+    """
+
+    def __init__(
+        self, log: TaskLog, member: Member, on_change: "Callable[[OpenTask], None]"
+    ) -> None:
+        self.log = log
+        self.member = member
+        """The OpenCode that runs its turns."""
+        self.routing = ANYWHERE
+        """Where the latest turn was to run."""
+        self.rights = FULL
+        """The rights of the latest turn, as its credential and its caller limit them."""
+        self._owner = Owner(log.ref.id, log.ref.context_id, log.ref.principal)
+        self._turns = member.turns
+        self._on_change = on_change
+        """Called when the task has paused, runs again, or has ended."""
+        self._turn: Turn | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._expiry: asyncio.Task[None] | None = None
+        """Fails a paused task if nobody sends the message that it waits for."""
+        self.losing: asyncio.Task[None] | None = None
+        """Fails the task because its OpenCode is lost."""
+        self.given_up = False
+        """Whether the task is left to another replica."""
+
+    # Its turns
+
+    def start(
+        self,
+        request: TurnRequest,
+        logged: LoggedTurn | None = None,
+        *,
+        new_context: bool = False,
+        first: asyncio.Future[bool] | None = None,
+    ) -> None:
+        """Run a turn, or recover one that an earlier process logged, once ``first`` is stored."""
+        self.routing, self.rights, ref = request.routing, request.rights, self.log.ref
+        # The deployment may allow less than when the task began.
+        rights = request.rights & self._turns.rights
+        if request.routing.plan:
+            rights &= NARROWEST  # while a turn only plans, neither rules nor grants allow changes
+        turn = self._turn = Turn(
+            self._turns,
+            replace(self._owner, rights=rights),
+            request,
+            session_id=self.log.state.status.session_id,
+            new_context=new_context,
+            logged=logged,
+        )
+        self._running = asyncio.create_task(self._run(turn, first), name=f"turn {ref.id}")
+
+    async def _run(self, turn: Turn, first: asyncio.Future[bool] | None) -> None:
+        if first is not None:
+            await asyncio.shield(first)
+            if self.ended:  # canceled meanwhile
+                return
+        with structlog.contextvars.bound_contextvars(task_id=self.log.ref.id):
+            try:
+                await turn.run(self.log)
+            except Exception:
+                logger.exception("turn failed")
+                await self.log.append([Finished(Outcome.FAILED, failure=INTERNAL)])
+            if not self.ended and not self.log.state.status.paused:
+                logger.error("turn returned without a final event")
+                await self.log.append([Finished(Outcome.FAILED, failure=INTERNAL)])
+        self._turn = None
+        if self.ended:
+            self._on_change(self)
+        else:
+            self.pause()
+
+    def pause(self) -> None:
+        """Let the task wait, for a limited time, for the message that begins its next turn."""
+        status = self.log.state.status
+        seconds = self._turns.interrupts.settings.interrupt_request_ttl_seconds
+        left = seconds - (now_ms() - status.at) / 1000
+        if status.plan is not None and status.plan.expires_at is not None:
+            left = (status.plan.expires_at - now_ms()) / 1000
+
+        async def expire() -> None:
+            await asyncio.sleep(max(0.0, left))
+            failure = UNSIGNED if status.plan is None else UNAPPROVED
+            await self.end(Finished(Outcome.FAILED, failure=failure))
+
+        self._expiry = asyncio.create_task(expire(), name=f"expiry of {self.log.ref.id}")
+        self._on_change(self)
+
+    async def resume(
+        self, message: Message, request: TurnRequest, also: Write, plan: Interrupted | None
+    ) -> None:
+        """Run another turn of a paused task; ``also`` is stored with the message.
+
+        ``plan`` is the plan that the message is about, None for a sign-in.
+        """
+        self._check_paused(plan)
+        if self._running is not None:
+            await asyncio.wait([self._running])  # it has ended, and may be cleaning up
+        self._check_paused(plan)
+        if self._turn is not None:
+            raise UnsupportedOperationError(WORKING)
+        if self._expiry is not None:
+            self._expiry.cancel()
+        principal = self.log.ref.principal
+
+        async def store() -> bool:
+            events: list[Answered | Resumed] = [Answered(message)]
+            if plan is not None:
+                done: Resolution = "replied" if request.routing.plan else "approved"
+                events.append(Resumed(plan.request_id, plan.type, done, principal))
+            # From then on a restart runs the turn: its request is stored with the message.
+            stored = await self.log.append(events, also)
+            self._on_change(self)
+            for event in events:
+                if isinstance(event, Resumed) and plan is not None:
+                    await self._turns.interrupts.settle(self._owner, plan, event)
+            return stored
+
+        storing = asyncio.ensure_future(store())
+        # The sender may go away, but the turn for a stored message has to run.
+        self.start(request, first=storing)
+        await asyncio.shield(storing)
+
+    def _check_paused(self, plan: Interrupted | None) -> None:
+        """Refuse a message about a plan or a sign-in that the task no longer waits for.
+
+        A plan that has changed since is not the one that the sender has seen.
+        """
+        self.check_owned()
+        status = self.log.state.status
+        waits = status.plan and status.plan.request_id
+        if not status.paused or waits != (plan and plan.request_id):
+            raise UnsupportedOperationError(WORKING)
+
+    # Messages for the turn that runs
+
+    async def add(self, added: Added, also: Write) -> None:
+        """Hand a further message to the turn that runs; ``also`` is stored with it."""
+        self.check_owned()
+        turn = self._turn
+        if turn is not None and len(turn.additions) >= MAX_ADDITIONS:
+            raise LimitExceededError(TOO_MANY, limit=MAX_ADDITIONS)
+        if turn is not None and not turn.request.rights <= added.request.rights:
+            raise UnsupportedOperationError(NARROWER)
+        addition = turn.add(added) if turn is not None else None
+        if turn is None or addition is None:
+            raise UnsupportedOperationError(ENDED)
+        storing = asyncio.ensure_future(
+            self.log.append([added, addition.progress("accepted")], also)
+        )
+        # The sender may go away, but a stored message has to be handed on.
+        storing.add_done_callback(lambda _: turn.store(addition))
+        if not await asyncio.shield(storing):
+            raise UnsupportedOperationError(ENDED)
+
+    async def answer(self, request_ids: Sequence[str], answer: Answer, also: Write) -> None:
+        """Answer interrupts of the turn; ``also`` is stored with the answer."""
+        self.check_owned()
+        if self._turn is None:
+            raise InterruptNotFoundError(request_id=request_ids[0])
+        try:
+            await self._turn.interrupts.answer(request_ids, answer, also)
+        except ServiceError:
+            self.check_owned()  # the next owner knows whether the answer was stored
+            raise
+
+    async def repeat(self, message: Message) -> None:
+        """Make sure that OpenCode gets the answer in a message that was taken before."""
+        self.check_owned()
+        if self._turn is not None:
+            await self._turn.interrupts.repeat(message)
+
+    # Its end
+
+    @property
+    def ended(self) -> bool:
+        return self.log.state.status.state.terminal
+
+    def check_owned(self) -> None:
+        """Raise NotOwnerError if the task was left to another replica."""
+        if self.given_up and not self.ended:
+            raise NotOwnerError(self.member.name)
+
+    async def cancel(self) -> None:
+        """Cancel the task; return when it has ended."""
+        self.check_owned()
+        if self._turn is not None:
+            self._turn.cancel()
+        while not self.ended:
+            self.check_owned()
+            # The turn of a paused task is over, even if it has only just said so.
+            if self._turn is None or self.log.state.status.paused:
+                await self.end(Finished(Outcome.CANCELED))
+            else:
+                await self.log.next_stop()
+
+    async def end(self, end: Finished, also: Write | None = None) -> None:
+        """End a task that has no turn; ``also`` is stored with the end."""
+        plan = self.log.state.status.plan
+        await self.log.append([end], also)
+        self._on_change(self)
+        if plan is not None:
+            late = end.outcome is not Outcome.CANCELED
+            by, how = (CLOCK, "expired") if late else (self.log.ref.principal, "rejected")
+            settled = Resumed(plan.request_id, plan.type, how, by)
+            await self._turns.interrupts.settle(self._owner, plan, settled)
+        if self._expiry is not None and self._expiry is not asyncio.current_task():
+            self._expiry.cancel()
+
+    def lose(self) -> None:
+        """Fail the task because its OpenCode is lost; nothing is asked of that."""
+
+        async def end() -> None:
+            await self.detach()
+            if not self.ended:
+                await self.end(
+                    Finished(Outcome.FAILED, failure=UPSTREAM_LOST),
+                    lambda connection: interrupt_rows.void(connection, self.log.ref.id, now_ms()),
+                )
+
+        self.losing = asyncio.create_task(end(), name=f"lost {self.log.ref.id}")
+
+    async def detach(self) -> None:
+        """Stop following the turn; the task stays open."""
+        tasks = [task for task in (self._running, self._expiry) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._turn = None
+
+
+class OpenTasks:
+    """The open tasks that this process runs, and how many they are.
+
+    A single process counts them here for its limits; several replicas count in the database.
+    """
+
+    def __init__(self, database: Database, writer: LogWriter, fleet: Fleet, tails: Tails) -> None:
+        self._database = database
+        self._writer = writer
+        self._fleet = fleet
+        self._tails = tails
+        self._tasks: dict[TaskId, OpenTask] = {}
+        self._planned: dict[TaskId, OpenTask] = {}
+        """Those whose plan waits for approval, so that ``waiting`` need not look at all tasks."""
+        self._counts: Counter[Principal] = Counter()
+        """Open tasks of each principal, with those that are being admitted."""
+        database.listeners.append(self._on_notification)
+
+    # Finding
+
+    def get(self, task_id: str) -> OpenTask | None:
+        return self._tasks.get(TaskId(task_id))
+
+    def of(self, principal: Principal, task_id: str) -> OpenTask | None:
+        """Return a task if it is open here and belongs to the principal."""
+        task = self.get(task_id)
+        return task if task is not None and task.log.ref.principal == principal else None
+
+    def all(self) -> list[OpenTask]:
+        return list(self._tasks.values())
+
+    def waiting(self) -> list[OpenTask]:
+        """Return the tasks that wait for a person: for an answer, or for the approval of a plan."""
+        asking = dict.fromkeys(
+            interrupt.asker.owner.task_id
+            for member in self._fleet.members.values()
+            for interrupt in member.turns.interrupts.open.values()
+        )
+        ids = asking | dict.fromkeys(self._planned)
+        return [task for task_id in ids if task_id and (task := self._tasks.get(task_id))]
+
+    # Coming and going
+
+    @contextmanager
+    def admission(
+        self, principal: Principal, member: Member, limits: LimitSettings
+    ) -> Generator[tuple[int, int]]:
+        """Hold a place while a task is stored; yield the tasks before it: the caller's, and all.
+
+        Other admissions count it meanwhile. The place is given back after ``adopt`` has counted
+        the task, before anything else can run.
+        """
+        own, total = self._counts[principal], self._counts.total()
+        # A message that is about to be refused must not have another one refused.
+        held = own < limits.max_tasks_per_principal and total < limits.max_open_tasks
+        self._counts[principal] += held
+        self._fleet.tasks[member.name] += 1
+        try:
+            yield own, total
+        finally:
+            self._counts[principal] -= held
+            self._fleet.tasks[member.name] -= 1
+
+    def adopt(self, log: TaskLog, member: Member, routing: Routing) -> OpenTask:
+        """Take charge of an open task."""
+        task = self._tasks[log.ref.id] = OpenTask(log, member, self._on_change)
+        if log.no in self._tails.logs:  # it was read here while another replica ran it
+            self._tails.taken_over(log)
+        self._fleet.note(log.ref.principal, log.ref.context_id, routing, member)
+        self._fleet.tasks[member.name] += 1
+        metrics.TASKS.labels(log.state.status.state).inc()
+        self._counts[log.ref.principal] += 1
+        return task
+
+    def _on_change(self, task: OpenTask) -> None:
+        """Take note that a task has paused, runs again, or has ended."""
+        if task.ended:
+            self._remove(task)
+        elif task.log.state.status.plan is not None:
+            self._planned[task.log.ref.id] = task
+        else:
+            self._planned.pop(task.log.ref.id, None)
+
+    def _remove(self, task: OpenTask) -> None:
+        ref = task.log.ref
+        self._planned.pop(ref.id, None)
+        if self._tasks.pop(ref.id, None) is not None:
+            self._counts[ref.principal] -= 1
+            self._fleet.tasks[task.member.name] -= 1
+
+    def lose(self, member: Member) -> None:
+        """Fail the tasks of an OpenCode that is lost; their contexts go on in another one."""
+        for task in self._tasks.values():
+            if task.member is member and not task.losing:
+                task.lose()
+
+    async def give_up(self, member: Member) -> None:
+        """Store all tasks of an OpenCode and leave them to another replica."""
+        own = [task for task in self._tasks.values() if task.member is member]
+        while self._fleet.tasks[member.name] > len(own):  # one is being admitted
+            await asyncio.sleep(ADMISSION_SECONDS)
+            own = [task for task in self._tasks.values() if task.member is member]
+        for task in own:
+            task.given_up = True
+        await self._detach(own)
+        for task in own:
+            self._remove(task)
+            if not task.ended:
+                metrics.TASKS.labels(task.log.state.status.state).dec()
+            task.log.close(ClosedWriter(self._database, member.name))
+
+    async def close(self) -> None:
+        """Store all tasks, and leave them open for the next start."""
+        await self._detach(self.all())
+
+    async def _detach(self, tasks: Sequence[OpenTask]) -> None:
+        losing = [task.losing for task in tasks if task.losing is not None]
+        await asyncio.gather(*(task.detach() for task in tasks), *losing)
+        await self._writer.commit()
+
+    # Readers
+
+    def _on_notification(self, text: str) -> None:
+        """Count what another replica has shown a reader as if it had been shown here."""
+        match text.split(",", 2):
+            case ["t", number, task_id] if number.isdecimal():
+                if (task := self.get(task_id)) is not None:
+                    task.log.note_seen_number(int(number))
+            case _:
+                pass
+
+    def end_reading(self) -> None:
+        """End the streams of all tasks: other replicas may know more."""
+        for task in self._tasks.values():
+            task.log.end_reading()
+        self._tails.end_reading()
+
+    def stop_waiting(self) -> None:
+        """Let nobody wait any longer for a task: the service is about to stop."""
+        for task in self._tasks.values():
+            task.log.stop_waiting()
+        self._tails.stop_waiting()
+
+
+class ClosedWriter(LogWriter):
+    """Refuses every entry: another replica runs the OpenCode now, and writes the logs."""
+
+    def __init__(self, database: Database, upstream: str) -> None:
+        super().__init__(database)
+        self._upstream = upstream
+
+    def add(
+        self, log: TaskLog, before: Status, entries: Sequence[Entry], also: Write | None = None
+    ) -> None:
+        raise NotOwnerError(self._upstream)
