@@ -1,22 +1,25 @@
-"""Follow one streaming request through the code, from the socket to the prompt in OpenCode.
+"""Trace one streaming request through the code, from the socket to the prompt in OpenCode.
 
-Prints every function of the package that is entered meanwhile, in order of the first call, in
-three lists: the way down to the prompt, the response that opens beside it, and the events of
-OpenCode that arrive meanwhile, with the loop that waits for them. A function stands
-in the first list that it belongs to. What the tests' OpenCode calls by itself does not count.
-`docs/architecture.md` has the walk as a reader would take it.
+Prints every function of the package that is called before OpenCode has the prompt, in the order
+of the first calls and in three lists: the way down to the prompt, the response that opens at the
+same time, and the events of OpenCode that arrive meanwhile, with the loop that waits for them. A
+function is listed once, in the first list it belongs to. Calls made by the tests' OpenCode do not
+count. `docs/architecture.md` describes the same walk for readers.
 
-    python -m tools.walk            the list
-    python -m tools.walk --count    the figures alone
+    python -m tools.walk            the lists
+    python -m tools.walk --count    only the totals
 """
 
 import asyncio
+import signal
 import sys
 import threading
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import CodeType, FrameType
 from typing import Any
+
+import structlog
 
 from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
@@ -38,17 +41,17 @@ BRANCHES = {
     "Attempt._tick": EVENTS,
     "Attempt._decide": EVENTS,
 }
-"""The functions with which a branch begins; what they call belongs to it."""
+"""The functions at which a branch begins; every function they call belongs to it."""
 SOMETIMES = {
     "Attempt._write": EVENTS,
     "Reader.starting": EVENTS,
     "HttpConnection._hand_on": EVENTS,
 }
-"""The same, for what is entered before the prompt has arrived or a moment later."""
+"""The same, for functions that may be called only after the prompt has arrived."""
 
 
 class Walk:
-    """The functions that were entered while it was on, and on which branch."""
+    """A profiler that records each function called while ``on``, and its branch."""
 
     def __init__(self) -> None:
         self.on = False
@@ -67,7 +70,7 @@ class Walk:
 
 
 def _branch(frame: FrameType) -> str | None:
-    """Return the list that a call belongs to; None if it is one of the tests' own."""
+    """Return the list that a call belongs to; None for a call by the tests' OpenCode."""
     caller: FrameType | None = frame
     while caller is not None:
         name = caller.f_code.co_qualname
@@ -84,7 +87,7 @@ def _file(code: CodeType) -> str:
 
 
 async def walk() -> Walk:
-    """Send a message twice, and follow the second one: the first one fills caches."""
+    """Send a message twice and trace the second request: the first one fills caches."""
     seen = Walk()
     threading.setprofile(seen)
     sys.setprofile(seen)
@@ -106,9 +109,13 @@ async def walk() -> Walk:
 
 
 def main() -> None:
+    # The service in this process would log to stdout. When `head` closes that, the service's own
+    # requests would fail, and wait for one another for ever.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     seen = asyncio.run(walk())
     if unknown := BRANCHES.keys() - {code.co_qualname for code in seen.functions}:
-        sys.exit(f"no branch of the walk begins here any more: {', '.join(sorted(unknown))}")
+        sys.exit(f"these functions of BRANCHES are no longer called: {', '.join(sorted(unknown))}")
     for branch in (DOWN, RESPONSE, EVENTS):
         codes = [code for code, where in seen.functions.items() if where == branch]
         if "--count" not in sys.argv:

@@ -23,7 +23,7 @@ def main() -> int:
         tasks = list(dict.fromkeys(one.task for one in found if one.task is not None))
         kept = Path(tempfile.gettempdir()) / f"opencode-a2a-chaos-{given.seed}.txt"
         kept.write_text("\n".join(histories(history, tasks)))
-        print(f"The histories of all tasks that are named above: {kept}")
+        print(f"The whole histories of all tasks named above are in {kept}")
     return 1 if found else 0
 
 

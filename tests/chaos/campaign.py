@@ -1,10 +1,11 @@
-"""One run: start the cluster, let clients work while its parts die, and check what they saw."""
+"""One chaos run: start the cluster, cause faults while clients work, and collect what they saw."""
 
 import asyncio
 import os
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -14,21 +15,22 @@ from tests.chaos.history import CHECKER, TERMINAL, History, Unexpected, Violatio
 
 CLIENTS = 40
 SETTLE_SECONDS = 60.0
-"""How long it may take until all tasks have ended once nothing dies any more."""
+"""Seconds within which all tasks must end once no more faults are caused."""
 REPLAYED = 400
-"""Logs that are read from every replica in the end; the others from one."""
+"""Number of logs that are read from every replica at the end; the others are read from one."""
 SHOWN_LINES = 120
+"""Records shown of one task in a report; the file that `make chaos` writes has all of them."""
 CONNECTIONS = 6
-"""Of each replica to the database, when it has had to do with everything."""
+"""Connections of a busy replica to the database."""
 
 
 def slowness() -> float:
-    """Return how much longer things take because of what else the machine does."""
+    """Return the factor by which other load on the machine slows everything down."""
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 async def campaign(seed: int, seconds: float, clients: int = CLIENTS) -> History:
-    """Run it, and return all that was seen."""
+    """Run one, and return its history."""
     rng, history = Random(seed), History(seed, slowness())  # noqa: S311 - a game
     with tempfile.TemporaryDirectory(prefix="opencode-a2a-chaos-") as place:
         cluster = Cluster(history, Path(place), history.slowness)
@@ -61,7 +63,7 @@ async def campaign(seed: int, seconds: float, clients: int = CLIENTS) -> History
 
 
 async def _replay(cluster: Cluster, client: Client) -> None:
-    """Read the stored logs: some from every replica, the others from one."""
+    """Read the stored logs, some from every replica and the others from one."""
     history = cluster.history
     for place, task in enumerate(history.tasks):
         if task.state in TERMINAL:
@@ -71,33 +73,31 @@ async def _replay(cluster: Cluster, client: Client) -> None:
 
 
 def report(history: History, found: list[Violation]) -> str:
-    """Say what was done and seen; of violations what is known about their tasks."""
+    """Summarize a run, with every violation and the history of an example task for each rule."""
     faults = Counter(fault.kind for fault in history.faults)
     states = Counter(task.state for task in history.tasks)
     again = sum(one.again for one in history.prompted)
     lines = [
         f"seed {history.seed}: {len(history.tasks)} tasks ({_counted(states)}), "
         f"{len(history.told)} events, {len(history.reads)} reads, {again} prompts repeated",
-        f"faults: {_counted(faults)}; {len(history.registered)} lives of replicas, "
-        f"{len(history.owned)} changes of who runs an OpenCode; times are {history.slowness:.1f} "
-        "times what they are on an idle machine",
+        f"faults: {_counted(faults)}; {len(history.registered)} starts of replicas, "
+        f"{len(history.owned)} changes of an OpenCode's owner; everything may take "
+        f"{history.slowness:.1f} times as long as on an idle machine",
         f"{len(found)} violations",
     ]
     lines += [f"VIOLATION of {one.rule!r}: {one.text} [{one.task}]" for one in found]
-    # The history of one task for each rule: more of them hardly say more.
+    # One task for each rule: more of them rarely tell more.
     examples = dict.fromkeys(
         {one.rule: one.task for one in reversed(found) if one.task is not None}.values()
     )
-    lines += histories(history, list(examples))
-    return "\n".join(lines)
+    return "\n".join([*lines, *histories(history, list(examples), SHOWN_LINES)])
 
 
-def histories(history: History, tasks: list[str]) -> list[str]:
-    return [
-        line
-        for task in tasks
-        for line in (f"\n{task}:", *(f"    {one}" for one in history.about(task)[-SHOWN_LINES:]))
-    ]
+def histories(history: History, tasks: list[str], last: int = 0) -> Iterator[str]:
+    """Yield the histories of tasks, or the last lines of each."""
+    for task in tasks:
+        yield f"\n{task}:"
+        yield from (f"    {line}" for line in history.about(task)[-last:])
 
 
 def _counted(counter: Counter[str]) -> str:

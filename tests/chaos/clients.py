@@ -1,8 +1,8 @@
 """Clients of a cluster whose parts die: each sends, reads, answers and cancels on any replica.
 
-A client does what a good one would: it takes a broken connection, a 503 and ``STREAM_ENDED`` for
-what they are, goes to another replica with the last number that it has, and sends a message of
-which it heard nothing again under the same id. All that it is told goes into the history.
+They behave as good clients do: after a broken connection, a 503 or ``STREAM_ENDED`` they go to
+another replica with the last cursor they have, and a message that got no response is sent again
+under the same id. Everything they receive goes into the history.
 """
 
 import asyncio
@@ -28,20 +28,20 @@ TRY_AGAIN = {
     "STREAM_ENDED",
     "SERVICE_UNAVAILABLE",
 }
-"""What a failure of the cluster explains."""
+"""Reasons of errors that a failure of the cluster explains."""
 NOT_WAITING = ("UNSUPPORTED_OPERATION", "INVALID_PARAMS", "INTERRUPT_REQUEST_NOT_FOUND")
-"""What an answer is told that is not, or no longer, waited for."""
+"""Reasons of errors for an answer that nothing waits for, or no longer."""
 PAUSE_SECONDS = 0.4
 ASK_AGAIN_SECONDS = 2.0
 REFUSED = 5
-"""How often an answer may be refused while nothing dies."""
+"""How often an answer may be refused while no faults are caused."""
 ANSWERED_SECONDS = 12.0
-"""After which something has to have come of an answer, if nothing dies meanwhile."""
+"""Seconds within which an answer must take effect while no faults are caused."""
 _readings = count(1)
 
 
 class RefusedCallError(Exception):
-    """The answer was an error."""
+    """The service responded with an error."""
 
     def __init__(self, status: int, reason: str, text: str) -> None:
         super().__init__(f"{status} {reason}: {text}")
@@ -49,12 +49,12 @@ class RefusedCallError(Exception):
 
 
 class LeftError(Exception):
-    """The connection broke, or nothing came for too long."""
+    """The connection broke, or was silent for too long."""
 
 
 @dataclass
 class Asked:
-    """A message that a client sent, and what it knows of the task."""
+    """A message that a client sent, and what the client knows about its task."""
 
     script: Script
     message_id: str
@@ -62,9 +62,9 @@ class Asked:
     cursor: str | None = None
     state: str = ""
     told: str = ""
-    """The state in the stream, which may be behind what was read beside it."""
+    """The latest state in the stream, which may lag behind ``state``."""
     text: str = ""
-    """The answer as it was told so far."""
+    """The answer text received so far."""
     answering: bool = False
     answers: int = 1
 
@@ -89,16 +89,16 @@ class Client:
             flow = self.rng.choices(flows, (5, 2, 2, 1))[0]
             await flow()
 
-    # What a client does
+    # What a client does: one of these after the other
 
     async def _stream(self) -> None:
-        """Follow a task to its end, on one replica after the other."""
+        """Follow a task to its end, on one replica after another."""
         asked = self._new(asks=self.rng.random() < 0.3)
         await self._follow(asked)
         await self._read_again(asked)
 
     async def _poll(self) -> None:
-        """Send without waiting, and get the task from any replica until it has ended."""
+        """Send without waiting, and get the task from random replicas until it has ended."""
         asked = self._new(asks=self.rng.random() < 0.2)
         await self._send(asked)
         await self._get_until_ended(asked)
@@ -132,7 +132,7 @@ class Client:
         await self._follow(copies[0])
         await self._read_again(copies[0])
 
-    # How it does so
+    # How it does that
 
     def _new(self, words: int = 0, *, asks: bool = False) -> Asked:
         self.sent += 1
@@ -173,7 +173,7 @@ class Client:
         )
 
     async def _send(self, asked: Asked, replica: Replica | None = None) -> None:
-        """Send a message until there is an answer, the first time to a given replica."""
+        """Send a message until a replica responds; the first attempt goes to ``replica``."""
         while asked.task is None:
             replica = replica or self._replica()
             self.doing = f"sends {asked.message_id} to {replica.name}"
@@ -188,12 +188,12 @@ class Client:
             replica = None
 
     async def _answer(self, asked: Asked) -> None:
-        """Say yes until the task goes on: under the same id for as long as nobody has heard it."""
+        """Say yes until the task goes on, under the same id until a replica has responded."""
         refused = 0
         try:
             while asked.state == "input_required":
                 replica = self._replica()
-                # What reaches the service may be done though nothing comes back.
+                # The answer may take effect even if no response comes back.
                 self._note_sent(asked, replica, str(asked.task), answers=True)
                 message, began = self._message(asked, answer=True), time.time()
                 try:
@@ -205,7 +205,7 @@ class Client:
                 except RefusedCallError as error:
                     self._expect(error, asked, replica, "answer", *NOT_WAITING)
                     if error.reason in NOT_WAITING:
-                        # It stays refused; somebody who is still asked says it once more.
+                        # That message stays refused; if the task still asks, answer anew.
                         asked.answers += 1
                         refused += not self.cluster.tormented
                     if refused == REFUSED:
@@ -215,7 +215,7 @@ class Client:
                     await asyncio.sleep(ASK_AGAIN_SECONDS)
                     await self._get(asked, self._replica())
                     continue
-                # While parts of the cluster die, it may take longer than anybody would wait.
+                # While faults are caused, this may take longer than any client would wait.
                 patient = not self.cluster.tormented
                 seconds = ANSWERED_SECONDS * self.cluster.slowness if patient else PAUSE_SECONDS
                 until = time.time() + seconds
@@ -249,7 +249,7 @@ class Client:
             self._expect(error, asked, replica, "get")
 
     async def _read_again(self, asked: Asked) -> None:
-        """Look at a task that has ended, on any replica."""
+        """Get a task that has ended from two random replicas."""
         for _ in range(2):
             await self._get(asked, self._replica())
 
@@ -258,7 +258,7 @@ class Client:
         self._take(asked, replica, await self._ask(replica, verb, path), began)
 
     def _take(self, asked: Asked, replica: Replica, task: Any, began: float) -> None:
-        """Note a task as it was given."""
+        """Record a task as it was received."""
         if asked.task is None:
             asked.task = task["id"]
             self._note_sent(asked, replica, task["id"], answers=False)
@@ -279,7 +279,7 @@ class Client:
         )
 
     async def _follow(self, asked: Asked) -> None:
-        """Stream, and come back after every break, until the task has ended."""
+        """Stream until the task has ended, and reconnect after every break."""
         answering: asyncio.Task[None] | None = None
         try:
             while asked.told not in TERMINAL:
@@ -313,7 +313,7 @@ class Client:
             self.history.reads.append(told)
 
     async def _events(self, asked: Asked, replica: Replica) -> AsyncGenerator[None]:
-        """Read a stream: of a new message, or of a task from where the last one broke."""
+        """Read a stream: for a new message, or for a task from where the last one broke."""
         headers = {"Last-Event-ID": asked.cursor} if asked.cursor else {}
         path, content = f"/tasks/{asked.task}:subscribe", b"{}"
         if asked.task is None:
@@ -370,7 +370,7 @@ class Client:
     def _expect(
         self, error: RefusedCallError, asked: Asked, replica: Replica, what: str, *more: str
     ) -> None:
-        """Note an error; it is wrong if no failure of the cluster explains it."""
+        """Record an error; it is unexpected unless a failure of the cluster explains it."""
         who = f"client {self.number}, {what} at {replica.name}"
         explained = error.reason in TRY_AGAIN or error.reason in more
         notes = self.history.refused if explained else self.history.unexpected
@@ -401,4 +401,4 @@ def _refusal(status: int, content: bytes) -> RefusedCallError:
         details: Any = error.get("details") or error.get("data") or [{}]
         return RefusedCallError(status, details[0].get("reason", "?"), error["message"])
     except (ValueError, KeyError, TypeError):
-        return RefusedCallError(status, "?", content[:200].decode(errors="replace"))
+        return RefusedCallError(status, "?", content.decode(errors="replace"))

@@ -1,17 +1,19 @@
-"""Three replicas, four played OpenCodes and a PostgreSQL as processes, and what is done to them.
+"""A cluster of processes (three replicas, four played OpenCodes, a PostgreSQL), and its faults.
 
-The replicas reach the database through relays, which cut connections. Triggers in the database
-note who writes what, for the checks after the run.
+The replicas reach the database through relays that can cut connections. Triggers in the database
+record which replica writes what, for the checks after the run.
 """
 
 import asyncio
 import os
 import signal
+import subprocess
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import httpx2
 import orjson
@@ -38,10 +40,12 @@ from tests.support.service import TOKEN
 REPLICAS, OPENCODES = 3, 4
 LEASE_SECONDS = 4.0
 READ_SECONDS = 6.0
-"""Silence after which a client takes a connection for dead; comments come every second."""
+"""Seconds of silence after which a client gives a connection up; comments come every second."""
+POLL_SECONDS = 0.1
+"""Seconds between two questions whether a replica is ready; nothing announces it."""
 SCHEMA = "chaos"
 ENDINGS = {0, 1, 2, -signal.SIGKILL}
-"""Stopped, fenced, no database at its start, killed."""
+"""Exit statuses of a replica: stopped, fenced, no database at its start, killed."""
 
 _TRIGGERS = """
 CREATE TABLE chaos_log (
@@ -96,14 +100,12 @@ INSERT INTO chaos_log (kind, owner, what) SELECT 'owner', owner, name FROM upstr
 
 
 class Replica:
-    """A service that is started again whenever it ends, and a client of it."""
+    """A replica that is restarted whenever it ends, with an HTTP client for it."""
 
     def __init__(self, name: str, program: Program, relay: Relay) -> None:
         self.name = name
         self.program = program
         self.relay = relay
-        self.stopped = False
-        """Whether it got SIGSTOP."""
         self.up = asyncio.Event()
         self.memory = 0.0
         """Megabytes after the first start."""
@@ -126,22 +128,52 @@ class Replica:
             status = await self.program.ended(patience=None)
             self.up.clear()
             self.endings.append(status)
-            said = self.program.lines[since:]
+            printed = self.program.lines[since:]
+            now, texts = time.time(), tracebacks(printed)
             if status not in ENDINGS:
-                text = f"ended with status {status}: {' / '.join(said[-3:])}"
-                history.unexpected.append(Unexpected(time.time(), self.name, text))
-            for place, line in enumerate(said):
-                if "Traceback" in line:
-                    text = line if line.startswith("{") else " / ".join(said[place:])
-                    text = text if len(text) < 4000 else f"{text[:300]} … {text[-3600:]}"
-                    history.unexpected.append(Unexpected(time.time(), self.name, text))
+                texts.append("\n".join([f"ended with status {status}:", *printed[-20:]]))
+            history.unexpected += [Unexpected(now, self.name, text) for text in texts]
             await asyncio.sleep(rng.uniform(0.1, 1.5))
 
+    async def ready(self) -> bool:
+        """Wait until it listens, and say whether it is ready, as a load balancer would ask."""
+        await self.up.wait()
+        with suppress(httpx2.HTTPError):
+            return (await self.http.get("/readyz")).status_code == 200
+        return False
+
     def resident(self) -> float:
-        """Return the megabytes that it takes now."""
-        with open(f"/proc/{self.program.pid}/status") as status:
-            found = next(line for line in status if line.startswith("VmRSS:"))
-        return int(found.split()[1]) / 1024
+        """Return the megabytes of memory that it holds now."""
+        # Linux has /proc but, in a small image, perhaps no `ps`; macOS has only `ps`.
+        if (status := Path(f"/proc/{self.program.pid}/status")).exists():
+            lines = status.read_text().splitlines()
+            kilobytes = next(line for line in lines if line.startswith("VmRSS:")).split()[1]
+        else:
+            command = ["ps", "-o", "rss=", "-p", str(self.program.pid)]
+            kilobytes = subprocess.check_output(command, text=True)  # noqa: S603 - a fixed command
+        return int(kilobytes) / 1024
+
+
+def tracebacks(printed: list[str]) -> list[str]:
+    """Return every traceback in the output of a program, each of them whole.
+
+    One that was logged is a line of JSON; one that the interpreter printed goes on until the next
+    log record, since exceptions may be chained and their texts may have several lines.
+    """
+    found: list[str] = []
+    plain = False
+    for line in printed:
+        if line.startswith("{"):
+            plain = False
+            if "Traceback" in line:
+                record: dict[str, Any] = orjson.loads(line)
+                found.append("\n".join(f"{key}: {value}" for key, value in record.items()))
+        elif plain:
+            found[-1] += f"\n{line}"
+        elif "Traceback" in line:
+            found.append(line)
+            plain = True
+    return found
 
 
 class Cluster:
@@ -158,10 +190,10 @@ class Cluster:
             for number in range(1, OPENCODES + 1)
         ]
         self._busy: set[str] = set()
-        """What a fault is being done to."""
+        """The names of the parts that a fault is hitting now."""
         self.waits: set[asyncio.Task[None]] = set()
         self.tormented = False
-        """Whether parts of it die now and then."""
+        """Whether faults are being caused."""
 
     @asynccontextmanager
     async def running(self, rng: Random) -> AsyncGenerator["Cluster"]:
@@ -179,7 +211,7 @@ class Cluster:
                 self.replicas.append(Replica(name, program, relay))
             supervised: list[asyncio.Task[None]] = []
             stack.push_async_callback(self._end, supervised)
-            # The first one makes the tables, so that the triggers see the others begin.
+            # The first one creates the tables, so that the triggers see the others start.
             for place, replica in enumerate(self.replicas):
                 task = asyncio.create_task(replica.supervise(self.history, Random(rng.random())))  # noqa: S311 - a game
                 supervised.append(task)
@@ -222,16 +254,11 @@ class Cluster:
     async def _up(self, replicas: list[Replica]) -> None:
         async with asyncio.timeout(60 * self.slowness):
             for replica in replicas:
-                ready = False
-                while not ready:
-                    await replica.up.wait()
-                    with suppress(httpx2.HTTPError):
-                        ready = (await replica.http.get("/readyz")).status_code == 200
-                    if not ready:
-                        await asyncio.sleep(0.1)
+                while not await replica.ready():  # noqa: ASYNC110 - nothing announces it
+                    await asyncio.sleep(POLL_SECONDS)
 
     async def all_up(self) -> None:
-        """Wait until everything works."""
+        """Wait until every replica is ready."""
         await self._up(self.replicas)
 
     async def connections(self) -> int:
@@ -243,10 +270,10 @@ class Cluster:
 
         return await asyncio.to_thread(count)
 
-    # What is done to it
+    # Faults
 
     async def torment(self, rng: Random, seconds: float, *, calm: bool) -> None:
-        """Do one thing after the other; some last while the next begins."""
+        """Cause one fault after another; some last while the next begins."""
         end = time.time() + seconds
         count = 0
         self.tormented = True
@@ -254,7 +281,7 @@ class Cluster:
             count += 1
             await asyncio.sleep(rng.uniform(0.3, 3.0))
             if calm and count % 8 == 0:
-                # Long enough for everything to be taken over while nothing else happens.
+                # Long enough for every task to be taken over while nothing else happens.
                 await asyncio.sleep(20)
             kind = rng.choices(
                 ("kill", "stop", "term", "database", "opencode", "cut", "partition"),
@@ -322,10 +349,10 @@ class Cluster:
             replica.up.clear()
         await replica.up.wait()
 
-    # What is left of it
+    # Results
 
     def collect(self) -> None:
-        """Read the tables, and the records of the OpenCodes, into the history."""
+        """Read the tables and the journals of the OpenCodes into the history."""
         history = self.history
         with self.server.admin() as admin:
             admin.execute("SET search_path = chaos")

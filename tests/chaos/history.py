@@ -1,7 +1,8 @@
-"""What clients saw, what was done to the cluster, what is stored in the end; and the rules for it.
+"""The record of a chaos run, and the rules it has to satisfy.
 
-A run fills a ``History``; ``violations`` looks for what must never happen. Nothing here talks to
-anybody, so that made-up histories can show that each rule is able to fail.
+A run fills a ``History`` with what clients saw, what was done to the cluster and what is stored at
+the end; ``violations`` returns every broken rule. Nothing here does I/O, so unit tests can show
+with made-up histories that each rule is able to fail.
 """
 
 import re
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import orjson
 
@@ -22,12 +23,12 @@ MEMORY_GROWTH = 1.6
 MEMORY_SPARE_MB = 60.0
 CONNECTIONS_SPARE = 4
 CHECKER = 0
-"""The client that reads everything again in the end."""
+"""The number of the client that reads everything once more at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A message that was sent, and the task that was the answer, if there was one."""
+    """A message that a client sent, and the task it got in reply, if it got one."""
 
     at: float
     client: int
@@ -35,15 +36,18 @@ class Sent:
     message_id: str
     token: str
     text: str
-    """All that the turn is going to say."""
+    """The whole text that the turn will produce."""
     task: str | None
     answers: bool = False
-    """Whether it is the answer to a permission."""
+    """Whether the message answers a permission."""
+
+    def __str__(self) -> str:
+        return f"client {self.client} sent {self.message_id} to {self.replica}: {self.task}"
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A task as a whole, as somebody was given it."""
+    """A whole task, as a client received it."""
 
     began: float
     at: float
@@ -53,44 +57,60 @@ class Read:
     state: str
     text: str
 
+    def __str__(self) -> str:
+        return (
+            f"client {self.client} read at {self.replica} (asked {self.at - self.began:.3f} s "
+            f"earlier): {self.state}, {len(self.text)} characters"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An event of a stream."""
+    """An event of a stream, as a client received it."""
 
     at: float
     client: int
     reading: int
-    """The connection; a client that comes back has another."""
+    """The number of the connection; a client that reconnects gets a new one."""
     replica: str
     task: str
     cursor: str
     body: bytes
 
+    def __str__(self) -> str:
+        where = f"client {self.client} reading {self.reading} at {self.replica}"
+        return f"{where}: {self.cursor} {_brief(self.body)}"
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What was done to the cluster."""
+    """A failure that the run caused."""
 
     at: float
     until: float
     kind: str
     target: str
 
+    def __str__(self) -> str:
+        return f"-- {self.kind} {self.target} for {self.until - self.at:.3f} s"
+
 
 @dataclass(frozen=True, slots=True)
 class Unexpected:
-    """An error, or a line that no program should print."""
+    """An error that a client got, or output that a replica should not print, in full."""
 
     at: float
     who: str
     what: str
     task: str | None = None
 
+    def __str__(self) -> str:
+        return f"{self.who}: {self.what}"
+
 
 @dataclass(frozen=True, slots=True)
 class Prompted:
-    """A prompt in the record of a played OpenCode."""
+    """A prompt in the journal of a played OpenCode."""
 
     at: float
     opencode: str
@@ -98,12 +118,16 @@ class Prompted:
     message: str
     token: str
     again: bool
-    """Its message id was known already: no further turn was run."""
+    """Whether OpenCode knew the message id already, and so ran no further turn."""
+
+    def __str__(self) -> str:
+        again = " again" if self.again else ""
+        return f"OpenCode {self.opencode} prompted{again}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
 class Replied:
-    """An answer that a played OpenCode took."""
+    """An answer to a permission that a played OpenCode accepted."""
 
     at: float
     opencode: str
@@ -111,10 +135,13 @@ class Replied:
     request: str
     reply: str
 
+    def __str__(self) -> str:
+        return f"OpenCode {self.opencode} took the answer {self.reply} to {self.request}"
+
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Entries that were stored, and by whom, as a trigger in the database saw it."""
+    """Entries that a replica stored, as a trigger in the database saw it."""
 
     at: float
     task_no: int
@@ -124,8 +151,12 @@ class Written:
     """The replica whose commit counter the transaction had moved."""
     writer_gone: bool
     owner: int | None
-    """The replica that ran the task's OpenCode at that moment."""
+    """The replica that owned the task's OpenCode at that moment."""
     owner_lives: bool
+
+    def __str__(self) -> str:
+        writer = f"replica {self.writer}{' (gone)' if self.writer_gone else ''}"
+        return f"stored {self.first}-{self.last} by {writer}, OpenCode owned by {self.owner}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,23 +167,48 @@ class Moved:
     task_no: int
     state: str
 
+    def __str__(self) -> str:
+        return f"state stored: {self.state}"
+
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """A change of who runs an OpenCode."""
+    """A change of the replica that owns an OpenCode."""
 
     at: float
     upstream: str
     owner: int | None
 
+    def __str__(self) -> str:
+        return f"-- OpenCode {self.upstream} owned by replica {self.owner}"
+
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A life of a replica."""
+    """A start of a replica: each process gets a number of its own."""
 
     at: float
     no: int
     name: str
+
+    def __str__(self) -> str:
+        return f"-- replica {self.no} is {self.name}"
+
+
+Record: TypeAlias = (
+    Sent
+    | Read
+    | Told
+    | Fault
+    | Unexpected
+    | Prompted
+    | Replied
+    | Written
+    | Moved
+    | Owned
+    | Registered
+)
+"""Something that happened at a time; ``str`` tells it in one line of a task's history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,14 +230,14 @@ class Violation:
 class History:
     seed: int
     slowness: float = 1.0
-    """How much longer than on an idle machine everything may take."""
+    """The factor by which everything may take longer than on an idle machine."""
     sent: list[Sent] = field(default_factory=list[Sent])
     reads: list[Read] = field(default_factory=list[Read])
     told: list[Told] = field(default_factory=list[Told])
     faults: list[Fault] = field(default_factory=list[Fault])
     unexpected: list[Unexpected] = field(default_factory=list[Unexpected])
     refused: list[Unexpected] = field(default_factory=list[Unexpected])
-    """Errors that a failure explains."""
+    """Errors that a failure of the cluster explains."""
     prompted: list[Prompted] = field(default_factory=list[Prompted])
     replied: list[Replied] = field(default_factory=list[Replied])
     written: list[Written] = field(default_factory=list[Written])
@@ -190,22 +246,22 @@ class History:
     registered: list[Registered] = field(default_factory=list[Registered])
     tasks: list[StoredTask] = field(default_factory=list[StoredTask])
     logs: dict[str, list[Told]] = field(default_factory=dict[str, list[Told]])
-    """The stored log of each task, as a replica replayed it in the end."""
+    """The stored log of each task, as a replica replayed it at the end."""
     tallies: dict[str, int] = field(default_factory=dict[str, int])
-    """How many tasks are in each state, as it was counted along the way."""
+    """The number of tasks in each state, from the counters that the service keeps."""
     memory: list[tuple[str, float, float]] = field(default_factory=list[tuple[str, float, float]])
-    """Megabytes of each replica after its start and in the end."""
+    """The name of each replica, and its megabytes after the first start and at the end."""
     connections: tuple[int, int] = (0, 0)
-    """To the database as there should be, and as there are in the end."""
+    """Connections to the database: the most there should be, and those open at the end."""
 
     @cached_property
     def token_of(self) -> dict[str, str]:
-        """The token of each task."""
+        """The token in the prompt of each task."""
         return {one.task: one.token for one in self.sent if one.task is not None}
 
     @cached_property
     def text_of(self) -> dict[str, str]:
-        """What each task's turn says."""
+        """The whole text that each task's turn produces."""
         return {one.task: one.text for one in self.sent if one.task is not None}
 
     @cached_property
@@ -218,89 +274,46 @@ class History:
 
     @cached_property
     def states_of(self) -> dict[int, list[tuple[float, str]]]:
-        """Which states were stored for each task, and when."""
+        """The states that were stored for each task, with their times."""
         found: defaultdict[int, list[tuple[float, str]]] = defaultdict(list)
         for one in sorted(self.moved, key=lambda one: one.at):
             found[one.task_no].append((one.at, one.state))
         return found
 
     def about(self, task: str) -> list[str]:
-        """Return everything about a task, in the order of time, for whoever looks for a cause."""
+        """Return everything about a task in the order of time, to look for a cause."""
         row = next((one for one in self.tasks if one.id == task), None)
         no = row.no if row else None
         token = self.token_of.get(task)
+        sessions = {one.session for one in self.prompted if one.token == token}
+        related: list[Record] = [
+            *(one for one in self.sent if one.task == task or one.token == token),
+            *(one for one in self.reads if one.task == task),
+            *(one for one in self.told if one.task == task and one.client != CHECKER),
+            *(one for one in self.prompted if one.token == token),
+            *(one for one in self.replied if one.session in sessions),
+            *(one for one in self.written if one.task_no == no),
+            *(one for one in self.moved if one.task_no == no),
+            *(one for one in [*self.unexpected, *self.refused] if one.task == task),
+        ]
+        if related:
+            # Add what happened to the cluster around that time, if it may concern the task.
+            first = min(one.at for one in related) - 10
+            last = max(one.at for one in related) + 10
+            changes = [one for one in self.owned if row and one.upstream == row.upstream]
+            around = (*changes, *self.registered)
+            related += [one for one in around if first <= one.at <= last]
+            related += [one for one in self.faults if one.until >= first and one.at <= last]
         begin = min((one.at for one in self.registered), default=0.0)
-        found = [
-            (one.at, f"client {one.client} sent {one.message_id} to {one.replica}: {one.task}")
-            for one in self.sent
-            if one.task == task or one.token == token
+        # A traceback keeps all its lines, below its time.
+        return [
+            f"{one.at - begin:8.3f} {one}".replace("\n", f"\n{'':9}")
+            for one in sorted(related, key=lambda one: one.at)
         ]
-        found += [
-            (
-                one.at,
-                f"client {one.client} read at {one.replica} (asked at {one.began - begin:.3f}): "
-                f"{one.state}, {len(one.text)} characters",
-            )
-            for one in self.reads
-            if one.task == task
-        ]
-        found += [
-            (
-                one.at,
-                f"client {one.client} reading {one.reading} at {one.replica}: "
-                f"{one.cursor} {_brief(one.body)}",
-            )
-            for one in self.told
-            if one.task == task and one.client != CHECKER
-        ]
-        found += [
-            (
-                one.at,
-                f"OpenCode {one.opencode} prompted{' again' if one.again else ''}: {one.message}",
-            )
-            for one in self.prompted
-            if one.token == token
-        ]
-        found += [
-            (
-                one.at,
-                f"stored {one.first}-{one.last} by replica {one.writer}"
-                f"{' (gone)' if one.writer_gone else ''}, OpenCode run by {one.owner}",
-            )
-            for one in self.written
-            if one.task_no == no
-        ]
-        found += [(one.at, f"state stored: {one.state}") for one in self.moved if one.task_no == no]
-        found += [(one.at, f"! {one.what}") for one in self.unexpected if one.task == task]
-        found += [(one.at, f"{one.who}: {one.what}") for one in self.refused if one.task == task]
-        found += [
-            (one.at, f"OpenCode {one.opencode} took the answer {one.reply} to {one.request}")
-            for one in self.replied
-            if any(p.token == token and p.session == one.session for p in self.prompted)
-        ]
-        if found:
-            # Of what happened around it, only what it may have to do with.
-            first, last = min(found)[0] - 10, max(found)[0] + 10
-            found += [
-                (one.at, f"-- OpenCode {one.upstream} run by replica {one.owner}")
-                for one in self.owned
-                if row is not None and one.upstream == row.upstream and first <= one.at <= last
-            ]
-            found += [
-                (one.at, f"-- {one.kind} {one.target} until {one.until - begin:.3f}")
-                for one in self.faults
-                if one.until >= first and one.at <= last
-            ]
-            found += [
-                (one.at, f"-- replica {one.no} is {one.name}")
-                for one in self.registered
-                if first <= one.at <= last
-            ]
-        return [f"{at - begin:8.3f} {text.splitlines()[0]}" for at, text in sorted(found)]
 
 
 def violations(history: History) -> list[Violation]:
-    """Return everything that must not be, rule by rule."""
+    """Return every violation, rule by rule."""
     rules = (
         _one_task,
         _one_end,
@@ -319,7 +332,7 @@ def violations(history: History) -> list[Violation]:
 
 
 def _one_task(history: History) -> Iterator[Violation]:
-    """One message id leads to one task, which exists in the end."""
+    """One message id leads to one task, which exists at the end."""
     stored = {task.id for task in history.tasks}
     found: defaultdict[str, set[str]] = defaultdict(set)
     for sent in history.sent:
@@ -334,7 +347,7 @@ def _one_task(history: History) -> Iterator[Violation]:
 
 
 def _one_end(history: History) -> Iterator[Violation]:
-    """Every task ends, in one state, and whoever reads later reads that state."""
+    """Every task ends in one state, and every later read shows that state."""
     ends: defaultdict[str, list[tuple[float, float, str, str]]] = defaultdict(list)
     for read in history.reads:
         ends[read.task].append((read.began, read.at, read.state, read.replica))
@@ -373,7 +386,7 @@ def _one_prompt(history: History) -> Iterator[Violation]:
 
 
 def _same_bytes(history: History) -> Iterator[Violation]:
-    """A cursor stands for the same bytes wherever and whenever it is told."""
+    """A cursor stands for the same bytes on every replica and at any time."""
     bodies: dict[tuple[str, str], Told] = {}
     every = [*(one for log in history.logs.values() for one in log), *history.told]
     for told in every:
@@ -382,17 +395,17 @@ def _same_bytes(history: History) -> Iterator[Violation]:
         first = bodies.setdefault((told.task, told.cursor), told)
         if first.body != told.body:
             text = (
-                f"{told.cursor} is {_brief(told.body)} at {told.replica}"
-                f" and {_brief(first.body)} at {first.replica}"
+                f"{told.cursor} is {told.body.decode()} at {told.replica}"
+                f" and {first.body.decode()} at {first.replica}"
             )
             yield Violation("same bytes", text, told.task)
 
 
 def _no_gap(history: History) -> Iterator[Violation]:
-    """Each reader is told every entry after its first, until the connection ends.
+    """Each reader gets every entry after its first one, until its connection ends.
 
-    The stored log says which numbers there are. What a killed replica had told and not stored is
-    not in it: that may only be the last of what was told before the task was recovered.
+    The stored log says which numbers exist. It lacks the entries that a killed replica sent to
+    readers before it stored them: those may only be the last ones before the task was recovered.
     """
     readings: defaultdict[tuple[str, int], list[Told]] = defaultdict(list)
     for told in history.told:
@@ -403,7 +416,7 @@ def _no_gap(history: History) -> Iterator[Violation]:
         numbers = [_seq(cursor) for cursor in order]
         for before, after in pairwise(events):
             if _is_snapshot(after.body):
-                continue  # it begins anew
+                continue  # the reader starts again from the whole task
             where = f"reading {reading} at {after.replica}"
             if _epoch(before.cursor) == _epoch(after.cursor) and _seq(after.cursor) <= _seq(
                 before.cursor
@@ -425,7 +438,7 @@ def _no_gap(history: History) -> Iterator[Violation]:
 
 
 def _same_text(history: History) -> Iterator[Violation]:
-    """What is told of an answer is what OpenCode says, all of it once the task is completed."""
+    """An answer holds what OpenCode said, and all of it once the task is completed."""
     for read in history.reads:
         text = history.text_of.get(read.task)
         if text is None:
@@ -439,7 +452,7 @@ def _same_text(history: History) -> Iterator[Violation]:
 
 
 def _asked_first(history: History) -> Iterator[Violation]:
-    """Nothing is approved that no client approved."""
+    """No permission is granted that no client approved."""
     approved = {one.token for one in history.sent if one.answers}
     token_of = {(one.opencode, one.session): one.token for one in history.prompted}
     for one in history.replied:
@@ -449,7 +462,7 @@ def _asked_first(history: History) -> Iterator[Violation]:
 
 
 def _not_fenced(history: History) -> Iterator[Violation]:
-    """Entries are stored by the live replica that runs the task's OpenCode, and by no other."""
+    """Only the live replica that owns the task's OpenCode stores entries."""
     id_of = {task.no: task.id for task in history.tasks}
     for one in history.written:
         task = id_of.get(one.task_no)
@@ -459,7 +472,7 @@ def _not_fenced(history: History) -> Iterator[Violation]:
         elif one.writer_gone:
             yield Violation("not fenced", f"{where} by replica {one.writer}, which is gone", task)
         elif one.owner_lives and one.owner != one.writer:
-            text = f"{where} by replica {one.writer}, while {one.owner} ran the OpenCode"
+            text = f"{where} by replica {one.writer}, while {one.owner} owned the OpenCode"
             yield Violation("not fenced", text, task)
 
 
@@ -472,10 +485,10 @@ def _tallied(history: History) -> Iterator[Violation]:
 
 
 def _taken_over(history: History) -> Iterator[Violation]:
-    """What a dead replica ran goes on, has ended, or waits for a person, within 15 seconds.
+    """Tasks of a dead replica continue, end, or wait for a person within 15 seconds.
 
-    A further fault begins the time anew: a dead database hinders everybody, and so may the death of
-    the replica that has just taken over.
+    A further fault restarts the clock: a dead database stops every replica, and the replica that
+    has just taken over may die too.
     """
     limit = TAKE_OVER_SECONDS * history.slowness
     deadly = [one for one in history.faults if one.kind in ("kill", "term")]
@@ -509,7 +522,7 @@ def _goes_on(
     before = [state for at, state in history.states_of.get(task.no, []) if at <= fault.at]
     if not before or before[-1] in TERMINAL | WAITING:
         return
-    # The state is stored in the same transaction, but a moment later.
+    # The state is stored in the same transaction as the entries, but a moment later.
     stored = [*history.written_for.get(task.no, []), *(at for at, _ in history.states_of[task.no])]
     after = sorted(at for at in stored if at > fault.at)
     if not after or after[0] > deadline:
@@ -536,11 +549,11 @@ def _nothing_unexpected(history: History) -> Iterator[Violation]:
         yield Violation("nothing unexpected", f"{who}: {what}{times}", task)
 
 
-# What is in a body
+# Reading bodies
 
 
 def text_of(task: Any) -> str:
-    """Return the answer in a task, as a client is given it."""
+    """Return the answer text in a task as clients receive it."""
     streams = [a for a in task.get("artifacts", []) if a["artifactId"].endswith(":stream:text")]
     return "".join(part.get("text", "") for one in streams for part in one["parts"])
 

@@ -1,18 +1,16 @@
 """A short run of what ``make chaos`` does for longer."""
 
 import os
-import sys
 
 import pytest
 
 from tests.chaos.campaign import campaign, report
 from tests.chaos.history import violations
 
-SECONDS = float(os.environ.get("OPENCODE_A2A_TEST_CHAOS", "20"))
+SECONDS = float(os.environ.get("OPENCODE_A2A_TEST_CHAOS", "60"))
 SEED = int(os.environ.get("OPENCODE_A2A_TEST_SEED", "11"))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 @pytest.mark.requirement("I2")
 @pytest.mark.requirement("I4")
 @pytest.mark.requirement("I6")

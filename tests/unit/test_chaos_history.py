@@ -1,11 +1,13 @@
-"""The checks of a chaos run find what they are for: each rule is violated by a made-up history."""
+"""The rules of a chaos run: each one is broken by a made-up history."""
 
-from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
+from typing import Any
 
 import orjson
 import pytest
 
+from tests.chaos.cluster import tracebacks
 from tests.chaos.history import (
     Fault,
     History,
@@ -38,6 +40,10 @@ def told(at: float, cursor: str, body: bytes, reading: int = 1, replica: str = "
 
 
 SNAPSHOT = b'{"task":{"id":"task"}}'
+BEFORE_THE_KILL: dict[str, Any] = {
+    "written": [Written(1, 1, 1, 1, 1, False, 1, True), Written(2, 1, 2, 3, 1, False, 1, True)],
+    "moved": [Moved(1, 1, "submitted"), Moved(2, 1, "working")],
+}
 LOG = [
     told(0, "1", status("submitted"), 0),
     told(0, "2", text("one ")),
@@ -73,12 +79,8 @@ def history() -> History:
             Prompted(9, "a", "ses", "msg", "token", again=True),
         ],
         replied=[Replied(3, "a", "ses", "per", "once")],
-        written=[
-            Written(1, 1, 1, 1, 1, False, 1, True),
-            Written(2, 1, 2, 3, 1, False, 1, True),
-            Written(12, 1, 4, 6, 2, False, 2, True),
-        ],
-        moved=[Moved(1, 1, "submitted"), Moved(2, 1, "working"), Moved(12, 1, "completed")],
+        written=[*BEFORE_THE_KILL["written"], Written(12, 1, 4, 6, 2, False, 2, True)],
+        moved=[*BEFORE_THE_KILL["moved"], Moved(12, 1, "completed")],
         owned=[Owned(0, "a", 1), Owned(10, "a", 2)],
         registered=[Registered(0, 1, "r1"), Registered(0, 2, "r2"), Registered(7, 3, "r1")],
         tasks=[StoredTask(1, "task", "completed", "a")],
@@ -93,170 +95,136 @@ def test_what_should_be_violates_nothing() -> None:
     assert violations(history()) == []
 
 
-def spoil(what: str) -> Callable[[Callable[[History], None]], Callable[[History], None]]:
-    def name(change: Callable[[History], None]) -> Callable[[History], None]:
-        SPOILT.append((what, change))
-        return change
-
-    return name
-
-
-SPOILT: list[tuple[str, Callable[[History], None]]] = []
-
-
-@spoil("one task")
-def two_tasks_for_a_message(h: History) -> None:
-    h.sent.append(replace(h.sent[0], task="other"))
-    h.tasks.append(StoredTask(2, "other", "failed", "a"))
-    h.tallies["failed"] = 1
-
-
-@spoil("one task")
-def a_task_that_is_gone(h: History) -> None:
-    h.sent.append(Sent(1, 7, "r1", "m3", "more", "text", "lost"))
-
-
-@spoil("one end")
-def a_task_without_end(h: History) -> None:
-    h.tasks.append(StoredTask(2, "other", "working", "b"))
-    h.tallies["working"] = 1
-
-
-@spoil("one end")
-def another_end_in_a_stream(h: History) -> None:
-    h.told.append(told(30, "7.1", status("failed"), 9))
-
-
-@spoil("one end")
-def another_end_in_a_read(h: History) -> None:
-    h.reads.append(Read(1, 1, 7, "r1", "task", "canceled", ""))
-
-
-@spoil("one end")
-def not_ended_any_more(h: History) -> None:
-    h.reads.append(Read(23, 24, 7, "r1", "task", "working", "one two "))
-
-
-@spoil("one prompt")
-def two_turns(h: History) -> None:
-    h.prompted.append(Prompted(9, "a", "ses", "another", "token", again=False))
-
-
-@spoil("one prompt")
-def no_turn(h: History) -> None:
-    h.prompted.clear()
-    h.replied.clear()
-
-
-@spoil("one prompt")
-def two_answers(h: History) -> None:
-    h.replied.append(h.replied[0])
-
-
-@spoil("same bytes")
-def other_bytes_on_another_replica(h: History) -> None:
-    h.told.append(told(30, "2", text("other "), 5, "r3"))
-
-
-@spoil("same bytes")
-def other_bytes_in_the_log(h: History) -> None:
-    h.logs = {"task": [*LOG[:2], told(0, "3", text("other ")), *LOG[3:]]}
-
-
-@spoil("no gap")
-def a_gap_between_entries(h: History) -> None:
-    h.told += [told(30, "1", status("submitted"), 5), told(31, "3", text("two "), 5)]
-
-
-@spoil("no gap")
-def a_gap_after_the_task(h: History) -> None:
-    h.told += [told(30, "1", SNAPSHOT, 5), told(31, "3", text("two "), 5)]
-
-
-@spoil("no gap")
-def an_entry_twice(h: History) -> None:
-    h.told += [told(30, "2", text("one "), 5), told(31, "2", text("one "), 5)]
-
-
-@spoil("no gap")
-def an_unstored_entry_before_a_stored_one(h: History) -> None:
-    h.told += [told(30, "4", text("lost "), 5), told(31, "5.1", text("two "), 5)]
-
-
-@spoil("same text")
-def text_that_opencode_did_not_say(h: History) -> None:
-    h.reads.append(Read(1, 1, 7, "r1", "task", "working", "two "))
-
-
-@spoil("same text")
-def completed_without_all_text(h: History) -> None:
-    h.reads.append(Read(23, 24, 7, "r1", "task", "completed", "one "))
+LATE = [Written(25, 1, 4, 6, 2, False, 2, True), Moved(25, 1, "completed")]
+LISTS = {
+    Sent: "sent",
+    Read: "reads",
+    Told: "told",
+    Prompted: "prompted",
+    Replied: "replied",
+    Written: "written",
+    Moved: "moved",
+    StoredTask: "tasks",
+    Unexpected: "unexpected",
+}
+WRONG: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
+    # what is wrong: the rule, records that are added, and fields that are replaced before
+    "a message has two tasks": (
+        "one task",
+        [Sent(1, 7, "r1", "m1", "token", "", "b"), StoredTask(2, "b", "failed", "a")],
+        {"tallies": {"completed": 1, "failed": 1}},
+    ),
+    "a task is gone": ("one task", [Sent(1, 7, "r1", "m3", "more", "text", "lost")], {}),
+    "a task never ends": (
+        "one end",
+        [StoredTask(2, "other", "working", "b")],
+        {"tallies": {"completed": 1, "working": 1}},
+    ),
+    "a stream has another end": ("one end", [told(30, "7.1", status("failed"), 9)], {}),
+    "a read has another end": ("one end", [Read(1, 1, 7, "r1", "task", "canceled", "")], {}),
+    "an ended task works": ("one end", [Read(23, 24, 7, "r1", "task", "working", "one ")], {}),
+    "a message starts two turns": (
+        "one prompt",
+        [Prompted(9, "a", "ses", "another", "token", again=False)],
+        {},
+    ),
+    "a completed task had no turn": ("one prompt", [], {"prompted": [], "replied": []}),
+    "a request is answered twice": ("one prompt", [Replied(4, "a", "ses", "per", "once")], {}),
+    "another replica says something else": ("same bytes", [told(30, "2", text("x "), 5, "r3")], {}),
+    "the log says something else": (
+        "same bytes",
+        [],
+        {"logs": {"task": [*LOG[:2], told(0, "3", text("other ")), *LOG[3:]]}},
+    ),
+    "an entry is missing": (
+        "no gap",
+        [told(30, "1", status("submitted"), 5), told(31, "3", text("two "), 5)],
+        {},
+    ),
+    "an entry after the task is missing": (
+        "no gap",
+        [told(30, "1", SNAPSHOT, 5), told(31, "3", text("two "), 5)],
+        {},
+    ),
+    "an entry comes twice": (
+        "no gap",
+        [told(30, "2", text("one "), 5), told(31, "2", text("one "), 5)],
+        {},
+    ),
+    "an entry that was not stored precedes a stored one": (
+        "no gap",
+        [told(30, "4", text("lost "), 5), told(31, "5.1", text("two "), 5)],
+        {},
+    ),
+    "OpenCode did not say that": (
+        "same text",
+        [Read(1, 1, 7, "r1", "task", "working", "two ")],
+        {},
+    ),
+    "text is missing in the end": (
+        "same text",
+        [Read(23, 24, 7, "r1", "task", "completed", "one ")],
+        {},
+    ),
+    "nobody approved": (
+        "asked first",
+        [],
+        {"sent": [Sent(1, 7, "r1", "m1", "token", "one two ", "task")]},
+    ),
+    "written without a fence": ("not fenced", [Written(12, 1, 7, 7, None, False, 2, True)], {}),
+    "written by a replica that is gone": (
+        "not fenced",
+        [Written(12, 1, 7, 7, 1, True, 2, True)],
+        {},
+    ),
+    "written by a replica that is not the owner": (
+        "not fenced",
+        [Written(12, 1, 7, 7, 3, False, 2, True)],
+        {},
+    ),
+    "wrong tallies": ("tallies", [], {"tallies": {"completed": 2}}),
+    "taken over late": ("taken over", LATE, BEFORE_THE_KILL),
+    "never taken over": ("taken over", [], BEFORE_THE_KILL),
+    "memory grew": ("back at the start", [], {"memory": [("r2", 80, 400)]}),
+    "connections are left": ("back at the start", [], {"connections": (18, 30)}),
+    "an internal error": ("nothing unexpected", [Unexpected(3, "client 7", "500", "task")], {}),
+}
 
 
-@spoil("asked first")
-def approved_by_nobody(h: History) -> None:
-    h.sent.pop()
+def spoilt(records: list[Any], fields: dict[str, Any]) -> History:
+    changed = replace(history(), **fields)
+    for record in records:
+        getattr(changed, LISTS[type(record)]).append(record)
+    return changed
 
 
-@spoil("not fenced")
-def written_without_a_fence(h: History) -> None:
-    h.written.append(Written(12, 1, 7, 7, None, False, 2, True))
-
-
-@spoil("not fenced")
-def written_by_one_that_is_gone(h: History) -> None:
-    h.written.append(Written(12, 1, 7, 7, 1, True, 2, True))
-
-
-@spoil("not fenced")
-def written_by_one_that_does_not_run_it(h: History) -> None:
-    h.written.append(Written(12, 1, 7, 7, 3, False, 2, True))
-
-
-@spoil("tallies")
-def wrong_tallies(h: History) -> None:
-    h.tallies["completed"] = 2
-
-
-@spoil("taken over")
-def taken_over_late(h: History) -> None:
-    h.written[-1] = replace(h.written[-1], at=25)
-    h.moved[-1] = replace(h.moved[-1], at=25)
-
-
-@spoil("taken over")
-def never_taken_over(h: History) -> None:
-    h.written.pop()
-    h.moved.pop()
-
-
-@spoil("back at the start")
-def memory_that_grew(h: History) -> None:
-    h.memory.append(("r2", 80, 400))
-
-
-@spoil("back at the start")
-def connections_that_were_left(h: History) -> None:
-    h.connections = (18, 30)
-
-
-@spoil("nothing unexpected")
-def an_internal_error(h: History) -> None:
-    h.unexpected.append(Unexpected(3, "client 7", "500", "task"))
-
-
-@pytest.mark.parametrize(("rule", "change"), SPOILT, ids=[change.__name__ for _, change in SPOILT])
-def test_what_should_not_be_is_found(rule: str, change: Callable[[History], None]) -> None:
-    spoilt = history()
-    change(spoilt)
-    assert {violation.rule for violation in violations(spoilt)} == {rule}
+@pytest.mark.parametrize(("rule", "records", "fields"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_found(rule: str, records: list[Any], fields: dict[str, Any]) -> None:
+    assert {one.rule for one in violations(spoilt(records, deepcopy(fields)))} == {rule}
 
 
 def test_a_further_fault_gives_more_time() -> None:
-    late = history()
-    taken_over_late(late)
+    late = spoilt(LATE, deepcopy(BEFORE_THE_KILL))
     late.faults.append(Fault(14, 16, "database", "postgresql"))
     assert violations(late) == []
+
+
+def test_a_traceback_is_kept_whole() -> None:
+    record = orjson.dumps({"event": "failed", "exception": 'Traceback\n  File "a.py"\nKeyError'})
+    chained = ["Traceback (most recent call last):", '  File "a.py"', "ValueError: 1", "", "of two"]
+
+    found = tracebacks(["{}", *chained, record.decode(), "{}", "Traceback: short"])
+
+    assert found[0] == "\n".join(chained)
+    assert found[1] == 'event: failed\nexception: Traceback\n  File "a.py"\nKeyError'
+    assert found[2:] == ["Traceback: short"]
+    seen = history()
+    seen.unexpected.append(Unexpected(3, "r1", found[0], "task"))
+    line = next(line for line in seen.about("task") if "Traceback" in line)
+    assert [part.strip() for part in line.splitlines()][1:] == [
+        part.strip() for part in chained[1:]
+    ]
+    assert any(chained[0] in one.text and chained[-1] in one.text for one in violations(seen))
 
 
 def test_the_history_of_a_task_is_told_in_order() -> None:

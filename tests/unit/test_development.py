@@ -1,6 +1,7 @@
 """What a contributor is told to run is there."""
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -46,3 +47,16 @@ def test_a_step_of_the_installation_shows_its_output_only_when_it_fails() -> Non
     assert (status, hidden) == (0, "")
     assert re.fullmatch(r"Packages … \d+ s\n", shown)
     assert step("echo why >&2; exit 3") == (3, "Packages … failed\n", "why\n")
+
+
+def test_the_walk_ends_when_nobody_reads_on() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "tools.walk"], cwd=ROOT, stdout=subprocess.PIPE
+    ) as walk:
+        assert walk.stdout is not None
+        first = walk.stdout.readline()
+        walk.stdout.close()
+        status = walk.wait(60)
+
+    assert re.fullmatch(rb"[a-z_0-9]+/[a-z_0-9]+\.py:\d+  \S+\n", first)
+    assert status == -signal.SIGPIPE
