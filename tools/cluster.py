@@ -1,10 +1,10 @@
-"""Two replicas before two OpenCodes on one PostgreSQL, on this machine (``make serve-cluster``).
+"""``make serve-cluster``: two replicas, two OpenCodes and a PostgreSQL on this machine.
 
-For somebody who wants to kill a process and watch a stream go on. The OpenCodes are a pool that
-both replicas list, not one for each: only then does the other replica go on with what a killed
-one ran. One port stands before both replicas, as a load balancer would: a client that lost its
-connection comes back to the same address and is served by whichever replica is there. A replica
-that ends is started again, a while later, so that one can see the other take over.
+Made for killing a process and watching a stream continue. Both replicas list both OpenCodes: only
+then can one replica continue the tasks of the other. One port stands in front of both replicas, as
+a load balancer would: a client that lost its connection reconnects to the same address and reaches
+whichever replica is up. A replica that ends is restarted after a while, so that the other has time
+to take over.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import itertools
 import os
 import secrets
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -23,6 +24,7 @@ from typing import Any
 import orjson
 
 from opencode_a2a.events import JsonObject
+from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.managed import OpenCodeStartError
 from tests.conftest import make_repository
 from tests.support.pool import pool
@@ -31,8 +33,11 @@ from tests.support.postgres import PostgresServer
 HOST = "127.0.0.1"
 LEASE_SECONDS = 4
 RESTART_SECONDS = 12.0
-"""Longer than the lease: the other replica has taken over before."""
+"""Longer than the lease, so that the other replica has taken over by then."""
+ROUTINE = {"request", "opencode answers"}
+"""Log records that are not shown."""
 UNSAID = {"timestamp", "level", "logger", "event"}
+"""Fields of log records that are not shown."""
 WORDS = " ".join(map(str, range(1, 61)))
 
 
@@ -41,7 +46,7 @@ def say(name: str, text: str) -> None:
 
 
 class ReplicaProcess:
-    """One ``opencode-a2a serve``, which is started again whenever it ends."""
+    """One ``opencode-a2a serve``, restarted whenever it ends."""
 
     def __init__(self, name: str, port: int, variables: dict[str, str]) -> None:
         self.name = name
@@ -63,7 +68,7 @@ class ReplicaProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for this program, which ends them in turn
+                start_new_session=True,  # Ctrl-C reaches this program only, which ends the others
             )
             self.pid = process.pid
             async for line in process.stdout or asyncio.StreamReader():
@@ -71,7 +76,7 @@ class ReplicaProcess:
             status = await process.wait()
             self.listening.clear()
             how = signal.Signals(-status).name if status < 0 else f"with status {status}"
-            say(self.name, f"ended ({how}); it is started again in {RESTART_SECONDS:.0f} s")
+            say(self.name, f"ended ({how}); restarting in {RESTART_SECONDS:.0f} s")
             await asyncio.sleep(RESTART_SECONDS)
 
     def _show(self, line: str) -> None:
@@ -81,8 +86,10 @@ class ReplicaProcess:
         record: dict[str, Any] = orjson.loads(line)
         if record["event"] == "started":
             self.listening.set()
-            say(self.name, f"listens on http://{HOST}:{self.port}; to kill it: kill -9 {self.pid}")
-        elif record["event"] != "request":
+            say(
+                self.name, f"listens on http://{HOST}:{self.port}; kill it with: kill -9 {self.pid}"
+            )
+        elif record["event"] not in ROUTINE:
             said = [f"{key}={value}" for key, value in record.items() if key not in UNSAID]
             say(self.name, " ".join([record["event"], *said]))
 
@@ -90,7 +97,7 @@ class ReplicaProcess:
         process = self._process
         if process is not None and process.returncode is None:
             with suppress(ProcessLookupError):
-                process.send_signal(signal.SIGCONT)  # somebody may have stopped it
+                process.send_signal(signal.SIGCONT)  # the user may have stopped it
                 process.terminate()
             with suppress(TimeoutError):
                 async with asyncio.timeout(15):
@@ -101,7 +108,7 @@ class ReplicaProcess:
 
 
 class Front:
-    """One address for all replicas: a connection goes to the next one that takes it."""
+    """One address for all replicas: a connection goes to the next one that accepts it."""
 
     def __init__(self, ports: list[int]) -> None:
         self._ports = itertools.cycle(ports)
@@ -124,18 +131,26 @@ async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
-async def serve(port: int, workspace: Path, place: Path, database: str) -> None:
+async def serve(port: int, workspace: Path, place: Path) -> None:
+    """Run everything until Ctrl-C."""
     token = os.environ.get("A2A_BEARER_TOKEN") or secrets.token_urlsafe(16)
     async with AsyncExitStack() as stack:
         asking: JsonObject = {"permission": {"bash": "ask", "edit": "ask"}}
+        database = stack.enter_context(PostgresServer())
+        say("PostgreSQL", f"runs on {HOST}:{database.port}")
         behind = await stack.enter_async_context(pool(workspace, place, asking))
         for name, opencode in behind.opencodes.items():
-            say(f"OpenCode {name}", f"runs on {opencode.url}; to kill it: kill -9 {opencode.pid}")
+            # The first request for a directory takes OpenCode seconds, in which it answers nobody.
+            async with OpenCode(
+                opencode.url, username=opencode.username, password=opencode.password
+            ) as client:
+                await client.config(at=Location(str(workspace)))
+            say(f"OpenCode {name}", f"runs on {opencode.url}; kill it with: kill -9 {opencode.pid}")
         variables = {
             **behind.variables,
             "A2A_BEARER_TOKEN": token,
             "A2A_PUBLIC_URL": f"http://{HOST}:{port}",
-            "A2A_TASK_STORE_DATABASE_URL": database,
+            "A2A_TASK_STORE_DATABASE_URL": database.url("opencode_a2a"),
             "A2A_REPLICA_LEASE_SECONDS": str(LEASE_SECONDS),
         }
         replicas = [
@@ -168,21 +183,22 @@ def _explain(port: int, token: str, replicas: list[ReplicaProcess]) -> None:
     prompt = orjson.dumps([{"say": WORDS, "delay": 1}]).decode()
     print(
         f"""
-Two replicas before two OpenCodes on one PostgreSQL, with the demo model (scripted, no AI).
+Two replicas, two OpenCodes and one PostgreSQL, with the demo model (scripted, no AI).
 
-In a second terminal start a stream of a minute, at the address that stands before both:
+In a second terminal, start a stream of one minute at the address in front of both replicas:
 
   export A2A_CLIENT_BEARER_TOKEN={token}
   {program} call http://{HOST}:{port} '@@{prompt}@@'
 
-In a third one kill a replica while it prints. The other goes on within {LEASE_SECONDS + 2}
-seconds; what the model says meanwhile comes once OpenCode has stored it, at the end of the answer:
+In a third terminal, kill a replica while the stream runs. The other replica takes the task over
+within {LEASE_SECONDS + 2} seconds. Text that the model produces in between appears once OpenCode
+has stored it, at the end of the answer.
 
   kill -9 {replicas[0].pid}     # {replicas[0].name}, or {replicas[1].pid} for {replicas[1].name}
 
-If it does not even pause, the task was run by the other one.
-Any replica answers about any task: {program} tasks http://{HOST}:{replicas[1].port}
-A replica that ends is started again after {RESTART_SECONDS:.0f} s. Ctrl-C ends everything.
+If the stream does not pause, the other replica was running the task.
+Every replica knows every task: {program} tasks http://{HOST}:{replicas[1].port}
+A replica that ends is restarted after {RESTART_SECONDS:.0f} s. Ctrl-C ends everything.
 """,
         flush=True,
     )
@@ -197,19 +213,23 @@ async def _interrupted() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, default=8000, help="of both; the replicas' follow it")
-    parser.add_argument("--workspace", help="where the agent works; by default a new directory")
+    parser.add_argument("--port", type=int, default=8000, help="the replicas use the next two")
+    parser.add_argument("--workspace", help="where the agent works; default: a new directory")
     given = parser.parse_args()
+    for port in range(given.port, given.port + 3):
+        try:
+            socket.create_server((HOST, port)).close()
+        except OSError as error:
+            remedy = 'choose another: make serve-cluster ARGS="--port 8010"'
+            raise SystemExit(f"Cannot listen on port {port}: {error.strerror}; {remedy}") from None
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="opencode-a2a-")))
         workspace = Path(given.workspace or place / "workspace")
         if not given.workspace:
             workspace.mkdir()
             make_repository(workspace)
-        server = stack.enter_context(PostgresServer())
-        say("PostgreSQL", f"runs on {HOST}:{server.port}")
         try:
-            asyncio.run(serve(given.port, workspace, place, server.url("opencode_a2a")))
+            asyncio.run(serve(given.port, workspace, place))
         except OpenCodeStartError as error:
             raise SystemExit(str(error)) from None
 

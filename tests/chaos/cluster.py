@@ -129,10 +129,12 @@ class Replica:
             self.up.clear()
             self.endings.append(status)
             printed = self.program.lines[since:]
-            now, texts = time.time(), tracebacks(printed)
+            now = time.time()
+            for text, task in tracebacks(printed):
+                history.unexpected.append(Unexpected(now, self.name, text, task))
             if status not in ENDINGS:
-                texts.append("\n".join([f"ended with status {status}:", *printed[-20:]]))
-            history.unexpected += [Unexpected(now, self.name, text) for text in texts]
+                text = "\n".join([f"ended with status {status}:", *printed[-20:]])
+                history.unexpected.append(Unexpected(now, self.name, text))
             await asyncio.sleep(rng.uniform(0.1, 1.5))
 
     async def ready(self) -> bool:
@@ -154,24 +156,25 @@ class Replica:
         return int(kilobytes) / 1024
 
 
-def tracebacks(printed: list[str]) -> list[str]:
-    """Return every traceback in the output of a program, each of them whole.
+def tracebacks(printed: list[str]) -> list[tuple[str, str | None]]:
+    """Return every traceback in the output of a program, whole, and the task it names.
 
     One that was logged is a line of JSON; one that the interpreter printed goes on until the next
     log record, since exceptions may be chained and their texts may have several lines.
     """
-    found: list[str] = []
+    found: list[tuple[str, str | None]] = []
     plain = False
     for line in printed:
         if line.startswith("{"):
             plain = False
             if "Traceback" in line:
                 record: dict[str, Any] = orjson.loads(line)
-                found.append("\n".join(f"{key}: {value}" for key, value in record.items()))
+                text = "\n".join(f"{key}: {value}" for key, value in record.items())
+                found.append((text, record.get("task_id")))
         elif plain:
-            found[-1] += f"\n{line}"
+            found[-1] = f"{found[-1][0]}\n{line}", None
         elif "Traceback" in line:
-            found.append(line)
+            found.append((line, None))
             plain = True
     return found
 

@@ -220,6 +220,28 @@ async def test_a_stopped_service_tells_its_readers_and_takes_the_turn_up_again(
     assert len(opencode.prompts) == 1
 
 
+@pytest.mark.requirement("I4")
+@pytest.mark.sqlite_only
+async def test_text_of_a_turn_that_ended_meanwhile_is_whole_though_opencode_fails_once(
+    opencode: FakeOpenCode, tmp_path: Path
+) -> None:
+    hold = opencode.hold()
+    async with started(opencode, tmp_path, **STORED) as service:
+        task = await Caller(service).begin("hello")
+        async with asyncio.timeout(60):
+            await hold.reached.wait()
+    opencode.release()
+    await opencode.idle()
+    # The first list is read together with the messages, the second to be sure of the end.
+    opencode.statuses_before_failure = 1
+
+    async with started(opencode, tmp_path, **STORED) as service:
+        ended = await Caller(service).ended(task.id)
+
+    assert opencode.statuses_before_failure is None
+    assert (ended.state, ended.text) == ("completed", "one two three four")
+
+
 @pytest.mark.requirement("I23")
 async def test_what_an_always_settles_while_the_service_is_away_is_not_forged(
     opencode: FakeOpenCode, tmp_path: Path

@@ -184,6 +184,8 @@ class FakeOpenCode:
         """The next read of a session waits for this."""
         self.starved = False
         """While set, sessions at work are not listed as busy yet, and an abort finds nothing."""
+        self.statuses_before_failure: int | None = None
+        """How many lists of busy sessions are answered before one fails; None: all are."""
         self._asked: Counter[str] = Counter()
         self._asking = asyncio.Condition()
         self.pace = 0.0
@@ -221,6 +223,11 @@ class FakeOpenCode:
         if self._hold is not None:
             self._hold.released.set()
         self._hold = None
+
+    async def idle(self) -> None:
+        """Wait until no turn runs."""
+        async with asyncio.timeout(60):
+            await asyncio.gather(*self._playing)
 
     async def asked(
         self, what: Literal["status", "abort", "change", "agents", "session"], times: int
@@ -398,6 +405,11 @@ class FakeOpenCode:
         if self.starved:
             busy.clear()
         await self._count("status")
+        if self.statuses_before_failure is not None:
+            self.statuses_before_failure -= 1
+            if self.statuses_before_failure < 0:
+                self.statuses_before_failure = None
+                return Response(status_code=500)
         return _json({key: _dumped(value) for key, value in busy.items()})
 
     async def _prompt(self, request: Request) -> Response:

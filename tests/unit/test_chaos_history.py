@@ -210,21 +210,23 @@ def test_a_further_fault_gives_more_time() -> None:
 
 
 def test_a_traceback_is_kept_whole() -> None:
-    record = orjson.dumps({"event": "failed", "exception": 'Traceback\n  File "a.py"\nKeyError'})
+    logged = {"event": "failed", "task_id": "task", "exception": 'Traceback\n  File "a.py"\nError'}
     chained = ["Traceback (most recent call last):", '  File "a.py"', "ValueError: 1", "", "of two"]
+    printed = ["{}", *chained, orjson.dumps(logged).decode(), "{}", "Traceback: short"]
 
-    found = tracebacks(["{}", *chained, record.decode(), "{}", "Traceback: short"])
+    found = tracebacks(printed)
 
-    assert found[0] == "\n".join(chained)
-    assert found[1] == 'event: failed\nexception: Traceback\n  File "a.py"\nKeyError'
-    assert found[2:] == ["Traceback: short"]
-    seen = history()
-    seen.unexpected.append(Unexpected(3, "r1", found[0], "task"))
-    line = next(line for line in seen.about("task") if "Traceback" in line)
-    assert [part.strip() for part in line.splitlines()][1:] == [
-        part.strip() for part in chained[1:]
+    assert found == [
+        ("\n".join(chained), None),
+        ('event: failed\ntask_id: task\nexception: Traceback\n  File "a.py"\nError', "task"),
+        ("Traceback: short", None),
     ]
-    assert any(chained[0] in one.text and chained[-1] in one.text for one in violations(seen))
+    seen = history()
+    seen.unexpected.append(Unexpected(3, "r1", *found[1]))
+    (line,) = (line for line in seen.about("task") if "Traceback" in line)
+    assert line.splitlines()[-2:] == [f'{"":9}  File "a.py"', f"{'':9}Error"]
+    (violation,) = violations(seen)
+    assert violation.text.endswith('\n  File "a.py"\nError')
 
 
 def test_the_history_of_a_task_is_told_in_order() -> None:

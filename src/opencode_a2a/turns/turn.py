@@ -916,9 +916,16 @@ class Attempt:
         if session_id not in state.statuses and self._idle_is_the_end:
             # The list may be older than the messages, from before the turn began. It is asked for
             # again: what is stored now and idle afterwards has ended.
-            statuses = await snapshots.statuses.of(session.location, limits.now())
-            if session_id not in statuses:
-                events += await self._end()
+            try:
+                statuses = await snapshots.statuses.of(session.location, limits.now())
+                if session_id not in statuses:
+                    events += await self._end()
+            except ServiceError:
+                # The reader counts the events as emitted and will not repeat them.
+                if not events:
+                    raise
+                self._doubt()
+                self.wake()
         return events
 
     # Further messages
