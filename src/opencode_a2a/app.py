@@ -81,6 +81,7 @@ from opencode_a2a.tasks.budget import figures
 from opencode_a2a.tasks.log import LogWriter
 from opencode_a2a.tasks.open import OpenTasks
 from opencode_a2a.tasks.outbox import Outbox
+from opencode_a2a.tasks.readers import DurableReader
 from opencode_a2a.tasks.recovery import sweep
 from opencode_a2a.tasks.replica import Ownership
 from opencode_a2a.tasks.service import TaskService
@@ -279,15 +280,18 @@ class Service:
         sender = WebhookSender(settings.push, settings.public_url, key)
         stack.push_async_callback(sender.aclose)
         outbox = Outbox(database, settings.push, sender)
-        tasks = self._tasks = TaskService(database, writer, fleet, settings.limits, outbox)
+        readers: list[DurableReader] = [outbox]
+        limits = settings.limits
+        tasks = self._tasks = TaskService(database, writer, fleet, limits, outbox, readers)
         await stack.enter_async_context(self._beside(writer.run(), "writer"))
         await stack.enter_async_context(self._beside(tasks.tails.run(), "tails"))
-        ownership = Ownership(database, writer, fleet, tasks.open, outbox, self._beside)
+        ownership = Ownership(database, writer, fleet, tasks.open, readers, self._beside)
         self._ownership = ownership
         stack.push_async_callback(ownership.close)
         stack.push_async_callback(self._close, tasks.open, database, ownership)
         self.streams.on_drain.append(tasks.open.stop_waiting)
-        stack.push_async_callback(outbox.close)
+        for reader in readers:
+            stack.push_async_callback(reader.close)
         stack.push_async_callback(ownership.close_errands)
         try:
             await ownership.start()

@@ -152,3 +152,20 @@ class Added:
 
     message: Message
     request: TurnRequest
+
+
+@dataclass(frozen=True, slots=True)
+class PushConfig:
+    """A webhook that a caller wants for a task: its URL, and what proves our notifications."""
+
+    url: str
+    id: str | None = None
+    """The service chooses one if the caller names none."""
+    scheme: str | None = None
+    """The HTTP authentication scheme; with ``credentials`` it is the Authorization header."""
+    credentials: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    version: str = "1.0"
+    """The A2A version of the notifications."""
+    within: str = field(default="", compare=False)
+    """Prefix of its fields in the request, for errors that name one."""

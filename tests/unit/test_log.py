@@ -4,8 +4,8 @@ import asyncio
 import random
 import uuid
 from bisect import bisect_right
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from opencode_a2a.config import LimitSettings, UpstreamEntry
-from opencode_a2a.errors import LimitExceededError, UpstreamUnreachableError
+from opencode_a2a.errors import LimitExceededError, StreamEndedError, UpstreamUnreachableError
 from opencode_a2a.events import (
     Finished,
     Interrupted,
@@ -32,7 +32,15 @@ from opencode_a2a.events import (
     UsageCounted,
 )
 from opencode_a2a.ids import MAIN, MessageId, Principal, RequestId, SessionId
-from opencode_a2a.messages import Added, Answered, Message, Part, PromptPart, TurnRequest
+from opencode_a2a.messages import (
+    Added,
+    Answered,
+    Message,
+    Part,
+    PromptPart,
+    PushConfig,
+    TurnRequest,
+)
 from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.upstream import Upstream
 from opencode_a2a.store.database import Database
@@ -41,9 +49,9 @@ from opencode_a2a.tasks import log as live
 from opencode_a2a.tasks.log import LogWriter, TaskLog
 from opencode_a2a.tasks.open import OpenTask
 from opencode_a2a.tasks.outbox import Outbox
-from opencode_a2a.tasks.readers import LogReader, Replay, stored_task
+from opencode_a2a.tasks.readers import Begin, DurableReader, LogReader, Replay, stored_task
 from opencode_a2a.tasks.service import SendCommand, TaskService
-from opencode_a2a.tasks.state import Cursor, Entry, Recovered, State
+from opencode_a2a.tasks.state import Cursor, Entry, Recovered, State, TaskRef
 from opencode_a2a.turns.answers import Answer, PermissionReply
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.fleet import Fleet, Member, NotOwnerError
@@ -63,7 +71,9 @@ def order(message_id: str, text: str = "hello", principal: str = "alice") -> Sen
 class Office:
     """A store with a writer, and tasks in it."""
 
-    def __init__(self, database: Database, limits: LimitSettings) -> None:
+    def __init__(
+        self, database: Database, limits: LimitSettings, readers: Sequence[DurableReader]
+    ) -> None:
         self.database = database
         self.writer = LogWriter(database)
         # No task is started, so that no turns are needed; nor are webhooks.
@@ -77,7 +87,8 @@ class Office:
         self.member = Member(entry, behind, lambda: (Turns.__new__(Turns), errands))
         self.member.owned = True
         fleet = Fleet([self.member], database, 0)
-        self.tasks = TaskService(database, self.writer, fleet, limits, Outbox.__new__(Outbox))
+        outbox = Outbox.__new__(Outbox)
+        self.tasks = TaskService(database, self.writer, fleet, limits, outbox, readers)
 
     async def admit(self, command: SendCommand) -> OpenTask | TaskRow:
         return await self.tasks.admit(command, self.member)
@@ -96,13 +107,15 @@ class Office:
 
 @asynccontextmanager
 async def office(
-    state: Path | None = None, limits: LimitSettings | None = None
+    state: Path | None = None,
+    limits: LimitSettings | None = None,
+    readers: Sequence[DurableReader] = (),
 ) -> AsyncGenerator[Office]:
     """Open a store in a directory, or one for this once."""
     if state is None and stores.postgresql():
         state = Path(uuid.uuid4().hex)
     async with Database("sqlite://" if state is None else stores.url(state)) as database:
-        desk = Office(database, limits or LimitSettings())
+        desk = Office(database, limits or LimitSettings(), readers)
         writing = asyncio.create_task(desk.writer.run())
         try:
             yield desk
@@ -254,6 +267,23 @@ async def test_a_blocking_reader_waits_for_the_next_stop() -> None:
         await log.append([Finished(Outcome.FAILED)])
 
         assert (await waiting).status.state is State.FAILED
+
+
+async def test_who_waits_for_a_change_is_woken_when_the_log_ends_or_moves() -> None:
+    async with office() as desk, asyncio.timeout(20):
+        moving, ending = await desk.task("m1"), await desk.task("m2")
+        for log in (moving, ending):
+            await log.append([Started()])
+        waiting = asyncio.create_task(moving.next_change(2))
+        await asyncio.sleep(0)
+        moving.move()
+        with pytest.raises(StreamEndedError) as moved:
+            await waiting
+        await ending.append([grew("x", opens=True), Finished(Outcome.COMPLETED)])
+        ended = [await ending.next_change(seq) for seq in (2, 4)]
+
+        assert moved.value.data["cause"] == "moved"
+        assert [entry and entry.seq for entry in ended] == [4, None]
 
 
 async def test_a_later_end_changes_nothing() -> None:
@@ -506,3 +536,54 @@ async def test_what_comes_for_a_task_that_is_left_to_another_replica_is_for_that
 
         assert (await stored_task(task.log)).status.state is State.WORKING
         assert (await stored_task(other.log)).status.state is State.COMPLETED
+
+
+class StateList(DurableReader):
+    """A durable reader beside the webhooks: it lists the states that each task goes through."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.states: dict[int, list[State]] = {}
+        self.following: list[asyncio.Task[None]] = []
+
+    def admit(
+        self, connection: sa.Connection, task_no: int, ref: TaskRef, push: PushConfig | None
+    ) -> Begin:
+        if len(self.states) >= self.most:
+            raise LimitExceededError
+        self.states[task_no] = []
+        return lambda log: self.following.append(asyncio.create_task(self._follow(log)))
+
+    async def _follow(self, log: TaskLog) -> None:
+        place = 0
+        with suppress(StreamEndedError):
+            while (entry := await log.next_change(place)) is not None:
+                assert entry.status is not None
+                self.states[log.no].append(entry.status.state)
+                place = entry.seq
+
+    async def recover(
+        self, logs: Mapping[int, TaskLog], upstreams: Collection[str] | None
+    ) -> None: ...
+
+    async def give_up(self, upstream: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+async def test_another_durable_reader_follows_new_tasks_to_their_end_or_until_they_move() -> None:
+    listed = StateList(most=2)
+    async with office(readers=[listed]) as desk, asyncio.timeout(20):
+        ending, moving = await desk.task("m1"), await desk.task("m2")
+        with pytest.raises(LimitExceededError):
+            await desk.admit(order("m3"))
+        for log in (ending, moving):
+            await log.append([Started()])
+        await ending.append([Finished(Outcome.COMPLETED)])
+        await desk.tasks.open.give_up(desk.member)
+        await asyncio.gather(*listed.following)
+
+        assert listed.states == {
+            ending.no: [State.WORKING, State.COMPLETED],
+            moving.no: [State.WORKING],
+        }

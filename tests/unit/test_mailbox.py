@@ -30,12 +30,12 @@ from opencode_a2a.extensions import EXTENSIONS
 from opencode_a2a.extensions.call import Deps
 from opencode_a2a.extensions.dispatch import Dispatcher
 from opencode_a2a.ids import Caller, ModelRef, Principal, TaskId
-from opencode_a2a.messages import Message, Part, PromptPart, Routing, TurnRequest
+from opencode_a2a.messages import Message, Part, PromptPart, PushConfig, Routing, TurnRequest
 from opencode_a2a.rights import Budget, Rights
 from opencode_a2a.store.database import Database, Replica
 from opencode_a2a.tasks import mailbox as module
 from opencode_a2a.tasks.mailbox import NOBODY, UNSURE, Mailbox, dump_error, load_error
-from opencode_a2a.tasks.outbox import Outbox, PushConfig
+from opencode_a2a.tasks.outbox import Outbox
 from opencode_a2a.tasks.service import SendCommand, TaskService
 from opencode_a2a.turns.fleet import Fleet, NotOwnerError
 from opencode_a2a.turns.sessions import WorkspaceRoot

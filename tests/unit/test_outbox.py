@@ -20,7 +20,7 @@ from opencode_a2a.config import LimitSettings, PushSettings, SigningSettings, Up
 from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.events import Finished, Interrupted, Outcome, Resumed, Started, TextGrew
 from opencode_a2a.ids import MAIN, MessageId, Principal, RequestId, SessionId
-from opencode_a2a.messages import Message, Part, PromptPart, TurnRequest
+from opencode_a2a.messages import Message, Part, PromptPart, PushConfig, TurnRequest
 from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.upstream import Upstream
 from opencode_a2a.server.push import WebhookSender
@@ -31,7 +31,7 @@ from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks import outbox as module
 from opencode_a2a.tasks.log import LogWriter, TaskLog, load_task
 from opencode_a2a.tasks.open import OpenTask
-from opencode_a2a.tasks.outbox import Notification, Outbox, PushConfig, Receipt
+from opencode_a2a.tasks.outbox import Notification, Outbox, Receipt
 from opencode_a2a.tasks.service import SendCommand, TaskService
 from opencode_a2a.tasks.state import TERMINAL, Entry
 from opencode_a2a.telemetry import now_ms
@@ -87,7 +87,9 @@ class Desk:
         self.member = Member(entry, behind, lambda: (Turns.__new__(Turns), errands))
         self.member.owned = True
         fleet = Fleet([self.member], database, 0)
-        self.tasks = TaskService(database, self.writer, fleet, LimitSettings(), self.outbox)
+        self.tasks = TaskService(
+            database, self.writer, fleet, LimitSettings(), self.outbox, [self.outbox]
+        )
 
     async def task(self, push: PushConfig | None = CONFIG) -> TaskLog:
         message = Message(f"m-{next(self._numbers)}", "user", [Part("text", text="hello")])

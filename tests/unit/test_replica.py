@@ -15,7 +15,6 @@ from opencode_a2a.store.database import Database, DatabaseError, Replica
 from opencode_a2a.store.replicas import UpstreamRow
 from opencode_a2a.tasks.log import LogWriter
 from opencode_a2a.tasks.open import OpenTasks
-from opencode_a2a.tasks.outbox import Outbox
 from opencode_a2a.tasks.replica import Ownership
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.fleet import Fleet, Member
@@ -45,7 +44,7 @@ async def test_a_managed_opencode_is_not_taken_for_that_of_another_replica(tmp_p
             LogWriter(second),
             Fleet([member], second, 0),
             OpenTasks.__new__(OpenTasks),
-            Outbox.__new__(Outbox),
+            (),
             lambda work, name: nullcontext(),
         )
 

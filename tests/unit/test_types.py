@@ -18,8 +18,7 @@ from opencode_a2a.a2a.types import SendRequest, TaskParams, check
 from opencode_a2a.a2a.v03 import Spelling, rest_spelling
 from opencode_a2a.errors import InvalidParamsError
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.messages import Message, Part
-from opencode_a2a.tasks.outbox import PushConfig
+from opencode_a2a.messages import Message, Part, PushConfig
 from opencode_a2a.tasks.state import Query, State
 
 BIG = 2**53 + 1

@@ -36,8 +36,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from opencode_a2a.errors import InvalidParamsError, VersionNotSupportedError
 from opencode_a2a.events import Json, JsonObject
-from opencode_a2a.messages import Kind, Message, Part
-from opencode_a2a.tasks.outbox import PushConfig
+from opencode_a2a.messages import Kind, Message, Part, PushConfig
 from opencode_a2a.tasks.state import Query, State
 from opencode_a2a.validation import FREE, FREE_OBJECT, listed, violations, wrong
 

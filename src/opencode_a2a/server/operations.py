@@ -31,13 +31,14 @@ from opencode_a2a.errors import (
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import Caller, Principal
 from opencode_a2a.messages import (
+    PushConfig,
     TurnRequest,
 )
 from opencode_a2a.peers.network import Fetch, looking_for
 from opencode_a2a.server.card import Cards
 from opencode_a2a.server.content import read_metadata, read_output_modes, read_prompt
 from opencode_a2a.server.push import WebhookSender
-from opencode_a2a.tasks.outbox import Outbox, PushConfig
+from opencode_a2a.tasks.outbox import Outbox
 from opencode_a2a.tasks.readers import LogReader
 from opencode_a2a.tasks.service import AnswerExpectedError, SendCommand, Submitted, TaskService
 from opencode_a2a.tasks.state import Cursor, Query, TaskState

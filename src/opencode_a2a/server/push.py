@@ -23,6 +23,7 @@ from opencode_a2a.a2a.types import SIGNING_KEY, VERSION_HEADER, Version
 from opencode_a2a.config import PushSettings
 from opencode_a2a.errors import InvalidParamsError, Violation
 from opencode_a2a.events import JsonObject
+from opencode_a2a.messages import PushConfig
 from opencode_a2a.peers.network import (
     Egress,
     EgressError,
@@ -36,7 +37,7 @@ from opencode_a2a.peers.network import (
 )
 from opencode_a2a.signing import SigningKey
 from opencode_a2a.store.webhooks import HookRow
-from opencode_a2a.tasks.outbox import Notification, PushConfig, Receipt
+from opencode_a2a.tasks.outbox import Notification, Receipt
 from opencode_a2a.tasks.state import Entry, TaskState
 from opencode_a2a.telemetry import trace_headers
 

@@ -276,14 +276,19 @@ class TaskLog:
             self._stopping.discard(waiter)
 
     async def next_change(self, after: int) -> Entry | None:
-        """Wait until a change of state after an entry is stored, and return the first there is.
+        """Wait until a change of state after an entry is stored, and return the first one.
 
-        None if it is too long ago to be remembered here. Growing text wakes nobody who waits.
+        None if the log does not have it: it is too old to be remembered here, or the task has
+        ended and there is none. Raise StreamEndedError when the log moves. Growing text wakes
+        nobody who waits.
         """
         while after >= self.state.unremembered:
             for entry in self.state.state_changes:
                 if after < entry.seq <= self._stored:
                     return entry
+            if self.state.status.state.terminal and self._stored == self.state.seq:
+                break
+            self.check_moved()
             waiter = asyncio.get_running_loop().create_future()
             self._changing.add(waiter)
             try:
@@ -324,6 +329,9 @@ class TaskLog:
         """End all reading here: another replica goes on with the log. Readers can come again."""
         self._moved = True
         self._wake()
+        for waiter in self._changing:
+            if not waiter.done():
+                waiter.set_result(None)
         for reader in [*self.readers, *self.readers_of_stored]:
             reader.offer([])
 

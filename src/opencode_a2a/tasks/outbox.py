@@ -28,13 +28,19 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
 from opencode_a2a.config import PushSettings
-from opencode_a2a.errors import LimitExceededError, StoreUnavailableError, TaskNotFoundError
+from opencode_a2a.errors import (
+    LimitExceededError,
+    StoreUnavailableError,
+    StreamEndedError,
+    TaskNotFoundError,
+)
 from opencode_a2a.ids import Principal
+from opencode_a2a.messages import PushConfig
 from opencode_a2a.store import tasks, webhooks
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks.log import TaskLog, load_task
-from opencode_a2a.tasks.readers import Replay
+from opencode_a2a.tasks.readers import Begin, DurableReader, Replay
 from opencode_a2a.tasks.state import STATE_CHANGES, Entry, TaskRef, TaskState
 from opencode_a2a.telemetry import AUDIT, now_ms
 
@@ -52,21 +58,6 @@ AT_ONCE_PER_RECEIVER = 4
 hangs delays its own caller's others little, and nobody else's."""
 SNAPSHOTS = "0.3"
 """The version whose notifications show the whole task, and so only its present state."""
-
-
-@dataclass(frozen=True, slots=True)
-class PushConfig:
-    """Where a caller wants to be told about a task, and what the receiver is to be shown."""
-
-    url: str
-    id: str | None = None
-    """Chosen for the caller if it names none."""
-    scheme: str | None = None
-    credentials: str | None = field(default=None, repr=False)
-    token: str | None = field(default=None, repr=False)
-    version: str = "1.0"
-    within: str = field(default="", compare=False)
-    """Where its fields stand in the request, for those who refuse one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +175,9 @@ class Delivery:
         self.hurry.clear()
 
 
-class Outbox:
+class Outbox(DurableReader):
+    """Serves the webhooks of the tasks that this replica runs."""
+
     def __init__(self, database: Database, settings: PushSettings, sender: Sender) -> None:
         self.settings = settings
         self._database = database
@@ -209,7 +202,7 @@ class Outbox:
 
     # Configurations
 
-    def store(
+    def _store(
         self, connection: Connection, task_no: int, ref: TaskRef, config: PushConfig, acked: int = 0
     ) -> HookRow:
         """Store a webhook in the transaction of the connection; raise LimitExceededError."""
@@ -272,12 +265,12 @@ class Outbox:
             served = None if anew else _served(connection, log, config)
             if served is not None:
                 return served, False
-            return self.store(connection, log.no, log.ref, config, acked), True
+            return self._store(connection, log.no, log.ref, config, acked), True
 
         def serve(stored: tuple[HookRow, bool]) -> None:
             row, new = stored
             if new:
-                self.begin(row, log)
+                self._begin(row, log)
 
         # Its caller may be gone by the time it is stored.
         stored = await self._database.write(write, late=serve)
@@ -333,31 +326,49 @@ class Outbox:
 
         def serve(row: HookRow) -> None:
             if row.state != "done":
-                self._begin(row, log)
+                self._serve(row, log)
 
         serve(await self._database.write(again, late=serve))
 
+    # The life of a durable reader
+
+    def admit(
+        self, connection: Connection, task_no: int, ref: TaskRef, push: PushConfig | None
+    ) -> Begin | None:
+        if push is None:
+            return None
+        row = self._store(connection, task_no, ref, push)
+        return lambda log: self._begin(row, log)
+
+    async def recover(self, logs: Mapping[int, TaskLog], upstreams: Collection[str] | None) -> None:
+        if self.settings.enabled:
+            for row in await self._database.read(lambda c: webhooks.active(c, upstreams)):
+                self._serve(row, logs.get(row.task_no))
+
+    async def give_up(self, upstream: str) -> None:
+        # Without a time limit: no other replica may continue before these have stopped.
+        rows = await self._database.write_until_stored(lambda c: webhooks.active(c, [upstream]))
+        places = {(row.task_no, row.config_id) for row in rows}
+        await self._stop([it for place, it in self._deliveries.items() if place in places])
+
+    async def close(self) -> None:
+        await self._stop(self._deliveries.values())
+
+    async def _stop(self, deliveries: Iterable[Delivery]) -> None:
+        running = [it.running for it in deliveries if it.running is not None]
+        for one in running:
+            one.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
     # Receipt
 
-    def begin(self, row: HookRow, log: TaskLog) -> None:
+    def _begin(self, row: HookRow, log: TaskLog) -> None:
         """Serve a webhook that was set, in place of one with the same id."""
         host = urlsplit(row.url).hostname
         AUDIT.info("webhook set", principal=row.principal, task_id=log.ref.id, host=host)
-        self._begin(row, log)
+        self._serve(row, log)
 
-    async def recover(
-        self, logs: Mapping[int, TaskLog], upstreams: Collection[str] | None = None
-    ) -> int:
-        """Take up what was not told when the service stopped; ``logs`` are those of open tasks.
-
-        That is all there is, or what belongs to tasks of some upstreams.
-        """
-        found = await self._database.read(lambda c: webhooks.active(c, upstreams))
-        for row in found:
-            self._begin(row, logs.get(row.task_no))
-        return len(found)
-
-    def _begin(self, row: HookRow, log: TaskLog | None) -> None:
+    def _serve(self, row: HookRow, log: TaskLog | None) -> None:
         place = (row.task_no, row.config_id)
         if place in self._deliveries:
             self._deliveries[place].cancel()
@@ -376,23 +387,6 @@ class Outbox:
 
         it.running.add_done_callback(ended)
 
-    async def give_up(self, upstream: str) -> None:
-        """Stop sending what belongs to tasks of an upstream: another replica goes on with it."""
-        # However long it takes: nobody else goes on with it before.
-        rows = await self._database.write_until_stored(lambda c: webhooks.active(c, [upstream]))
-        places = {(row.task_no, row.config_id) for row in rows}
-        await self._stop([it for place, it in self._deliveries.items() if place in places])
-
-    async def close(self) -> None:
-        """Stop sending; what was not taken is sent after the next start."""
-        await self._stop(self._deliveries.values())
-
-    async def _stop(self, deliveries: Iterable[Delivery]) -> None:
-        running = [it.running for it in deliveries if it.running is not None]
-        for one in running:
-            one.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-
     async def _deliver(self, it: Delivery) -> None:
         """Send one change after the other, until the last was taken or the receiver is given up."""
         wait, faults = 0.0, 0
@@ -402,6 +396,8 @@ class Outbox:
             await it.pause(wait)
             try:
                 attempt = await self._attempt(it)
+            except StreamEndedError:  # the log has moved, and so has this webhook
+                return
             except StoreUnavailableError:
                 wait = FIRST_RETRY_SECONDS
             except Exception:

@@ -4,15 +4,21 @@ A live reader follows one task for a client that is connected. ``LogReader`` is 
 log: a binding asks it for entries, or gives it a function that writes new ones at once. What a log
 demands of a live reader is ``log.LiveReader``.
 
+A durable reader follows tasks for a receiver that need not be connected, such as a webhook. Its
+place in each log is stored, so that it outlives the process. ``DurableReader`` is what the service
+demands of it.
+
 ``Replay`` reads a log that nobody has in memory.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol
 
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.errors import StreamEndedError
+from opencode_a2a.messages import PushConfig
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import Segment
@@ -21,6 +27,8 @@ from opencode_a2a.tasks.state import Cursor, Entry, TaskRef, TaskState, load_ent
 
 Push = Callable[[list[Entry]], bool]
 """Writes entries to a client at once; False if the client cannot take them now."""
+Begin = Callable[[TaskLog], None]
+"""Begins to follow a task, given its log."""
 
 
 class LogForgottenError(Exception):
@@ -141,6 +149,49 @@ class LogReader:
                 self._ended = True
                 return entries[:count]
         return entries
+
+
+class DurableReader(Protocol):
+    """Follows tasks, and keeps its place in each of their logs in the database.
+
+    ``app.py`` lists the durable readers; ``outbox.Outbox`` is one. The replica that runs a task
+    serves it, so that a task is followed in one place at a time. For each task that somebody wants
+    followed, a reader runs an asyncio task of its own. That waits in ``TaskLog.next_change``, reads
+    entries that the log no longer remembers with ``Replay``, calls ``TaskLog.note_seen`` for what
+    it shows to a person, and stores its place when the receiver has taken an entry. So a crash can
+    repeat an entry and loses none.
+    """
+
+    def admit(
+        self, connection: Connection, task_no: int, ref: TaskRef, push: PushConfig | None
+    ) -> Begin | None:
+        """Store the first place in a new task, in the transaction that stores the task.
+
+        ``push`` came with the message. Return what begins to follow the task once it is stored;
+        None if nobody wants it followed. An error refuses the message. Runs in the thread that
+        writes.
+        """
+        ...
+
+    async def recover(self, logs: Mapping[int, TaskLog], upstreams: Collection[str] | None) -> None:
+        """Continue from all stored places, or from those in the tasks of some OpenCodes.
+
+        The service calls it when it starts, and when it has taken over OpenCodes. ``logs`` are
+        those of open tasks, by number; the logs of ended tasks are in the store. If the database
+        goes away in between it is called again.
+        """
+        ...
+
+    async def give_up(self, upstream: str) -> None:
+        """Stop following the tasks of an OpenCode, whose logs have moved to another replica.
+
+        That replica continues as soon as this returns.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Stop following tasks: the service ends. The next start continues."""
+        ...
 
 
 class Replay:

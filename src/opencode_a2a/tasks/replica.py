@@ -23,7 +23,7 @@ from opencode_a2a.store.database import Database, DatabaseError
 from opencode_a2a.store.replicas import ReplicaRow, UpstreamRow
 from opencode_a2a.tasks.log import LogWriter
 from opencode_a2a.tasks.open import OpenTasks
-from opencode_a2a.tasks.outbox import Outbox
+from opencode_a2a.tasks.readers import DurableReader
 from opencode_a2a.tasks.recovery import recover
 from opencode_a2a.tasks.state import OPEN
 from opencode_a2a.turns.fleet import Fleet, Member
@@ -53,14 +53,14 @@ class Ownership:
         writer: LogWriter,
         fleet: Fleet,
         tasks: OpenTasks,
-        outbox: Outbox,
+        readers: Sequence[DurableReader],
         beside: Beside,
     ) -> None:
         self._database = database
         self._writer = writer
         self._fleet = fleet
         self._tasks = tasks
-        self._outbox = outbox
+        self._readers = readers
         self._beside = beside
         self._lease = database.lease_seconds
         self._seen = time.monotonic()
@@ -329,9 +329,9 @@ class Ownership:
         while True:
             try:
                 count = await recover(self._database, self._writer, self._tasks, self._fleet, only)
-                if self._outbox.settings.enabled:
-                    logs = {task.log.no: task.log for task in self._tasks.all()}
-                    await self._outbox.recover(logs, only)
+                logs = {task.log.no: task.log for task in self._tasks.all()}
+                for reader in self._readers:
+                    await reader.recover(logs, only)
                 await self._fleet.recover_errands(members)
                 return count
             except StoreUnavailableError:  # what was taken up before that is not taken up again
@@ -343,7 +343,8 @@ class Ownership:
         member.owned = False
         await member.errands.close()
         await self._tasks.give_up(member)
-        await self._outbox.give_up(member.name)
+        for reader in self._readers:
+            await reader.give_up(member.name)
         await self._terms.pop(member.name).aclose()
         member.renew()
         self._published.pop(member.name, None)

@@ -42,6 +42,7 @@ from opencode_a2a.messages import (
     Answered,
     Message,
     PromptPart,
+    PushConfig,
     Routing,
     TurnRequest,
 )
@@ -57,8 +58,8 @@ from opencode_a2a.tasks.budget import Figures
 from opencode_a2a.tasks.log import LogWriter, TaskLog, load_task
 from opencode_a2a.tasks.mailbox import OTHERS_SECONDS, Mailbox, known_fields
 from opencode_a2a.tasks.open import ENDED, WORKING, OpenTask, OpenTasks
-from opencode_a2a.tasks.outbox import SNAPSHOTS, Outbox, PushConfig
-from opencode_a2a.tasks.readers import LogReader
+from opencode_a2a.tasks.outbox import SNAPSHOTS, Outbox
+from opencode_a2a.tasks.readers import Begin, DurableReader, LogReader
 from opencode_a2a.tasks.state import (
     OPEN,
     Accepted,
@@ -220,12 +221,14 @@ class TaskService:
         fleet: Fleet,
         limits: LimitSettings,
         outbox: Outbox,
+        readers: Sequence[DurableReader],
     ) -> None:
         self._database = database
         self._writer = writer
         self._fleet = fleet
         self._limits = limits
         self._outbox = outbox
+        self._readers = readers
         self.tails = Tails(database, writer)
         """The tasks that another replica runs, as far as they are read here."""
         self.open = OpenTasks(database, writer, fleet, self.tails)
@@ -362,7 +365,7 @@ class TaskService:
         message = (principal, command.message.message_id)
         begun = self._fleet.errands_of(principal) if command.budget.turns else 0
 
-        def write(connection: Connection) -> tuple[int, HookRow | None] | TaskRow:
+        def write(connection: Connection) -> tuple[int, list[Begin]] | TaskRow:
             if several:
                 task_rows.await_admissions(connection, principal)
             earlier = task_rows.find_message(connection, *message, digest)
@@ -386,17 +389,17 @@ class TaskService:
                 budget.check_turns(running, command.budget)
             no = task_rows.add_task(connection, row, (command.message.message_id, digest))
             task_rows.append(connection, [Segment(no, 1, 1, segment)], [])
-            push = command.push
-            return no, push and self._outbox.store(connection, no, ref, push)
+            begins = (one.admit(connection, no, ref, command.push) for one in self._readers)
+            return no, [begin for begin in begins if begin is not None]
 
-        def admitted(no: int, hook: HookRow | None) -> OpenTask:
+        def admitted(no: int, begins: Sequence[Begin]) -> OpenTask:
             log = TaskLog(no, state, self._writer, self._database)
             task = self.open.adopt(log, member, command.request.routing)
-            if hook is not None:
-                self._outbox.begin(hook, task.log)
+            for begin in begins:
+                begin(task.log)
             return task
 
-        def late(outcome: tuple[int, HookRow | None] | TaskRow) -> None:
+        def late(outcome: tuple[int, list[Begin]] | TaskRow) -> None:
             """Run what was stored after its sender was told that the database is away.
 
             The sender can send the message again, and finds this task.
