@@ -9,9 +9,9 @@ import psycopg
 import pytest
 import pytest_asyncio
 
-from opencode_a2a.tasks import replica
+from opencode_a2a.tasks import mailbox, replica
 from tests.support import stores
-from tests.support.answers import RefusedError, fold
+from tests.support.answers import UNSUPPORTED, RefusedError, fold
 from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
 from tests.support.proxy import Proxy
@@ -187,6 +187,43 @@ async def test_what_nobody_will_run_any_more_is_lost(fake: FakeOpenCode, tmp_pat
     assert ended.state == "failed"
     assert "UPSTREAM_LOST" in str(ended.raw)
     assert (again.state, again.text) == ("completed", TEXT)
+
+
+@pytest.mark.requirement("I7")
+async def test_a_task_that_no_replica_runs_is_canceled_and_says_that_opencode_may_go_on(
+    fake: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mailbox, "PATIENCE_SECONDS", 0.5)
+    async with (
+        FakeOpenCode(fake.workspace).running() as second,
+        cluster([second], tmp_path) as replicas,
+    ):
+        second.play("permission-once")
+        replicas.opencodes = {"two": second}
+        a = await replicas.start("a")
+        asked = await Caller(a).send("run it")
+        await a.stop()
+        replicas.opencodes = {"one": fake}
+        b = Caller(await replicas.start("b"))
+        async with b.subscribe(asked.id) as following:
+            canceled = await b.cancel(asked.id)
+            again = await b.cancel(asked.id)
+            await following.rest()
+        late = await b.ask("send", b.message("once", taskId=asked.id))
+        waiting = (await b.method("opencode.permissions.list", {}))["items"]
+        replicas.opencodes = {"two": second}
+        back = await replicas.start("a")
+        await replicas.runs("two")
+        later = await Caller(back).get(asked.id)
+        replied = len(second.replies)
+
+    assert (asked.state, canceled.state) == ("input_required", "canceled")
+    assert "UPSTREAM_ABORT_UNCONFIRMED" in str(canceled.raw)
+    assert following.task.state == "canceled"
+    assert canceled.raw == again.raw == later.raw
+    late.refuses(UNSUPPORTED)
+    assert waiting == []
+    assert replied == 0
 
 
 async def test_one_that_is_cut_off_from_the_database_shows_and_changes_nothing(

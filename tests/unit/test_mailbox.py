@@ -91,10 +91,9 @@ class Office:
         await self.database.write(write)
         self.mine += names
 
-    async def ask(self, upstream: str, body: bytes = b"hi", **options: float) -> bytes:
-        again = bool(options.pop("again", True))
+    async def ask(self, upstream: str, body: bytes = b"hi", *, again: bool = True) -> bytes:
         async with asyncio.timeout(20):
-            return await self.mailbox.ask(upstream, "echo", body, repeatable=again, **options)
+            return await self.mailbox.ask(upstream, "echo", body, repeatable=again)
 
     async def mail(self) -> list[tuple[bytes, bytes | None]]:
         """Return all the mail there is: what is asked, and the reply."""
@@ -190,10 +189,14 @@ async def test_a_defect_of_the_owner_tells_nothing(offices: Offices) -> None:
     assert "secret" not in raised.value.message
 
 
-async def test_what_nobody_takes_ends_and_is_not_done(offices: Offices) -> None:
+async def test_what_nobody_takes_ends_and_is_not_done(
+    offices: Offices, monkeypatch: pytest.MonkeyPatch
+) -> None:
     a, b, _ = offices
-    with pytest.raises(UpstreamUnreachableError) as raised:
-        await a.ask("x", seconds=0.1)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "PATIENCE_SECONDS", 0.1)
+        with pytest.raises(UpstreamUnreachableError) as raised:
+            await a.ask("x")
     assert raised.value.message == NOBODY
     assert await a.mail() == []
     await b.own("x")
@@ -236,11 +239,14 @@ async def test_the_one_who_asked_can_become_the_owner(offices: Offices) -> None:
     assert await asking == b"HI"
 
 
-async def test_one_who_is_at_it_is_waited_for(offices: Offices) -> None:
+async def test_one_who_is_at_it_is_waited_for(
+    offices: Offices, monkeypatch: pytest.MonkeyPatch
+) -> None:
     a, b, _ = offices
     await b.own("x")
     b.held.clear()
-    asking = asyncio.create_task(a.ask("x", seconds=0.1))
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.1)
+    asking = asyncio.create_task(a.ask("x"))
     async with asyncio.timeout(10):
         await b.begun.wait()
     await asyncio.wait([asking], timeout=0.3)

@@ -94,6 +94,10 @@ _FREE = sa.text(
     " WHERE u.name = ANY(:names) AND (r.no IS NULL OR r.gone IS NOT NULL)"
     " ORDER BY u.name FOR UPDATE OF u SKIP LOCKED"
 )
+_LOCK_UNOWNED = sa.text(
+    "SELECT u.name FROM upstreams u LEFT JOIN replicas r ON r.no = u.owner"
+    " WHERE u.name = :name AND (r.no IS NULL OR r.gone IS NOT NULL) FOR UPDATE OF u"
+)
 _TAKE = sa.text("UPDATE upstreams SET owner = :me WHERE name = ANY(:names)")
 # Nobody sees it until there is another owner.
 _HAND_OVER = sa.text(
@@ -162,6 +166,14 @@ def take(connection: Connection, me: int, names: Collection[str]) -> dict[str, b
     free = connection.execute(_FREE, {"names": list(names)}).all()
     connection.execute(_TAKE, {"me": me, "names": [row.name for row in free]})
     return {row.name: row.owner is None for row in free}
+
+
+def lock_unowned(connection: Connection, name: str) -> bool:
+    """Keep an OpenCode without a live owner until the end of the transaction.
+
+    False if it has a live owner, or is not known.
+    """
+    return connection.scalar(_LOCK_UNOWNED, {"name": name}) is not None
 
 
 def hand_over(connection: Connection, me: int, names: Collection[str]) -> None:

@@ -70,7 +70,6 @@ class _Waiting:
     """Who waits for a reply, and until when if nobody is at it."""
 
     reply: asyncio.Future[bytes]
-    seconds: float
     until: float
 
 
@@ -86,15 +85,7 @@ class Mailbox:
         self._wake = asyncio.Event()
         self._swept = time.monotonic()
 
-    async def ask(
-        self,
-        upstream: str,
-        kind: str,
-        body: bytes,
-        *,
-        repeatable: bool,
-        seconds: float = PATIENCE_SECONDS,
-    ) -> bytes:
+    async def ask(self, upstream: str, kind: str, body: bytes, *, repeatable: bool) -> bytes:
         """Have the owner of an OpenCode do something; return its reply, or raise what it raised.
 
         ``repeatable`` says that it does no harm to do it twice.
@@ -106,7 +97,7 @@ class Mailbox:
             lambda connection: mail.send(connection, upstream, me, kind, body, again=repeatable)
         )
         reply = asyncio.get_running_loop().create_future()
-        self._waiting[no] = _Waiting(reply, seconds, time.monotonic() + seconds)
+        self._waiting[no] = _Waiting(reply, began + PATIENCE_SECONDS)
         self._database.notify("m")
         self._wake.set()  # it may have become ours meanwhile
         outcome = "given_up"
@@ -183,7 +174,7 @@ class Mailbox:
                 elif row.reply is not None:
                     waiting.reply.set_result(row.reply)
                 elif row.taken:
-                    waiting.until = time.monotonic() + waiting.seconds
+                    waiting.until = time.monotonic() + PATIENCE_SECONDS
         if mine and await self._database.read(lambda found: mail.waits(found, me, mine)):
             for row in await self._database.write(lambda found: mail.take(found, me, mine)):
                 task = asyncio.create_task(self._do(me, row), name=f"mail {row.no}")

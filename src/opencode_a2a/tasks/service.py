@@ -33,6 +33,7 @@ from opencode_a2a.errors import (
     TaskNotCancelableError,
     TaskNotFoundError,
     UnsupportedOperationError,
+    UpstreamUnreachableError,
     Violation,
 )
 from opencode_a2a.ids import ContextId, Principal, SessionId, TaskId
@@ -47,7 +48,7 @@ from opencode_a2a.messages import (
     TurnRequest,
 )
 from opencode_a2a.rights import UNLIMITED, Budget
-from opencode_a2a.store import spending
+from opencode_a2a.store import links, spending
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, Write
 from opencode_a2a.store.spending import Spent
@@ -55,6 +56,7 @@ from opencode_a2a.store.tasks import Key, Segment, TaskRow
 from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks import budget
 from opencode_a2a.tasks.budget import Figures
+from opencode_a2a.tasks.caretaker import UNSTOPPED, end_unowned
 from opencode_a2a.tasks.log import LogWriter, TaskLog, load_task
 from opencode_a2a.tasks.mailbox import OTHERS_SECONDS, Mailbox, known_fields
 from opencode_a2a.tasks.open import ENDED, WORKING, OpenTask, OpenTasks
@@ -296,10 +298,8 @@ class TaskService:
             earlier = await self._repeated(command)
             if earlier is not None:
                 return Submitted(await self._log(earlier), 0)
-        sessions = self._fleet.first.turns.sessions
         for row, where in elsewhere:
-            joins = row.context_id == command.context_id and routing.session_id is None
-            if joins and sessions.same_place(routing, where):
+            if self._joins(command, row, where):
                 raise NotOwnerError(row.upstream)  # its session may not be stored yet
         member = await self._fleet.member_for(command.principal, command.context_id, routing)
         await member.turns.reachable()
@@ -376,6 +376,7 @@ class TaskService:
                 return row_before
             own, everybody = counted
             if several:
+                self._check_binding(connection, command, member)
                 own = task_rows.tally(connection, OPEN, principal)
                 everybody = task_rows.tally(connection, OPEN)
             if own >= (most := limits.max_tasks_per_principal):
@@ -415,6 +416,30 @@ class TaskService:
                 budget.note_refusal(principal, error)
                 raise
             return outcome if isinstance(outcome, TaskRow) else admitted(*outcome)
+
+    def _check_binding(self, connection: Connection, command: SendCommand, member: Member) -> None:
+        """Raise NotOwnerError if another replica has bound the context to another OpenCode.
+
+        For the transaction that admits a task, after ``await_admissions``: of two first messages
+        of a context that come to two replicas at the same moment, the second finds the task of
+        the first, and goes where that runs.
+        """
+        principal, routing = command.principal, command.request.routing
+        if command.context_id is None or routing.session_id is not None:
+            return  # a new context, or one that goes where the session is
+        place = ContextId(command.context_id), member.turns.sessions.locate(routing)[1]
+        linked = links.linked(connection, principal, *place)
+        rows = task_rows.of_principal(connection, principal, list(OPEN), command.context_id)
+        bound = [linked[1]] if linked else []
+        bound += [
+            row.upstream
+            for row in rows
+            if row.request is not None
+            and self._joins(command, row, load_request(row.request).routing)
+        ]
+        if member.name not in bound:
+            for upstream in filter(self._fleet.keeps_contexts, bound):
+                raise NotOwnerError(upstream)
 
     async def check_budget(
         self, principal: Principal, limits: Budget, *, another: bool = False
@@ -475,6 +500,15 @@ class TaskService:
             and self.open.get(row.id) is None
             and not self._fleet.owns(row.upstream)
         ]
+
+    def _joins(self, command: SendCommand, row: TaskRow, planned: Routing) -> bool:
+        """Whether a message is to run in the session of a task, which was to run somewhere."""
+        routing = command.request.routing
+        if row.context_id != command.context_id or routing.session_id is not None:
+            return False
+        with suppress(InvalidParamsError):  # the directory of the task is gone: its turn says so
+            return self._fleet.first.turns.sessions.same_place(routing, planned)
+        return False
 
     def _awaits(self, command: SendCommand, state: TaskState, planned: Routing) -> bool:
         """Whether a task that was to run somewhere waits for a message like this one."""
@@ -766,7 +800,15 @@ class TaskService:
         except NotOwnerError as other:
             upstream = other.upstream
         body = orjson.dumps([principal, task_id])
-        await self.mailbox.ask(upstream, "cancel", body, repeatable=True)
+        try:
+            await self.mailbox.ask(upstream, "cancel", body, repeatable=True)
+        except UpstreamUnreachableError:
+            row = await self._row(principal, task_id)
+            if not await end_unowned(self._database, row, UNSTOPPED):
+                raise
+            self._writer.notify([row.no])
+            self.tails.want([row.no])
+            return await self._cancel(principal, task_id)
         return load_task(await self._row(principal, task_id))
 
     async def _cancel_for(self, body: bytes) -> bytes:

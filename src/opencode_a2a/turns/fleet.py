@@ -139,6 +139,11 @@ class Fleet:
         member = self.members.get(upstream)
         return member is not None and member.owned
 
+    def keeps_contexts(self, upstream: str) -> bool:
+        """Whether contexts that have a session in an OpenCode stay there: it is not lost."""
+        member = self.members.get(upstream)
+        return upstream in self.others or (member is not None and not member.lost)
+
     async def member_for(
         self, principal: Principal, context_id: str | None, routing: Routing
     ) -> Member:
@@ -159,11 +164,12 @@ class Fleet:
             return await self.of_session(context_id.removeprefix(DERIVED_CONTEXT))
         place = principal, ContextId(context_id), name
         member = self._placed.get(place)
-        if member is None:
+        if member is None or self.shared:  # another replica may have placed it elsewhere since
             found = await self._database.read(lambda connection: links.linked(connection, *place))
             if found and found[1] in self.others:
                 raise NotOwnerError(found[1])
-            member = self.members.get(found[1]) if found else None
+            if found and self.keeps_contexts(found[1]):
+                member = self.members[found[1]]
         if member is None or member.lost:
             member = self.roomiest(location.directory)
             self.note(principal, context_id, routing, member)
