@@ -95,7 +95,8 @@ from opencode_a2a.turns.tools import Tools
 from opencode_a2a.turns.turn import Turns
 from opencode_a2a.web.auth import accepted_credentials, check_state
 from opencode_a2a.web.browser import SharedRecords, SignIns, StateRecords
-from opencode_a2a.web.edge import RequestRates, edge
+from opencode_a2a.web.edge import edge
+from opencode_a2a.web.limits import RequestRates
 from opencode_a2a.web.observe import Readiness, pages
 from opencode_a2a.web.server import (
     BindError,

@@ -2,7 +2,7 @@
 
 ``app`` calls ``configure`` once; every layer takes its logger from ``structlog.get_logger``. A
 record is one line, with the ids of the request and task from ``structlog.contextvars``, and
-without secrets. ``web.edge`` begins a W3C trace, and ``opencode`` hands it on with
+without secrets. ``web.observe`` begins a W3C trace, and ``opencode`` hands it on with
 ``trace_headers``. Nothing here knows what is being logged or traced.
 """
 

@@ -16,15 +16,8 @@ from opencode_a2a.rights import FULL
 from opencode_a2a.telemetry import begin_trace, current_trace, trace_headers
 from opencode_a2a.web import server
 from opencode_a2a.web.auth import AcceptedCredential
-from opencode_a2a.web.edge import (
-    BodyGuard,
-    Boundary,
-    Compression,
-    RateLimit,
-    Refusals,
-    RequestRates,
-    edge,
-)
+from opencode_a2a.web.edge import Boundary, Compression, Refusals, edge
+from opencode_a2a.web.limits import BodyGuard, RateLimit, RequestRates
 from tests.support.running import answer, raw, running
 
 TOKEN = "a-token-that-nobody-can-guess"  # noqa: S105 - made up here

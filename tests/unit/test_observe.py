@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import SCOPE_KEY, Caller, Principal
-from opencode_a2a.web.edge import AccessLog, PayloadLog, Refusals
-from opencode_a2a.web.observe import Readiness, pages
+from opencode_a2a.web.edge import Refusals
+from opencode_a2a.web.observe import AccessLog, PayloadLog, Readiness, pages
 from tests.support.running import answer, running
 
 
@@ -168,24 +168,25 @@ async def test_payloads_are_shown_without_secrets() -> None:
     assert record["response_bytes"] == 31
 
 
-async def test_sensitive_methods_are_logged_by_name_only() -> None:
-    body = {"method": "opencode.sessions.shell", "params": {"command": "rm"}}
+@pytest.mark.parametrize("method", ["opencode.sessions.shell", "a2a.interrupt.grants.list", "new"])
+async def test_methods_beyond_a2a_are_logged_by_name_only(method: str) -> None:
+    body = {"method": method, "params": {"command": "rm"}}
 
     record = await logged(body, b'{"output":"x"}', b"application/json")
 
-    assert record["method"] == "opencode.sessions.shell"
+    assert record["method"] == method
     assert (record["request"], record["response"]) == ("omitted: sensitive method",) * 2
 
 
 async def test_streams_and_other_media_are_not_shown_and_the_rest_is_cut() -> None:
-    body = {"method": "x", "text": "y" * 100}
+    body = {"method": "GetTask", "text": "y" * 100}
 
     stream = await logged(body, b"data: 1\n\n", b"text/event-stream")
     page = await logged(body, b"<html>", b"text/html")
     cut = await logged(body, b"{}", b"application/json", limit=20)
 
     assert (stream["response"], page["response"]) == ("streaming", "omitted: text/html")
-    assert cut["request"] == '{"method":"x","text"…'
+    assert cut["request"] == '{"method":"GetTask",…'
 
 
 async def test_what_runs_when_the_time_to_stop_is_over_is_told_so() -> None:

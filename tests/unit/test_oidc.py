@@ -331,7 +331,7 @@ async def test_keys_do_not_stay_for_ever(
 async def test_verified_tokens_are_remembered_and_forgotten(
     provider: LocalIssuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(oidc, "REMEMBERED", 2)
+    monkeypatch.setattr(oidc, "MOST_VERIFIED", 2)
     decoded: list[object] = []
     decode: Callable[..., Any] = jwt.decode
 
@@ -344,7 +344,7 @@ async def test_verified_tokens_are_remembered_and_forgotten(
     async with following(provider) as issuer:
         for token in (*tokens, tokens[2], tokens[1], tokens[0]):
             await issuer.verify(token)
-        monkeypatch.setattr(oidc, "REMEMBERED_SECONDS", 0.0)
+        monkeypatch.setattr(oidc, "VERIFIED_SECONDS", 0.0)
         brief = provider.mint("brief").encode()
         await issuer.verify(brief)
         await issuer.verify(brief)

@@ -1,9 +1,9 @@
-"""Authentication: credentials in, ``Caller`` out.
+"""Authentication: finds the ``Caller`` behind the credential of a request.
 
-``Authentication`` stands before everything that is not open to all and puts the caller into
-the scope. It knows which secrets exist and nothing of what a caller may do with
-them. Secrets are kept as digests only, and every known one is compared with what was sent, so
-that neither the length of the comparison nor its end tells anything.
+``Authentication`` stands before everything that is not open to all, and puts the caller into the
+scope. It compares what was sent with the credentials of the settings, then asks ``browser`` about
+tokens of the console, then ``oidc`` about tokens of an identity provider. Secrets are kept as
+digests, and what was sent is compared with all of them, so that the time it takes reveals nothing.
 """
 
 import base64
@@ -45,7 +45,7 @@ OPEN_PATHS = frozenset({*DISCOVERY, *PROBES})
 _CHALLENGES = {
     "bearer": 'Bearer realm="opencode-a2a"',
     "basic": 'Basic realm="opencode-a2a", charset="UTF-8"',
-    # Nothing registered fits, and an answer with 401 needs a challenge.
+    # No registered scheme fits, and a 401 needs a challenge.
     "api_key": f'ApiKey realm="opencode-a2a", header="{API_KEY_HEADER}"',
 }
 _REMEDY = {
@@ -54,16 +54,16 @@ _REMEDY = {
     "api_key": f"the header {API_KEY_HEADER}",
 }
 CREDENTIAL = "credential"
-"""In the scope: the ``AcceptedCredential`` that the caller sent."""
+"""In the scope: the ``AcceptedCredential`` of the request."""
 _API_KEY = API_KEY_HEADER.lower().encode()
 _LONGEST_AUTHORIZATION = 8192
-_LOOKED_AT = 64
-"""Entries of a full table that are compared for the one to forget."""
+_EVICTION_CANDIDATES = 64
+"""Entries of a full table among which the one to evict is chosen."""
 
 
 Scheme: TypeAlias = Literal["bearer", "basic", "api_key"]
 Verify = Callable[[bytes], Awaitable[Caller]]
-"""Says whose a token of an identity provider is, or raises."""
+"""Returns the caller that a token of an identity provider stands for, or raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +74,13 @@ class AcceptedCredential:
     digest: bytes
     caller: Caller
     guessable: bool
+    """Whether the secret is short enough to be guessed."""
 
     @classmethod
     def of_token(cls, token: str, rights: Rights, budget: Budget = UNLIMITED) -> Self:
-        """Return the only credential of a service.
+        """Return the credential of a service that has only one token.
 
-        It is its own principal and may do everything that is switched on.
+        Its principal is named after the token, and has every capability.
         """
         principal = Principal(f"bearer:{sha256(token.encode()).hexdigest()[:12]}")
         caller = Caller(principal, CAPABILITIES, rights=rights, budget=budget)
@@ -87,7 +88,7 @@ class AcceptedCredential:
 
     @classmethod
     def of_entry(cls, entry: CredentialEntry, rights: Rights, budget: Budget = UNLIMITED) -> Self:
-        """Return one of several credentials; it may do only what its entry grants."""
+        """Return one of several credentials, with the capabilities that its entry grants."""
         given = entry.password if entry.scheme == "basic" else entry.token
         secret = given.get_secret_value() if given else ""
         guessable = len(secret) < UNGUESSABLE
@@ -105,28 +106,28 @@ class AcceptedCredential:
 
 
 def accepted_credentials(settings: Settings, token_file: Path) -> list[AcceptedCredential]:
-    """Return the credentials that were configured; the generated one if nobody could call."""
+    """Return the configured credentials, or a generated one if there is no other way to call."""
     auth, budget = settings.auth, settings.limits.budget
-    found = [
+    credentials = [
         AcceptedCredential.of_entry(entry, auth.rights, budget)
         for entry in auth.static_auth_credentials or ()
         if entry.enabled
     ]
     if auth.bearer_token:
         token = auth.bearer_token.get_secret_value()
-        found.insert(0, AcceptedCredential.of_token(token, auth.rights, budget))
+        credentials.insert(0, AcceptedCredential.of_token(token, auth.rights, budget))
     if not settings.knows_callers:
         token = generate_token(token_file)
-        found.append(AcceptedCredential.of_token(token, auth.rights, budget))
-    return found
+        credentials.append(AcceptedCredential.of_token(token, auth.rights, budget))
+    return credentials
 
 
 class Throttle:
-    """Guesses by credential name and address, in a table of bounded size.
+    """Counts wrong secrets by credential name and address, in a table of bounded size.
 
-    Whoever guesses one caller's password does not slow down another caller behind the same address,
-    such as that of a proxy. A secret that is wrong again and again counts once: nothing is learned
-    from repeating it, and a client with an old password must not lock its owner out.
+    Guessing one caller's password must not slow down another caller behind the same address, such
+    as that of a proxy. The same wrong secret counts once, however often it is sent: repeating it
+    reveals nothing, and a client with an old password must not lock its owner out.
     """
 
     def __init__(
@@ -142,13 +143,13 @@ class Throttle:
         self._max_keys = max_keys
         self._clock = clock
         self._guesses: OrderedDict[bytes, tuple[set[bytes], float]] = OrderedDict()
-        """By key the wrong secrets and the moment they are forgotten; oldest first."""
+        """The wrong secrets of each key and the time they are forgotten at; oldest first."""
 
     def __len__(self) -> int:
         return len(self._guesses)
 
     def wait(self, key: bytes) -> float:
-        """Return the seconds until this key may be tried again; 0 when it may be now."""
+        """Return the seconds until this key may be tried again; 0 if it may be tried now."""
         if key not in self._guesses:
             return 0.0
         wrong, until = self._guesses[key]
@@ -157,26 +158,27 @@ class Throttle:
     def failed(self, key: bytes, digest: bytes) -> None:
         """Count a wrong secret."""
         now = self._clock()
-        # Every entry lives equally long, so the oldest ones are those that end first.
+        # All entries live equally long, so the oldest expire first.
         while self._guesses and next(iter(self._guesses.values()))[1] <= now:
             self._guesses.popitem(last=False)
         wrong, _ = self._guesses.setdefault(key, (set(), now + self._window))
         wrong.add(digest[:8])
         if len(self._guesses) > self._max_keys:
-            # Not simply the oldest: whoever makes up names could push out what counts against them.
-            oldest = itertools.islice(self._guesses, _LOOKED_AT)
+            # Not simply the oldest: an attacker who makes up names could evict their own entry.
+            oldest = itertools.islice(self._guesses, _EVICTION_CANDIDATES)
             del self._guesses[min(oldest, key=lambda old: len(self._guesses[old][0]))]
 
 
-class _RefusedLately:
-    """Which addresses were refused within a minute: one audit record is enough for each."""
+class _RecentRefusals:
+    """The addresses that were refused within a minute: each gets one audit record."""
 
     def __init__(self, seconds: float = 60.0, most: int = 10_000) -> None:
         self._seconds = seconds
         self._most = most
         self._until: OrderedDict[str, float] = OrderedDict()
 
-    def first(self, address: str) -> bool:
+    def is_first(self, address: str) -> bool:
+        """Note a refusal; return whether it is the first of its address for a while."""
         now = time.monotonic()
         if self._until.get(address, now) > now:
             return False
@@ -188,24 +190,24 @@ class _RefusedLately:
 
 
 class Authentication:
-    """Let a request with a good credential pass, with its caller in the scope."""
+    """Let requests with an accepted credential pass, with their caller in the scope."""
 
     def __init__(
         self,
         app: ASGIApp,
         credentials: Iterable[AcceptedCredential],
         throttle: Throttle | None = None,
-        also: Callable[[bytes, Scope], AcceptedCredential | None] | None = None,
+        find_issued: Callable[[bytes, Scope], AcceptedCredential | None] | None = None,
         verify: Verify | None = None,
         metadata_url: str = "",
     ) -> None:
         self._app = app
-        self._also = also
-        """Finds whose a bearer token is that was given out while the service runs."""
+        self._find_issued = find_issued
+        """Finds the credential behind a bearer token that the service itself has issued."""
         self._verify = verify
         self._credentials = tuple(credentials)
         self._throttle = Throttle() if throttle is None else throttle
-        self._refused_lately = _RefusedLately()
+        self._recent_refusals = _RecentRefusals()
         schemes = {credential.scheme for credential in self._credentials}
         if verify is not None:
             schemes.add("bearer")
@@ -216,33 +218,33 @@ class Authentication:
         self._remedy = f"send {', or '.join(_REMEDY[scheme] for scheme in offered)}"
         self._challenges = [_CHALLENGES[scheme] for scheme in offered]
         if verify is not None:
-            # Where a client finds out by itself from whom to get a token (RFC 9728).
+            # Tells a client where it can find out who issues tokens (RFC 9728).
             self._challenges[0] += f', resource_metadata="{metadata_url}"'
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] not in OPEN_PATHS or scope["method"] not in ("GET", "HEAD"):
             address = peer_address(scope)
             try:
-                found = await self.admit(scope)
+                credential = await self.admit(scope)
             except ServiceError as error:
                 metrics.AUTH_REJECTED.inc()
-                if self._refused_lately.first(address):
+                if self._recent_refusals.is_first(address):
                     ROUTINE.info("credential refused", address=address, outcome=error.reason)
                 raise
-            scope[CREDENTIAL], scope[SCOPE_KEY] = found, found.caller
+            scope[CREDENTIAL], scope[SCOPE_KEY] = credential, credential.caller
             structlog.contextvars.bind_contextvars(
-                address=address, credential_id=found.caller.credential_id
+                address=address, credential_id=credential.caller.credential_id
             )
         await self._app(scope, receive, send)
 
     async def admit(self, scope: Scope) -> AcceptedCredential:
-        """Return the credential that a request was sent with; raise if it is not a good one."""
+        """Return the accepted credential that a request was sent with, or raise."""
         sent = [value for name, value in scope["headers"] if name == b"authorization"]
         keys = [value for name, value in scope["headers"] if name == _API_KEY]
         if keys and self._takes_keys:
-            # Two credentials are two callers.
-            one = len(keys) == 1 and not sent
-            scheme, name, secret = (b"api_key" if one else b""), b"", b"".join(keys)
+            # With two credentials it is not clear who the caller is.
+            single = len(keys) == 1 and not sent
+            scheme, name, secret = (b"api_key" if single else b""), b"", b"".join(keys)
         elif sent:
             scheme, name, secret = read_authorization(sent)
         else:
@@ -253,22 +255,22 @@ class Authentication:
             same = hmac.compare_digest(credential.digest, digest)
             if same & (credential.scheme.encode() == scheme):
                 found = credential
-        if found is None and scheme == b"bearer" and self._also is not None:
-            found = self._also(secret, scope)
+        if found is None and scheme == b"bearer" and self._find_issued is not None:
+            found = self._find_issued(secret, scope)
         wrong = f"The credential is not valid; {self._remedy}"
         if found is None and scheme == b"bearer" and self._verify and secret.count(b".") == 2:
             try:
                 caller = await self._verify(secret)
                 found = AcceptedCredential("bearer", digest, caller, guessable=False)
-            except InvalidTokenError as error:  # not a guess: the provider did sign it
+            except InvalidTokenError as error:  # not a guess: the provider has signed it
                 raise self._refusal(error.message, kind=InvalidTokenError) from None
             except UnauthenticatedError as error:
                 wrong = error.message
-        # Whoever holds a secret that cannot be guessed is let in even while others behind the
-        # same address are made to wait: a stranger must not be able to lock the owner out.
+        # A secret that cannot be guessed is accepted even while others at the same address have to
+        # wait: a stranger must not be able to lock the owner out.
         if found is not None and not found.guessable:
             return found
-        # Failures count for an address and a name, in a form of fixed size.
+        # Failures are counted by address and name; the digest bounds the size of the key.
         key = sha256(b"\0".join((peer_address(scope).encode(), scheme, name))).digest()
         if wait := self._throttle.wait(key):
             seconds = math.ceil(wait)
@@ -284,7 +286,10 @@ class Authentication:
     def _refusal(
         self, message: str, kind: type[UnauthenticatedError] | None = None
     ) -> UnauthenticatedError:
-        """Return the error that says how to call; ``kind`` is given if a credential was sent."""
+        """Return the error that explains how to authenticate.
+
+        ``kind`` is given if a credential was sent, and None if there was none.
+        """
         challenges = list(self._challenges)
         if kind is not None and self._verify is not None:
             challenges[0] += f', error="invalid_token", error_description="{message}"'
@@ -294,9 +299,9 @@ class Authentication:
 
 
 def read_authorization(sent: list[bytes]) -> tuple[bytes, bytes, bytes]:
-    """Return the scheme, the user that Basic names, and the secret; no scheme when malformed.
+    """Return the scheme, the user name of Basic, and the secret; no scheme if it is malformed.
 
-    ``sent`` are the values of the Authorization headers.
+    ``sent`` holds the values of all Authorization headers.
     """
     if len(sent) > 1 or len(sent[0]) > _LONGEST_AUTHORIZATION:
         return b"", b"", b"".join(sent)
@@ -313,9 +318,9 @@ def read_authorization(sent: list[bytes]) -> tuple[bytes, bytes, bytes]:
 
 
 def peer_address(scope: Scope) -> str:
-    """Return who is connected: an IPv4 address, or the network of an IPv6 one.
+    """Return the address of the other end: an IPv4 address, or the network of an IPv6 one.
 
-    Forwarding headers are not looked at: anyone can send them.
+    Forwarding headers are ignored: anyone can send them.
     """
     client: tuple[str, int] | None = scope.get("client")
     return "local" if client is None else _network_of(client[0])
@@ -334,7 +339,7 @@ def _network_of(host: str) -> str:
 
 
 def check_state(settings: Settings) -> None:
-    """Raise StateError if the state directory cannot serve, before anything is started."""
+    """Raise StateError if the state directory cannot be used, before anything is started."""
     directory = settings.a2a.state_dir
     if settings.knows_callers and not settings.opencode.managed_server:
         return
@@ -352,7 +357,7 @@ def check_state(settings: Settings) -> None:
 
 
 def generate_token(path: Path) -> str:
-    """Return the token kept in ``path``, made on first use and readable by its owner only."""
+    """Return the token in a file, which is made on first use and readable by its owner only."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         for _ in range(2):
@@ -366,7 +371,7 @@ def generate_token(path: Path) -> str:
 
 
 def _read_token(path: Path) -> str:
-    """Read the token; refuse a file that others may read or that is not plainly ours."""
+    """Read the token; refuse a file that others can read or that another user owns."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "r", encoding="ascii", errors="replace") as file:
         status = os.fstat(file.fileno())
@@ -381,7 +386,7 @@ def _read_token(path: Path) -> str:
 
 
 def _write_token(path: Path, token: str) -> None:
-    """Create the file complete, or leave the one that another process made meanwhile."""
+    """Create the file with its content, unless another process has just made one."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:

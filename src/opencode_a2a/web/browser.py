@@ -1,9 +1,9 @@
-"""What a browser is served: the console, how people sign in to it, and the headers of its pages.
+"""The console for browsers: its files, their headers, and how people sign in to it.
 
-The pages are answered before authentication, because a browser cannot send a credential when it
-opens one; they hold nothing secret. The console uses the public API like any other client. Sign-in
-is the one thing that exists for it alone: ``SignIns`` exchanges a code of one use for a credential
-of the same caller.
+The files are served before authentication, because a browser cannot send a credential when it
+opens a page; they hold nothing secret. The console uses the public API like any other client. Only
+signing in exists for it alone: ``SignIns`` exchanges a one-time code for a session, a token of the
+same caller.
 """
 
 import asyncio
@@ -50,9 +50,9 @@ SESSION = f"{CONSOLE}/session"
 CODE_SECONDS = 60
 SESSION_SECONDS = 12 * 3600
 LOOK_SECONDS = 2.0
-"""After which a sign-out holds at other replicas too."""
+"""How often a replica reads the sign-outs of the others."""
 MOST_CODES = 100
-"""Codes of one credential at a time."""
+"""Codes that one credential may have at a time."""
 REFUSES_GZIP = re.compile(r"\bgzip\s*;\s*q=0(\.0*)?\s*(,|$)", re.IGNORECASE)
 _FOLDER = Path(__file__).parent / "console"
 _TYPES = {
@@ -74,30 +74,30 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
 }
 _REDIRECTS = {"/": "console", "/docs": "console#/docs", f"{CONSOLE}/": "../console"}
-"""Where a browser is led; relative, since a proxy may put the service below a path."""
+"""Where a browser is redirected to; relative, since a proxy may put the service below a path."""
 
 
 @cache
 def files() -> dict[str, tuple[bytes, bytes, str, str]]:
-    """Return the console by path: each file, plain and compressed, its type and its tag."""
+    """Return the files of the console by path: content, compressed content, type and ETag."""
     found: dict[str, tuple[bytes, bytes, str, str]] = {}
     for file in sorted(_FOLDER.iterdir()):
         if file.suffix in _TYPES:
             path = CONSOLE if file.name == "index.html" else f"{CONSOLE}/{file.name}"
             content = file.read_bytes()
             tag = f'"{sha256(content).hexdigest()[:16]}"'
-            # Answers of this size are otherwise sent as they are; together they count.
+            # Each is too small for ``Compression``, but together they are large.
             packed = gzip.compress(content, mtime=0)
             found[path] = (content, packed, _TYPES[file.suffix], tag)
     return found
 
 
 def page(scope: Scope) -> Response | None:
-    """Return the page that a browser asks for; None for everything else."""
+    """Return the file or redirect that a browser asks for; None for everything else."""
     path, headers = scope["path"], Headers(scope=scope)
-    # Whoever is no browser gets what these paths have always answered.
+    # Other programs get what these paths have always answered.
     if path in _REDIRECTS and "text/html" in headers.get("accept", ""):
-        # The prefix may have been asked for without a slash, which changes what is relative.
+        # A prefix that was requested without its slash changes what the redirect is relative to.
         asked: bytes = scope.get("raw_path") or b"/"
         below = "" if path != "/" or asked.endswith(b"/") else asked.decode().rpartition("/")[2]
         place = f"{below}/{_REDIRECTS[path]}" if below else _REDIRECTS[path]
@@ -116,23 +116,23 @@ def page(scope: Scope) -> Response | None:
 
 
 class SignInRecords(Protocol):
-    """What has to be known of sign-ins after a restart, and to other processes."""
+    """What has to be stored about sign-ins, for a restart and for other processes."""
 
     async def secret(self) -> bytes:
-        """Return what codes and sessions are signed with."""
+        """Return the secret that codes and sessions are signed with."""
         ...
 
     async def ended(self) -> dict[bytes, int]:
-        """Return the digests of codes and sessions that are over, and until when (ms) to know."""
+        """Return the digests of ended codes and sessions, and when (ms) each can be forgotten."""
         ...
 
     async def end(self, digest: bytes, until: int) -> bool:
-        """Note that a code or a session is over; False if it already was."""
+        """Store that a code or session has ended; return False if that was stored already."""
         ...
 
 
 class StateRecords:
-    """Files in the state directory."""
+    """Keeps the records as files in the state directory."""
 
     def __init__(self, state: Path) -> None:
         self._key = state / "console-key"
@@ -142,7 +142,7 @@ class StateRecords:
         try:
             return generate_token(self._key).encode()
         except StateError as error:
-            logger.warning("sessions of the console end with the service", cause=str(error))
+            logger.warning("console sessions will end with the service", cause=str(error))
             return secrets.token_bytes(32)
 
     async def ended(self) -> dict[bytes, int]:
@@ -152,14 +152,14 @@ class StateRecords:
         try:
             return await asyncio.to_thread(self._write, digest, until)
         except OSError as error:
-            logger.warning("the end of a session is forgotten at a restart", cause=str(error))
+            logger.warning("the end of a session could not be stored", cause=str(error))
             return True
 
     def _read(self) -> dict[bytes, int]:
-        """Read what is over, and remove what is over in any case."""
+        """Read what has ended, and remove what has expired since."""
         found: dict[bytes, int] = {}
         for file in self._folder.glob("*"):
-            with suppress(OSError, ValueError):  # not ours, or gone a moment ago
+            with suppress(OSError, ValueError):  # not ours, or just removed by another process
                 ends = int((file.stat().st_mtime + SESSION_SECONDS) * 1000)
                 if ends < now_ms():
                     file.unlink()
@@ -168,7 +168,7 @@ class StateRecords:
         return found
 
     def _write(self, digest: bytes, until: int) -> bool:
-        """Make a file for each, since services may share the directory."""
+        """Make a file for each: creating one is atomic, and services may share the directory."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         file, noted = self._folder / digest.hex(), until / 1000 - SESSION_SECONDS
         try:
@@ -180,7 +180,7 @@ class StateRecords:
 
 
 class SharedRecords:
-    """Rows in a database that several replicas use."""
+    """Keeps the records in the database that several replicas share."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -201,22 +201,22 @@ class SharedRecords:
 
 
 class SignIns:
-    """Codes of one use, and the credentials of the console that they are exchanged for.
+    """One-time codes, and the sessions of the console that they are exchanged for.
 
-    Both are signed with a secret of the service and the digest of the credential that asked for
-    them. So a session survives a restart, it ends when that credential is no longer accepted, and
-    whoever gets hold of it cannot try guesses of that credential on it.
+    Both are tokens, signed with a secret of the service and the digest of the credential that they
+    came from. So a session survives a restart, it ends when that credential is no longer accepted,
+    and it does not help anybody who has it to guess that credential.
     """
 
     def __init__(self, credentials: Iterable[AcceptedCredential], records: SignInRecords) -> None:
         self._credentials = tuple(credentials)
         self._records = records
         self._keys: dict[bytes, bytes] = {}
-        """What is signed with, by the digest of the credential."""
-        self._given: list[tuple[int, AcceptedCredential]] = []
-        """When codes end that were given here, and whose they are; oldest first."""
+        """The signing key of each credential, by the digest of the credential."""
+        self._issued_codes: list[tuple[int, AcceptedCredential]] = []
+        """When each code that was issued here expires (ms), and its credential; oldest first."""
         self._ended: dict[bytes, int] = {}
-        """Codes and sessions that are over, and until when that has to be known."""
+        """The digests of ended codes and sessions, and when (ms) each can be forgotten."""
 
     async def start(self) -> None:
         secret = await self._records.secret()
@@ -226,7 +226,7 @@ class SignIns:
         self._ended = await self._records.ended()
 
     async def run(self) -> None:
-        """Learn which sessions were signed out at other replicas."""
+        """Keep reading which sessions were signed out at other replicas."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             with suppress(StoreUnavailableError):
@@ -241,15 +241,18 @@ class SignIns:
         ]
 
     def find(self, secret: bytes, scope: Scope) -> AcceptedCredential | None:
-        """Return whose secret this is: a code where one can be exchanged, else a session."""
-        exchanged = scope["path"] == SESSION and scope["method"] == "POST"
-        kind, longest = (_CODE, CODE_SECONDS) if exchanged else (_SESSION, SESSION_SECONDS)
+        """Return the credential behind a token of ours, or None.
+
+        Where codes are exchanged that is a code, everywhere else a session.
+        """
+        exchanging = scope["path"] == SESSION and scope["method"] == "POST"
+        kind, longest = (_CODE, CODE_SECONDS) if exchanging else (_SESSION, SESSION_SECONDS)
         claims, _, signature = secret.rpartition(kind.mark)
         if not claims.startswith(kind.name) or sha256(secret).digest() in self._ended:
             return None
         for credential in self._credentials:
             if hmac.compare_digest(self._signature(credential, kind, claims), signature):
-                # A restart must not end it, hence the time of day.
+                # By the wall clock, since it has to survive a restart.
                 left = kind.end_of(secret) - now_ms() / 1000
                 return replace(credential, scheme="bearer") if 0 < left <= longest + 1 else None
         return None
@@ -263,19 +266,19 @@ class SignIns:
             raise UnauthenticatedError(
                 "A session of the console gets no code; use the token or password itself"
             )
-        # Callers may be alike: the session has to end with the very secret that it came from.
+        # Not the caller, which several secrets may stand for: the session ends with its secret.
         credential: AcceptedCredential = request.scope[CREDENTIAL]
         if credential not in self._credentials:
             raise UnauthenticatedError(
                 "A token of an identity provider gets no code: the session would outlive it. "
                 "Sign in with the token itself."
             )
-        self._given = [one for one in self._given if now < one[0]]
-        if sum(one is credential for _, one in self._given) >= MOST_CODES:
+        self._issued_codes = [one for one in self._issued_codes if now < one[0]]
+        if sum(one is credential for _, one in self._issued_codes) >= MOST_CODES:
             raise LimitExceededError(
                 "Too many sign-in codes at once; try again in a minute", limit=MOST_CODES
             )
-        self._given.append((now + CODE_SECONDS * 1000, credential))
+        self._issued_codes.append((now + CODE_SECONDS * 1000, credential))
         code = self._sign(credential, _CODE, CODE_SECONDS)
         return _json({"code": code, "expires_in": CODE_SECONDS})
 
@@ -297,7 +300,7 @@ class SignIns:
         return Response(status_code=204)
 
     async def _use_up(self, kind: "_Kind", secret: str) -> bool:
-        """Let a code or a session count no more; False if it did not count any more."""
+        """End a code or session; return False if it had ended already."""
         now, digest = now_ms(), sha256(secret.encode()).digest()
         self._ended = {key: until for key, until in self._ended.items() if now < until}
         if digest in self._ended:
@@ -316,21 +319,21 @@ class SignIns:
 
 
 class _Kind(NamedTuple):
-    """How a secret of the console is written: name, end, something unique, signature."""
+    """How a token of the console is written: name, expiry, nonce, signature."""
 
     name: bytes
     mark: bytes
-    """Stands between the parts."""
+    """The separator of the parts."""
     size: int
-    """The digits of its signature."""
+    """The number of hexadecimal digits of the signature."""
 
     def end_of(self, secret: bytes) -> int:
-        """Return when a secret that was signed here ends, in seconds of the epoch."""
+        """Return when a token that was signed here expires, in seconds since the epoch."""
         return int(secret.split(self.mark)[1], 16)
 
 
 _CODE = _Kind(b"code-", b"-", 32)
-"""Short, since it becomes a link and a QR code, and is good for a minute."""
+"""Short, since it is part of a link and a QR code, and valid for a minute only."""
 _SESSION = _Kind(b"console.", b".", 64)
 
 

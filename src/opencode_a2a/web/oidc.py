@@ -1,9 +1,9 @@
-"""Tokens of an identity provider: the keys it signs with, and who a token stands for.
+"""Tokens of an identity provider: the keys it signs with, and the callers its tokens stand for.
 
 ``auth`` asks ``Issuer`` about bearer tokens that it does not know itself. Keys are fetched in the
-background, kept while the provider is away, and fetched anew for a key that nobody has seen; a
-request waits only for that. What a token may do is decided by the settings alone. Nothing that a
-token says about where its key is to be found is read.
+background, kept while the provider is away, and fetched again for a token with an unknown key; a
+request waits only for the latter. The settings alone decide what a token may do. What a token says
+about where to find its key is never read.
 """
 
 import asyncio
@@ -45,15 +45,16 @@ logger = structlog.get_logger(__name__)
 
 REFRESH_SECONDS = 900.0
 RETRY_SECONDS = 5.0
-"""After the first failure; twice as long after each further one, up to a minute."""
+"""The pause after the first failure; it doubles with each further one, up to a minute."""
 KEPT_SECONDS = 86_400.0
 """How long keys are used while the provider is away."""
 UNKNOWN_KEY_SECONDS = 30.0
-"""How often, at the most, a token with an unknown key has the keys fetched."""
+"""The shortest time between two fetches because of unknown keys."""
 FETCH_SECONDS = 5.0
 FETCH_BYTES = 256 * 1024
-REMEMBERED = 4096
-REMEMBERED_SECONDS = 60.0
+MOST_VERIFIED = 4096
+VERIFIED_SECONDS = 60.0
+"""How long a token that was verified is accepted without being verified again."""
 _TYPES = frozenset({"jwt", "at+jwt", "application/at+jwt"})
 _OAUTH = "/.well-known/oauth-authorization-server"
 
@@ -68,39 +69,41 @@ class Issuer:
     def __init__(self, settings: OidcSettings, ceiling: Rights, budget: Budget = UNLIMITED) -> None:
         self._settings = settings
         self._ceiling = ceiling
-        """What the agent may do for any caller."""
+        """The rights of the deployment, which no token exceeds."""
         self._budget = budget
         self._keys: list[VerificationKey] = []
         self._document: JsonObject = {}
-        self._fetched = self._asked = -math.inf
-        """When the keys were fetched last, and when for a key that was not known."""
+        """The set of keys as it was fetched last."""
+        self._fetched_at = self._refetched_at = -math.inf
+        """When the keys were fetched last, and when they were fetched for an unknown key."""
         self._fetching = asyncio.Lock()
         self._trouble: str | None = None
+        """Why the last fetch failed; None if it succeeded."""
         self._verified: OrderedDict[bytes, tuple[Caller, float]] = OrderedDict()
-        """By digest whose token it is, and until when that is taken for granted."""
+        """The caller of each verified token, by its digest, and until when that is valid."""
         self.tried = asyncio.Event()
-        """The keys have been asked for once, with or without success."""
+        """Set once the keys have been fetched for the first time, with or without success."""
 
     async def run(self) -> NoReturn:
-        """Follow the provider's keys."""
+        """Keep the keys up to date."""
         wait = RETRY_SECONDS
         while True:
             async with self._fetching:
-                well = await self._refresh()
+                fetched = await self._refresh()
             self.tried.set()
-            await asyncio.sleep(REFRESH_SECONDS if well else wait)
-            wait = RETRY_SECONDS if well else min(2 * wait, 60.0)
+            await asyncio.sleep(REFRESH_SECONDS if fetched else wait)
+            wait = RETRY_SECONDS if fetched else min(2 * wait, 60.0)
 
     async def check(self) -> None:
-        """Raise unless there are keys; while they are good, the provider may be away."""
+        """Raise if there are no usable keys; while there are some, the provider may be away."""
         if not self._usable():
             raise IssuerUnavailableError
 
     async def verify(self, token: bytes) -> Caller:
-        """Return who a token stands for.
+        """Return the caller that a token stands for.
 
-        Raises InvalidTokenError if its signature is right and the token is not, otherwise
-        UnauthenticatedError; AuthorizationForbiddenError if a scope is missing.
+        Raise InvalidTokenError if the token is signed correctly but not valid here,
+        AuthorizationForbiddenError if it lacks a scope, otherwise UnauthenticatedError.
         """
         digest = sha256(token).digest()
         caller, until = self._verified.get(digest, (None, 0.0))
@@ -118,28 +121,28 @@ class Issuer:
             try:
                 claims = self._claims(token, key, algorithm)
             except (jwt.InvalidSignatureError, jwt.InvalidKeyError):
-                # Not every provider gives a new key a new name, or any.
-                await self._ask_again(known)
+                # Not every provider gives a new key a new id, or any id.
+                await self._refetch(known)
                 if self._keys is known:
                     raise UnauthenticatedError("The token's signature is wrong") from None
         caller = self._caller(claims)
-        # The library has read it as a number.
+        # The library has checked that it is a number.
         left = float(str(claims["exp"])) + self._settings.clock_skew_seconds - time.time()
-        self._verified[digest] = (caller, time.monotonic() + min(left, REMEMBERED_SECONDS))
-        if len(self._verified) > REMEMBERED:
+        self._verified[digest] = (caller, time.monotonic() + min(left, VERIFIED_SECONDS))
+        if len(self._verified) > MOST_VERIFIED:
             self._verified.popitem(last=False)
         return caller
 
     async def examine(self) -> str:
-        """Fetch the keys and say what was found; raise KeysError."""
+        """Fetch the keys and return a sentence about them, for ``doctor``; raise KeysError."""
         keys = self._fitting(await self._fetch())
         return f"{self._settings.issuer}: {len(keys)} keys"
 
     def _usable(self) -> bool:
-        return bool(self._keys) and time.monotonic() - self._fetched < KEPT_SECONDS
+        return bool(self._keys) and time.monotonic() - self._fetched_at < KEPT_SECONDS
 
     async def _key_of(self, token: bytes) -> tuple[VerificationKey, str]:
-        """Return the one key that a token can be signed with, and the algorithm."""
+        """Return the only key that a token can be signed with, and the algorithm."""
         head = token.partition(b".")[0]
         try:
             header = as_object(
@@ -155,7 +158,7 @@ class Issuer:
         if algorithm not in self._settings.algorithms:
             raise UnauthenticatedError("The token is signed with an algorithm that is not accepted")
         if kid is not None and all(key.kid != kid for key in self._keys):
-            await self._ask_again(self._keys)
+            await self._refetch(self._keys)
         fitting = [
             key
             for key in self._keys
@@ -167,12 +170,13 @@ class Issuer:
             )
         return fitting[0], algorithm
 
-    async def _ask_again(self, known: list[VerificationKey]) -> None:
-        """Fetch the keys for a token that none of those fits, but not at any rate."""
+    async def _refetch(self, known: list[VerificationKey]) -> None:
+        """Fetch the keys again if none of the known ones fits a token, but not too often."""
         async with self._fetching:
-            # Whoever waited here finds what was fetched meanwhile.
-            if self._keys is known and time.monotonic() - self._asked >= UNKNOWN_KEY_SECONDS:
-                self._asked = time.monotonic()
+            # The keys may have been fetched while this waited for the lock.
+            now = time.monotonic()
+            if self._keys is known and now - self._refetched_at >= UNKNOWN_KEY_SECONDS:
+                self._refetched_at = now
                 await self._refresh()
 
     def _claims(self, token: bytes, key: VerificationKey, algorithm: str) -> JsonObject:
@@ -201,7 +205,7 @@ class Issuer:
             raise InvalidTokenError(f"The token lacks the claim {error.claim}") from None
         except jwt.PyJWTError:
             raise UnauthenticatedError("The token is malformed") from None
-        if "cnf" in claims:  # whoever has stolen it must not be able to use it
+        if "cnf" in claims:  # accepted without its key, it would be of use to a thief
             raise InvalidTokenError("The token is bound to a key, which is not checked here")
         return claims
 
@@ -218,8 +222,8 @@ class Issuer:
             ).with_headers(
                 ("WWW-Authenticate", f'Bearer error="insufficient_scope", scope="{wanted}"')
             )
-        granted = [what for scope, what in settings.capability_scopes.items() if scope in scopes]
-        profiles = (kind for scope, kind in settings.profile_scopes.items() if scope in scopes)
+        granted = [name for scope, name in settings.capability_scopes.items() if scope in scopes]
+        profiles = (name for scope, name in settings.profile_scopes.items() if scope in scopes)
         return Caller(
             Principal(f"{ISSUED_PRINCIPAL}{settings.issuer}#{name}"),
             CAPABILITIES.intersection(granted),
@@ -229,7 +233,7 @@ class Issuer:
         )
 
     async def _refresh(self) -> bool:
-        """Fetch the keys; what there is stays if that fails."""
+        """Fetch the keys and return whether that worked; if not, the old ones stay."""
         try:
             document = await self._fetch()
             keys = self._fitting(document)
@@ -244,13 +248,13 @@ class Issuer:
             logger.warning("the keys of the issuer can be fetched again")
         if document != self._document:
             AUDIT.info("issuer keys changed", keys=len(keys))
-            self._verified.clear()  # a key that was taken back is of no use from now on
+            self._verified.clear()  # a withdrawn key may have signed some of them
         self._keys, self._document, self._trouble = keys, document, None
-        self._fetched = time.monotonic()
+        self._fetched_at = time.monotonic()
         return True
 
     def _fitting(self, document: JsonObject) -> list[VerificationKey]:
-        """Return the keys that tokens may be signed with; raise KeysError if there is none."""
+        """Return the keys with an accepted algorithm; raise KeysError if there is none."""
         accepted = self._settings.algorithms
         keys = verification_keys(document)
         if fitting := [key for key in keys if not key.algorithms.isdisjoint(accepted)]:
@@ -279,7 +283,7 @@ class Issuer:
         return ssl.create_default_context()  # takes milliseconds
 
     async def _discover(self, http: httpx2.AsyncClient) -> str:
-        """Return where the keys are, by the provider's own word (OpenID Connect, or RFC 8414)."""
+        """Return the address of the keys as the provider publishes it (OpenID, or RFC 8414)."""
         issuer = self._settings.issuer or ""
         parts = urlsplit(issuer)
         try:
@@ -312,7 +316,7 @@ async def _get(http: httpx2.AsyncClient, url: str) -> JsonObject:
 
 
 def scopes_of(claims: JsonObject, claim: str | None) -> Iterator[str]:
-    """Yield the scopes of a token; ``claim`` may be the path of a nested one."""
+    """Yield the scopes of a token; ``claim`` may be a dotted path to a nested claim."""
     names = ("scope", "scp") if claim is None else (claim,)
     found = next((claims[name] for name in names if name in claims), None)
     if found is None and claim is not None:

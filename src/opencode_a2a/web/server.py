@@ -1,8 +1,8 @@
 """The HTTP server: uvicorn, with what it lacks.
 
-By itself it waits for ever for the rest of a header and for 60 s for a TLS handshake, keeps headers
-of any length, stops only after every stream has ended by itself, and ends the process by the signal
-that stopped it. What stands between it and the application is in ``edge``.
+By itself uvicorn waits for ever for the rest of a header and 60 s for a TLS handshake, keeps
+headers of any length, stops only after every stream has ended by itself, and ends the process with
+the signal that stopped it. The layers between the server and the application are in ``edge``.
 """
 
 import asyncio
@@ -36,13 +36,13 @@ from opencode_a2a.web.tls import HANDSHAKE_SECONDS, ServerTls
 HEADER_SECONDS = 15.0
 HEADER_BYTES = 64 * 1024
 BODY_SECONDS = 60.0
-"""A last resort behind ``edge.BodyGuard``, which answers politely."""
+"""A last resort behind ``limits.BodyGuard``, which answers before it hangs up."""
 _M_MMAP_THRESHOLD = -3
 """The name of the setting in glibc's malloc.h."""
 
 
 class Connection(HttpToolsProtocol):
-    """One connection: the head of a request and its rest must arrive in time and in bounds."""
+    """One connection: bounds the size and the time of the head of a request, and of its body."""
 
     _timer: asyncio.TimerHandle | None = None
     _in_head = True
@@ -85,7 +85,7 @@ class Connection(HttpToolsProtocol):
     def shutdown(self) -> None:
         idle = not (self._answering or self.transport.get_write_buffer_size())
         if idle and self.transport.get_extra_info("ssl_object") is not None:
-            # A polite end of TLS waits for the other side, which may not be looking.
+            # Closing TLS properly waits for the other side, which may not respond.
             self.transport.abort()
         else:
             super().shutdown()
@@ -100,7 +100,7 @@ class Connection(HttpToolsProtocol):
         return True
 
     def _wait(self, seconds: float | None) -> None:
-        """Wait so long for what the client has yet to send; None when that is nothing."""
+        """Set the deadline for what the client has yet to send; None if that is nothing."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if seconds is None else self.loop.call_later(seconds, self._late)
@@ -108,7 +108,7 @@ class Connection(HttpToolsProtocol):
     def _late(self) -> None:
         self._timer = None
         if self._answering:
-            # An answer is on its way; its sender has deadlines of its own.
+            # An answer is being sent, which has deadlines of its own.
             self._wait(HEADER_SECONDS)
         elif self._in_head and self._head_bytes:
             self._refuse(_SLOW_HEAD)
@@ -121,7 +121,7 @@ class Connection(HttpToolsProtocol):
         return bool(self.cycle) and not self.cycle.response_complete
 
     def _refuse(self, error: ServiceError) -> None:
-        """Answer below ASGI, where there is no request yet, and hang up."""
+        """Answer without ASGI, since there is no complete request yet, and hang up."""
         if not (self._answering and self.cycle.response_started):
             body = orjson.dumps(rest_error(error, Version.V1))
             head = (
@@ -133,11 +133,11 @@ class Connection(HttpToolsProtocol):
 
 
 class BindError(Exception):
-    """The address cannot be had; the text says why and what to do."""
+    """The address cannot be used; the text says why and what to do."""
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
-    """Take the address before anything is started behind it; nobody can connect yet."""
+    """Reserve the address before anything is started behind it; nobody can connect yet."""
     sockets: list[socket.socket] = []
     try:
         for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
@@ -146,7 +146,7 @@ def bind(host: str, port: int) -> list[socket.socket]:
             if family == socket.AF_INET6:
                 one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             one.bind(address)
-    except (OSError, UnicodeError) as error:  # the latter for what cannot be a name
+    except (OSError, UnicodeError) as error:  # the latter if it cannot be a host name
         for one in sockets:
             one.close()
         raise _bind_error(host, port, error) from None
@@ -167,7 +167,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._streams = streams
         self.listening = asyncio.Event()
-        """Set once requests are answered."""
+        """Set once the server accepts connections."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, as uvicorn does, but with a limit for the handshake of TLS."""
@@ -197,7 +197,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Leave signals to whoever serves: there is more to end than this server."""
+        """Leave the signals to ``ended_by_signals``: there is more to end than this server."""
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -216,7 +216,10 @@ def server(
     loop: Literal["auto", "asyncio", "uvloop"] = "auto",
     lifespan: Literal["auto", "on", "off"] = "on",
 ) -> Server:
-    """Return a server for the application; ``grace`` bounds the wait for what is running."""
+    """Return a server for the application.
+
+    When it stops, requests that are running have ``grace`` seconds to end.
+    """
     config = Config(
         app,  # type: ignore[arg-type] # starlette's and uvicorn's ASGI types are spelt apart
         host=host,
@@ -254,10 +257,10 @@ async def listening_here(app: ASGIApp) -> AsyncGenerator[str]:
 def ended_by_signals(
     runner: Server, reread: Callable[[], object] | None = None
 ) -> Generator[set[signal.Signals]]:
-    """Let a signal end the serving, or break off the start; what was begun is ended in order.
+    """Let SIGINT, SIGTERM and SIGHUP end the server, or cancel its start; yield those received.
 
-    SIGHUP calls ``reread`` instead, if there is one and the process was started without a
-    terminal, which could have been closed. Yields the signals that have come.
+    SIGHUP calls ``reread`` instead, if there is one and the process has no terminal. With a
+    terminal it means that the terminal was closed.
     """
     loop, main = asyncio.get_running_loop(), asyncio.current_task()
     received: set[signal.Signals] = set()
@@ -271,13 +274,13 @@ def ended_by_signals(
             return
         received.add(number)
         if number is signal.SIGHUP:
-            # The terminal was closed. What is still printed would fail, and with it the exit.
+            # The terminal was closed. Printing to it would fail, and with it the orderly end.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             for terminal in terminals:
                 os.dup2(nowhere, terminal)
             os.close(nowhere)
         if runner.should_exit:
-            runner.force_exit = True  # asked twice: open requests are not waited for
+            runner.force_exit = True  # the second signal: do not wait for open requests
         elif main is not None and not runner.started:
             main.cancel()
         runner.should_exit = True
@@ -293,7 +296,7 @@ def ended_by_signals(
 
 
 def _has_terminal() -> bool:
-    """Whether this process belongs to a terminal, even if nothing is printed there."""
+    """Whether this process has a controlling terminal, even if its output goes elsewhere."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:
@@ -302,13 +305,13 @@ def _has_terminal() -> bool:
 
 
 def prepare_process() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Tune memory for a service that runs long; return what makes its event loop."""
-    # What is loaded now stays: the collector need not look at it, nor look so often.
+    """Tune memory for a long-running service; return the factory of its event loop."""
+    # All that is loaded now stays: the garbage collector can skip it, and run less often.
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-    # Have the C library give the memory of large buffers back as soon as they are free. Left alone,
-    # glibc keeps all below the size of the largest that was ever freed, up to 32 MB: one message
-    # with files of 10 MB then takes 105 MB for good, instead of 70 MB for a moment.
+    # Have the C library return the memory of large buffers as soon as they are freed. By default
+    # glibc keeps all buffers up to the size of the largest that was ever freed, at most 32 MB: one
+    # message with files of 10 MB then takes 105 MB for good, instead of 70 MB for a moment.
     with contextlib.suppress(OSError, AttributeError):  # another C library has no such setting
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 512 * 1024)
     try:

@@ -1,8 +1,8 @@
 """TLS on the service's own port: the certificate and its key, read again while the service runs.
 
-A handshake uses the pair that was good last. New files are noticed within a minute, or at once
-after SIGHUP; connections that are open keep what they have. Whoever owns the port starts
-``ServerTls.watch`` beside it.
+A handshake uses the last valid pair. New files are noticed within a minute, or at once after
+SIGHUP; open connections keep the pair that they began with. ``app`` runs ``ServerTls.watch`` beside
+the server.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ logger = structlog.get_logger(__name__)
 WATCH_SECONDS = 60.0
 HANDSHAKE_SECONDS = 10.0
 WARNING = timedelta(days=14)
-"""How long before its end a certificate is warned about."""
+"""How long before a certificate expires the warnings begin."""
 CERT_FILE = "A2A_TLS_CERT_FILE"
 KEY_FILE = "A2A_TLS_KEY_FILE"
 CLIENT_CA_FILE = "A2A_TLS_CLIENT_CA_FILE"
@@ -34,28 +34,28 @@ _UTC_TIME = 0x17
 
 
 class ServerTls:
-    """What handshakes are made with; ``reload`` replaces it as a whole, or not at all."""
+    """The certificate and key of new connections; a reload replaces both, or neither."""
 
     def __init__(self, settings: TlsSettings) -> None:
-        """Read the files; raises SettingsError with the remedy."""
+        """Read the files; raise SettingsError with the remedy if one cannot be used."""
         self._settings = settings
         self._seen = self._state()
         self._refused: object = None
-        """The state of the files that could not be used, so that it is logged once."""
+        """The state of files that could not be used, so that the error is logged once."""
         self._asked = asyncio.Event()
         self._warned: datetime | None = None
         self._current, self.expires = read_pair(settings)
         self._since = time.time()
-        """When the pair was read that is good now."""
+        """When the current pair was read."""
         self.context = self._current
-        """For the socket. It hands every handshake over to the pair that is good now."""
+        """The context of the socket, which switches every handshake to the current pair."""
         self.context.sni_callback = self._choose
-        self._tell()
+        self._report_expiry()
 
     def _choose(
         self, connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext
     ) -> ssl.AlertDescription | None:
-        # Python cannot keep OpenSSL from remembering sessions of TLS 1.2. One that is resumed shows
+        # Python cannot keep OpenSSL from remembering sessions of TLS 1.2. A resumed session shows
         # no certificate, so it must not be older than the authorities that are trusted now.
         if self._settings.client_ca_file and connection.session_reused:
             session = connection.session
@@ -65,11 +65,11 @@ class ServerTls:
         return None
 
     def look(self) -> None:
-        """Read the files again now."""
+        """Have the files read again at once."""
         self._asked.set()
 
     async def watch(self) -> None:
-        """Follow the files for as long as the service runs."""
+        """Reload the files whenever they change, for as long as the service runs."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(WATCH_SECONDS):
@@ -79,10 +79,10 @@ class ServerTls:
             state = await asyncio.to_thread(self._state)
             if asked or state not in (self._seen, self._refused):
                 await self._reload(state)
-            self._tell()
+            self._report_expiry()
 
     async def _reload(self, state: object) -> None:
-        """Use the files as they are now; what cannot be used is logged, and the old pair stays."""
+        """Use the files as they are now; if they cannot be used, log that and keep the old pair."""
         try:
             self._current, self.expires = await asyncio.to_thread(read_pair, self._settings)
         except SettingsError as error:
@@ -93,7 +93,8 @@ class ServerTls:
             self._seen, self._refused, self._warned = state, None, None
             AUDIT.info("certificate reloaded", expires=self.expires.isoformat())
 
-    def _tell(self) -> None:
+    def _report_expiry(self) -> None:
+        """Update the metric, and warn once a day before the certificate expires."""
         now, day = datetime.now(UTC), timedelta(days=1)
         left = self.expires - now
         metrics.CERTIFICATE_DAYS.set(round(left / day, 2))
@@ -106,7 +107,7 @@ class ServerTls:
             )
 
     def _state(self) -> object:
-        """Return what changes when a file does."""
+        """Return a value that changes when one of the files does."""
         return tuple(_identity(file) for file in files(self._settings))
 
 
@@ -117,14 +118,14 @@ def files(settings: TlsSettings) -> Iterator[Path]:
 
 def _identity(file: Path) -> tuple[int, int, int] | None:
     try:
-        found = os.stat(file)  # through links: that is how a renewed certificate comes
+        status = os.stat(file)  # follows links, which renewal tools replace
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def read_pair(settings: TlsSettings) -> tuple[ssl.SSLContext, datetime]:
-    """Return the context of a server and when its certificate expires."""
+    """Return the TLS context of the server, and when its certificate expires."""
     certificate, ca = settings.cert_file, settings.client_ca_file
     if certificate is None:
         raise _wrong(CERT_FILE, "is not set")
@@ -137,7 +138,7 @@ def read_pair(settings: TlsSettings) -> tuple[ssl.SSLContext, datetime]:
     context.set_alpn_protocols(["http/1.1"])
     password = settings.key_password.get_secret_value() if settings.key_password else ""
     try:
-        # Without a password of ours OpenSSL would ask for one at the terminal, and wait.
+        # Without a password function OpenSSL would ask for one at the terminal, and wait.
         context.load_cert_chain(certificate, key, lambda: password)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
@@ -158,8 +159,8 @@ def read_pair(settings: TlsSettings) -> tuple[ssl.SSLContext, datetime]:
         except OSError as error:
             raise _wrong(CLIENT_CA_FILE, f"cannot read {ca}: {error.strerror}") from None
         context.verify_mode = ssl.CERT_REQUIRED
-        # A session that is resumed shows no certificate: it would outlive the end of the
-        # certificate, and the removal of its authority.
+        # A resumed session shows no certificate, so it would survive the expiry of the client's
+        # certificate and the removal of its authority.
         context.options |= ssl.OP_NO_TICKET
         context.num_tickets = 0
     return context, expires
@@ -187,9 +188,9 @@ def _expiry(file: Path) -> datetime:
 
 
 def expiry_of(der: bytes) -> datetime:
-    """Return the end of a certificate's validity (RFC 5280, 4.1).
+    """Return when a certificate expires (RFC 5280, 4.1).
 
-    The standard library shows it only of certificates that were verified.
+    The standard library shows that only for certificates that it has verified.
     """
 
     def element(at: int) -> tuple[int, int, int]:
