@@ -112,7 +112,7 @@ UPSTREAM_PATH = re.compile(
 )
 UPSTREAM_EVENT = re.compile(r"(session|message\.part|todo|server|pty|vcs)\.[a-z]+(\.[a-z]+)*")
 UPSTREAM_PERMISSIONS = {"bash", "webfetch", "todowrite", "external_directory", "doom_loop"}
-PERMISSION_WORDS = {f"opencode_a2a.{name}" for name in ("a2a.texts", "config.settings", "rights")}
+PERMISSION_WORDS = {f"opencode_a2a.{name}" for name in ("a2a.texts", "config.values", "rights")}
 """What a person is asked, in words; what ``--ask`` can name; which permissions there are."""
 
 

@@ -1,49 +1,54 @@
-"""The settings: from flags of ``serve``, the environment, one TOML file, or their defaults.
+"""The settings of the service.
 
-``settings`` declares and checks them, ``load`` finds them. ``cli`` loads them, ``app`` passes the
-groups on, ``tools/docs.py`` prints them. Nothing here starts anything or connects anywhere.
+``values`` has the types, ``groups`` the declarations, ``settings`` the checks between them, and
+``load`` reads flags, the environment and the settings file. ``cli`` loads the settings, ``app``
+passes the groups on, ``tools/docs.py`` documents them. Nothing here connects anywhere.
 """
 
+from opencode_a2a.config.groups import (
+    AccessSettings,
+    ClientSettings,
+    EnvironmentSettings,
+    InterruptSettings,
+    LimitSettings,
+    OidcSettings,
+    OpenCodeSettings,
+    PushSettings,
+    ReplicaSettings,
+    ServiceSettings,
+    SigningSettings,
+    StreamSettings,
+    TaskSettings,
+    TlsSettings,
+    TurnSettings,
+)
 from opencode_a2a.config.load import default_file, load, load_for_calls, provider_configured
 from opencode_a2a.config.settings import (
     CONFIG_VARIABLE,
     GROUPS,
     ISSUED_PRINCIPAL,
     SETTINGS,
-    UNGUESSABLE,
     VARIABLES,
-    AccessSettings,
-    AnswerRule,
-    Binding,
-    ClientSettings,
-    CredentialEntry,
-    DatabaseUrl,
-    EnvironmentSettings,
-    InterruptSettings,
-    LimitSettings,
-    OidcSettings,
-    OpenCodeSettings,
     Problem,
-    PushSettings,
-    ReplicaSettings,
-    ServiceSettings,
     Setting,
     Settings,
     SettingsError,
-    SigningSettings,
     StateError,
-    StreamSettings,
-    TaskSettings,
-    TlsSettings,
-    TurnSettings,
-    UpstreamEntry,
-    database_file,
     import_command,
     import_hint,
-    is_postgresql,
-    loopback,
     misplaced,
     show,
+)
+from opencode_a2a.config.values import (
+    UNGUESSABLE,
+    AnswerRule,
+    Binding,
+    CredentialEntry,
+    DatabaseUrl,
+    UpstreamEntry,
+    database_file,
+    is_postgresql,
+    loopback,
 )
 
 __all__ = [

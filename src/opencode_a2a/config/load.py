@@ -1,6 +1,6 @@
-"""Where settings come from: flags of ``serve``, the environment, one TOML file, defaults.
+"""Load settings from flags of ``serve``, the environment, one TOML file and defaults.
 
-Never a ``.env`` file, never a workspace. This module alone reads the environment.
+Never from a ``.env`` file or the workspace. No other module reads the environment.
 """
 
 import difflib
@@ -14,25 +14,29 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr, ValidationError
 
+from opencode_a2a.config.groups import (
+    Group,
+)
 from opencode_a2a.config.settings import (
     CONFIG_VARIABLE,
     GROUPS,
     SETTINGS,
-    UNGUESSABLE,
     VARIABLES,
-    Group,
     Problem,
     Settings,
     SettingsError,
-    UpstreamEntry,
     client_conflicts,
     conflicts,
-    default_state_dir,
     exposed,
+    within,
+)
+from opencode_a2a.config.values import (
+    UNGUESSABLE,
+    UpstreamEntry,
+    default_state_dir,
     is_postgresql,
     loopback,
     sendable,
-    within,
 )
 from opencode_a2a.rights import never_asked, unmatched
 
@@ -49,11 +53,11 @@ _PROVIDER_VARIABLE = re.compile(
     r"AWS_(ACCESS_KEY_ID|BEARER_TOKEN_BEDROCK|PROFILE)|CLOUDFLARE_API_TOKEN|HF_TOKEN|GITLAB_TOKEN|"
     r"GOOGLE_APPLICATION_CREDENTIALS|OPENCODE_(AUTH_CONTENT|CONFIG|CONFIG_CONTENT|CONFIG_DIR)"
 )
-"""Variables through which OpenCode finds a provider."""
+"""Variables from which OpenCode learns of a provider."""
 
 
 class _Loading:
-    """The values found so far by key, with their sources, and the problems on the way."""
+    """The values found so far by key, with their sources and problems."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = environ
@@ -109,11 +113,11 @@ class _Loading:
                 self.warnings.append(f"{name}: {_RETIRED.get(name, 'has no effect')}")
 
     def report_strangers(self, named: Iterable[str | None]) -> None:
-        """Report misspelt settings, and warn about variables that may be meant for us.
+        """Report misspelt settings, and warn about variables that may be meant for this service.
 
-        OpenCode has variables with its prefix too, which change with its versions. There a name
-        that looks misspelt is a warning, and every other name is left alone. ``named`` are the
-        variables that settings name.
+        OpenCode has variables of its own with the prefix ``OPENCODE_``, which change with its
+        versions. With that prefix, a name that looks misspelt is only a warning, and other names
+        are ignored. ``named`` are the variables that settings refer to.
         """
         known = {*VARIABLES, *_RETIRED, CONFIG_VARIABLE, *named}
         for name in sorted(self.environ.keys() - known):
@@ -125,13 +129,13 @@ class _Loading:
             elif meant:
                 self.warnings.append(f"{name}: not a setting of this service; is it {meant}?")
             elif name.startswith("A2A_"):
-                # Other programs use the prefix too, and would otherwise keep us from starting.
+                # Other programs use the prefix too; their variables must not prevent a start.
                 nearest = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0)[0]
                 text = f"not a setting of this service; the nearest is {nearest}"
                 self.warnings.append(f"{name}: {text}")
 
     def build(self) -> Settings:
-        """Return the settings as far as they are right; what is wrong keeps its default."""
+        """Return the valid settings; an invalid one is reported and keeps its default."""
         groups: dict[str, Group] = {}
         for name, kind in GROUPS.items():
             keys = [key for key in self.values if key.startswith(f"{name}.")]
@@ -185,7 +189,7 @@ class _Loading:
         return entry.model_copy(update={"password": SecretStr(password)})
 
     def check(self, settings: Settings, file: Path | None) -> None:
-        """Add the conflicts between settings that are right by themselves."""
+        """Report the conflicts between settings that are each valid."""
         workspace = settings.guarded_workspace
         if file and workspace and within(file, workspace):
             self.report(CONFIG_VARIABLE, f"{exposed(file, workspace)}; move it elsewhere")
@@ -195,7 +199,7 @@ class _Loading:
                 self.problem(VARIABLES[conflict.name].key, conflict.text)
 
     def advice(self, settings: Settings, file: Path | None) -> Iterator[str]:
-        """Yield warnings about what works but may not be what was meant."""
+        """Yield warnings about settings that work but may not be intended."""
         level = self.values.get("log.level")
         if isinstance(level, str) and level.upper() != settings.log.level:
             yield "A2A_LOG_LEVEL: not a level, WARNING is used"
@@ -235,7 +239,7 @@ class _Loading:
             yield f"A2A_TASK_STORE_{unused}: unused, since tasks are not in PostgreSQL"
         if file and os.name == "posix":
             from_file = [key for key, source in self.sources.items() if source == str(file)]
-            # The file is looked at only if it holds a secret: others may well read the rest.
+            # Others may read the file unless it holds a secret.
             if not secrets.isdisjoint(from_file) and file.stat().st_mode & 0o077:
                 yield f"A2A_CONFIG: {file} holds secrets and others can read it"
 
@@ -262,7 +266,7 @@ def load(
 ) -> Settings:
     """Return the settings from all sources; ``flags`` are by key, such as ``a2a.port``.
 
-    Raises ``SettingsError`` with everything that is wrong, not only the first of it.
+    Raises ``SettingsError`` with every problem, not only the first.
     """
     loading = _Loading(environ)
     path = file or _named_file(environ)
@@ -282,17 +286,17 @@ def load(
     ineffective = [
         f"A2A_PERMISSION_RULES: {never_asked(name, meant)}"
         for name, meant in unmatched(rules)
-        if meant is not None  # else it may be the name of a tool from outside: OpenCode is asked
+        if meant is not None  # else it may be an external tool: OpenCode is asked
     ]
     warnings = (*loading.warnings, *ineffective, *loading.advice(settings, path))
     return settings.model_copy(update={"warnings": warnings})
 
 
 def load_for_calls(environ: Mapping[str, str]) -> Settings:
-    """Return the settings of those who call an agent: ``client``, and where the state is.
+    """Return the settings for calling an agent: ``client`` and the state directory.
 
-    The settings of a service are not for them, and its problems not theirs: a person may call from
-    a directory that no service could work in.
+    The settings of a service, and problems with them, do not matter to a caller, who may be in a
+    directory that no service could work in.
     """
     ours = ("A2A_CLIENT_", "A2A_STATE_DIR", "XDG_STATE_HOME", "HOME")
     loading = _Loading({name: environ[name] for name in environ if name.startswith(ours)})
@@ -312,7 +316,7 @@ def load_for_calls(environ: Mapping[str, str]) -> Settings:
 
 
 def default_file(environ: Mapping[str, str]) -> Path | None:
-    """Return the place of the user's own settings, which need no flag; None without a home."""
+    """Return the path of the user's own settings file; None without a home directory."""
     home, config = environ.get("HOME"), environ.get("XDG_CONFIG_HOME")
     base = Path(config) if config else Path(home) / ".config" if home else None
     return base and base / "opencode-a2a" / "config.toml"
@@ -326,14 +330,14 @@ def _named_file(environ: Mapping[str, str]) -> Path | None:
 
 
 def provider_configured(settings: Settings, environ: Mapping[str, str]) -> bool:
-    """Whether OpenCode would find a model of the user's: a key, a login or a configuration."""
+    """Whether OpenCode would find a provider: a key, a login or a configuration."""
     variables = (name for name, value in environ.items() if value)
     if settings.opencode.provider_id or any(map(_PROVIDER_VARIABLE.fullmatch, variables)):
         return True
     home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
     data = Path(environ.get("XDG_DATA_HOME") or home / ".local" / "share") / "opencode"
     config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "opencode"
-    # OpenCode writes an empty configuration by itself, so a file alone proves nothing.
+    # OpenCode creates an empty configuration by itself, so the file alone proves nothing.
     return _mentions(data / "auth.json", '"type"') or any(
         _mentions(config / name, '"provider"', '"model"')
         for name in ("opencode.json", "opencode.jsonc", "config.json")
@@ -349,7 +353,7 @@ def _mentions(file: Path, *words: str) -> bool:
 
 
 def _misspelt(name: str) -> str | None:
-    """Return the setting that was probably meant: a few letters away, or its words reordered.
+    """Return the setting that was probably meant: a few letters off, or its words reordered.
 
     One letter in four may be wrong, not counting the prefix that foreign names share with ours.
     """
@@ -364,7 +368,7 @@ def _misspelt(name: str) -> str | None:
 
 
 def _distance(one: str, other: str) -> int:
-    """Return how many letters have to be added, removed, changed or swapped with the next."""
+    """Return the number of letters to add, remove, change or swap with the next."""
     above: list[int] = []
     row = list(range(len(other) + 1))
     for i, a in enumerate(one, 1):

@@ -1,0 +1,406 @@
+"""The kinds of values that settings have, and how each is read from text.
+
+First the functions that read or check a value, then the types that use them, then the entries of
+settings that are lists of objects. ``groups`` declares the settings with these types.
+"""
+
+import base64
+import binascii
+import ipaddress
+import json
+import os
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal, Self, TypeAlias, cast, get_args
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    model_validator,
+)
+
+from opencode_a2a.rights import CAPABILITIES, Action, Capability, Profile
+
+
+def loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _split(value: object) -> object:
+    """Accept ``a,b`` as well as ``["a", "b"]``."""
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("["):
+        return _decode(value)
+    return [item.strip() for item in value.split(",") if item.strip()]
+
+
+def _asks(value: object) -> object:
+    """Accept ``all``, ``none`` and ``true`` too; a flag without a value means ``true``."""
+    if isinstance(value, str) and value.strip().lower() in ("all", "true"):
+        return ("bash", "edit", "webfetch")
+    asks = () if value == "none" else _split(value)
+    # Pydantic's own message would not mention ``all`` and ``none``.
+    if isinstance(asks, list):
+        known, given = get_args(Ask), cast("list[object]", asks)
+        if any(ask not in known for ask in given):
+            raise ValueError("should be all, none, or some of bash, edit and webfetch")
+        return given
+    return asks
+
+
+def _decode(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        raise ValueError("should be a JSON array") from None  # the parser's text quotes the value
+
+
+def _decode_object(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        raise ValueError("should be a JSON object") from None
+
+
+def _http_url(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # its text quotes the value, which may hold a password
+        usable = False
+    if not usable:
+        raise ValueError("should be an http:// or https:// URL")
+    if "@" in urlsplit(value).netloc:
+        raise ValueError("should not hold a user name or password; there are settings for these")
+    return value.rstrip("/")
+
+
+def _secure_url(value: str) -> str:
+    """Return the URL unchanged; unless it is on this machine, it must be https."""
+    _http_url(value)
+    parts = urlsplit(value)
+    if parts.scheme != "https" and not loopback(parts.hostname or ""):
+        raise ValueError("should be an https:// URL; http:// is for this machine only")
+    return value
+
+
+def _issuer(value: str) -> str:
+    if {"?", "#"} & set(value):
+        raise ValueError("should be the issuer's URL, without a query or fragment")
+    return value
+
+
+def _host(value: str) -> str:
+    # The host becomes part of URLs, so it must not change how they are parsed.
+    try:
+        usable = bool(re.fullmatch(r"[\w.:%-]+", value))
+        if ":" in value or "%" in value:
+            ipaddress.IPv6Address(value)
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ValueError("should be an IP address or a host name")
+    return value
+
+
+def _database_url(value: str) -> str:
+    scheme, separator, rest = value.partition("://")
+    if separator and scheme in ("postgresql", "postgres", "postgresql+psycopg"):
+        return f"postgresql://{rest}"
+    if scheme not in ("sqlite", "sqlite+aiosqlite", "sqlite+pysqlite") or not separator:
+        raise ValueError(
+            "should be a URL of SQLite, such as sqlite:////var/lib/opencode-a2a/tasks.db, "
+            "or of PostgreSQL, such as postgresql://user@host:5432/database"
+        )
+    if rest.startswith(
+        "/file:"
+    ):  # a second syntax for paths, which could hide the location of a file
+        raise ValueError("should name a file as it is, not as file:…")
+    return f"sqlite://{rest}"
+
+
+def database_file(url: str) -> Path | None:
+    """Return the file of a SQLite URL; None for a database in memory or on a server."""
+    if is_postgresql(url):
+        return None
+    name = url.partition("://")[2].partition("?")[0].removeprefix("/")
+    return None if name in ("", ":memory:") else Path(name).absolute()
+
+
+def is_postgresql(url: str) -> bool:
+    return url.startswith("postgresql:")
+
+
+def _path(value: Path) -> Path:
+    if "\0" in str(value):
+        raise ValueError("should not contain a null character")
+    try:
+        return Path(os.path.abspath(value.expanduser()))
+    except RuntimeError:
+        raise ValueError("begins with the home directory of a user who does not exist") from None
+    except FileNotFoundError:
+        raise ValueError("should be absolute, since the current directory is gone") from None
+
+
+def _log_level(value: object) -> object:
+    """Treat unknown levels as WARNING, as earlier versions did; ``load`` adds a warning."""
+    level = value.upper() if isinstance(value, str) else value
+    return level if level in get_args(LogLevel) else "WARNING"
+
+
+def _path_prefix(value: str) -> str:
+    """Return a path without a trailing slash; ``/`` becomes empty."""
+    path = value.strip().rstrip("/")
+    if path and not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", path):
+        raise ValueError("should be a path of letters, digits, dots and dashes, such as /agent")
+    if {".", "..", ".well-known"} & set(path.split("/")):
+        raise ValueError("should not contain ., .. or .well-known")
+    return path
+
+
+def _major_minor(value: object) -> object:
+    return ".".join(value.split(".")[:2]) if isinstance(value, str) else value
+
+
+class Binding(StrEnum):
+    """A binding of A2A that this program supports, as server and as client."""
+
+    HTTP_JSON = "HTTP+JSON"
+    JSONRPC = "JSONRPC"
+
+    @classmethod
+    def spelled(cls, text: str) -> "Binding | None":
+        """Return the binding for a spelling such as ``http_json``, ``REST`` or ``json-rpc``."""
+        known = {"JSONRPC": cls.JSONRPC, "HTTPJSON": cls.HTTP_JSON, "REST": cls.HTTP_JSON}
+        return known.get(re.sub(r"[^A-Z]", "", text.upper()))
+
+
+def _binding(value: object) -> object:
+    return (Binding.spelled(value) or value) if isinstance(value, str) else value
+
+
+def _token(value: SecretStr) -> SecretStr:
+    """Refuse a token that no caller can send: a header's value is stripped and is one line."""
+    plain = value.get_secret_value()
+    if plain != plain.strip() or not plain.isprintable():
+        raise ValueError("should be one line of printable characters without spaces around it")
+    return value
+
+
+def sendable(value: SecretStr) -> SecretStr:
+    """Refuse a secret that cannot be sent in a header."""
+    plain = value.get_secret_value().strip()
+    if not plain or not plain.isprintable() or not plain.isascii():
+        raise ValueError("should be one line of printable ASCII")
+    return value
+
+
+def _basic_user(value: str) -> str:
+    if ":" in value:
+        raise ValueError("should not contain a colon")
+    return value
+
+
+def _basic_auth(value: SecretStr) -> SecretStr:
+    """Return ``user:password``, decoded if it was given in base64."""
+    plain = value.get_secret_value()
+    if ":" in plain:
+        return value
+    try:
+        plain = base64.b64decode(plain, validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        plain = ""
+    if ":" not in plain:
+        raise ValueError("should be user:password, or that in base64")
+    return SecretStr(plain)
+
+
+UNGUESSABLE = 20
+"""Characters from which on a secret counts as unguessable."""
+
+LogLevel: TypeAlias = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+SecondsOrOff = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+CountOrOff = Annotated[int, Field(ge=0)]
+Money = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Text = Annotated[str, Field(min_length=1)]
+MOST_NAME = 100
+"""Maximum characters in the name of a replica, which is part of the names of its OpenCodes."""
+Secret = Annotated[SecretStr, Field(min_length=1)]
+Token = Annotated[Secret, AfterValidator(_token)]
+SentToken = Annotated[Secret, AfterValidator(sendable)]
+BasicAuth = Annotated[Secret, AfterValidator(_basic_auth), AfterValidator(sendable)]
+DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
+Level = Annotated[LogLevel, BeforeValidator(_log_level)]
+Host = Annotated[str, AfterValidator(_host)]
+HttpUrl = Annotated[str, AfterValidator(_http_url)]
+SecureUrl = Annotated[str, AfterValidator(_secure_url)]
+IssuerUrl = Annotated[SecureUrl, AfterValidator(_issuer), Field(max_length=512)]
+PathPrefix = Annotated[str, AfterValidator(_path_prefix)]
+LocalPath = Annotated[Path, AfterValidator(_path)]
+Texts = Annotated[tuple[Text, ...], BeforeValidator(_split)]
+Paths = Annotated[tuple[LocalPath, ...], BeforeValidator(_split)]
+ProtocolVersion = Annotated[Literal["0.3", "1.0"], BeforeValidator(_major_minor)]
+ProtocolVersions = Annotated[
+    tuple[ProtocolVersion, ...], BeforeValidator(_split), Field(min_length=1)
+]
+Bindings = Annotated[
+    tuple[Annotated[Binding, BeforeValidator(_binding)], ...],
+    BeforeValidator(_split),
+    Field(min_length=1),
+]
+TokenAlgorithm: TypeAlias = Literal[
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
+]
+TokenAlgorithms = Annotated[
+    tuple[TokenAlgorithm, ...], BeforeValidator(_split), Field(min_length=1)
+]
+Granted: TypeAlias = Literal[Capability, "supervise"]
+Scopes = Annotated[
+    tuple[Annotated[str, Field(pattern=r"^[ !#-\[\]-~]+$")], ...], BeforeValidator(_split)
+]
+CapabilityScopes = Annotated[dict[Text, Granted], BeforeValidator(_decode_object)]
+ProfileScopes = Annotated[dict[Text, Profile], BeforeValidator(_decode_object)]
+Ask: TypeAlias = Literal["bash", "edit", "webfetch"]
+Asks = Annotated[tuple[Ask, ...], BeforeValidator(_asks)]
+
+STRICT = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class BudgetEntry(BaseModel):
+    """The budget of one credential; a limit that is left out is the general one."""
+
+    model_config = STRICT
+
+    cost_per_day: Money | None = None
+    tokens_per_day: CountOrOff | None = None
+
+
+class CredentialEntry(BaseModel):
+    """One entry of ``A2A_STATIC_AUTH_CREDENTIALS``."""
+
+    model_config = STRICT
+
+    scheme: Literal["bearer", "basic", "api_key"]
+    credential_id: Text | None = None
+    principal: Text | None = None
+    token: Token | None = None
+    username: Annotated[Text, AfterValidator(_basic_user)] | None = None
+    password: Secret | None = None
+    capabilities: frozenset[Granted] | None = None
+    profile: Profile = "auto"
+    budget: BudgetEntry | None = None
+    enabled: bool = True
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        token = (self.principal, self.token)
+        basic = (self.username, self.password)
+        if self.scheme != "basic" and (None in token or any(basic)):
+            raise ValueError(
+                f"{self.scheme} needs principal and token, and neither username nor password"
+            )
+        if self.scheme == "basic" and (None in basic or any(token)):
+            raise ValueError("basic needs username and password, and neither principal nor token")
+        return self
+
+    @property
+    def owner(self) -> str:
+        """The principal of the caller: ``principal``, or the user name."""
+        return self.principal or self.username or ""
+
+    @property
+    def granted(self) -> frozenset[Capability]:
+        """The capabilities of the caller, beyond reading and prompting."""
+        if self.capabilities is not None:
+            return frozenset(one for one in self.capabilities if one != "supervise")
+        return CAPABILITIES if self.scheme == "basic" else frozenset()
+
+    @property
+    def supervises(self) -> bool:
+        """Whether the caller may see and control all tasks; only if ``supervise`` is named."""
+        return self.capabilities is not None and "supervise" in self.capabilities
+
+
+class AnswerRule(BaseModel):
+    """One entry of ``A2A_PERMISSION_RULES``; the last rule that matches decides."""
+
+    model_config = STRICT
+
+    permission: Text
+    pattern: Text = "*"
+    action: Action
+
+
+class PeerEntry(BaseModel):
+    """One entry of ``A2A_PEERS``; ``credential`` names the variable that holds the token."""
+
+    model_config = STRICT
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+    url: HttpUrl
+    credential: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
+    card_keys: Text | None = None
+    token: Secret | None = None
+
+
+class UpstreamEntry(BaseModel):
+    """One entry of ``OPENCODE_UPSTREAMS``: a running OpenCode, or several to start."""
+
+    model_config = STRICT
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+    url: HttpUrl | None = None
+    username: Text = "opencode"
+    password_variable: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
+    password: Secret | None = None
+    managed: Annotated[int, Field(ge=1, le=16)] | None = None
+    """How many to start; if several, their names are this name and a number."""
+    shared: bool = False
+    """Whether all replicas reach the same OpenCode at the URL, though it is a loopback address."""
+    directories: Paths = ()
+    """The directories that it serves; empty = all."""
+    max_turns: CountOrOff = 0
+    drain: bool = False
+    """Whether existing conversations continue there while new ones start elsewhere."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if (self.url is None) == (self.managed is None):
+            raise ValueError("should have either url or managed")
+        if self.managed and (self.password_variable or self.password or self.shared):
+            raise ValueError("password_variable and shared are for an entry with a url")
+        return self
+
+
+def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """$XDG_STATE_HOME/opencode-a2a"""
+    home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+    base = environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else home / ".local" / "state") / "opencode-a2a"
+
+
+Credentials = Annotated[
+    tuple[CredentialEntry, ...] | None, BeforeValidator(_decode), Field(min_length=1)
+]
+PermissionRules = Annotated[tuple[AnswerRule, ...], BeforeValidator(_decode)]
+PeerEntries = Annotated[tuple[PeerEntry, ...], BeforeValidator(_decode)]
+UpstreamEntries = Annotated[tuple[UpstreamEntry, ...], BeforeValidator(_decode)]
