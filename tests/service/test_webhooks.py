@@ -220,6 +220,22 @@ async def test_a_configuration_of_a_waiting_task_gets_the_question_at_once(
     assert last.state == "canceled"
 
 
+@pytest.mark.requirement("4.3.3-push-delivery")
+async def test_another_try_after_a_sign_in_sends_no_notification_without_a_status(
+    service: Running, opencode: FakeOpenCode, receiver: Receiver
+) -> None:
+    caller = Caller(service)
+    opencode.play("error-401")
+
+    task = await begin(caller, {"url": receiver.url})
+    await receiver.until(lambda it: it.states[-1:] == ["auth_required"])
+    opencode.play("plain-text")
+    await caller.send("again", task=task)
+    await receiver.ended()
+
+    assert receiver.states == ["working", "auth_required", "working", "completed"]
+
+
 @pytest.mark.requirement("I21")
 async def test_a_message_on_a_task_and_a_repeat_bring_a_configuration_too(
     service: Running, opencode: FakeOpenCode, receiver: Receiver

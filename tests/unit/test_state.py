@@ -5,11 +5,13 @@ from typing import get_args
 
 import orjson
 import pytest
-from hypothesis import find, given
+from hypothesis import example, find, given
 from hypothesis import strategies as st
 
+from opencode_a2a.a2a import render
 from opencode_a2a.events import (
     Channel,
+    ChannelClosed,
     DiffChanged,
     FileChange,
     Finished,
@@ -23,6 +25,7 @@ from opencode_a2a.events import (
     TurnEvent,
 )
 from opencode_a2a.ids import ContextId, MessageId, Principal, RequestId, SessionId, TaskId
+from opencode_a2a.messages import Answered, Message, Part
 from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks.log import load_task
 from opencode_a2a.tasks.readers import resumable
@@ -31,6 +34,7 @@ from opencode_a2a.tasks.state import (
     Entry,
     LogEvent,
     Recovered,
+    ShownAs,
     State,
     TaskRef,
     TaskState,
@@ -41,6 +45,7 @@ from opencode_a2a.tasks.state import (
     load_entries,
     load_state,
     load_status,
+    shown_as,
 )
 from tests.support.events import ANY_EVENT, FINISHED, UNFINISHED
 
@@ -107,6 +112,42 @@ def test_numbers_have_no_gap_and_every_change_of_state_has_its_time(
         if entry.status and entry.status.state is not before:
             assert entry.status.at == entry.at
             before = entry.status.state
+
+
+TRY_AGAIN = Answered(Message("m", "user", [Part("text", text="again")]))
+
+
+@given(st.lists(ANY_EVENT, max_size=12), st.sampled_from([None, ("text/plain",)]))
+@example([Started(), Finished(Outcome.AUTH_REQUIRED), TRY_AGAIN], None)
+@example([Started(), Recovered("restart")], None)
+def test_what_readers_are_shown_and_what_the_status_says_agree(
+    events: list[LogEvent], modes: tuple[str, ...] | None
+) -> None:
+    state = TaskState(replace(REF, output_modes=modes))
+    for event in events:
+        if isinstance(event, ChannelClosed) and event.channel not in state.channels:
+            continue
+        if state.status.state.terminal:
+            break
+        before, generation = state.status, state.generation
+        entry = state.apply(event, 5)
+
+        visible = state.ref.visible(event)
+        assert visible is (render.update(entry, state.ref) is not None)
+        assert entry.generation == state.generation == generation + visible
+        match shown_as(event):
+            case ShownAs.STATUS:
+                assert entry.status is state.status
+                moved = state.status.state is not before.state
+                assert entry.changes_state is (moved or isinstance(event, Interrupted))
+            case ShownAs.ARTIFACT:
+                assert (entry.status, entry.changes_state) == (None, False)
+                assert state.status is before
+            case ShownAs.NOTHING:
+                assert not entry.changes_state
+                assert entry.status is (None if state.status is before else state.status)
+                if state.status.state is not before.state:
+                    assert before.state is State.AUTH_REQUIRED
 
 
 def test_a_channel_that_opens_again_begins_anew() -> None:

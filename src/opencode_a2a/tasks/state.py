@@ -1,15 +1,15 @@
-"""What state a task is in, as the fold of its log, and both as the bytes that are stored. Pure.
+"""The state of a task, folded from the events of its log, and both as the bytes that are stored.
 
-``log`` applies and stores the entries, ``a2a.render`` reads the result. The first terminal state
-wins: nothing can be appended after it. An event is written as its name and its fields; what is
-read back is equal to what was written.
+``log`` applies and stores the events, ``a2a.render`` reads the result. The first terminal state
+wins: nothing can be appended after it. An event is stored as its name and its fields, and is read
+back equal. Nothing here does I/O.
 """
 
 import re
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from typing import Any, assert_never, get_args
 
 import orjson
@@ -76,10 +76,11 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The service was restarted; what was shown after the entry before this one may be lost.
+    """The service was restarted; entries that it had shown but not stored are lost.
 
-    A reader whose cursor is from before the restart and not below this entry has seen entries
-    that no longer exist, and is given the task anew.
+    This entry and those after it reuse their numbers. A reader whose cursor is from before the
+    restart and not below this entry has seen entries that no longer exist, and is given the task
+    anew.
     """
 
     reason: str
@@ -87,69 +88,84 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """An entry that a later version wrote, which may run beside this one: it shows nothing."""
+    """An event of a later version of the service, which may run as another replica."""
 
     name: str
 
 
 LogEvent = TurnEvent | Accepted | Added | Answered | Recovered | Unknown
 FIRM = frozenset({*get_args(FirmEvent), Accepted, Added, Answered, Recovered})
-"""What is shown to readers only once it is stored, as is what belongs to another write; all else
-may be shown first."""
+"""Events that readers see only once they are stored; others may be shown before."""
+
+
+class ShownAs(Enum):
+    """What readers see of an event."""
+
+    NOTHING = auto()
+    ARTIFACT = auto()
+    STATUS = auto()
+
+
+def shown_as(event: LogEvent) -> ShownAs:
+    """Return what readers see of an event; only an event shown as a status may change the state.
+
+    With one exception: a message on a task that waits for a sign-in ends that wait. Readers learn
+    of it when the next turn starts.
+    """
+    match event:
+        # Readers have the messages, and the usage comes with the end.
+        case Accepted() | Added() | Answered() | UsageCounted() | Unknown():
+            return ShownAs.NOTHING
+        case Grew() | ChannelReplaced() | ChannelClosed() | ArtifactChanged():
+            return ShownAs.ARTIFACT
+        case (
+            SessionBound()
+            | Started()
+            | Progressed()
+            | Interrupted()
+            | Resumed()
+            | Finished()
+            | Recovered()
+        ):
+            return ShownAs.STATUS
+        case _:
+            assert_never(event)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskRef:
-    """What never changes about a task."""
+    """The facts about a task that never change."""
 
     id: TaskId
     context_id: ContextId
     principal: Principal
     output_modes: tuple[str, ...] | None = None
-    """Media types the caller accepts; None when anything will do."""
+    """Media types that the caller accepts; None for any."""
     created_at: int = 0
 
     def visible(self, event: LogEvent) -> bool:
-        """Whether an event is told to readers.
-
-        Messages are not, nor usage, which comes with the end; and who accepts plain text alone
-        wants the answer without the reasoning.
-        """
-        match event:
-            case Accepted() | Added() | Answered() | UsageCounted() | Unknown():
-                return False
-            case Grew() | ChannelReplaced() | ChannelClosed():
-                return self.shows_channel(event.channel)
-            case (
-                SessionBound()
-                | Started()
-                | ArtifactChanged()
-                | Progressed()
-                | Interrupted()
-                | Resumed()
-                | Finished()
-                | Recovered()
-            ):
-                return True
-            case _:
-                assert_never(event)
+        """Whether readers of this task see an event."""
+        if isinstance(event, Grew | ChannelReplaced | ChannelClosed):
+            return self.shows_channel(event.channel)
+        return shown_as(event) is not ShownAs.NOTHING
 
     def shows_channel(self, channel: Channel) -> bool:
+        """Whether readers see a channel: callers that accept plain text alone get no reasoning."""
         return channel is not Channel.REASONING or self.output_modes != ("text/plain",)
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The state of a task and everything a status update says beside it; small and frozen."""
+    """The state of a task, and everything else that a status update says; small and frozen."""
 
     state: State
     at: int
     """Milliseconds since the epoch of the last change of state."""
     session_id: SessionId | None = None
     title: str | None = None
-    """Of the session."""
+    """The title of the session."""
     subject: str | None = None
-    """What was asked for: the beginning of the first message."""
+    """The beginning of the first message."""
     directory: str | None = None
     model: str | None = None
     """``provider/model``: the one asked for, then the one that answered."""
@@ -160,7 +176,7 @@ class Status:
     structured: Json = None
     usage: UsageCounted | None = None
     queued: Progressed | None = None
-    """What the next prompt of the task waits for."""
+    """The progress event that says what the next prompt of the task waits for."""
 
     @property
     def plan(self) -> Interrupted | None:
@@ -169,26 +185,30 @@ class Status:
 
     @property
     def paused(self) -> bool:
-        """Whether no turn runs: the task goes on with the next message."""
+        """Whether no turn runs, and the next message starts one."""
         return self.state is State.AUTH_REQUIRED or self.plan is not None
 
 
 @dataclass(slots=True)
 class Entry:
-    """One numbered event of a log, with the status it led to when it touched the status."""
+    """One numbered event of a log."""
 
     seq: int
     at: int
     event: LogEvent
     status: Status | None = None
+    """The status after the event, if the event is shown as a status or changed it."""
     generation: int = 0
-    """How many events readers have been told of with this one, the task itself included."""
+    """How many events readers have seen with this one; the task itself counts as the first."""
     changes_state: bool = False
-    """Whether it changed the state, or asked a person something more."""
+    """Whether readers see that it changed the state, or asked a person something more."""
 
     @property
     def stops(self) -> bool:
-        """Whether the task stops here: it has ended, or begins to wait for a person."""
+        """Whether the task stops with this entry: it ends, or begins to wait for a person.
+
+        Progress that is reported while the task waits does not stop it again.
+        """
         if self.status is None or not isinstance(self.event, Interrupted | Resumed | Finished):
             return False
         return self.status.state.terminal or self.status.state.interrupted
@@ -196,7 +216,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The last entry that a reader has: its number, and how often the task had been recovered."""
+    """The last entry that a reader has: its number, and the epoch of the task at that time."""
 
     seq: int
     epoch: int = 0
@@ -220,7 +240,7 @@ class Query:
     context_id: str | None = None
     state: State | None = None
     since: int | None = None
-    """Milliseconds: only tasks whose status is from then or later."""
+    """Milliseconds since the epoch: only tasks whose state last changed then or later."""
     size: int = 50
     token: str | None = None
     artifacts: bool = False
@@ -229,7 +249,7 @@ class Query:
 
 
 STATE_CHANGES = 32
-"""Changes of state that a task remembers."""
+"""How many changes of state a task remembers."""
 
 
 class TerminalError(Exception):
@@ -237,7 +257,7 @@ class TerminalError(Exception):
 
 
 class TaskState:
-    """A task as its log tells it so far."""
+    """A task, folded from its log up to the entry ``seq``."""
 
     def __init__(self, ref: TaskRef) -> None:
         self.ref = ref
@@ -246,23 +266,23 @@ class TaskState:
         self.history: list[Message] = []
         self.channels: dict[Channel, RunningText] = {}
         self.artifacts: dict[str, ArtifactEvent] = {}
-        """The artifacts beside the texts, by the names that the events have for them."""
+        """All artifacts but the texts, by ``ArtifactEvent.artifact``."""
         self.settled: dict[str, Resumed] = {}
-        """Interrupts that are over, by request id."""
+        """How each settled interrupt ended, by request id."""
         self._used: UsageCounted | None = None
-        """What the turns before this one used, of a task that was planned first."""
+        """The usage of the turns before the present one; None unless the task began with a plan."""
         self.epochs: list[int] = []
         """The sequence number of every recovery, in order."""
         self.generation = 1
-        """What A2A 1.1 numbers: 1 for the task, and 1 more for each event that readers are told."""
+        """What A2A 1.1 numbers: 1 for the task, and 1 more for each event that readers see."""
         self.state_changes: deque[Entry] = deque()
         """The latest entries that changed the state, in order."""
         self.unremembered = 0
-        """The number of the latest change that is not among them."""
+        """Sequence number of the latest change that is no longer in ``state_changes``."""
 
     @property
     def epoch(self) -> int:
-        """How often the task was recovered."""
+        """How often the task was recovered after a restart."""
         return len(self.epochs)
 
     def apply(self, event: LogEvent, at: int) -> Entry:
@@ -270,17 +290,16 @@ class TaskState:
         if self.status.state in TERMINAL:
             raise TerminalError(self.ref.id)
         self.seq += 1
-        if type(event) is TextGrew or self.ref.visible(event):  # the first is most of what there is
-            self.generation += 1
         before = self.status
         self._fold(event, at)
-        # Progress is told by a status even if nothing in that has changed; what was asked for is
-        # nothing new to a reader.
-        changed = self.status is not before or isinstance(event, Progressed)
-        status = self.status if changed and not isinstance(event, Accepted) else None
+        if type(event) is TextGrew:  # most events are, and have nothing to do with the status
+            self.generation += 1
+            return Entry(self.seq, at, event, None, self.generation)
+        self.generation += self.ref.visible(event)
+        shown = shown_as(event) is ShownAs.STATUS
+        status = self.status if shown or self.status is not before else None
         entry = Entry(self.seq, at, event, status, self.generation)
-        # An entry that changed the state is kept for those who want to know of nothing else.
-        if self.status.state is not before.state or isinstance(event, Interrupted):
+        if shown and (self.status.state is not before.state or isinstance(event, Interrupted)):
             entry.changes_state = True
             self.state_changes.append(entry)
             if len(self.state_changes) > STATE_CHANGES:
@@ -301,9 +320,10 @@ class TaskState:
                 self.history.append(event.message)
                 self.status = replace(self.status, subject=event.message.subject)
             case Added() | Answered():
-                if event.message not in self.history[1:]:  # it may have settled several interrupts
+                # A message that answered several interrupts is logged with each of them.
+                if event.message not in self.history[1:]:
                     self.history.append(event.message)
-                if self.status.state is State.AUTH_REQUIRED:  # the next turn is to begin
+                if self.status.state is State.AUTH_REQUIRED:  # the next turn begins
                     self._move(State.SUBMITTED, at)
             case SessionBound():
                 self.status = replace(
@@ -318,7 +338,6 @@ class TaskState:
                 self._move(State.WORKING, at)
             case Recovered():
                 self.epochs.append(self.seq)
-                self.status = replace(self.status)
             case Interrupted():
                 self._move(State.INPUT_REQUIRED, at, pending=(*self.status.pending, event))
                 if event.type == "plan":
@@ -364,7 +383,7 @@ class TaskState:
 
 # --- as bytes ---------------------------------------------------------------------------------
 
-# What comes out of the database was written by this module, so its shape is not checked again.
+# This module wrote the bytes in the database, so their shape is not checked again.
 _Fields = dict[str, Any]
 
 
@@ -397,13 +416,13 @@ def _request(fields: _Fields) -> TurnRequest:
         Routing(model=ModelRef(**model) if model else None, rights=Rights(**asked), **routing),
         fields["user_message_id"],
         Rights(**fields.get("rights", {})),
-        fields.get("delivery"),  # 2.0.0 wrote none, and a session that is not needed
+        fields.get("delivery"),  # 2.0.0 wrote no delivery, but a session, which is not needed
     )
 
 
 _LOADERS: dict[str, Callable[[_Fields], LogEvent]] = {
     **{event.__name__: lambda fields, event=event: event(**fields) for event in get_args(LogEvent)},
-    # Those with values inside that JSON does not have.
+    # Events with fields that are not plain JSON.
     "ChannelReplaced": _replaced,
     "ChannelClosed": lambda fields: ChannelClosed(Channel(fields["channel"]), fields["message_id"]),
     "Interrupted": Interrupted.load,
@@ -413,11 +432,11 @@ _LOADERS: dict[str, Callable[[_Fields], LogEvent]] = {
     "Accepted": lambda fields: Accepted(Message.load(fields["message"])),
     "Added": lambda fields: Added(Message.load(fields["message"]), _request(fields["request"])),
     "Answered": lambda fields: Answered(Message.load(fields["message"])),
-    # What 2.0.0 called a channel, in the logs that it wrote.
+    # 2.0.0 called a channel a lane.
     "LaneReplaced": lambda fields: _replaced({**fields, "channel": fields["lane"]}),
     "LaneClosed": lambda fields: ChannelClosed(Channel(fields["lane"]), fields["message_id"]),
 }
-"""How each event is read, by the name it is stored under."""
+"""Makes an event of its stored fields, by the name it is stored under."""
 
 
 def dump_entries(entries: Iterable[Entry]) -> bytes:
@@ -428,15 +447,15 @@ _KINDS = {kind.__name__: kind for kind in get_args(LogEvent)}
 
 
 def load_entries(data: bytes) -> list[tuple[int, LogEvent]]:
-    """Return (time, event) of each entry in a segment."""
+    """Return (time in ms, event) of each entry in a segment."""
     try:
         return [(at, _LOADERS[name](fields)) for at, name, fields in orjson.loads(data)]
-    except (KeyError, TypeError, ValueError):  # a later version has written some of it
+    except (KeyError, TypeError, ValueError):  # a later version wrote some of the events
         return [(at, _load_later(name, fields)) for at, name, fields in orjson.loads(data)]
 
 
 def _load_later(name: str, fields: _Fields) -> LogEvent:
-    """Read an event without the fields that only a later version knows, if that is possible."""
+    """Read an event without the fields that only a later version knows; ``Unknown`` if it fails."""
     if (kind := _KINDS.get(name)) is not None:
         fields = {field: fields[field] for field in fields if field in kind.__dataclass_fields__}
     try:
@@ -449,7 +468,7 @@ def load_status(data: bytes) -> Status:
     """Read a status as ``orjson`` wrote it."""
     fields: _Fields = orjson.loads(data)
     failure, usage = fields.pop("failure"), fields.pop("usage")
-    queued = fields.pop("queued", None)  # not in what 2.0.0 wrote
+    queued = fields.pop("queued", None)  # 2.0.0 did not write it
     for later in fields.keys() - Status.__dataclass_fields__.keys():
         del fields[later]
     return Status(
@@ -493,14 +512,14 @@ def load_state(ref: TaskRef, status: bytes, archive: bytes | None) -> TaskState:
     fields: _Fields = orjson.loads(archive)
     state.seq = state.unremembered = fields["seq"]
     state.epochs = fields["epochs"]
-    # Archives that were written before have none; it is never above this.
+    # Archives of 2.0.0 have no generation; it is never above the sequence number.
     state.generation = fields.get("generation", state.seq)
     state.history = [Message.load(message) for message in fields["history"]]
     for name, (message_id, closed, parts) in fields["lanes"].items():
         pieces = [(part_id, [text]) for part_id, text in parts]
         state.channels[Channel(name)] = RunningText(message_id, pieces, closed)
     artifacts: list[tuple[str, _Fields]] = fields["artifacts"]
-    if "tools" in fields:  # 2.0.0 had a place for each kind, and only names here
+    if "tools" in fields:  # 2.0.0 wrote only names here, and each kind under a key of its own
         artifacts = [("ToolChanged", tool) for tool in fields["tools"]]
         named = (("DiffChanged", fields["diff"]), ("ResultGiven", fields.get("result")))
         artifacts += [(name, one) for name, one in named if one]
