@@ -46,16 +46,10 @@ from opencode_a2a.extensions.dispatch import Dispatcher
 from opencode_a2a.ids import Caller
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.feed import Feed
+from opencode_a2a.opencode.inspection import HEALTH_SECONDS, check_directory, facts, trouble
 from opencode_a2a.opencode.process import OpenCodeStartError, UnsupportedOpenCodeError
 from opencode_a2a.opencode.types import McpServer
-from opencode_a2a.opencode.upstream import (
-    HEALTH_SECONDS,
-    check_directory,
-    facts,
-    trouble,
-    upstream,
-    withheld,
-)
+from opencode_a2a.opencode.upstream import upstream, withheld
 from opencode_a2a.peers.network import Egress, Fetcher
 from opencode_a2a.peers.tool import SERVER, PeerTool
 from opencode_a2a.printable import program
@@ -371,7 +365,7 @@ class Service:
             )
         )
         if database.replica is not None:
-            opencode.gate = database.wait_for_lease
+            opencode.before_change = database.wait_for_lease
 
         def make() -> tuple[Turns, Errands]:
             feed = Feed(opencode.events, silence=FEED_SILENCE_SECONDS)

@@ -955,3 +955,21 @@ def test_a_name_of_a_replica_that_cannot_be_shown_is_refused(name: str) -> None:
     [problem] = problems({"A2A_REPLICA_NAME": name})
 
     assert problem == "A2A_REPLICA_NAME: should have at most 100 characters, without spaces"
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        *("A2A_AUDIT_FILE", "A2A_TLS_CERT_FILE", "A2A_SIGNING_KEY_FILE"),
+        *("A2A_SIGNING_PREVIOUS_KEY_FILES", "A2A_CLIENT_CA_FILE", "A2A_CLIENT_CERT_FILE"),
+    ],
+)
+def test_no_file_of_ours_may_be_inside_the_workspace(tmp_path: Path, variable: str) -> None:
+    workspace, outside = workspace_with_links(tmp_path)
+    file = workspace / "file.pem"
+    root = {"OPENCODE_WORKSPACE_ROOT": str(workspace), "A2A_STATE_DIR": str(outside)}
+
+    found = problems({**root, variable: str(file)})
+
+    why = f"is in the workspace {workspace}, where the agent can read and change it"
+    assert f"{variable}: {file} {why}; move it elsewhere" in found

@@ -18,13 +18,10 @@ from hypothesis import strategies as st
 from opencode_a2a.config import VARIABLES, OpenCodeSettings, Settings, TaskSettings
 from opencode_a2a.events import JsonObject
 from opencode_a2a.opencode.managed import (
-    QUALIFIED,
     ManagedOpenCode,
     find_command,
     free_port,
     passed_environment,
-    untested,
-    unusable,
 )
 from opencode_a2a.opencode.process import (
     Claim,
@@ -37,6 +34,7 @@ from opencode_a2a.opencode.process import (
     recorded_in,
 )
 from opencode_a2a.opencode.upstream import managed_record, withheld
+from opencode_a2a.opencode.versions import QUALIFIED, untested, unusable
 
 
 @pytest.mark.parametrize(

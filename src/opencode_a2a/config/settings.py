@@ -552,26 +552,26 @@ def exposed(path: Path, workspace: Path) -> str:
     return f"{path} is in the workspace {workspace}, where the agent can read and change it"
 
 
+_AGENT_DIRECTORIES = frozenset({"OPENCODE_WORKSPACE_ROOT", "A2A_SANDBOX_WRITABLE_ROOTS"})
+"""Settings whose paths are the agent's own; all other paths are files of this service."""
+
+
 def misplaced(settings: Settings, workspace: Path) -> Iterator[Problem]:
-    """Yield a problem for each file of ours that the agent, or a caller, could read there."""
-    state = settings.a2a.state_dir
-    if within(state, workspace):
-        remedy = (
-            "serve the directory of one project (OPENCODE_WORKSPACE_ROOT), "
-            "or set A2A_STATE_DIR to a directory outside"
-        )
-        yield Problem("A2A_STATE_DIR", f"{exposed(state, workspace)}; {remedy}")
+    """Yield a problem for each file of this service that the agent or a caller could read."""
+    remedies = {
+        "A2A_STATE_DIR": "serve the directory of one project (OPENCODE_WORKSPACE_ROOT), "
+        "or set A2A_STATE_DIR to a directory outside"
+    }
+    for group, values in settings:
+        for field, value in values if isinstance(values, Group) else ():
+            variable = SETTINGS[f"{group}.{field}"].variable
+            if variable in _AGENT_DIRECTORIES:
+                continue
+            for path in cast("tuple[object, ...]", value if isinstance(value, tuple) else (value,)):
+                if isinstance(path, Path) and within(path, workspace):
+                    remedy = remedies.get(variable, "move it elsewhere")
+                    yield Problem(variable, f"{exposed(path, workspace)}; {remedy}")
     file = database_file(settings.database_url)
     if settings.tasks.task_store_database_url and file and within(file, workspace):
         remedy = "leave it out, or name a file outside"
         yield Problem("A2A_TASK_STORE_DATABASE_URL", f"{exposed(file, workspace)}; {remedy}")
-    given = {
-        "A2A_AUDIT_FILE": settings.a2a.audit_file,
-        "A2A_SIGNING_KEY_FILE": settings.signing.key_file,
-        "A2A_TLS_KEY_FILE": settings.tls.key_file,
-        "A2A_TLS_CERT_FILE": settings.tls.cert_file,
-        "A2A_TLS_CLIENT_CA_FILE": settings.tls.client_ca_file,
-    }
-    for variable, path in given.items():
-        if path and within(path, workspace):
-            yield Problem(variable, f"{exposed(path, workspace)}; move it elsewhere")

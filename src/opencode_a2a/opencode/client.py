@@ -1,9 +1,9 @@
-"""OpenCode's HTTP interface: one method per endpoint, typed both ways.
+"""The client of OpenCode's HTTP API: one method per endpoint, with typed requests and answers.
 
-``turns`` and ``extensions`` call it, ``opencode.feed`` reads the event stream through it.
-An id goes into a path only if it has the shape of one, so that no id can reach another
-endpoint. Answers are checked: status, content type, size, shape. Errors are those of
-``opencode_a2a.errors`` and never quote a driver. Nothing here knows turns or A2A.
+``turns`` and ``extensions`` call it; ``opencode.feed`` reads the event stream through it. An id is
+put into a path only if it has the shape of an id, so that it cannot lead to another endpoint. The
+status, content type, size and shape of every answer are checked. All errors are those of
+``opencode_a2a.errors`` and never quote a driver. Nothing here knows about turns or A2A.
 """
 
 import asyncio
@@ -70,26 +70,27 @@ from opencode_a2a.opencode.types import (
 )
 from opencode_a2a.telemetry import trace_headers
 
-# Paths that ``doctor`` asks for too, without an event loop.
+# Paths that the command ``doctor`` requests too, without an event loop.
 TOOL_IDS: Final = "/experimental/tool/ids"
 MCP_SERVERS: Final = "/mcp"
 HEALTH: Final = "/global/health"
 HEALTH_OF_2: Final = "/api/health"
-"""Where OpenCode 2 tells its health, with the same fields."""
+"""The health check of OpenCode 2, which has the same fields."""
 
 T = TypeVar("T")
 Query = Mapping[str, str | int | bool | None]
 
 MAX_RESPONSE_BYTES: Final = 64 * 1024 * 1024
 MAX_DETAIL_CHARS: Final = 512
+"""Characters of OpenCode's error text that an error keeps as its ``detail``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Which of OpenCode's instances a call means: a workspace by id, else a directory.
+    """Where in OpenCode a call runs: in a workspace, by its id, or else in a directory.
 
-    Without either it is the directory that OpenCode was started in. Calls about one session
-    always run in that session's own directory.
+    Without either, the call runs in the directory that OpenCode was started in. Calls about one
+    session always run in that session's own directory.
     """
 
     directory: str | None = None
@@ -101,7 +102,7 @@ HERE: Final = Location()
 
 @dataclass(frozen=True, slots=True)
 class MessagePage:
-    """Messages from old to new; ``next_cursor`` leads to the ones before them."""
+    """Messages from old to new; ``next_cursor`` leads to the page of older messages."""
 
     items: list[MessageWithParts]
     next_cursor: str | None = None
@@ -115,9 +116,10 @@ class _Request:
     query: Query | None = None
     body: bytes | None = None
     endless: bool = False
-    """Runs a turn, which takes as long as it takes: no timeout."""
+    """Whether the call runs a turn, which may take any time: it has no timeout."""
     urgent: bool = False
-    """Ends or unblocks a turn. Refusing it under load would keep the load up."""
+    """Whether the call is exempt from the limit on concurrent requests. Calls that end or unblock
+    a turn are: refusing them under load would keep the load up."""
 
     @property
     def name(self) -> str:
@@ -125,7 +127,7 @@ class _Request:
 
 
 def _read(kind: type[T], path: str):
-    """Make the method for an endpoint that takes nothing but a location."""
+    """Make the method for an endpoint whose only argument is a location."""
 
     async def read(self: "OpenCode", *, at: Location = HERE) -> T:
         return await self.call(kind, "GET", path, at)
@@ -134,7 +136,7 @@ def _read(kind: type[T], path: str):
 
 
 def _on_session(kind: type[T], method: str, rest: str = "", *, urgent: bool = False):
-    """Make the method for an endpoint that takes nothing but a session."""
+    """Make the method for an endpoint whose only argument is a session."""
 
     async def call(self: "OpenCode", session_id: SessionId, *, at: Location = HERE) -> T:
         return await self.call(kind, method, _session(session_id, rest), at, urgent=urgent)
@@ -162,9 +164,11 @@ class OpenCode:
         self.base_url = f"{url.scheme}://{host}{url.path}".rstrip("/")
         self._timeout = timeout
         self._limit = max_concurrent_requests
-        self._under_way = 0
-        self.gate: Callable[[], Awaitable[None]] | None = None
-        """Waited for before anything is changed: it may be another's to do so by now."""
+        self._running = 0
+        """Requests that have not been answered yet."""
+        self.before_change: Callable[[], Awaitable[None]] | None = None
+        """Awaited before each request that changes something: another replica may own this
+        OpenCode by now."""
         headers = {"accept-encoding": "identity", "user-agent": "opencode-a2a"}
         if password is not None:
             token = base64.b64encode(f"{username}:{password}".encode()).decode()
@@ -188,7 +192,7 @@ class OpenCode:
     delete_session = _on_session(bool, "DELETE")
     """Delete a session and its children. This does not stop a running turn: abort it first."""
     abort_session = _on_session(bool, "POST", "/abort", urgent=True)
-    """Stop the session's turn; returns when it has ended. Does nothing to an idle session."""
+    """Stop the session's turn and return when it has ended. An idle session stays as it is."""
     session_status = _read(dict[SessionId, SessionStatus], "/session/status")
     """Return the sessions of this location that are not idle."""
 
@@ -201,7 +205,7 @@ class OpenCode:
         search: str | None = None,
         start: int | None = None,
     ) -> list[Session]:
-        """List sessions, newest first. OpenCode returns at most 100 by itself, without a cursor."""
+        """List sessions, newest first: 100 unless ``limit`` is given. There is no cursor."""
         query: Query = {"limit": limit, "roots": roots, "search": search, "start": start}
         return await self.call(list[Session], "GET", "/session", at, query=query)
 
@@ -216,7 +220,7 @@ class OpenCode:
     async def session_diff(
         self, session_id: SessionId, message_id: MessageId | None = None, *, at: Location = HERE
     ) -> list[FileDiff]:
-        """List the files that the answer to one *user* message changed; without it, none."""
+        """List the files that the answer to a *user* message changed; none without a message."""
         path, query = _session(session_id, "/diff"), {"messageID": message_id}
         return await self.call(list[FileDiff], "GET", path, at, query=query)
 
@@ -235,7 +239,7 @@ class OpenCode:
         auto: bool | None = None,
         at: Location = HERE,
     ) -> None:
-        """Replace a session's history by a summary; returns when the model has written it."""
+        """Replace a session's history by a summary; return when the model has written it."""
         body: JsonObject = {
             "providerID": model.provider_id,
             "modelID": model.model_id,
@@ -252,7 +256,7 @@ class OpenCode:
         *,
         at: Location = HERE,
     ) -> Session:
-        """Take back a message and its changes to files. A busy session refuses."""
+        """Revert a message and its changes to files. A busy session refuses this."""
         body: JsonObject = {"messageID": message_id, "partID": part_id}
         return await self.call(Session, "POST", _session(session_id, "/revert"), at, body=body)
 
@@ -266,7 +270,7 @@ class OpenCode:
         before: str | None = None,
         at: Location = HERE,
     ) -> MessagePage:
-        """Return the newest ``limit`` messages, or all; ``before`` is an earlier page's cursor."""
+        """Return the newest ``limit`` messages, or all; ``before`` is the cursor of a page."""
         query: Query = {"limit": limit, "before": before}
         request = _Request("GET", _session(session_id, "/message"), at, query)
         reply = await self._send(request)
@@ -282,15 +286,15 @@ class OpenCode:
     def prompt(
         self, session_id: SessionId, prompt: Prompt, *, at: Location = HERE
     ) -> Coroutine[None, None, MessageWithParts]:
-        """Run a turn and return its last message. An error may be inside: ``info.error``."""
-        # Not `async`: that would keep the prompt with all its files while the turn runs.
+        """Run a turn and return its last message, which may hold an error: ``info.error``."""
+        # Not `async`: that would keep the prompt with all its files in memory during the turn.
         path = _session(session_id, "/message")
         return self.call(MessageWithParts, "POST", path, at, body=prompt, endless=True)
 
     async def prompt_async(
         self, session_id: SessionId, prompt: Prompt, *, at: Location = HERE
     ) -> None:
-        """Start a turn; only events say what becomes of it."""
+        """Start a turn and return at once; only events tell how it goes on."""
         path = _session(session_id, "/prompt_async")
         await self.call(NoneType, "POST", path, at, body=prompt)
 
@@ -306,7 +310,7 @@ class OpenCode:
         path = _session(session_id, "/shell")
         return await self.call(MessageWithParts, "POST", path, at, body=command, endless=True)
 
-    # Interrupts; the location has to be the one that asked
+    # Interrupts; the location has to be that of the session that asks
 
     permissions = _read(list[PermissionRequest], "/permission")
     questions = _read(list[QuestionRequest], "/question")
@@ -326,7 +330,7 @@ class OpenCode:
     async def reply_question(
         self, request_id: RequestId, answers: Sequence[Sequence[str]], *, at: Location = HERE
     ) -> None:
-        """Answer the questions of one request, a list of labels or free texts for each."""
+        """Answer the questions of one request, each with a list of labels or free texts."""
         path = f"/question/{_checked('que', request_id)}/reply"
         body: JsonObject = {"answers": [list(answer) for answer in answers]}
         await self.call(bool, "POST", path, at, body=body, urgent=True)
@@ -341,13 +345,13 @@ class OpenCode:
     commands = _read(list[Command], "/command")
     command_sources = _read(list[CommandSource], "/command")
     config = _read(Config, "/config")
-    """Return the configuration without its secrets; an invalid one is an HTTP error."""
+    """Return the configuration without its secrets. If it is invalid, OpenCode refuses the call."""
     connected_providers = _read(ConnectedProviders, "/config/providers")
 
     async def provider_catalogue(self, *, at: Location = HERE) -> ProviderCatalogue:
         request = _Request("GET", "/provider", at)
         reply = await self._send(request)
-        # A quarter of a second of work that would otherwise stop every stream for that long.
+        # Decoding takes a quarter of a second, during which no stream would move.
         return await asyncio.to_thread(_decode, ProviderCatalogue, request, reply)
 
     # Projects, worktrees, workspaces
@@ -361,7 +365,7 @@ class OpenCode:
     async def create_worktree(
         self, name: str | None = None, start_command: str | None = None, *, at: Location = HERE
     ) -> Worktree:
-        """Make a worktree; its files come later, with the event ``worktree.ready``."""
+        """Create a worktree; its files are there once the event ``worktree.ready`` comes."""
         body: JsonObject = {"name": name, "startCommand": start_command}
         return await self.call(Worktree, "POST", "/experimental/worktree", at, body=body)
 
@@ -377,7 +381,7 @@ class OpenCode:
         return await self.call(Workspace, "POST", "/experimental/workspace", at, body=draft)
 
     async def remove_workspace(self, workspace_id: str, *, at: Location = HERE) -> Workspace | None:
-        """Remove a workspace; None when there was none."""
+        """Remove a workspace and return it; None if it does not exist."""
         path = f"/experimental/workspace/{_checked('wrk', workspace_id)}"
         request = _Request("DELETE", path, at)
         reply = await self._send(request)
@@ -395,7 +399,7 @@ class OpenCode:
         return await self.call(FileBody, "GET", "/file/content", at, query={"path": path})
 
     async def find_text(self, pattern: str, *, at: Location = HERE) -> list[TextMatch]:
-        """Search the files of the location with ripgrep, which has to be installed."""
+        """Search the files of the location with ripgrep, which must be installed."""
         return await self.call(list[TextMatch], "GET", "/find", at, query={"pattern": pattern})
 
     async def find_files(
@@ -414,7 +418,7 @@ class OpenCode:
     # The server itself
 
     tool_ids = _read(list[str], TOOL_IDS)
-    """Return the tools by name, without those of MCP servers."""
+    """Return the names of the tools, without those of MCP servers."""
     mcp_status = _read(dict[str, McpStatus], MCP_SERVERS)
 
     async def add_mcp(
@@ -432,10 +436,10 @@ class OpenCode:
         return await self.call(Health, "GET", HEALTH, urgent=True)
 
     async def health_of_2(self) -> Health | None:
-        """Return what OpenCode 2 says of itself; None if this is no OpenCode 2.
+        """Return the health of an OpenCode 2; None if the server is not one.
 
-        Only for a server that does not answer ``health``: there OpenCode 2 has its web page, or
-        nothing. 1.x answers here too.
+        Call it only if the server does not answer ``health``, where OpenCode 2 has its web page or
+        nothing: 1.x answers at this path too.
         """
         try:
             return await self.call(Health, "GET", HEALTH_OF_2, urgent=True)
@@ -443,11 +447,11 @@ class OpenCode:
             return None
 
     async def dispose(self) -> None:
-        """Abort every turn and end every tool process of the whole server."""
+        """Abort every turn and end every tool process of the server."""
         await self.call(bool, "POST", "/global/dispose", urgent=True)
 
     async def events(self, sink: Callable[[bytes], object]) -> None:
-        """Hand on the server's event stream as it arrives, cut anywhere, until it ends."""
+        """Pass the event stream to ``sink`` in chunks, cut anywhere, until the stream ends."""
         request = _Request("GET", "/global/event")
         try:
             async with self._exchange.stream(request.path, trace_headers()) as stream:
@@ -475,19 +479,19 @@ class OpenCode:
         endless: bool = False,
         urgent: bool = False,
     ) -> T:
-        """Send a request, without what is None in its body, and return the answer as this type."""
+        """Send a request and return the answer as ``kind``; a None in the body is left out."""
         encoded = None
         if isinstance(body, Wire):
             encoded = body.__pydantic_serializer__.to_json(body, by_alias=True, exclude_none=True)
         elif body is not None:
             encoded = orjson.dumps({key: value for key, value in body.items() if value is not None})
-        del body  # it may hold large files, and the answer may take as long as a turn
+        del body  # it may hold large files, and the call may last as long as a turn
         request = _Request(method, path, at, query, encoded, endless, urgent)
         return _decode(kind, request, await self._send(request))
 
     async def _send(self, request: _Request) -> Reply:
-        """Send a request and read the whole answer, or raise what OpenCode's refusal means."""
-        if self._limit and not request.urgent and self._under_way >= self._limit:
+        """Send a request and return the answer; raise the error that a refusal stands for."""
+        if self._limit and not request.urgent and self._running >= self._limit:
             raise UpstreamBackpressureError(limit=self._limit)
         query: dict[str, str] = {}
         if request.at.workspace is not None:
@@ -501,10 +505,10 @@ class OpenCode:
         headers = trace_headers()
         if request.body is not None:
             headers["content-type"] = "application/json"
-        self._under_way += 1
+        self._running += 1
         try:
-            if self.gate is not None and request.method != "GET":
-                await self.gate()
+            if self.before_change is not None and request.method != "GET":
+                await self.before_change()
             async with asyncio.timeout(None if request.endless else self._timeout):
                 reply = await self._exchange.send(request.method, target, request.body, headers)
         except ExchangeError as error:
@@ -513,7 +517,7 @@ class OpenCode:
             detail = f"{request.name}: no answer in {self._timeout:g} s"
             raise UpstreamTimeoutError(detail=detail) from None
         finally:
-            self._under_way -= 1
+            self._running -= 1
         if reply.status >= 300:
             raise _refusal(request.path, reply.status, reply.body)
         return reply
@@ -530,7 +534,7 @@ _SHAPE: Final = re.compile(r"(ses|msg|prt|per|que|wrk)_[A-Za-z0-9]{1,128}\Z")
 
 
 def well_formed(prefix: str, value: str) -> bool:
-    """Tell whether a value has the shape of OpenCode's ids of this kind."""
+    """Whether a value has the shape of OpenCode's ids with this prefix."""
     shape = _SHAPE.match(value)
     return shape is not None and shape.group(1) == prefix
 
@@ -552,7 +556,7 @@ def _session(session_id: SessionId, rest: str = "") -> str:
 
 @cache
 def _adapter(kind: type[T]) -> TypeAdapter[T]:
-    """Built when it is first needed: all of them together would double the time to start."""
+    """Return the decoder of a type, built on first use: all of them would double the start time."""
     return TypeAdapter(kind)
 
 
@@ -596,7 +600,7 @@ class _RefusalData(Wire):
 
 
 class _Refusal(Wire):
-    """The three shapes of OpenCode's error bodies, in one."""
+    """The body of an error; OpenCode uses three shapes, which have these fields among them."""
 
     data: _RefusalData = _RefusalData()
     message: str | None = None
@@ -616,9 +620,9 @@ class _Refusal(Wire):
 
 
 def _refusal(path: str, status: int, body: bytes) -> UpstreamError | SessionNotFoundError:
-    """Return the error for an answer that is not a success.
+    """Return the error for an answer whose status is not a success.
 
-    ``detail`` is what OpenCode said: short, without paths, and without a provider's body.
+    Its ``detail`` is OpenCode's text: shortened, without paths, and without a provider's body.
     """
     try:
         said = _Refusal.model_validate_json(body).text

@@ -1,6 +1,6 @@
-"""What OpenCode makes of a command and its arguments, and which arguments are not safe. Pure.
+"""Expands commands as OpenCode does, to refuse arguments that are not safe. Pure.
 
-Both ways to run a command ask here first: messages (``turns.sessions``) and the method of
+Both ways to run a command check here first: messages (``turns.sessions``) and the method of
 ``extensions.sessions``.
 """
 
@@ -12,20 +12,20 @@ _SHELL = re.compile(r"!`([^`]+)`")
 _FILE = re.compile(r"(?<![\w`])@(\.?[^\s`,.]*(?:\.[^\s`,.]+)*)")
 _PLAIN = re.compile(r"[\w./:@=,+][\w./:@=,+-]*")
 _JAVASCRIPT = re.compile(r"\$[$&`'<]")
-"""What stands for something else in the text that JavaScript replaces by."""
+"""The replacement patterns of JavaScript's ``String.replace``."""
 
 
 def unsafe_arguments(template: str | None, arguments: str) -> str | None:
-    """Return why a command must not be given these arguments.
+    """Return why a command must not get these arguments; None if they are safe.
 
-    OpenCode (1.18) puts them into the template of the command and then runs what stands there as
-    ``!`command```, and reads the files that stand there as ``@file``, both without permission.
+    OpenCode (1.18) puts them into the template of the command. It then runs everything of the form
+    ``!`command``` and reads every ``@file`` in the result, both without asking for permission.
     """
-    made = expanded(template or "", arguments)
+    text = expanded(template or "", arguments)
     if template is None:
         foreign = True
     else:
-        foreign = not {*_SHELL.findall(made)} <= {*_SHELL.findall(template)} or (
+        foreign = not {*_SHELL.findall(text)} <= {*_SHELL.findall(template)} or (
             "`" in template and _JAVASCRIPT.search(arguments) is not None
         )
     if foreign and not all(map(_PLAIN.fullmatch, arguments.split())):
@@ -33,14 +33,14 @@ def unsafe_arguments(template: str | None, arguments: str) -> str | None:
             "would become part of a shell command that runs without permission; use plain words "
             "that do not begin with a hyphen"
         )
-    for file in {*_FILE.findall(made)} - {*_FILE.findall(template or "")}:
+    for file in {*_FILE.findall(text)} - {*_FILE.findall(template or "")}:
         if file.startswith(("/", "~")) or ".." in file.split("/"):
             return "must not name files outside the workspace with @"
     return None
 
 
 def expanded(template: str, arguments: str) -> str:
-    """Return the text that OpenCode makes of a command."""
+    """Return the text that OpenCode makes of a command's template and its arguments."""
     words = [word.strip("\"'") for word in _WORD.findall(arguments)]
     last = max((int(number) for number in _PLACE.findall(template)), default=0)
 
@@ -50,7 +50,7 @@ def expanded(template: str, arguments: str) -> str:
             " ".join(words[number - 1 :]) if number == last else "".join(words[number - 1 : number])
         )
 
-    made = _PLACE.sub(word, template).replace("$ARGUMENTS", arguments)
+    text = _PLACE.sub(word, template).replace("$ARGUMENTS", arguments)
     if not last and "$ARGUMENTS" not in template and arguments.strip():
-        made += f"\n\n{arguments}"
-    return made
+        text += f"\n\n{arguments}"
+    return text

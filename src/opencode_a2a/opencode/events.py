@@ -1,8 +1,8 @@
-"""OpenCode's server-sent events as types.
+"""The types of OpenCode's server-sent events, and their decoding.
 
-``opencode.feed`` looks for the session of each frame and decodes only what somebody follows;
-``opencode.reader`` consumes the events. Unknown fields and unknown events are ignored, known
-ones must be right. Nothing here knows what a turn is.
+``opencode.feed`` finds the session of each frame and decodes only the events of sessions that are
+followed; ``opencode.turn_state`` consumes them. Unknown fields and unknown events are ignored; a
+known event that is malformed is an error. Nothing here knows what a turn is.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -29,49 +29,49 @@ from opencode_a2a.opencode.types import (
 
 
 class MalformedEventError(ValueError):
-    """A known event that is not what this version of OpenCode should send."""
+    """A known event has another form than OpenCode should send."""
 
 
-class Heard(Wire):
-    """What every event of a session has; ``directory`` is known on the global stream only."""
+class SessionEvent(Wire):
+    """Base of the events of a session; ``directory`` is known on the global stream only."""
 
     event_id: str = ""
     directory: str | None = None
     session_id: SessionId
 
 
-class SessionDeleted(Heard):
+class SessionDeleted(SessionEvent):
     pass
 
 
-class SessionFailed(Heard):
-    """An error that need not be the end of the turn; the stored message decides."""
+class SessionFailed(SessionEvent):
+    """An error, which need not end the turn: the stored message decides."""
 
     error: TurnError | None = None
 
 
-class MessageUpdated(Heard):
+class MessageUpdated(SessionEvent):
     info: Message
 
 
-class MessageRemoved(Heard):
+class MessageRemoved(SessionEvent):
     message_id: MessageId
 
 
-class PartUpdated(Heard):
+class PartUpdated(SessionEvent):
     part: Part
 
 
-class PartRemoved(Heard):
+class PartRemoved(SessionEvent):
     message_id: MessageId
     part_id: str
 
 
-# Most of what a turn hears: plain tuples, made by hand in a third of the time.
+# The frequent events are plain tuples, decoded by hand in a third of the time.
 
 
 class SessionInfo(NamedTuple):
-    """What a turn needs to know of a session."""
+    """The fields of a session that a turn needs."""
 
     title: str
     directory: str
@@ -91,7 +91,7 @@ class SessionStatusChanged(NamedTuple):
 
 
 class PartDelta(NamedTuple):
-    """Text that a part grew by."""
+    """Text that was added to a part."""
 
     event_id: str
     session_id: SessionId
@@ -101,7 +101,7 @@ class PartDelta(NamedTuple):
 
 
 class RequestSettled(NamedTuple):
-    """A permission or question was answered, here or elsewhere."""
+    """A permission or question was answered, by this service or by another client."""
 
     event_id: str
     session_id: SessionId
@@ -110,15 +110,15 @@ class RequestSettled(NamedTuple):
     resolution: Resolution
 
 
-class PermissionAsked(PermissionRequest, Heard):
+class PermissionAsked(PermissionRequest, SessionEvent):
     pass
 
 
-class QuestionAsked(QuestionRequest, Heard):
+class QuestionAsked(QuestionRequest, SessionEvent):
     pass
 
 
-class TodoUpdated(Heard):
+class TodoUpdated(SessionEvent):
     todos: list[Todo]
 
 
@@ -160,7 +160,7 @@ BY_HAND = frozenset(
     }
 )
 FOLLOWED = frozenset(name.encode() for name in (*BY_HAND, *EVENTS))
-"""The types that ``decode`` returns an event for, as they stand in a frame."""
+"""The event types that ``decode`` knows, as they stand in a frame."""
 
 _BUSY, _IDLE = StatusBusy(), StatusIdle()
 _RESOLUTIONS: dict[str, Resolution] = {
@@ -173,15 +173,15 @@ _RESOLUTIONS: dict[str, Resolution] = {
 _TYPE = b'"type":"'
 _SESSION = b'"sessionID":"'
 _ITSELF = b'"info":{"id":"'
-"""Before 1.4 an event about a session names it only so."""
+"""Where an event about a session itself has the session's id before 1.4."""
 
 
 def head_of(data: bytes) -> tuple[bytes, bytes]:
-    """Return the type of an undecoded frame and its session, empty when it has none.
+    """Return the type and the session of an undecoded frame; the session may be empty.
 
-    Decoding the events of all other sessions would cost more than everything else. OpenCode writes
-    compact JSON. Inside a string every quote is escaped, so that an unescaped key is a key; type
-    and session come before anything that a model or a tool wrote.
+    Decoding the events of sessions that nobody follows would cost more than everything else.
+    Searching the bytes is safe: OpenCode writes compact JSON, every quote inside a string is
+    escaped, and type and session come before anything that a model or a tool wrote.
     """
     start = data.find(_TYPE) + len(_TYPE)
     kind = data[start : data.find(b'"', start)]
@@ -194,7 +194,7 @@ def head_of(data: bytes) -> tuple[bytes, bytes]:
 
 
 def decode(data: bytes) -> Event | None:
-    """Return the event in one SSE ``data`` field, or None for a type that no turn depends on."""
+    """Return the event in one SSE ``data`` field; None if its type does not matter to turns."""
     try:
         frame = loads(data)
         payload = frame.get("payload", frame)
@@ -208,7 +208,7 @@ def decode(data: bytes) -> Event | None:
         properties = payload["properties"]
         head = {"eventID": event_id, "directory": frame.get("directory")}
         if "sessionID" not in properties:
-            # Before 1.4 an event names its session only inside.
+            # Before 1.4 only the part or the info in the event names the session.
             match properties:
                 case {"part": {"sessionID": str(session)}}:
                     head["sessionID"] = session
@@ -223,7 +223,7 @@ def decode(data: bytes) -> Event | None:
 
 
 def _by_hand(kind: str, event_id: str, properties: dict[str, Any]) -> Event | None:
-    # Adding an empty text refuses what is no text.
+    # Adding an empty string raises TypeError for a value that is not a string.
     match kind:
         case "message.part.delta":
             if properties["field"] != "text":
@@ -261,7 +261,7 @@ def _by_hand(kind: str, event_id: str, properties: dict[str, Any]) -> Event | No
 
 
 def child_session(tool: str, metadata: JsonObject | None) -> SessionId | None:
-    """Return the session of the sub-agent that a call runs, if it is one of the task tool."""
+    """Return the session of the sub-agent that a call of the tool ``task`` runs, if it is one."""
     match metadata:
         case {"sessionId": str(child)} if tool == "task":
             return SessionId(child)

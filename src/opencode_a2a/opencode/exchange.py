@@ -1,9 +1,9 @@
-"""HTTP/1.1 calls to one server, at little cost.
+"""A small HTTP/1.1 client for calls to one server.
 
-``opencode.client`` makes every call through this. A turn keeps its call open for minutes, and the
+``opencode.client`` makes every call through it. A turn keeps its call open for minutes, and the
 event stream stays open for as long as the service runs. A general HTTP client takes 0.8 ms of CPU
-for a call and looks at every open connection each time; this one takes 0.1 ms, whatever else is
-open. Nothing here knows OpenCode.
+per call and looks at every open connection each time; this one takes 0.1 ms, however many
+connections are open. Nothing here knows OpenCode.
 """
 
 import asyncio
@@ -19,16 +19,17 @@ import httptools
 
 CONNECT_SECONDS = 10.0
 KEPT_SECONDS = 4.0
-"""Servers close idle connections after a while; one that was used this recently is still open."""
+"""Seconds that an idle connection is reused; servers close idle connections after a while."""
 KEPT_CONNECTIONS = 64
+"""Idle connections that are kept at most."""
 
 
 class ExchangeError(Exception):
-    """The call failed on the way. The text is short and never quotes the driver."""
+    """The call failed before the answer was complete; the text is short and quotes no driver."""
 
 
 class TooLargeError(ExchangeError):
-    """The answer is larger than allowed."""
+    """The answer is larger than the limit."""
 
 
 @dataclass(slots=True)
@@ -44,16 +45,18 @@ class HttpConnection(asyncio.Protocol):
     def __init__(self, max_bytes: int) -> None:
         self.reply = Reply()
         self.reusable = False
+        """Whether the server allows another call on it, now that this one is answered."""
         self.answering = False
-        """Whether any byte of an answer has arrived."""
+        """Whether any byte of the answer has arrived."""
         self.free_since = 0.0
+        """When its last call ended, by the monotonic clock."""
         self._max_bytes = max_bytes
         self._transport: asyncio.Transport | None = None
         self._parser: httptools.HttpResponseParser | None = None
         self._head: asyncio.Future[None] | None = None
         self._end: asyncio.Future[None] | None = None
         self._body = bytearray()
-        """What has arrived of the body and was not handed to ``sink``."""
+        """The bytes of the body that were not passed to the sink."""
         self._sink: Callable[[bytes], object] | None = None
 
     @property
@@ -65,7 +68,7 @@ class HttpConnection(asyncio.Protocol):
         self._end = self._send(request)
         try:
             await self._end
-        except BaseException:  # a cancel may come together with the end of the answer
+        except BaseException:  # a cancellation may coincide with the end of the answer
             self.close()
             raise
         if not self.reusable:
@@ -74,7 +77,7 @@ class HttpConnection(asyncio.Protocol):
         return self.reply
 
     async def begin(self, request: bytes) -> None:
-        """Send a request and wait for status and headers; ``read`` gets the body."""
+        """Send a request and wait for status and headers; ``read`` reads the body."""
         self._head, self._end = asyncio.get_running_loop().create_future(), self._send(request)
         await asyncio.wait((self._head, self._end), return_when=asyncio.FIRST_COMPLETED)
         if not self._head.done():
@@ -82,9 +85,12 @@ class HttpConnection(asyncio.Protocol):
             raise ExchangeError("closed")
 
     async def read(self, sink: Callable[[bytes], object]) -> None:
-        """Hand on the body as it arrives, cut anywhere, until it ends; ``sink`` must not wait."""
+        """Pass the body to ``sink`` as it arrives, cut anywhere, until it ends.
+
+        ``sink`` must not block.
+        """
         self._sink = sink
-        self._hand_on(sink)
+        self._drain(sink)
         if self._end is not None:
             await self._end
 
@@ -101,7 +107,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport.write(request)
         return asyncio.get_running_loop().create_future()
 
-    def _hand_on(self, sink: Callable[[bytes], object]) -> None:
+    def _drain(self, sink: Callable[[bytes], object]) -> None:
         if self._body:
             body, self._body = self._body, bytearray()
             sink(bytes(body))
@@ -109,7 +115,7 @@ class HttpConnection(asyncio.Protocol):
     def _fail(self, error: Exception) -> None:
         if self._end is not None and not self._end.done():
             self._end.set_exception(error)
-            self._end.exception()  # nobody may be waiting, and asyncio would complain about that
+            self._end.exception()  # asyncio would complain if nobody waits for it
         self.close()
 
     # Called by the transport
@@ -120,22 +126,22 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._parser is None or self._end is None or self._end.done():
-            self.close()  # nothing was asked, so this is not an answer
+            self.close()  # no request is open, so this is not an answer
             return
         self.answering = True
         try:
             self._parser.feed_data(data)
             if self._sink is not None:
-                self._hand_on(self._sink)
+                self._drain(self._sink)
         except httptools.HttpParserError:
             self._fail(ExchangeError("not HTTP"))
-        except Exception as error:  # raised by the sink: whoever reads has to see it
+        except Exception as error:  # raised by the sink: ``read`` has to raise it
             self._fail(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.reusable = False
         if exc is None and self._head is not None and self._end is not None:
-            # A stream may simply end.
+            # The server may end a stream by closing the connection.
             if not self._end.done():
                 self._end.set_result(None)
         else:
@@ -165,7 +171,7 @@ class HttpConnection(asyncio.Protocol):
 
 
 class Exchange:
-    """Calls to one server over connections that are kept for a while."""
+    """Makes calls to one server, over connections that are kept open for a while."""
 
     def __init__(self, base_url: str, headers: Mapping[str, str], max_bytes: int) -> None:
         url = urlsplit(base_url)
@@ -181,7 +187,7 @@ class Exchange:
     async def send(
         self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
     ) -> Reply:
-        """Make a call and read the whole answer, however long it takes."""
+        """Send a request and return the whole answer, however long that takes."""
         request = self._request(method, target, body, headers)
         recently = time.monotonic() - KEPT_SECONDS
         kept: HttpConnection | None = None
@@ -194,8 +200,8 @@ class Exchange:
         try:
             reply = await connection.call(request)
         except ExchangeError:
-            # The server may have closed it at this very moment. Only what changes nothing is sent
-            # a second time.
+            # The server may have closed the kept connection at this very moment. Only a request
+            # that changes nothing is sent again.
             if kept is None or kept.answering or method != "GET":
                 raise
             connection = await self._connect()
@@ -211,7 +217,7 @@ class Exchange:
     async def stream(
         self, target: str, headers: Mapping[str, str]
     ) -> AsyncGenerator[HttpConnection]:
-        """Ask for an answer that does not end by itself; its head has arrived."""
+        """Request an endless answer; yield once its head has arrived."""
         connection = await self._connect()
         try:
             await connection.begin(self._request("GET", target, None, headers))

@@ -1,8 +1,8 @@
-"""The one subscription to OpenCode's events, shared by all turns.
+"""The one subscription to OpenCode's event stream, shared by all turns.
 
-``turns`` follows a session tree and gets its events in batches; ``app`` runs the feed.
-The stream has no replay: where events may be missing there is a ``Gap``, after which the
-follower compares with what OpenCode has stored. Knows nothing of turns.
+``app`` runs the ``Feed``. A turn follows a session tree and gets its events in batches. The stream
+has no replay: a ``Gap`` stands where events may be missing, and the follower then reads OpenCode's
+stored state. Nothing here knows about turns.
 """
 
 import asyncio
@@ -30,16 +30,19 @@ from opencode_a2a.opencode.types import ToolPart
 logger = structlog.get_logger(__name__)
 
 Read = Callable[[Callable[[bytes], object]], Coroutine[None, None, None]]
-"""Reads ``GET /global/event`` to its end and hands on the bytes, which may be cut anywhere."""
-Hear = Callable[[list[PartDelta]], None]
+"""Reads ``GET /global/event`` until it ends and passes on the bytes, cut anywhere."""
+OnText = Callable[[list[PartDelta]], None]
 
 MAX_INBOX = 20_000
+"""Events that may wait for one follower."""
 FIRST_SECONDS = 5.0
-"""How long a new connection may be silent: OpenCode never answers one that it accepted while it
-was starting. Doubled each time, since an OpenCode on a busy machine does answer, only later."""
+"""Seconds that a new connection may be silent. OpenCode never answers on a connection that it
+accepted while it was starting. Doubled after each attempt: on a busy machine the first event only
+comes later."""
 MAX_FRAME = 64 * 1024 * 1024
+"""Bytes of one event."""
 LARGE = 64 * 1024
-"""From this size on, pieces are appended to an unfinished event without copying it each time."""
+"""Bytes of an unfinished event from which on chunks are appended without copying it each time."""
 _PARENT = b'"parentID":"'
 _FAMILY = frozenset({b"session.created", b"session.updated"})
 _DISPOSED = frozenset({b"server.instance.disposed", b"global.disposed"})
@@ -47,17 +50,20 @@ _DISPOSED = frozenset({b"server.instance.disposed", b"global.disposed"})
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Events may be missing. Reconcile now if ``connected``, else wait for the Gap that is."""
+    """Events may be missing here.
+
+    Followers read the stored state now if ``connected``, or else after the next Gap that is.
+    """
 
     reason: str
     connected: bool = True
     at: float = field(default_factory=lambda: asyncio.get_running_loop().time(), compare=False)
-    """By the clock of the loop; the same for all followers."""
+    """When it was noticed, by the clock of the event loop; the same for all followers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """No event: the follower asked to be woken."""
+    """Stands for a wake-up that the follower asked for itself, without an event."""
 
 
 WAKE = Wake()
@@ -65,18 +71,18 @@ FeedItem = Event | Gap | Wake
 
 
 class FrameTooLargeError(Exception):
-    """A single event is larger than anything that OpenCode sends."""
+    """An event is larger than anything that OpenCode sends."""
 
 
 class Frames:
-    """Cuts a stream of bytes into the ``data`` of its server-sent events."""
+    """Splits a stream of bytes into the ``data`` fields of its server-sent events."""
 
     def __init__(self, large: int = LARGE) -> None:
         self._limit = large
         self._rest = b""
-        """The beginning of an event."""
+        """The beginning of an unfinished event."""
         self._large: bytearray | None = None
-        """The same, once it is large: adding to it must not copy what is there."""
+        """The same once it is large, so that a chunk can be appended without copying it."""
 
     def push(self, chunk: bytes) -> Iterator[bytes]:
         """Yield the data of each event that ``chunk`` completes."""
@@ -110,39 +116,40 @@ class Subscription:
         self._routes = routes
         self._limit = limit
         self._text: list[PartDelta] = []
-        """Growing text that came before anything else."""
+        """Waiting text, up to the first item that is not text."""
         self._inbox: list[FeedItem] = []
+        """The waiting items after ``_text``."""
         self._waiter: asyncio.Future[None] | None = None
-        self._hear: Hear | None = None
+        self._on_text: OnText | None = None
         self.adopt(root)
 
     def adopt(self, session: SessionId) -> None:
-        """Follow one more session, known to be a descendant."""
+        """Follow one more session, a descendant of the root."""
         if session not in self.sessions:
             self.sessions.add(session)
             self._routes.setdefault(session.encode(), []).append(self)
 
-    async def batch(self, hear: Hear | None = None) -> list[FeedItem]:
-        """Wait until there is something, and return all of it.
+    async def batch(self, on_text: OnText | None = None) -> list[FeedItem]:
+        """Wait for items and return all that there are.
 
-        With ``hear``, growing text is handed over while waiting. It is most of what a turn hears,
-        and waking the turn for it would cost more than handling it.
+        While it waits, growing text is passed to ``on_text`` directly. Most events are text, and
+        waking the follower for it would cost more than handling it.
         """
         if self._text or self._inbox:
             await asyncio.sleep(0)  # a follower that wakes itself must not starve the loop
         else:
-            self._hear = hear
+            self._on_text = on_text
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
-                self._waiter = self._hear = None
+                self._waiter = self._on_text = None
         items = [*self._text, *self._inbox]
         self._text, self._inbox = [], []
         return items
 
     def put(self, item: FeedItem) -> None:
-        """Add an item; a follower that is too slow gets a gap instead of what it missed."""
+        """Add an item. A follower that is too slow gets a gap in place of all waiting items."""
         if len(self._text) + len(self._inbox) >= self._limit:
             self._text, self._inbox = [], []
             item = Gap("overflow")
@@ -153,26 +160,26 @@ class Subscription:
             self._inbox.append(item)
 
     def flush(self) -> None:
-        """Let the follower have what was put."""
+        """Deliver the items that were put."""
         if self._waiter is None or self._waiter.done():
             return
-        if self._hear is not None and self._text:
+        if self._on_text is not None and self._text:
             text, self._text = self._text, []
             try:
-                self._hear(text)
-            except Exception as error:  # raised by this follower, and must not hit the others
+                self._on_text(text)
+            except Exception as error:  # of this follower: it must not affect the others
                 self._waiter.set_exception(error)
                 return
         if self._text or self._inbox:
             self._waiter.set_result(None)
 
     def wake(self) -> None:
-        """Wake the follower though there was no event."""
+        """Wake the follower without an event."""
         self.put(WAKE)
         self.flush()
 
     def close(self) -> None:
-        """Hear nothing more."""
+        """Stop following."""
         for session in self.sessions:
             key = session.encode()
             left = [other for other in self._routes.pop(key, ()) if other is not self]
@@ -181,11 +188,11 @@ class Subscription:
 
 
 Routes = dict[bytes, list[Subscription]]
-"""Who follows a session, by its id as it is in a frame."""
+"""The followers of each session, by its id as it stands in a frame."""
 
 
 class Feed:
-    """Reads the stream, reconnects, and hands each event to those who follow its session."""
+    """Reads the stream, reconnects, and passes each event to the followers of its session."""
 
     def __init__(
         self,
@@ -197,16 +204,16 @@ class Feed:
         inbox: int = MAX_INBOX,
     ) -> None:
         self.connections = 0
-        """How many connections there have been."""
+        """Connections established so far."""
         self._read = read
         self._silence = silence
         self._delays = (first_delay, last_delay)
         self._inbox = inbox
         self.up = asyncio.Event()
-        """Set while events flow: those of a prompt that is sent now will arrive."""
+        """Set while the stream is connected: the events of a prompt sent now will arrive."""
         self._routes: Routes = {}
         self._touched: set[Subscription] = set()
-        """Those with something new; they get it at the end of the chunk."""
+        """Followers with new items, which are delivered at the end of the chunk."""
 
     def follow(self, root: SessionId) -> Subscription:
         """Follow a session tree from now on; close the subscription when done."""
@@ -229,7 +236,7 @@ class Feed:
 
                     def take(chunk: bytes, frames: Frames = frames) -> None:
                         due = loop.time() + self._silence
-                        # Moving the deadline costs more than a small event: not for each of them.
+                        # Moving the deadline costs more than a small event, so not every time.
                         if due - (deadline.when() or 0.0) > self._silence / 20:
                             deadline.reschedule(due)
                         for data in frames.push(chunk):
@@ -239,7 +246,7 @@ class Feed:
                     await self._read(take)
             except TimeoutError:
                 reason = "silence"
-            except Exception as error:  # the feed outlives whatever a connection does
+            except Exception as error:  # the feed outlives any failure of a connection
                 logger.warning("feed.broken", error=type(error).__name__)
                 reason = "broken"
             if self.up.is_set():
@@ -256,7 +263,7 @@ class Feed:
             delay = min(delay * 2, last_delay)
 
     def _dispatch(self, data: bytes) -> None:
-        """Hand an event to those who follow its session, decoded only if there is somebody."""
+        """Pass an event to the followers of its session; without any, it is not even decoded."""
         kind, session = head_of(data)
         followers = self._routes.get(session)
         if followers is None:
@@ -288,7 +295,7 @@ class Feed:
                     subscription.adopt(child)
 
     def _adopt_child(self, data: bytes, child: bytes) -> None:
-        """Let those who follow a session follow its new child too."""
+        """Let the followers of a session follow its new child too."""
         start = data.find(_PARENT)
         if start < 0:
             return

@@ -1,9 +1,9 @@
-"""A local ``opencode serve`` that belongs to this program: found, started, watched, stopped.
+"""Starts, watches, restarts and stops a local ``opencode serve`` that belongs to this program.
 
-``app`` and the tests open a ``ManagedOpenCode`` and point an ``OpenCode`` client at its URL,
-which stays the same when OpenCode dies and is started again. Nothing of it outlives an orderly
-end, the processes of its tools included, unless it is to be kept. With a record of it on disk,
-the next start takes over an OpenCode that was kept or whose owner was killed. Nothing here knows
+``opencode.upstream`` and the tests enter a ``ManagedOpenCode`` and point an ``OpenCode`` client at
+its URL, which stays the same when OpenCode dies and is started again. At an orderly end nothing of
+it stays behind, not even the processes of its tools, unless it is to be kept. A record on disk lets
+the next start take over an OpenCode that was kept, or whose owner was killed. Nothing here knows
 what OpenCode is used for.
 """
 
@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import re
 import secrets
 import shutil
 import socket
@@ -49,6 +48,7 @@ from opencode_a2a.opencode.process import (
     kill_leftovers,
     recorded_in,
 )
+from opencode_a2a.opencode.versions import INSTALL, untested, unusable
 
 logger = logging.getLogger(__name__)
 
@@ -56,79 +56,20 @@ USERNAME: Final = "opencode"
 FIRST_DELAY: Final = 0.5
 LONGEST_DELAY: Final = 30.0
 STEADY_SECONDS: Final = 60.0
-"""An OpenCode that lived this long is started again after the shortest delay."""
+"""Seconds that OpenCode must have run to be started again after the shortest delay."""
 PORT_ATTEMPTS: Final = 3
 HEALTHY_SECONDS: Final = 10.0
 VERSION_SECONDS: Final = 5.0
 
-OLDEST: Final = (1, 1)
-"""1.0 has neither a health check nor permissions that can be answered."""
-QUALIFIED: Final = "1.18.33"
-"""The newest version that the live tests passed with; see ``tools/qualify.py``."""
-INSTALL: Final = f"`npm install -g opencode-ai@{QUALIFIED}`"
 
-
-# Versions
-
-
-def unusable(version: str) -> str | None:
-    """Return why a version cannot be used, with the remedy; None if it can."""
-    number = _number(version)
-    if number is None:
-        return None
-    if number[:2] < OLDEST:
-        return f"OpenCode {version} is too old: version 1.1 or later is needed; {INSTALL}"
-    return another_api(version) if number[0] > OLDEST[0] else None
-
-
-def another_api(version: str) -> str:
-    """Return that a version has the API of OpenCode 2, whatever number it gives itself."""
-    why = "has the API of OpenCode 2, which this service does not speak"
-    return f"OpenCode {version} {why}; {INSTALL}"
-
-
-def untested(version: str) -> str | None:
-    """Return that a version may not work; None for those up to the last one that was qualified."""
-    number, newest = _number(version), _number(QUALIFIED)
-    if number is not None and newest is not None and number <= newest:
-        return None
-    return (
-        f"OpenCode {version} was not tested with this service; {QUALIFIED} is the newest that was"
-    )
-
-
-async def _version_of(executable: str, variables: Mapping[str, str]) -> str:
-    """Return the version that a program says it has; nothing if it does not say."""
-    # Not through a pipe: what the program leaves behind could hold that open.
-    with TemporaryFile() as said:
-        asked = await asyncio.create_subprocess_exec(
-            executable, "--version", stdin=DEVNULL, stdout=said, stderr=DEVNULL, env=variables
-        )
-        try:
-            async with asyncio.timeout(VERSION_SECONDS):
-                await asked.wait()
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                asked.kill()
-            await asked.wait()
-        said.seek(0)
-        return said.read(1000).decode(errors="replace").strip()
-
-
-def _number(version: str) -> tuple[int, ...] | None:
-    """Return the three numbers of a version; a build of one's own may have any name."""
-    found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", version)
-    return tuple(int(part) for part in found.groups()) if found else None
-
-
-# What OpenCode is started with
+# Command, port, environment and configuration
 
 _WITHHOLD: Final = Path(__file__).with_name("withhold.js").as_uri()
 _BASIC: Final = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TZ", "TMPDIR", "LANG"),
     *("LANGUAGE", "LC_*", "XDG_*"),
 )
-"""What no program can do without, whatever else is passed."""
+"""Variables that are always passed: hardly any program works without them."""
 _OWN: Final = ("A2A_*", "OPENCODE_A2A_*", "OPENCODE_SERVER_USERNAME", "OPENCODE_SERVER_PASSWORD")
 _PASSING: Final = (
     *("_", "PWD", "OLDPWD", "SHLVL", "TERM*", "COLORTERM", "COLUMNS", "LINES", "WINDOWID"),
@@ -136,7 +77,7 @@ _PASSING: Final = (
     *("TMUX*", "STY", "VSCODE_*", "INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_*", "NOTIFY_SOCKET"),
     *("LISTEN_*", "MEMORY_PRESSURE_*", "WATCHDOG_*"),
 )
-"""Variables of one terminal or one run of a unit: another value is no other configuration."""
+"""Variables of one terminal or one run of a systemd unit, which do not count as configuration."""
 
 
 def find_command(command: str, path: str | None = None) -> str:
@@ -151,7 +92,7 @@ def find_command(command: str, path: str | None = None) -> str:
 
 
 def free_port(host: str) -> int:
-    """Return a port that was free a moment ago. OpenCode itself would take 4096 for 0."""
+    """Return a port that was free a moment ago. Given port 0, OpenCode would listen on 4096."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.bind((host, 0))
@@ -162,7 +103,7 @@ def free_port(host: str) -> int:
 def passed_environment(
     source: Mapping[str, str], withheld: Collection[str] = (), only: Sequence[str] = ("*",)
 ) -> dict[str, str]:
-    """Return what OpenCode and its tools may see: what matches ``only``, and nothing of ours."""
+    """Return the variables for OpenCode and its tools: those that match ``only``, none of ours."""
     return {
         name: value
         for name, value in source.items()
@@ -181,11 +122,11 @@ def _merged(under: Json, over: Json) -> Json:
 
 
 def install_nothing(config: Path) -> None:
-    """Keep OpenCode from installing packages into a new directory for configuration.
+    """Keep OpenCode from installing packages into a new configuration directory.
 
-    OpenCode 1.18 installs what plugins may import, 60 MB, before it loads the first plugin, even
-    where there is none. It looks for these two only, and does install what a plugin of that
-    directory asks for in a ``package.json``.
+    Before it loads the first plugin, and even without any, OpenCode 1.18 installs 60 MB of packages
+    that plugins may import. It skips this if the two entries that are made here exist, and still
+    installs what a ``package.json`` in the directory requires.
     """
     lock = config / "opencode" / "package-lock.json"
     if not lock.parent.exists():
@@ -194,18 +135,36 @@ def install_nothing(config: Path) -> None:
         lock.write_bytes(orjson.dumps({"lockfileVersion": 3, "packages": {"": installed}}))
 
 
+async def _version_of(executable: str, variables: Mapping[str, str]) -> str:
+    """Return what a program prints for ``--version``; an empty text if it prints nothing."""
+    # Not through a pipe: a process that the program leaves behind could keep that open.
+    with TemporaryFile() as output:
+        process = await asyncio.create_subprocess_exec(
+            executable, "--version", stdin=DEVNULL, stdout=output, stderr=DEVNULL, env=variables
+        )
+        try:
+            async with asyncio.timeout(VERSION_SECONDS):
+                await process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        output.seek(0)
+        return output.read(1000).decode(errors="replace").strip()
+
+
 class ManagedOpenCode:
     """OpenCode as a child process; ``async with`` starts it and leaves nothing behind.
 
-    ``url``, ``username`` and ``password`` hold for the whole time. When OpenCode dies it is
-    started again, and every function in ``on_restart`` is called: what ran in it is lost,
-    and has to be compared with what is stored.
+    ``url``, ``username`` and ``password`` never change while it is entered. When OpenCode dies, it
+    is started again, and every function in ``on_restart`` is called: the turns that ran in it are
+    lost, and their tasks have to be compared with OpenCode's stored state.
 
-    ``environment`` holds the variables of this program that OpenCode may see, see
-    ``passed_environment``. ``config`` goes over all of OpenCode's own files, and every tool can
-    read it. ``state`` is a directory for OpenCode's home and data; without one, those of the user
-    are used. OpenCode runs in ``directory``, and has to be usable there. ``record`` is a file
-    that the next start reads; it belongs to one service at a time.
+    ``environment`` holds the variables that OpenCode gets from this program, see
+    ``passed_environment``. ``config`` overrides OpenCode's own files, and every tool can read it.
+    ``state`` is a directory for OpenCode's home and data; without one, those of the user are used.
+    OpenCode runs in ``directory``, and its configuration has to be valid there. ``record`` is the
+    file that the next start reads; one service owns it at a time.
     """
 
     def __init__(
@@ -232,18 +191,18 @@ class ManagedOpenCode:
         self._port = 0
         self._keeper: asyncio.Task[None] | None = None
         self._taken = False
-        """Whether an earlier run of this program has started it."""
+        """Whether an earlier run of this program started it."""
         self.username = USERNAME
         self.password = secrets.token_urlsafe(32)
         self.url = ""
         self.version = ""
         self.on_restart: list[Callable[[], None]] = []
         self.keep = False
-        """Whether to leave it running at the end, for the next start to take over."""
+        """Whether to leave it running on exit, for the next start to take over."""
 
     @property
     def pid(self) -> int | None:
-        """The process, while it runs."""
+        """The process id, while OpenCode runs."""
         return self._process.pid if self._process and self._process.running else None
 
     @property
@@ -281,7 +240,7 @@ class ManagedOpenCode:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
-        # What was taken over still has work to do when the rest of a start fails.
+        # If the rest of a start fails, an OpenCode that was taken over still has work to do.
         await self._leave(keep=self.keep or (self._taken and kind is not None))
 
     async def _leave(self, *, keep: bool) -> None:
@@ -297,13 +256,13 @@ class ManagedOpenCode:
     # Take over
 
     async def _take_over(self) -> bool:
-        """Go on with what an earlier run left if it is as a new one would be; else end it."""
+        """Take over the OpenCode of an earlier run if a new one would be the same; else end it."""
         left = Record.read(self._record) if self._record is not None else None
         if left is None:
             return False
         process = None
         if left.pid is not None and left.birth is not None:
-            process = OpenCodeProcess(left.pid)  # takes hold of it before it is looked at
+            process = OpenCodeProcess(left.pid)  # holds a handle before the pid is checked
         if process is None or birth(process.pid) != left.birth:
             await asyncio.to_thread(kill_leftovers, left.marker)
             return False
@@ -334,7 +293,7 @@ class ManagedOpenCode:
         return False
 
     def setup(self) -> str:
-        """Return a digest of all that OpenCode is started with, its version included."""
+        """Return a digest of everything that OpenCode is started with, including the program."""
         settings = self._settings
         program = os.path.realpath(find_command(settings.command, self._environment.get("PATH")))
         found = os.stat(program)
@@ -378,7 +337,7 @@ class ManagedOpenCode:
         }
 
     async def _start_on_a_port(self) -> None:
-        """Start on the given port, or on a free one; a free one may be taken meanwhile."""
+        """Start on the configured port or on a free one, which another program may take first."""
         given = self._settings.managed_server_port
         attempts = 1 if given else PORT_ATTEMPTS
         while True:
@@ -398,7 +357,7 @@ class ManagedOpenCode:
         command = [executable, "serve", *address]
         record = Record(marker=self._marker, password=self.password, setup=self.setup())
         if self._record is not None:
-            record.write(self._record)  # first: if we are killed now, its marker has to be known
+            record.write(self._record)  # first: if we are killed now, the marker must be known
         process = await OpenCodeProcess.spawn(command, self._directory, variables)
         self._process = process
         try:
@@ -420,8 +379,8 @@ class ManagedOpenCode:
                 logger.info("OpenCode %s at %s, pid %d", self.version, self.url, pid)
                 return
             reason, unknown = "OpenCode ended at once", False
-        # Versions before 1.1 have no health check, and 2 has another one, or does not say where it
-        # listens: only the program can tell its version.
+        # Versions before 1.1 have no health check, and 2 has another one or does not print where it
+        # listens: only the program itself can tell its version.
         why = unusable(await _version_of(executable, variables)) if unknown else None
         await self._stop()
         if why is not None:
@@ -429,7 +388,7 @@ class ManagedOpenCode:
         raise OpenCodeStartError(reason, command, process.tail)
 
     async def _wait_until_usable(self, process: OpenCodeProcess) -> bool:
-        """Return when OpenCode answers, or False if it ends before."""
+        """Wait until OpenCode can be used; return False if it exits before that."""
         url = await process.url
         if url is None:
             return False
@@ -439,18 +398,18 @@ class ManagedOpenCode:
                 try:
                     self.version = (await opencode.health()).version
                 except UpstreamUnreachableError:
-                    await asyncio.sleep(0.05)  # the line comes a moment before the first answer
+                    await asyncio.sleep(0.05)  # it prints its URL a moment before it answers
                     continue
                 if reason := unusable(self.version):
                     raise UnsupportedOpenCodeError(reason)
-                # A broken configuration lets OpenCode listen and refuse everything else.
+                # With a broken configuration OpenCode listens, but refuses all other calls.
                 await opencode.config(at=self._at)
                 await self._check_password(process)
                 return True
         return False
 
     async def _check_password(self, process: OpenCodeProcess) -> None:
-        """Make sure that OpenCode demands its password, and no longer passes it on."""
+        """Check that OpenCode requires its password, and that its tools do not get it."""
         async with OpenCode(self.url) as stranger:
             try:
                 await stranger.health()
@@ -484,7 +443,7 @@ class ManagedOpenCode:
     # Keep running
 
     async def _keep_running(self) -> None:
-        """Start OpenCode again whenever it ends."""
+        """Start OpenCode again whenever it exits."""
         clock = asyncio.get_running_loop().time
         delay = FIRST_DELAY
         while self._process is not None:
@@ -509,7 +468,7 @@ class ManagedOpenCode:
 
     async def _stop(self) -> None:
         if self.running and self.url:
-            # A signal alone would orphan the tools of its turns.
+            # A signal alone would leave the tools of its turns running.
             with contextlib.suppress(TimeoutError, ServiceError):
                 async with asyncio.timeout(STOP_SECONDS), self._client() as opencode:
                     await opencode.dispose()
@@ -518,7 +477,7 @@ class ManagedOpenCode:
         await self._clear()
         self._process = None
         if self._record is not None:
-            with contextlib.suppress(OSError):  # not worth hiding the error of a failed start
+            with contextlib.suppress(OSError):  # it must not hide the error of a failed start
                 self._record.unlink()
 
     async def _clear(self) -> None:

@@ -1,6 +1,6 @@
-"""What OpenCode's errors mean for a turn: an outcome, a stable type, and a remedy in words.
+"""Decides how a turn ended: an outcome, and for a failure a stable type and a remedy.
 
-``opencode.reader`` asks here when a turn ends. A provider's own words are repeated only in
+``opencode.reader`` calls ``judge`` when a turn ends. A provider's own words are repeated only as
 one short line without URLs, paths and anything that looks like a secret.
 """
 
@@ -10,6 +10,7 @@ from opencode_a2a.events import Failure, FailureType, Outcome
 from opencode_a2a.opencode.types import AssistantMessage, TurnError
 
 MAX_WORDS = 300
+"""Characters of a provider's own words that are repeated."""
 
 INTERRUPTED = Failure(
     FailureType.UPSTREAM_INTERRUPTED,
@@ -79,7 +80,7 @@ _NAMED = {
     ),
 }
 REFUSALS = ("The user rejected permission", "The user dismissed this question")
-"""How the error of a tool begins that failed because a person said no."""
+"""The beginnings of a tool's error if it failed because a person refused it."""
 
 
 def judge(
@@ -90,11 +91,11 @@ def judge(
     retrying: bool,
     overtaken: bool,
 ) -> tuple[Outcome, Failure | None]:
-    """Return how a turn ended that nobody here stopped.
+    """Return the outcome of a turn that this service did not stop.
 
-    ``last`` is its last message and ``error`` that of a ``session.error`` which no message
-    carries. ``refused``: a person refused what the last message asked for. ``retrying``: OpenCode
-    was waiting for a provider when it stopped. ``overtaken``: another prompt came into the session.
+    ``last`` is its last message, ``error`` that of a ``session.error`` event. ``refused``: a person
+    refused what the last message asked for. ``retrying``: OpenCode was waiting for a provider when
+    it stopped. ``overtaken``: a prompt of another turn came into the session.
     """
     if last is None or last.time.completed is None:
         error = (last and last.error) or error
@@ -113,26 +114,26 @@ def judge(
 
 
 def mask_paths(text: str) -> str:
-    """Replace absolute paths of any system by ``<path>``; URLs stay."""
+    """Replace absolute paths, of Unix or Windows, by ``<path>``; URLs stay."""
     return _PATHS_IN_TEXT.sub("<path>", _PATHS_IN_QUOTES.sub(r"\1<path>\1", text))
 
 
 def redact(text: str) -> str:
-    """Return the first line of an upstream text without URLs, paths and secrets."""
+    """Return the first line of a text from OpenCode without URLs, paths and secrets."""
     line = text.strip().partition("\n")[0]
     line = _SECRET.sub("…", mask_paths(_URL.sub("<url>", line)))
     return line if len(line) <= MAX_WORDS else line[:MAX_WORDS] + "…"
 
 
 def _explain(error: TurnError) -> tuple[Outcome, Failure]:
-    """Return how a turn with this error ended, and why."""
+    """Return the outcome and the failure of a turn that ended with this error."""
     status = error.data.status_code
     if error.name == "MessageAbortedError":
         return Outcome.FAILED, ABORTED
     unsigned = error.name == "ProviderAuthError" or status == 401
     kind, remedy = _STATUS[401] if unsigned else _NAMED.get(error.name) or _by_status(status)
     said = redact(error.data.message or "")
-    # The database's own words are no use to a caller: they come when the session was deleted.
+    # The text of a database error, which comes when the session was deleted, helps no caller.
     words = f": {said}" if said and not said.startswith("Failed query") else "."
     outcome = Outcome.AUTH_REQUIRED if unsigned else Outcome.FAILED
     return outcome, Failure(kind, remedy + words, status)

@@ -1,6 +1,6 @@
-"""The processes of a managed OpenCode, and the record of one that may outlive this program.
+"""The processes of a managed OpenCode, and the record of an OpenCode that may outlive this program.
 
-``opencode.managed`` starts, watches and ends them. Nothing here knows how OpenCode is configured.
+``opencode.managed`` uses both. Nothing here knows how OpenCode is configured.
 """
 
 import asyncio
@@ -25,20 +25,21 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 logger = logging.getLogger(__name__)
 
 MARKER: Final = "OPENCODE_A2A_INSTANCE"
-"""In the environment of OpenCode and of all that it starts: ``<our pid>.<random>``."""
+"""The variable that marks OpenCode and every process it starts: ``<our pid>.<random>``."""
 RECORDED: Final = ".recorded"
-"""End of a marker whose OpenCode has a record: only the owner of that record may end it."""
+"""The end of the marker of an OpenCode with a record: only the record's owner may end it."""
 WITHHELD: Final = "opencode-a2a: the password is withheld from tools"
-"""What the plugin `withhold.js` prints when it has done its work."""
+"""The line that the plugin `withhold.js` prints when it is done."""
 TAIL_LINES: Final = 40
+"""Lines of output that are kept for the error of a failed start."""
 STOP_SECONDS: Final = 5.0
 LAST_WORDS_SECONDS: Final = 1.0
-"""How long to wait for lines that OpenCode may still have to print."""
+"""Seconds to wait for lines that OpenCode may still print."""
 POLL_SECONDS: Final = 0.2
 
 
 class OpenCodeStartError(Exception):
-    """OpenCode is missing, or did not come up; the text ends with the last lines it printed."""
+    """OpenCode is missing or did not start; the text ends with the last lines that it printed."""
 
     def __init__(self, reason: str, command: Sequence[str] = (), output: Sequence[str] = ()):
         self.reason = reason
@@ -52,16 +53,16 @@ class OpenCodeStartError(Exception):
 
 
 class UnsupportedOpenCodeError(OpenCodeStartError):
-    """OpenCode works, but not in a version that this service can use."""
+    """This service cannot use OpenCode in this version."""
 
 
 def birth(pid: int) -> str | None:
-    """Return what tells a process from all others that had its pid; None if it does not run."""
+    """Return what distinguishes a process from others with the same pid; None if it is gone."""
     if sys.platform != "linux":
         return None
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        # The second field is the program's name in brackets, and may hold anything.
+        # The second field is the program's name in brackets, which may contain anything.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
@@ -70,10 +71,10 @@ def birth(pid: int) -> str | None:
 
 
 def marked_processes() -> Iterator[tuple[int, str]]:
-    """Yield (pid, marker) of everything started by an OpenCode of ours; Linux only.
+    """Yield the pid and the marker of every process that an OpenCode of ours started; Linux only.
 
-    A tool's process may be in a group of its own, and outlive OpenCode. It has inherited
-    the marker, and that is how it is found.
+    The process of a tool may be in a process group of its own and outlive OpenCode. It is found by
+    the marker, which it has inherited.
     """
     if sys.platform != "linux":
         return
@@ -89,7 +90,7 @@ def marked_processes() -> Iterator[tuple[int, str]]:
 
 
 def kill_leftovers(marker: str) -> int:
-    """Kill what carries this marker until nothing does; return how many. It may block a while."""
+    """Kill all processes with this marker and return how many there were. Blocks for a while."""
     killed: set[int] = set()
     for _ in range(100):
         found = {pid for pid, value in marked_processes() if value == marker}
@@ -99,26 +100,26 @@ def kill_leftovers(marker: str) -> int:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         killed |= found
-        time.sleep(0.02)  # the kernel takes a moment, and they may have started more
+        time.sleep(0.02)  # the kernel takes a moment, and they may have started other processes
     return len(killed)
 
 
 def recorded_in(record: Path) -> str:
-    """Return the end of a marker whose OpenCode is written down in this file."""
+    """Return the end of the marker of an OpenCode whose record is this file."""
     return f".{sha256(os.fsencode(record.absolute())).hexdigest()[:16]}{RECORDED}"
 
 
 def kill_abandoned(record: Path | None = None) -> int:
-    """Kill what an earlier run of this program left behind because it was killed itself.
+    """Kill the processes of earlier runs of this program that were killed themselves.
 
-    ``record`` is the file that this run owns. What should stand in it, but does not, since the file
-    was deleted or damaged, would be found by nobody else.
+    ``record`` is the file that this run owns. If it was deleted or damaged, this run alone can find
+    the OpenCode that it described.
     """
     marked = list(marked_processes())
     if not marked:
         return 0
     running = set(os.listdir("/proc"))
-    # This very process may have been started by some OpenCode's shell.
+    # This process itself may have been started by the shell of an OpenCode.
     inherited = {marker for pid, marker in marked if pid == os.getpid()}
     left = Record.read(record) if record is not None else None
     lost = {
@@ -137,7 +138,7 @@ def kill_abandoned(record: Path | None = None) -> int:
 
 
 def listening_url(line: str) -> str | None:
-    """Return the URL to call in OpenCode's line about it, if this line is that one."""
+    """Return the URL that OpenCode announces in this line of its output, if it does."""
     found = re.search(r"listening on (https?://\S+)", line)
     if found is None:
         return None
@@ -146,21 +147,21 @@ def listening_url(line: str) -> str | None:
 
 
 class OpenCodeProcess:
-    """One process of OpenCode, our child or not. It goes on when this program ends."""
+    """A process of OpenCode, our child or not. It keeps running when this program exits."""
 
     def __init__(self, pid: int, child: "Popen[bytes] | None" = None) -> None:
         self.pid = pid
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
-        """The last lines it printed."""
+        """The last lines that it printed."""
         self.url: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        """Where it listens; None if it never will."""
+        """The URL where it listens; None if it exits before it listens."""
         self.withheld = asyncio.Event()
-        """Set once no process that it starts inherits the password."""
+        """Set once the processes that it starts no longer inherit the password."""
         self._child = child
         self._birth = birth(pid)
         self._tasks: list[asyncio.Task[None]] = []
         self._handle: int | None = None
-        # Old kernels and other systems have no handles of processes.
+        # Old kernels and other systems have no handles for processes.
         with contextlib.suppress(OSError, AttributeError):
             self._handle = os.pidfd_open(pid)
 
@@ -172,7 +173,7 @@ class OpenCodeProcess:
     async def spawn(
         cls, command: Sequence[str], directory: Path | None, variables: Mapping[str, str]
     ) -> Self:
-        """Start a process, and read what it prints."""
+        """Start a process and read its output."""
         read_end, write_end = os.pipe()
 
         def start() -> Popen[bytes]:
@@ -184,12 +185,12 @@ class OpenCodeProcess:
                 stdout=write_end,
                 stderr=STDOUT,
                 start_new_session=True,
-                # It holds the reading end too: without us there would be nobody to write to.
+                # It holds the reading end too, so that it can write when this program is gone.
                 pass_fds=(read_end,),
             )
 
         try:
-            # asyncio's own processes are killed when their loop is gone; this one may have to stay.
+            # asyncio kills its processes when the event loop is gone; this one may have to stay.
             child = await asyncio.to_thread(start)
         except BaseException:
             os.close(read_end)
@@ -207,13 +208,13 @@ class OpenCodeProcess:
         return self._birth is not None and birth(self.pid) == self._birth
 
     async def wait(self) -> int | None:
-        """Wait for its end; return its exit status, which only a parent gets."""
+        """Wait until it exits; return its exit status, which is known for our own child only."""
         if self._handle is None:
             while self.running:  # noqa: ASYNC110 - there is nothing to wait for
                 await asyncio.sleep(POLL_SECONDS)
         elif self.running:
             ended, loop = asyncio.Event(), asyncio.get_running_loop()
-            # A handle of its own for each that waits: the loop knows one reader per descriptor.
+            # Each waiter needs a handle of its own: the loop allows one reader per descriptor.
             handle = os.dup(self._handle)
             loop.add_reader(handle, ended.set)
             try:
@@ -224,7 +225,7 @@ class OpenCodeProcess:
         return self._child.poll() if self._child is not None else None
 
     def watch(self, read_end: int | None = None) -> None:
-        """Read its output, of a process that is not our child too, and notice its end."""
+        """Read its output, even if it is not our child, and notice when it exits."""
         if read_end is None:
             output = Path(f"/proc/{self.pid}/fd/1")
             with contextlib.suppress(OSError):
@@ -234,7 +235,7 @@ class OpenCodeProcess:
 
         async def settle() -> None:
             await self.wait()
-            # Its children may hold the pipe open, so that the end of the output proves nothing.
+            # Its children may keep the pipe open, so do not wait for the end of the output.
             await asyncio.wait([reading], timeout=LAST_WORDS_SECONDS)
             if not self.url.done():
                 self.url.set_result(None)
@@ -242,7 +243,7 @@ class OpenCodeProcess:
         self._tasks = [reading, asyncio.create_task(settle(), name="opencode exit")]
 
     async def _read(self, read_end: int | None) -> None:
-        """Read to the end, whatever is printed: a full pipe would stop OpenCode."""
+        """Read all output to its end: a full pipe would block OpenCode."""
         if read_end is None:
             return
         stream = asyncio.StreamReader()
@@ -277,14 +278,14 @@ class OpenCodeProcess:
             self.url.set_result(url)
 
     def shows(self, secret: str) -> bool:
-        """Return whether it was started with a secret and has not overwritten it."""
+        """Whether its environment in ``/proc`` still shows a secret that it was started with."""
         try:
             return secret.encode() in Path(f"/proc/{self.pid}/environ").read_bytes()
         except OSError:
             return False
 
     async def end(self) -> None:
-        """Ask the process and its group to end, and give it time."""
+        """Ask the process and its group to exit, and wait for a few seconds."""
         self._signal_group(signal.SIGTERM)
         try:
             async with asyncio.timeout(STOP_SECONDS):
@@ -293,13 +294,13 @@ class OpenCodeProcess:
             logger.warning("OpenCode does not stop; killing it")
 
     async def clear(self) -> None:
-        """Leave nothing of the process behind, dead or alive."""
+        """Kill what is left of the process and its group, and stop watching."""
         self._signal_group(signal.SIGKILL)
         await self.wait()
         await self.let_go()
 
     async def let_go(self) -> None:
-        """Watch the process no longer."""
+        """Stop watching the process, which keeps running."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -310,11 +311,11 @@ class OpenCodeProcess:
             os.killpg(self.pid, number)
 
 
-# What the next start has to know
+# The record for the next start
 
 
 def _reachable(url: str) -> str:
-    parts = urlsplit(url)  # raises ValueError itself for some of what is not a URL
+    parts = urlsplit(url)  # raises ValueError itself for some texts
     if parts.scheme not in ("http", "https") or not parts.hostname or not parts.port:
         raise ValueError("not the URL of a server")
     return url
@@ -327,20 +328,20 @@ def _unwritable(file: Path, error: OSError) -> OpenCodeStartError:
 
 
 class Record(BaseModel):
-    """A managed OpenCode as it is written down for the next start."""
+    """The description of a managed OpenCode that is stored for the next start."""
 
     marker: str
-    """In the environment of OpenCode and of all that it started."""
+    """The value of ``MARKER`` in the environment of OpenCode and of its processes."""
     password: str
     pid: Annotated[int, Field(gt=0, lt=2**31)] | None = None
-    """None until it has been started."""
+    """None until OpenCode has been started."""
     birth: str | None = None
-    """A pid alone is never trusted: the system gives it to another process some day."""
+    """From ``birth``: a pid alone is not enough, since the system reuses it."""
     url: Annotated[str, AfterValidator(_reachable)] | None = None
-    """None until it could be used."""
+    """None until OpenCode could be used."""
     version: str = ""
     setup: str = ""
-    """What it was started with: ``ManagedOpenCode.setup``."""
+    """The digest of what it was started with: ``ManagedOpenCode.setup``."""
 
     @classmethod
     def read(cls, file: Path) -> Self | None:
@@ -362,21 +363,21 @@ class Record(BaseModel):
 
 
 class Claim:
-    """A record belongs to one service for as long as it runs: the lock beside it says so."""
+    """The lock beside a record, which a running service holds: it owns the record."""
 
     def __init__(self, record: Path) -> None:
         self._file = record.with_suffix(".lock")
         self._lock: int | None = None
 
     def take(self) -> bool:
-        """Return whether the record is ours now, and not that of another running service."""
+        """Take the lock; return False if another running service holds it."""
         try:
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             while self._lock is None:
                 lock = os.open(self._file, os.O_CREAT | os.O_RDWR, 0o600)
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    # Its last owner may have removed the file meanwhile: then the lock is void.
+                    # The last owner may have removed the file meanwhile, which voids this lock.
                     if os.path.samestat(os.fstat(lock), self._file.stat()):
                         self._lock, lock = lock, -1
                 except FileNotFoundError:

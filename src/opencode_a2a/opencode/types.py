@@ -1,9 +1,9 @@
-"""What OpenCode 1.18 sends, as types.
+"""The types of OpenCode's payloads, as version 1.18 sends and takes them.
 
 ``opencode.client`` returns these values; ``opencode.events`` and ``opencode.turn_state`` build on
-the messages and parts. Python names inside, OpenCode's names on the wire. Fields that nobody
-here needs are left out, and with them everything secret: no provider key, option or header
-has a field that could hold it. Nothing here knows A2A.
+the messages and parts. Attributes have Python names, the wire has OpenCode's. Fields that this
+service does not need are left out, and with them everything secret: no field here could hold a
+provider's key, option or header. Nothing here knows A2A.
 """
 
 from fnmatch import fnmatchcase
@@ -38,7 +38,7 @@ def wire_name(name: str) -> str:
 class Wire(BaseModel):
     """Base of every OpenCode payload: immutable, and unknown fields are ignored.
 
-    A type that methods return as it is has the name of its published schema as its title.
+    The title of a type that extension methods return as it is names its published schema.
     """
 
     model_config = ConfigDict(
@@ -50,7 +50,7 @@ class Wire(BaseModel):
     )
 
 
-# Free-form JSON is taken as it is: walking through it would cost more than the message it is in.
+# Free-form JSON is not validated: walking through it would cost more than the rest of its message.
 AnyJson = Annotated[Json, GetPydanticSchema(lambda _type, _next: core_schema.any_schema())]
 AnyObject = Annotated[JsonObject, GetPydanticSchema(lambda _type, _next: core_schema.dict_schema())]
 
@@ -63,7 +63,7 @@ def _omit_malformed(value: object, validate: ValidatorFunctionWrapHandler) -> ob
 
 
 Lenient = WrapValidator(_omit_malformed)
-"""In a list or a map: an entry that cannot be read is left out, and the others stay."""
+"""Marks the entries of a list or map: a malformed entry is left out, and the others stay."""
 
 
 class CacheTokens(Wire):
@@ -72,7 +72,7 @@ class CacheTokens(Wire):
 
 
 class Tokens(Wire):
-    """``input`` excludes what came from the cache, ``output`` excludes the reasoning."""
+    """``input`` does not include cached tokens, nor ``output`` the reasoning."""
 
     input: int = 0
     output: int = 0
@@ -81,7 +81,7 @@ class Tokens(Wire):
 
 
 class FileDiff(Wire):
-    """One file of a session's, a message's or the working tree's changes."""
+    """The changes to one file: of a session, of a message, or of the working tree."""
 
     model_config = ConfigDict(title="DiffItem")
 
@@ -93,19 +93,19 @@ class FileDiff(Wire):
 
 
 class PermissionRule(Wire):
-    """What becomes of a permission for what fits the pattern; the last rule that fits decides."""
+    """The action for requests that match permission and pattern; the last matching rule counts."""
 
     permission: str
     pattern: str
     action: Action
 
     def covers(self, permission: str) -> bool:
-        """Whether the rule is about a permission: OpenCode knows `*`, `?` and an open end ` *`."""
+        """Whether the rule is about a permission; OpenCode allows `*`, `?` and a trailing ` *`."""
         return fnmatchcase(permission, self.permission.removesuffix(" *").replace("[", "[[]"))
 
 
 def _rules(value: object) -> object:
-    """Leave out what old versions of OpenCode have instead of a list."""
+    """Replace the value that old versions of OpenCode have in place of a list."""
     return cast("object", value) if isinstance(value, list) else ()
 
 
@@ -157,7 +157,7 @@ class StatusBusy(Wire):
 
 
 class StatusRetry(Wire):
-    """The provider failed; OpenCode waits until ``next`` (in milliseconds), perhaps for a day."""
+    """The provider failed, and OpenCode tries again at ``next`` (epoch, ms), perhaps in a day."""
 
     type: Literal["retry"] = "retry"
     attempt: int
@@ -179,14 +179,14 @@ class Todo(Wire):
 
 
 class TurnErrorData(Wire):
-    """What may be shown of a model error: bodies, headers and URLs have no field here."""
+    """The parts of a model error that may be shown; bodies, headers and URLs have no field."""
 
     message: str | None = None
     status_code: int | None = None
 
 
 class TurnError(Wire):
-    """What ended a message, or what a ``session.error`` event carries."""
+    """The error that ended a message, or that a ``session.error`` event carries."""
 
     name: str
     data: TurnErrorData = TurnErrorData()
@@ -212,7 +212,7 @@ class UserMessage(Wire):
 
 
 class AssistantMessage(Wire):
-    """One model step. ``summary`` marks the text of a compaction, which is not an answer."""
+    """One step of the model. ``summary`` marks the result of a compaction: not an answer."""
 
     role: Literal["assistant"] = "assistant"
     id: MessageId
@@ -247,7 +247,7 @@ class PartTime(Wire):
 
 
 class TextPart(PartBase):
-    """Without ``time.end`` its text is still growing, or was given up."""
+    """Without ``time.end`` the text is still growing, or was abandoned."""
 
     type: Literal["text"] = "text"
     text: str
@@ -271,14 +271,14 @@ class FilePart(PartBase):
 
 
 class AgentPart(PartBase):
-    """A sub-agent that the user mentioned."""
+    """A mention of a sub-agent by the user."""
 
     type: Literal["agent"] = "agent"
     name: str
 
 
 class SubtaskPart(PartBase):
-    """Work that the user gave to a sub-agent."""
+    """Work that the user assigned to a sub-agent."""
 
     type: Literal["subtask"] = "subtask"
     prompt: str
@@ -336,7 +336,7 @@ class StepFinishPart(PartBase):
 
 
 class PatchPart(PartBase):
-    """Files that a step changed, by absolute path; ``hash`` is the state before."""
+    """The absolute paths of the files that a step changed."""
 
     type: Literal["patch"] = "patch"
     files: list[str]
@@ -374,7 +374,7 @@ def _unknown(kind: str) -> str:
 
 
 class UnknownPart(PartBase):
-    """A part of a kind that no turn depends on; a known kind that is malformed is an error."""
+    """A part of a type that turns do not need; a malformed part of a known type is an error."""
 
     type: Annotated[str, AfterValidator(_unknown)]
 
@@ -385,7 +385,7 @@ Part = Annotated[KnownPart | UnknownPart, Field(union_mode="left_to_right")]
 class MessageWithParts(Wire):
     info: Message
     parts: list[OnErrorOmit[Part]]
-    """A part that a plugin or another version stored wrongly must not hide all the others."""
+    """A part that a plugin or another version stored malformed must not hide the others."""
 
 
 # Interrupts
@@ -446,14 +446,14 @@ class Provider(Wire):
 
 
 class ConnectedProviders(Wire):
-    """``GET /config/providers``: those that can be used now. Small."""
+    """``GET /config/providers``: the providers that can be used now. A small answer."""
 
     providers: list[Annotated[Provider, Lenient]]
     default: dict[str, str]
 
 
 class ProviderCatalogue(Wire):
-    """``GET /provider``: every provider that OpenCode knows. Seven megabytes on the wire."""
+    """``GET /provider``: every provider that OpenCode knows. An answer of seven megabytes."""
 
     all: list[Annotated[Provider, Lenient]]
     default: dict[str, str]
@@ -466,12 +466,12 @@ class Agent(Wire):
     description: str | None = None
     native: Annotated[bool, BeforeValidator(bool)] = False
     hidden: Annotated[bool, BeforeValidator(bool)] = False
-    """Null for an agent that the user's configuration touches."""
+    """Both are null for an agent that the user's configuration changes."""
     model: ModelRef | None = None
     permission: PermissionRules = []
 
     def actions(self, permission: str) -> set[str]:
-        """Return what may become of a permission: `allow`, `ask`, `deny`; empty if not known."""
+        """Return the possible actions for a permission; empty if there is no rule for it."""
         actions: set[str] = set()
         for rule in self.permission:
             if rule.covers(permission):
@@ -480,7 +480,7 @@ class Agent(Wire):
 
     @property
     def selectable(self) -> bool:
-        """Whether a person may name it for a prompt."""
+        """Whether a prompt may name it."""
         return self.mode != "subagent" and not self.hidden
 
 
@@ -501,16 +501,16 @@ def _known_text(value: object) -> object:
 
 
 class CommandSource(Wire):
-    """A command with what it is made of."""
+    """A command with its template."""
 
     name: str
     agent: str | None = None
     template: Annotated[str | None, BeforeValidator(_known_text)] = None
-    """None if it is made when it is called for, by an MCP server."""
+    """None for a command of an MCP server, which expands it when the command is run."""
 
 
 class Paths(Wire):
-    """Where OpenCode works."""
+    """The directory that OpenCode works in."""
 
     directory: str
 
@@ -538,7 +538,7 @@ class Workspace(Wire):
     name: str
     branch: str | None = None
     directory: Annotated[str | None, Field(exclude=True)] = None
-    """For this service alone; callers name the workspace."""
+    """Not shown to callers, who refer to a workspace by its id."""
 
 
 class FileNode(Wire):
@@ -564,7 +564,7 @@ class FoundText(Wire):
 
 
 class TextMatch(Wire):
-    """One line that a text search found."""
+    """One line found by a text search."""
 
     path: FoundText
     lines: FoundText
@@ -594,12 +594,12 @@ class Config(Wire):
     share: str | None = None
 
 
-# What is sent
+# Requests
 
 
 class InputBase(Wire):
     id: str | None = None
-    """Must be unique among all sessions: OpenCode overwrites a part that has the same id."""
+    """Must be unique across all sessions: OpenCode overwrites a part that has the same id."""
 
 
 class TextInput(InputBase):
@@ -612,7 +612,7 @@ class TextInput(InputBase):
 
 
 class FileInput(InputBase):
-    """``url`` has to be a ``data:`` URL: OpenCode reads any other from its own machine.
+    """A file for the model. ``url`` has to be a ``data:`` URL: OpenCode would open any other URL.
 
     ``source`` must not name a resource: OpenCode would read that instead, without permission.
     """
@@ -653,7 +653,7 @@ class OutputFormat(Wire):
 
 
 class Prompt(Wire):
-    """The body of a prompt. The session does not remember ``agent``: send it every time."""
+    """The body of a prompt. The session does not remember ``agent``, so send it every time."""
 
     parts: list[InputPart]
     message_id: MessageId | None = None
@@ -664,11 +664,11 @@ class Prompt(Wire):
     format: OutputFormat | None = None
     no_reply: bool | None = None
     tools: dict[str, bool] | None = None
-    """Replaces the session's permission rules for good; only for callers who ask for that."""
+    """Replaces the session's permission rules for good; sent only if the caller asks for it."""
 
 
 class CommandCall(Wire):
-    """One of OpenCode's commands with its arguments; ``model`` is ``provider/model`` here."""
+    """One of OpenCode's commands and its arguments; ``model`` is written ``provider/model``."""
 
     command: str
     arguments: str = ""
@@ -708,7 +708,7 @@ class ArchiveTime(Wire):
 
 
 class SessionChanges(Wire):
-    """``metadata`` replaces what was there; ``permission`` comes after what was there."""
+    """Changes to a session: ``metadata`` is replaced, ``permission`` is appended to the rules."""
 
     title: str | None = None
     metadata: AnyObject | None = None
@@ -724,7 +724,7 @@ class WorkspaceDraft(Wire):
 
 
 class McpServer(Wire):
-    """An MCP server over HTTP, as OpenCode is configured with it; ``timeout`` in milliseconds."""
+    """The configuration of an MCP server over HTTP; ``timeout`` is in milliseconds."""
 
     type: Literal["remote"] = "remote"
     url: str
