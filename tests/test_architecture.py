@@ -93,7 +93,7 @@ def test_root_modules_are_single_files() -> None:
     """A new folder is a new layer: it gets its place in the order first."""
     folders = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
 
-    assert folders == {*LAYERS, "config"} - {"app"}
+    assert folders == {*LAYERS, "config"}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=identify)

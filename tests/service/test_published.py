@@ -346,6 +346,6 @@ async def test_the_behaviors_are_those_of_the_service(deployment: Deployment) ->
 async def test_the_record_of_the_start_names_the_versions_spoken(deployment: Deployment) -> None:
     spoken = deployment.said("wire_contract")["supported_protocol_versions"]
 
-    named: Any = deployment.service.service.about()["protocol_versions"]
+    named: Any = deployment.service.service.report.started()["protocol_versions"]
 
     assert set(named) == set(spoken)

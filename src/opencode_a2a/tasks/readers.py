@@ -154,7 +154,7 @@ class LogReader:
 class DurableReader(Protocol):
     """Follows tasks, and keeps its place in each of their logs in the database.
 
-    ``app.py`` lists the durable readers; ``outbox.Outbox`` is one. The replica that runs a task
+    ``app`` lists the durable readers; ``outbox.Outbox`` is one. The replica that runs a task
     serves it, so that a task is followed in one place at a time. For each task that somebody wants
     followed, a reader runs an asyncio task of its own. That waits in ``TaskLog.next_change``, reads
     entries that the log no longer remembers with ``Replay``, calls ``TaskLog.note_seen`` for what

@@ -1,0 +1,224 @@
+"""What a running service says about itself: ``/health``, and the records of its start and end."""
+
+import asyncio
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from opencode_a2a import __version__, telemetry
+from opencode_a2a.config import Settings, database_file, show
+from opencode_a2a.errors import ServiceError, SessionNotFoundError, UpstreamError
+from opencode_a2a.events import JsonObject
+from opencode_a2a.ids import Caller
+from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.opencode.inspection import HEALTH_SECONDS, facts
+from opencode_a2a.printable import program
+from opencode_a2a.server.contracts import spoken_versions
+from opencode_a2a.server.sse import Streams
+from opencode_a2a.tasks.replica import Ownership
+from opencode_a2a.tasks.service import TaskService
+from opencode_a2a.tasks.state import TaskState
+from opencode_a2a.turns.fleet import Fleet, Member
+
+MODEL_SECONDS = 60.0
+"""How long the name of OpenCode's model is kept before OpenCode is asked again."""
+
+
+class ServiceReport:
+    def __init__(
+        self,
+        settings: Settings,
+        token_file: Path,
+        fleet: Fleet,
+        tasks: TaskService,
+        ownership: Ownership,
+        streams: Streams,
+        trouble: str | None,
+    ) -> None:
+        self._settings = settings
+        self._token_file = token_file
+        self._fleet = fleet
+        self._tasks = tasks
+        self._ownership = ownership
+        self._streams = streams
+        self._trouble = trouble
+        """Why no OpenCode could be used at the start, with the remedy."""
+        self._model: str | None = None
+        self._model_until = 0.0
+        """The monotonic time until which the name of the model is kept."""
+
+    # At the start and at the end
+
+    def started(self) -> dict[str, object]:
+        """Return what runs here and where it is, for the record of the start."""
+        settings, url = self._settings, self._settings.public_url
+        behind = self._fleet.first.upstream
+        managed = behind.managed
+        states = [task.log.state.status.state for task in self._tasks.open.all()]
+        waiting = sum(state.interrupted for state in states)
+        file = database_file(settings.database_url)
+        return {
+            "version": __version__,
+            "url": url,
+            "card": f"{url}/.well-known/agent-card.json",
+            "protocol_versions": spoken_versions(settings),
+            "opencode": behind.version,
+            "opencode_url": None if managed else telemetry.mask_url(behind.url),
+            "opencode_pid": managed.pid if managed else None,
+            "upstreams": [*self._fleet.members],
+            "workspace": str(settings.workspace) if settings.workspace else None,
+            "token_file": None if settings.knows_callers else str(self._token_file),
+            "database": str(file) if file else show(settings.database_url),
+            "waiting": waiting,
+            "running": len(states) - waiting,
+            "problem": self._trouble,
+            "program": program(),
+        }
+
+    async def opencode_answers(self) -> dict[str, object] | None:
+        """Return the model of OpenCode, and what it does unasked; OpenCode may take a while."""
+        if self._trouble is not None:
+            return None
+        turns, settings = self._fleet.first.turns, self._settings
+        found = await facts(turns.opencode, turns.settings)
+        can_ask = {"demo": settings.a2a.demo, "can_ask": settings.opencode.managed_server}
+        return found and {**asdict(found), **can_ask, "try": f"{program()} chat"}
+
+    async def stopping(self, *, keep: bool) -> dict[str, object]:
+        """Return the tasks that are still open at the end, and how to continue them.
+
+        With ``keep`` a managed OpenCode in which a task waits for a person is kept running: the
+        permission or question would end with it. Other work there is stopped, since nobody would
+        watch it.
+        """
+        open_tasks = self._tasks.open.all()
+        if not open_tasks:
+            return {}
+        states = [task.log.state for task in open_tasks]
+        waiting = [state.ref.id for state in states if state.status.state.interrupted]
+        working = [state.ref.id for state in states if not state.status.state.interrupted]
+        notes: list[str] = []
+        lasting = self._settings.tasks.task_store_backend == "database"
+        if lasting:
+            notes.append(f"After the next start, follow a task: {program()} task --follow TASK")
+        if waiting and lasting:
+            notes.append(f'Answer one that waits: {program()} call "yes" --task TASK')
+        for member in self._fleet.members.values():
+            own = [task.log.state for task in open_tasks if task.member is member]
+            notes += await _keep_or_stop(member, own, keep=keep)
+        return {"waiting": waiting, "working": working, "notes": notes}
+
+    # While it runs
+
+    async def check_opencode(self) -> None:
+        """Raise unless an OpenCode answers. One is enough: new tasks start there."""
+        failures: list[ServiceError | TimeoutError] = []
+        for member in self._fleet.members.values():
+            try:
+                async with asyncio.timeout(HEALTH_SECONDS):
+                    await member.turns.opencode.health()
+                return
+            except (ServiceError, TimeoutError) as error:
+                failures.append(error)
+        if not self._ownership.any_up:  # otherwise another replica can start tasks
+            raise failures[0]
+
+    async def health(self, caller: Caller) -> JsonObject:
+        """Return the body of ``/health`` for a caller."""
+        settings = self._settings
+        spent = await self._tasks.spent(None if caller.supervises else caller.principal)
+        budget = await self._tasks.budget_of(caller.principal, caller.budget)
+        return {
+            "status": "ok",
+            "service": "opencode-a2a",
+            "version": __version__,
+            "opencode": {
+                "managed": settings.opencode.managed_server,
+                "version": self._fleet.first.upstream.version,
+            },
+            **self._replicas(),
+            "workspace": str(settings.workspace) if settings.workspace else None,
+            "model": await self._default_model(),
+            "cost_today": round(spent.cost, 6),
+            "budget": asdict(budget),
+            "demo": settings.a2a.demo,
+            "protocol_versions": list(settings.a2a.supported_protocol_versions),
+            "task_store": settings.tasks.task_store_backend,
+            "streams": len(self._streams),
+        }
+
+    def _replicas(self) -> JsonObject:
+        """Return every OpenCode, and with several replicas those that run them."""
+        members = self._fleet.members
+        upstreams: dict[str, JsonObject] = {
+            member.name: {
+                "name": member.name,
+                "state": member.state,
+                "running": member.turns.running,
+                "tasks": self._fleet.tasks[member.name],
+                "drain": member.drain,
+            }
+            for member in members.values()
+        }
+        live = self._ownership.live
+        if not live:
+            return {"upstreams": [*upstreams.values()]}
+        me, names = self._settings.replica_name, {one.no: one.name for one in live}
+        for row in self._ownership.upstreams:
+            if row.name in members and members[row.name].owned:
+                upstreams[row.name]["owner"] = me
+                continue
+            owner = names.get(row.owner or 0)
+            upstreams[row.name] = {
+                "name": row.name,
+                "state": row.state if owner or row.state == "lost" else "away",
+                "running": None,  # only its owner knows
+                "tasks": row.tasks,
+                "drain": row.drain,
+                "owner": owner,
+            }
+        return {
+            "replica": me,
+            "replicas": [{"name": one.name, "version": one.version} for one in live],
+            "upstreams": [upstreams[name] for name in sorted(upstreams)],
+        }
+
+    async def _default_model(self) -> str | None:
+        """Return the model that answers unless a message names another; None if not known."""
+        if self._settings.opencode.model is not None:
+            return str(self._settings.opencode.model)
+        now = time.monotonic()
+        if now >= self._model_until:
+            at = Location(str(self._settings.workspace) if self._settings.workspace else None)
+            opencode = self._fleet.serving(at.directory).turns.opencode
+            with suppress(TimeoutError, ServiceError):
+                async with asyncio.timeout(HEALTH_SECONDS):
+                    self._model = (await opencode.config(at=at)).model
+                    if self._model is None:
+                        connected = await opencode.connected_providers(at=at)
+                        names = (f"{p}/{m}" for p, m in connected.default.items())
+                        self._model = next(names, None)
+            self._model_until = now + MODEL_SECONDS
+        return self._model
+
+
+async def _keep_or_stop(member: Member, tasks: list[TaskState], *, keep: bool) -> list[str]:
+    """Keep a managed OpenCode in which a task waits for a person; return notes on what happens."""
+    managed = member.upstream.managed
+    if managed is None:
+        return []
+    asked = {task.status.session_id for task in tasks if task.status.state.interrupted}
+    if not (keep and managed.keepable and asked):
+        return ["OpenCode is stopped; its turns end as failed."] if tasks else []
+    managed.keep = True
+    unwatched = {task.status.session_id for task in tasks} | member.errands.working()
+    async with OpenCode(managed.url, password=managed.password) as opencode:
+        for session_id in filter(None, unwatched - asked):
+            with suppress(TimeoutError, UpstreamError, SessionNotFoundError):
+                async with asyncio.timeout(HEALTH_SECONDS):
+                    await opencode.abort_session(session_id)
+    return [
+        f"OpenCode (pid {managed.pid}) keeps running for the tasks that wait, and the next start "
+        f"takes it over. To end it instead: kill {managed.pid}"
+    ]
