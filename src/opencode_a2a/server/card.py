@@ -1,9 +1,9 @@
 """The agent card, as clients of each version read it.
 
-The documents are made and compressed at start and served as they are. The public card is readable
-by both versions; with ``A2A-Version: 1.0`` it has the pure 1.0 form, at the old address the pure
-0.3 form. It claims only what the service does. With a key of its own the service signs the forms of
-1.0; 0.3 fixes no bytes that could be signed.
+The documents are made once and served as they are. The public card has a hybrid form, which clients
+of both versions can read; with ``A2A-Version: 1.0`` it has the pure 1.0 form, at the earlier path
+the pure 0.3 form. It claims only what the service does. If a signing key is configured, the forms
+with 1.0 are signed; 0.3 does not define which bytes to sign.
 """
 
 import asyncio
@@ -49,14 +49,14 @@ from opencode_a2a.telemetry import now_ms
 
 _Form = Literal["1.0", "0.3", "hybrid"]
 AGENT_SKILL, COMMAND_SKILL = "opencode.agent.", "opencode.command."
-"""How the id of a skill begins that is one of OpenCode's agents or commands."""
+"""Prefixes of the ids of skills that are OpenCode's agents and commands."""
 SKILLS_SECONDS = 10.0
-"""How long the agents and commands are taken to be as they were."""
+"""How long the list of agents and commands is used before OpenCode is asked again."""
 SKILLS_PATIENCE_SECONDS = 2.0
 
 
 class Document:
-    """A card, or the catalog, ready to be sent."""
+    """A document of discovery, encoded once, with its ETag."""
 
     def __init__(
         self, content: JsonObject, *, private: bool, media_type: str = "application/json"
@@ -79,7 +79,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class OpenCodeSkill:
-    """One of OpenCode's agents or commands, as the card offers it."""
+    """One of OpenCode's agents or commands, which the extended card lists as a skill."""
 
     kind: Literal["agent", "command"]
     name: str
@@ -93,8 +93,8 @@ async def _no_skills() -> list[OpenCodeSkill]:
 class Cards:
     """All forms of the public and the extended card of a deployment.
 
-    The extended card lists OpenCode's agents and commands. They are asked for when somebody reads
-    that card, at most every few seconds; while OpenCode is away the card keeps those it had last.
+    The extended card lists OpenCode's agents and commands. OpenCode is asked for them when a client
+    reads that card, at most every few seconds; while it is away, the card keeps the last list.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Cards:
             self._resource = Document(protected_resource(settings), private=False)
 
     async def refresh(self) -> None:
-        """Let the extended card follow a change of OpenCode's agents and commands."""
+        """Update the extended card if OpenCode's agents or commands have changed."""
         async with self._asking:
             if time.monotonic() < self._asked_at + SKILLS_SECONDS:
                 return
@@ -142,12 +142,12 @@ class Cards:
 
     @property
     def public(self) -> JsonObject:
-        """The public card in the form that clients of either version can read."""
+        """The hybrid form of the public card."""
         return self._public["hybrid"].content
 
     @property
     def hybrid(self) -> JsonObject:
-        """The extended card in the form that clients of either version can read."""
+        """The hybrid form of the extended card."""
         return self._extended["hybrid"].content
 
     def respond_extended(self, request: Request, version: Version) -> Response:
@@ -156,7 +156,7 @@ class Cards:
         return self._extended[form].respond(request, self._extended_modified, version)
 
     def routes(self) -> list[BaseRoute]:
-        """Return the open routes of discovery."""
+        """Return the routes of discovery, which need no credential."""
 
         async def discover(request: Request) -> Response:
             pure = request.headers.get(VERSION_HEADER, "").strip().startswith("1.0")
@@ -214,7 +214,7 @@ def _forms(
     *,
     extended: bool,
 ) -> dict[_Form, Document]:
-    """Return a card as each version writes it, and in a form that both can read."""
+    """Return the forms of a card: one for each version, and the hybrid one."""
     url, versions = settings.public_url, spoken_versions(settings)
     schemes = security_schemes(settings)
     mixed: JsonObject = {name: {one.kind: one.v1, **one.v03} for name, one in schemes.items()}
@@ -243,7 +243,7 @@ def _forms(
     skills: list[Json] = []
     for skill, capability in _skills(settings, of_opencode, extended=extended):
         needs1, needs03 = _required(settings, capability)
-        if needs1 == required1:  # as for everything else
+        if needs1 == required1:  # the requirement of the whole card
             needs1, needs03 = {}, {}
         skills1.append({**skill, **needs1})
         skills03.append({**skill, **needs03})
@@ -257,9 +257,9 @@ def _forms(
     }
     if keys is not None and Version.V1 in versions:
         pure, url = forms["1.0"], f"{url}{JWKS_PATH}"
-        # Verifiers differ in what they take for the content of a card: what the schema of 1.0
-        # knows of it, the same without empty values, or the document as it is. They are content
-        # with one signature that is valid.
+        # Verifiers differ in what they take for the signed content: the fields of the 1.0 schema,
+        # the same without empty values, or the document as it is. One valid signature is enough
+        # for them.
         for name in ("1.0", "hybrid"):
             payloads = (pure, without_empty(pure), forms[name])
             forms[name] = {**forms[name], "signatures": sign_card(keys.current, payloads, url)}
@@ -271,7 +271,7 @@ def _forms(
 def _required(
     settings: Settings, capability: Capability | None = None
 ) -> tuple[JsonObject, JsonObject]:
-    """Return what a caller needs, as 1.0 and as 0.3 write it."""
+    """Return the security requirements, as 1.0 and as 0.3 write them."""
     ways = security_requirements(settings, capability)
     required1: list[Json] = [
         {"schemes": {name: {"list": [*scopes]} if scopes else {} for name, scopes in way.items()}}
@@ -282,7 +282,7 @@ def _required(
 
 
 def _common(settings: Settings) -> JsonObject:
-    """Return what both versions write alike."""
+    """Return the fields that are the same in both versions."""
     a2a = settings.a2a
     sentences = [a2a.description]
     if a2a.demo:
@@ -371,7 +371,7 @@ def _capabilities(settings: Settings, *, extended: bool) -> JsonObject:
         }
         for extension in ALL_EXTENSIONS
     ]
-    # Whoever looks for an earlier name finds it; in few words, since the public card is small.
+    # Clients that look for an earlier URI find it; briefly, to keep the public card small.
     earlier: list[Json] = [
         {"uri": alias, "params": {"alias_of": f"#{extension.anchor}"}}
         for extension in ALL_EXTENSIONS

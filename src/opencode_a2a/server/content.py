@@ -1,8 +1,7 @@
-"""What a caller's message means: its prompt, its metadata, and the output modes it accepts.
+"""Reads a caller's message: the prompt that its parts make, its metadata, its output modes.
 
-``operations`` reads a message before anything is asked of the tasks, so that one that OpenCode
-cannot handle is refused while nothing has happened yet. Which files it can handle is known to
-``media``.
+``operations`` does so before it submits the message, so that one that OpenCode cannot handle is
+refused before anything has happened. ``media`` knows which files OpenCode can handle.
 """
 
 import base64
@@ -46,13 +45,13 @@ from opencode_a2a.validation import listed
 
 
 class _UnreadableError(UnfitError):
-    """The part is of a kind that could be taken, but its content cannot be read."""
+    """The part is of a supported kind, but its content cannot be read."""
 
 
 async def read_prompt(
     message: Message, fetch: Fetch, principal: Principal
 ) -> tuple[PromptPart, ...]:
-    """Return the prompt that a caller's message means; list all parts that cannot be taken."""
+    """Return the prompt that a message makes; raise an error that lists all unusable parts."""
     urls = [part.url for part in message.parts if part.url and _unusable(part.url) is None]
     fetched: list[FetchResult] = []
     try:
@@ -95,7 +94,7 @@ async def read_prompt(
 
 
 def _unusable(url: str) -> UnfitError | None:
-    """Return why a URL is not even tried."""
+    """Return why a URL cannot be fetched, without trying it; None if it may be."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -126,9 +125,9 @@ def _prompt_part(part: Part) -> PromptPart:
 def read_metadata(
     params: JsonObject | None, message: JsonObject | None
 ) -> tuple[Routing, Delivery | None]:
-    """Return where the caller wants the turn to run, and how a running one is to get the message.
+    """Return how the caller wants the turn to run, and how to deliver to a running turn.
 
-    The metadata of the params come first.
+    The metadata of the params win over those of the message.
     """
     if not params and not message:
         return ANYWHERE, None
@@ -154,7 +153,7 @@ def read_metadata(
 
 
 class _Sources:
-    """The two places where metadata may stand, in order, and what was wrong in them."""
+    """Reads metadata from the places where it may be, in order, and collects what is wrong."""
 
     def __init__(self, *places: tuple[str, JsonObject | None]) -> None:
         self._places = [(name, value) for name, value in places if value]
@@ -182,7 +181,7 @@ class _Sources:
                 return self._report("metadata.shared.delivery", text)
 
     def rights(self) -> Rights:
-        """Return what both places leave: a request can only narrow what it may do."""
+        """Return the rights that both places leave: metadata can only narrow them."""
         rights = FULL
         for name, value in self._places:
             profile = self._text_at(name, value, "opencode", "profile")
@@ -196,7 +195,7 @@ class _Sources:
         return rights
 
     def output_schema(self) -> JsonObject | None:
-        """Return the schema that the answer has to fit, by our name or by OpenCode's."""
+        """Return the schema that the answer has to fit, under our name or OpenCode's."""
         for name, value in self._places:
             place, schema = self._at(name, value, "shared", "output", "schema")
             if schema is None:
@@ -237,7 +236,7 @@ class _Sources:
         return (value or "").strip() or None
 
     def _at(self, name: str, value: Json, *path: str) -> tuple[str, Json]:
-        """Return the full name of a place, and what stands there, if anything does."""
+        """Return the full name of a field, and its value or None."""
         for step in path:
             if not isinstance(value, dict):
                 self._report(name, "must be an object")
@@ -257,7 +256,7 @@ class _Sources:
 
 
 def read_output_modes(accepted: Iterable[str]) -> tuple[str, ...] | None:
-    """Return the media types that the caller accepts, sorted; None when anything will do."""
+    """Return the media types that the caller accepts, sorted; None if every type is accepted."""
     plain = (mode.partition(";")[0].strip().lower() for mode in accepted)
     # Older clients name the kinds of parts instead of media types.
     known = {"*": "*/*", "text": "text/plain", "data": "application/json"}

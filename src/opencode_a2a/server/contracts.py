@@ -1,4 +1,4 @@
-"""What is published about the whole service: the compatibility profile and the wire contract.
+"""The contracts about the whole service: the compatibility profile and the wire contract.
 
 Both are computed from the operations of A2A, the declared methods of the extensions, and the
 settings of the deployment. The cards and the OpenAPI document carry the same values.
@@ -26,22 +26,23 @@ from opencode_a2a.rights import Capability
 from opencode_a2a.signing import JWKS_PATH
 
 BINDINGS = tuple(Binding)
-"""The preferred one first."""
+"""All bindings, the preferred one first."""
 CARD_PATH = "/.well-known/agent-card.json"
 EARLIER_CARD_PATH = "/.well-known/agent.json"
 CATALOG_PATH = "/.well-known/ai-catalog.json"
 RESOURCE_PATH = "/.well-known/oauth-protected-resource"
 DISCOVERY = (CARD_PATH, EARLIER_CARD_PATH, CATALOG_PATH, RESOURCE_PATH, JWKS_PATH)
-"""What everybody may read: the public card, where it was earlier, the AI Catalog, where to get a
-token (RFC 9728), if an identity provider is configured, and the keys that we sign with, if any."""
+"""Paths that need no credential: the public card, its earlier path, the AI Catalog, the metadata
+for tokens (RFC 9728; if an identity provider is configured), and our public keys, if there are
+any."""
 LIVE_PATH, READY_PATH = PROBES = ("/livez", "/readyz")
-"""For whoever watches the process, without a credential."""
+"""Liveness and readiness, for supervisors of the process; they need no credential."""
 HEALTH_PATH = "/health"
 METRICS_PATH = "/metrics"
 API_KEY_HEADER = "X-API-Key"
 _DOOR = "mutualTLS"
 _ISSUED = frozenset({"oidc", "jwtAuth", "oauth2"})
-"""The schemes of tokens that an identity provider gives out."""
+"""The security schemes for tokens of an identity provider."""
 
 
 def spoken_versions(settings: Settings) -> tuple[Version, ...]:
@@ -60,11 +61,11 @@ class SecurityScheme:
     """A way to authenticate, as each version of A2A writes it; OpenAPI writes it as 0.3 does."""
 
     kind: str
-    """The field of 1.0 that it is."""
+    """The name of the field in 1.0."""
     v1: JsonObject
     v03: JsonObject
     scopes: tuple[str, ...] = ()
-    """What a token needs in any case."""
+    """The scopes that every call needs."""
 
     @classmethod
     def http(cls, scheme: str, form: str | None = None) -> "SecurityScheme":
@@ -73,7 +74,7 @@ class SecurityScheme:
 
 
 def security_schemes(settings: Settings) -> dict[str, SecurityScheme]:
-    """Return by name how callers may authenticate; ``security_requirements`` says what with."""
+    """Return how callers may authenticate, by name; ``security_requirements`` combines them."""
     auth, oidc = settings.auth, settings.oidc
     static = {entry.scheme for entry in auth.static_auth_credentials or () if entry.enabled}
     found: dict[str, SecurityScheme] = {}
@@ -114,13 +115,13 @@ def security_schemes(settings: Settings) -> dict[str, SecurityScheme]:
 def security_requirements(
     settings: Settings, capability: Capability | None = None
 ) -> list[dict[str, tuple[str, ...]]]:
-    """Return the ways in: schemes of which all are needed, each with the scopes for it.
+    """Return the alternatives for a caller: each names schemes, all needed, with their scopes.
 
-    With a capability, for what needs it: tokens then need one more scope, while the credentials of
-    the settings have it or not.
+    For a method that needs a capability, tokens need one more scope; whether a credential of the
+    settings has the capability does not show here.
     """
     oidc, schemes = settings.oidc, security_schemes(settings)
-    # Besides each of the credentials, not instead of it.
+    # A client certificate is needed in addition to each credential, not instead of it.
     door: dict[str, tuple[str, ...]] = {_DOOR: ()} if schemes.pop(_DOOR, None) else {}
     ways: list[dict[str, tuple[str, ...]]] = []
     for name, scheme in schemes.items():
@@ -134,18 +135,21 @@ def security_requirements(
 
 
 def openid_configuration(issuer: str) -> str:
-    """Return where an issuer describes itself."""
+    """Return the address of an issuer's discovery document."""
     return f"{issuer.rstrip('/')}/.well-known/openid-configuration"
 
 
 def metadata_url(settings: Settings) -> str:
-    """Return where ``protected_resource`` is: RFC 9728 puts it before the path of the service."""
+    """Return the address of ``protected_resource``.
+
+    RFC 9728 puts its path before that of the service.
+    """
     parts = urlsplit(settings.public_url)
     return parts._replace(path=RESOURCE_PATH + parts.path).geturl()
 
 
 def protected_resource(settings: Settings) -> JsonObject:
-    """Return who gives tokens for this service, and which scopes mean something (RFC 9728)."""
+    """Return who issues tokens for this service, and the scopes it knows (RFC 9728)."""
     about = settings.a2a.documentation_url
     return {
         "resource": settings.public_url,
@@ -157,16 +161,16 @@ def protected_resource(settings: Settings) -> JsonObject:
     }
 
 
-# --- what both contracts say ------------------------------------------------------------------
+# --- shared by both contracts -----------------------------------------------------------------
 
 
 def core_methods(settings: Settings) -> list[str]:
-    """Return A2A's own methods, in the versions that are spoken."""
+    """Return A2A's own methods in the versions that this deployment speaks."""
     return [name for v in spoken_versions(settings) for o in OPERATIONS if (name := o.named(v))]
 
 
 def endpoints(settings: Settings) -> list[str]:
-    """Return every verb and path of A2A that answers."""
+    """Return the verb and path of every route of A2A."""
     versions = spoken_versions(settings)
     found = [
         f"{verb} {PREFIXES[version]}{path}"
@@ -179,7 +183,7 @@ def endpoints(settings: Settings) -> list[str]:
 
 
 def protocol_summary(settings: Settings) -> JsonObject:
-    """Return which versions are spoken and what answers; the same in both contracts."""
+    """Return the versions, methods and routes that the deployment offers."""
     a2a = settings.a2a
     supported: list[Json] = [*a2a.supported_protocol_versions]
     versions: JsonObject = {
@@ -222,7 +226,7 @@ _ENDED: dict[Version, JsonObject] = {
     },
     Version.V1: {"behavior": "refused", "error_type": UnsupportedOperationError.reason},
 }
-"""What a subscription to an ended task gets."""
+"""The result of subscribing to an ended task."""
 
 
 def _behaviors(settings: Settings) -> JsonObject:
@@ -349,7 +353,7 @@ def _runtime_features(settings: Settings) -> JsonObject:
         "session_shell": toggle("opencode.sessions.shell"),
         "session_mutations": toggle("opencode.sessions.create"),
         "workspace_mutations": toggle("opencode.workspaces.create"),
-        # As the operator declares it; the service cannot know.
+        # Declared by the operator; the service cannot check it.
         "execution_environment": {
             "sandbox": {
                 "mode": declared.sandbox_mode,
@@ -457,4 +461,4 @@ WIRE_CONTRACT = Extension(
 )
 ALL_EXTENSIONS = (*EXTENSIONS, COMPATIBILITY_PROFILE, WIRE_CONTRACT)
 EXTENSION_NAMES = frozenset(name for one in ALL_EXTENSIONS for name in (one.uri, *one.aliases))
-"""All names, of now and earlier, that callers may activate extensions by."""
+"""All URIs, current and earlier, that callers may activate extensions by."""

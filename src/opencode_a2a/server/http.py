@@ -1,4 +1,4 @@
-"""What both bindings take from a request and give to a response."""
+"""What the bindings share: reading requests, writing responses, refusals and streams."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -40,14 +40,14 @@ from opencode_a2a.tasks.state import Entry
 logger: FilteringBoundLogger = structlog.get_logger(__name__)
 
 OPERATION = "operation"
-"""In the scope: the operation that a request is for, as the access log names it."""
+"""In the scope: the name of the operation or method, for the access log."""
 _JSON_TYPES = frozenset({"", "application/json", "application/a2a+json"})
 _REST_TYPES = {Version.V1: "application/a2a+json", Version.V03: "application/json"}
 _EXTENSION_HEADERS = {Version.V1: "A2A-Extensions", Version.V03: "X-A2A-Extensions"}
 
 
 class Endpoint:
-    """What answers the requests of a route; the router's own way has five calls in between."""
+    """The endpoint of a route; Starlette's own has five calls in between."""
 
     def __init__(self, answer: Callable[[Request], Awaitable[ASGIApp]]) -> None:
         self._answer = answer
@@ -61,7 +61,7 @@ class Endpoint:
 
 
 def call_of(request: Request, version: Version) -> OperationCall:
-    """Return what an operation has to know about a request beside its params."""
+    """Return what an operation has to know about a request besides its params."""
     caller: Caller = request.scope[SCOPE_KEY]
     cursor = request.headers.get("last-event-id") or request.query_params.get("after")
     hops = request.headers.get(HOPS_HEADER, "")
@@ -78,7 +78,7 @@ def asked_version(request: Request) -> str:
 def refusal_version(
     request: Request, default: Version, supported: Collection[Version] = EVERY_VERSION
 ) -> Version:
-    """Return the version to refuse a request in, before its own version has been read."""
+    """Return the version in which to refuse a request whose version is not settled yet."""
     try:
         return negotiate(asked_version(request), default, supported)
     except VersionNotSupportedError:
@@ -100,7 +100,7 @@ async def read_body(request: Request) -> Json:
 
 
 def success_headers(request: Request, version: Version, terms: "Terms") -> dict[str, str]:
-    """Return the headers of an answer that is no error: the version and the active extensions."""
+    """Return the headers of a successful answer: the version and the active extensions."""
     asked = [
         value for name in _EXTENSION_HEADERS.values() for value in request.headers.getlist(name)
     ]
@@ -127,7 +127,7 @@ def rest_refusal(error: ServiceError, version: Version) -> Response:
 
 
 def as_service_error(error: Exception, where: str) -> ServiceError:
-    """Return an error that callers may see; a defect of ours is logged and hidden behind one."""
+    """Return an error that callers may see; any other is logged, and becomes InternalError."""
     if isinstance(error, ServiceError):
         return error
     logger.error("request failed", where=where, exc_info=error)
@@ -135,9 +135,10 @@ def as_service_error(error: Exception, where: str) -> ServiceError:
 
 
 def refused(error: ServiceError, scope: Scope) -> Response:
-    """Refuse what reaches no method and no route, in the form of the version and binding called.
+    """Return the refusal of a request that reached no binding.
 
-    The guards of ``web`` answer through this too, with the HTTP status of the error.
+    It has the form of the version and binding that were called, and the HTTP status of the error.
+    The layers of ``web`` refuse requests with it.
     """
     path: str = scope["path"]
     if path == RPC_PATH:
@@ -153,14 +154,14 @@ def refused(error: ServiceError, scope: Scope) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a binding is configured with."""
+    """The configuration that the bindings share."""
 
     default: Version
     """The version of a request that names none."""
     limits: StreamSettings
     streams: Streams
     extensions: Collection[str] = ()
-    """The names that callers may activate extensions by. They work without; it is a courtesy."""
+    """The URIs that callers may activate extensions by, though all work without that."""
     supported: tuple[Version, ...] = EVERY_VERSION
 
 
@@ -175,7 +176,7 @@ def event_stream(
 ) -> EventStream:
     """Return the response that writes a task stream as server-sent events.
 
-    An error becomes the last of them. ``head`` and ``tail`` stand around the object of each event.
+    An error becomes the last event. ``head`` and ``tail`` enclose the object of each event.
     """
     frame = b"id: %%b\ndata: %b%%b%b\n\n" % (head.replace(b"%", b"%%"), tail)
     reader, log = stream.reader, stream.reader.log
@@ -186,10 +187,11 @@ def event_stream(
 
     async def frames(write: WriteNow) -> AsyncGenerator[bytes, None]:
         def push(entries: list[Entry]) -> bool:
+            """Write entries at once; False if the socket is full, and ``next`` returns them."""
             chunk = encoded(entries)
             return not chunk or write(chunk)
 
-        # Nothing is kept while waiting for the next entries: the task is large, and the stream
+        # Nothing is kept alive while the stream waits for entries: a task is large, and the wait
         # may be long.
         first, stream.task = stream.task, None
         if first is not None:

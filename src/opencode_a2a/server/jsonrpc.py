@@ -1,8 +1,8 @@
 """JSON-RPC: one URL for the core methods of both versions and for all extension methods.
 
-``app`` mounts it at ``POST /``. Errors are answers with HTTP status 200, as JSON-RPC over HTTP
-has it; a call without id is executed and answered with 204 and nothing. An error of a 0.3 method
-that streams is a stream of one event: clients of 0.3 read nothing else there.
+``app`` mounts it at ``POST /``. Errors are answered with HTTP status 200, as is usual for JSON-RPC
+over HTTP. A request without an id (a notification) is executed and answered with 204. An error of a
+0.3 method that streams is sent as a stream of one event: clients of 0.3 read nothing else there.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,14 +46,14 @@ from opencode_a2a.validation import listed
 
 
 class ExtensionMethods(Protocol):
-    """Methods beyond A2A."""
+    """Methods beyond A2A; ``extensions.dispatch.Dispatcher`` implements it."""
 
     @property
     def names(self) -> Iterable[str]: ...
 
     @property
     def disabled(self) -> Mapping[str, Mapping[str, str]]:
-        """Methods that are declared but switched off: by which setting, and why."""
+        """Methods that are declared but disabled: by which setting, and why."""
         ...
 
     async def call(
@@ -63,6 +63,8 @@ class ExtensionMethods(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Envelope:
+    """A JSON-RPC request; one without an id is a notification."""
+
     method: str
     params: Json
     id: RpcId
@@ -91,7 +93,7 @@ class RpcBinding:
         version = refusal_version(request, default, supported)
         try:
             sent = await read_body(request)
-            match sent:  # the sender of what is no request can then tell what was refused
+            match sent:  # the id is echoed even if the rest is not a valid request
                 case {"id": str() | int() as request_id} if not isinstance(request_id, bool):
                     pass
                 case _:
@@ -99,7 +101,7 @@ class RpcBinding:
             envelope = _read(sent)
             asked, what = asked_version(request), f"The method {envelope.method[:128]}"
             _, belongs = METHODS.get(envelope.method, (None, None))
-            version = belongs or version  # in which a wrong header is refused
+            version = belongs or version  # the one in which a wrong header is refused
             if belongs and not asked and Version.V1 in supported and only_v1(envelope.params):
                 belongs = Version.V1
             version = negotiate(asked, default, supported, belongs=belongs, what=what)

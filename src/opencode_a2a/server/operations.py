@@ -1,8 +1,8 @@
-"""What the service does for each operation of A2A, the same for all bindings.
+"""The operations of A2A, the same for all bindings and versions.
 
-A binding reads the params of a request, runs the operation, and encodes what comes back: an
-object of 1.0, or a ``TaskStream``. What the versions mean differently, beyond how they write it,
-is decided here.
+A binding reads the params of a request, runs the operation that ``HANDLERS`` names, and encodes
+the result: an object of 1.0, or a ``TaskStream``. Where the versions differ in meaning, and not
+only in spelling, the difference is handled here.
 """
 
 import time
@@ -49,28 +49,29 @@ LISTS_AUDITED_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class OperationCall:
-    """A request for an operation, whichever binding it came by."""
+    """What an operation knows of its request besides the params, whatever the binding."""
 
     caller: Caller
     version: Version
     cursor: str | None = None
-    """The last event that a reader has, as it was given to it."""
+    """The id of the last event that the reader has received."""
     hops: int = 0
-    """How many agents the request went through, as the last of them says."""
+    """The number of agents that the request went through, as the last of them states it."""
 
 
 @dataclass(slots=True)
 class TaskStream:
-    """The answer of an operation that streams: the task as it is, then the entries that follow.
+    """The result of an operation that streams: the current task, then the entries that follow.
 
-    Whoever makes one renders the task before the next await: what is appended later follows as
-    entries.
+    The task has to be rendered right after the reader was made, before anything is awaited: entries
+    that are appended later are read by the reader.
     """
 
     reader: LogReader
     task: tuple[bytes, JsonObject] | None
-    """Its cursor and itself; None for a reader that has it."""
+    """The cursor of the current task and the task; None if the reader has it already."""
     follow: bool = True
+    """Whether entries may follow the task."""
 
 
 class Operations:
@@ -88,10 +89,10 @@ class Operations:
         self._cards = cards
         self._fetch = fetch
         self._listed: dict[Principal, float] = {}
-        """When the next list of each supervisor is recorded."""
+        """The monotonic time from which on the next list of a supervisor is audited again."""
 
     async def send(self, call: OperationCall, request: SendRequest) -> JsonObject:
-        """Send a message; unless the caller wants otherwise, wait until the task stops."""
+        """Send a message and return the task: when it stops, or at once if the caller says so."""
         submitted = await self._submit(call, request)
         if request.blocking:
             state = await submitted.log.until_stopped(submitted.seq)
@@ -101,7 +102,7 @@ class Operations:
         return {"task": render.task(state, request.history_length)}
 
     async def begin(self, call: OperationCall, request: SendRequest) -> JsonObject:
-        """Send a message without waiting for anything: nobody reads the answer."""
+        """Send a message for a caller that wants no answer."""
         await self._submit(call, request)
         return {}
 
@@ -144,7 +145,7 @@ class Operations:
         except AnswerExpectedError as error:
             raise _unanswered(error) from None
         if push is not None and not submitted.new:
-            # One that came with an earlier message, or with this one, is not to lose its place.
+            # If the task has this webhook already, it must not start anew.
             await self._tasks.put_webhook(principal, submitted.log.ref.id, push, anew=False)
         return submitted
 
@@ -155,7 +156,7 @@ class Operations:
         return _owned(render.task(state, params.history_length), state, call)
 
     async def _whose(self, call: OperationCall, task_id: str, operation: str) -> Principal:
-        """Return for whom the caller acts: themselves, unless they supervise another's task."""
+        """Return the owner of a task for a supervisor, and audit that; else the caller."""
         own = call.caller.principal
         if not call.caller.supervises:
             return own
@@ -168,7 +169,7 @@ class Operations:
     async def list_tasks(self, call: OperationCall, query: Query) -> JsonObject:
         principal, caller = call.caller.principal, call.caller
         if caller.supervises and time.monotonic() >= self._listed.get(principal, 0.0):
-            # A console lists every two seconds: one record stands for a minute of that.
+            # A console lists every two seconds: one audit record a minute is enough.
             self._listed[principal] = time.monotonic() + LISTS_AUDITED_SECONDS
             AUDIT.info("tasks supervised", by=principal, operation="ListTasks")
         page = await self._tasks.page(None if caller.supervises else principal, query)
@@ -189,7 +190,7 @@ class Operations:
         return _owned(render.task(state), state, call)
 
     async def subscribe(self, call: OperationCall, params: TaskParams) -> TaskStream:
-        """Follow a task that exists, from now or from where a reader was."""
+        """Follow an existing task, from now on or from the cursor of the call."""
         try:
             cursor = Cursor.parse(call.cursor) if call.cursor else None
         except ValueError:
@@ -213,14 +214,14 @@ class Operations:
         return TaskStream(reader, render.snapshot(reader.state) if reader.resync else None)
 
     async def create_push(self, call: OperationCall, request: PushRequest) -> JsonObject:
-        """Have the changes of a task's state sent to a webhook."""
+        """Set a webhook, which is sent the changes of a task's state."""
         whose, task_id = call.caller.principal, request.task_id
         await self._check_push(request.config, whose)
         row = await self._tasks.put_webhook(whose, task_id, request.config)
         return render.push_config(task_id, row)
 
     async def _check_push(self, config: PushConfig, principal: Principal) -> None:
-        """Refuse a push notification configuration before anything is done for it."""
+        """Refuse a webhook that may not be called, before anything else is done."""
         self._require_push()
         with looking_for(principal):
             await self._sender.vet(config)
@@ -242,7 +243,7 @@ class Operations:
         return {"configs": configs, "nextPageToken": ""}
 
     async def delete_push(self, call: OperationCall, params: PushRef) -> JsonObject:
-        """Forget a configuration; one that is not there is as good as forgotten."""
+        """Delete a webhook; deleting one that does not exist succeeds too."""
         self._require_push()
         whose = call.caller.principal
         await self._tasks.log(whose, params.task_id)
@@ -259,9 +260,12 @@ class Operations:
 
 
 def _unanswered(error: AnswerExpectedError) -> UnsupportedOperationError:
-    """Say which task waits, and for what. Clients show the text of an error, if anything of it."""
+    """Return the error that says which task waits, and for what.
+
+    The text says it all, since most clients show nothing else of an error.
+    """
     instead = "or set metadata.opencode.new_task to true for a new task"
-    if not error.waiting:  # they have been answered since
+    if not error.waiting:  # the tasks have been answered meanwhile
         return UnsupportedOperationError(str(error))
     if len(error.waiting) > 1:
         ids = [state.ref.id for state in error.waiting]
@@ -279,7 +283,7 @@ def _unanswered(error: AnswerExpectedError) -> UnsupportedOperationError:
 
 
 def _owned(rendered: JsonObject, state: TaskState, call: OperationCall) -> JsonObject:
-    """Add whose a task is, for a supervisor who reads another's."""
+    """Add the owner of a task, for a supervisor who reads another caller's."""
     principal = state.ref.principal
     if principal != call.caller.principal:
         match rendered["metadata"]:
@@ -291,7 +295,7 @@ def _owned(rendered: JsonObject, state: TaskState, call: OperationCall) -> JsonO
 
 
 Run = Callable[[Operations, OperationCall, Any], Awaitable[JsonObject | TaskStream]]
-"""What runs; the params are what the operation takes."""
+"""Runs an operation; the params are of the type in ``Operation.takes``."""
 
 HANDLERS: dict[a2a.Operation, Run] = {
     a2a.SEND_MESSAGE: Operations.send,
@@ -311,4 +315,4 @@ NOTIFIED: dict[a2a.Operation, Run] = HANDLERS | {
     a2a.SEND_STREAMING_MESSAGE: Operations.begin,
     a2a.SUBSCRIBE_TO_TASK: Operations.get,
 }
-"""What is done for a caller that wants no answer."""
+"""The same for JSON-RPC notifications, whose callers want no answer."""

@@ -1,7 +1,7 @@
 """HTTP+JSON: the routes of 1.0 at the root, those of 0.3 under ``/v1``.
 
-``app`` mounts them. A route belongs to one version; the refusal of a request in another one names
-the header to send. Bodies of 0.3 come in two spellings, and are answered in the one they came in.
+``app`` mounts them. A route belongs to one version; a request for another version is refused with
+the header to send. Bodies of 0.3 have two spellings, and are answered in the one they came in.
 """
 
 from collections.abc import Mapping
@@ -82,7 +82,7 @@ class RestBinding:
             if operation is GET_EXTENDED_CARD:  # a document made at the start, with an ETag
                 await self._cards.refresh()
                 return self._cards.respond_extended(request, version)
-            # A read of ``…:cancel`` looks like the read of a task with such a name.
+            # ``GET /tasks/ID:cancel`` would look like the read of a task with such an id.
             if operation is GET_TASK and request.path_params["id"].endswith(":cancel"):
                 raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "POST"})
             params: JsonObject
@@ -99,7 +99,7 @@ class RestBinding:
                         params[name] = _FLAGS.get(given, given)
                 params |= request.path_params
             if not asked and Version.V1 in supported and only_v1(params):
-                version = Version.V1  # the base URL of some clients ends in /v1
+                version = Version.V1  # some clients of 1.0 have a base URL that ends in /v1
             encoding = render.V1
             if version is Version.V03:
                 json = rest_spelling(params) is Spelling.JSON
@@ -114,7 +114,7 @@ class RestBinding:
         except Exception as raised:
             error = as_service_error(raised, request.url.path)
             if (operation, version, type(error)) == (LIST_TASKS, Version.V03, InvalidParamsError):
-                # 0.3 has a reason of its own for wrong params of its list.
+                # 0.3 has a reason of its own for invalid params of a list.
                 error = InvalidListingError(error.message, violations=error.violations)
             refusal = rest_refusal(error, version)
             refusal.headers.update(dict(error.headers))
