@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from opencode_a2a.a2a import render
+from opencode_a2a.a2a.encoding import V1
 from opencode_a2a.cli import main
 from opencode_a2a.config import Settings, load
 from opencode_a2a.errors import (
@@ -206,7 +207,7 @@ def _updates() -> list[Any]:
     state = TaskState(REF)
     entries = [state.apply(Accepted(Message("m", "user", [Part("text", text="x")])), 1)]
     entries += [state.apply(event, 1) for event in EVENTS]
-    encoded = [render.V1.entry(entry, REF) for entry in entries]
+    encoded = [V1.entry(entry, REF) for entry in entries]
     return [orjson.loads(one) for one in encoded if one] + [render.task(state)]
 
 

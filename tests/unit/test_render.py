@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencode_a2a.a2a import render
-from opencode_a2a.a2a.render import Encoding
+from opencode_a2a.a2a.encoding import V03, V03_PROTO, V1, Encoding
 from opencode_a2a.events import (
     Channel,
     ChannelClosed,
@@ -52,7 +52,7 @@ from opencode_a2a.tasks.state import (
 )
 from tests.support.opencode_state import recording, recordings
 
-FORMS = (render.V1, render.V03, render.V03_PROTO)
+FORMS = (V1, V03, V03_PROTO)
 AT = 1_794_733_200_123
 TIME = "2026-11-15T09:00:00.123Z"
 MSG = MessageId("msg_1")
@@ -134,7 +134,7 @@ def run(*events: LogEvent, ref: TaskRef = REF) -> tuple[TaskState, list[Entry]]:
     return state, [state.apply(event, AT) for event in events]
 
 
-def last(*events: LogEvent, ref: TaskRef = REF, form: Encoding = render.V1) -> JsonObject:
+def last(*events: LogEvent, ref: TaskRef = REF, form: Encoding = V1) -> JsonObject:
     """Return the last of some events as a stream carries it."""
     _, entries = run(*events, ref=ref)
     encoded = form.entry(entries[-1], ref)
@@ -172,9 +172,9 @@ def test_the_sdk_reads_the_task_of_every_line_at_any_moment(length: int) -> None
     state, _ = run(*TURN[:length])
 
     reads(render.task(state), Task())
-    old = v03.Task.model_validate(render.V03.result(render.task(state)), extra="forbid")
+    old = v03.Task.model_validate(V03.result(render.task(state)), extra="forbid")
     conversions.to_core_task(old)
-    proto = reads(render.V03_PROTO.result(render.task(state)), a2a_v0_3_pb2.Task())
+    proto = reads(V03_PROTO.result(render.task(state)), a2a_v0_3_pb2.Task())
     proto_utils.FromProto.task(cast(a2a_v0_3_pb2.Task, proto))
 
 
@@ -182,14 +182,14 @@ def test_the_sdk_reads_the_task_of_every_line_at_any_moment(length: int) -> None
 def test_the_sdk_reads_every_ending(ending: Finished) -> None:
     state, entries = run(Accepted(USER), Started(), ending)
     reads(render.task(state), Task())
-    conversions.to_core_task(v03.Task.model_validate(render.V03.result(render.task(state))))
-    reads(render.V03_PROTO.result(render.task(state)), a2a_v0_3_pb2.Task())
+    conversions.to_core_task(v03.Task.model_validate(V03.result(render.task(state))))
+    reads(V03_PROTO.result(render.task(state)), a2a_v0_3_pb2.Task())
     assert [entry.stops for entry in entries] == [False, False, True]
 
 
 def test_the_sdk_reads_every_entry_of_every_line() -> None:
     _, entries = run(*TURN)
-    silent = [type(e.event) for e in entries if render.V1.entry(e, REF) is None]
+    silent = [type(e.event) for e in entries if V1.entry(e, REF) is None]
     assert silent == [Accepted, Answered, UsageCounted]
 
     for entry in entries:
@@ -198,9 +198,9 @@ def test_the_sdk_reads_every_entry_of_every_line() -> None:
             if encoded is None:
                 continue
             rendered: JsonObject = orjson.loads(encoded)
-            if form is render.V1:
+            if form is V1:
                 reads(rendered, StreamResponse())
-            elif form is render.V03:
+            elif form is V03:
                 read_event03(rendered)
             else:
                 proto = reads(rendered, a2a_v0_3_pb2.StreamResponse())
@@ -214,7 +214,7 @@ def test_growing_text_is_framed_as_json_would_be(
     ref = TaskRef(TaskId("t1"), ContextId(context), Principal("p"))
     entry = Entry(seq, AT, TextGrew(MessageId(message_id), "prt_1", text, opens))
 
-    encoded = render.V1.entry(entry, ref)
+    encoded = V1.entry(entry, ref)
 
     assert encoded is not None
     assert orjson.loads(encoded) == {
@@ -244,7 +244,7 @@ def test_growing_text_is_framed_as_json_would_be(
 
 
 def test_growing_text_of_0_3_has_its_kinds() -> None:
-    update = last(TextGrew(MSG, "prt_1", "x", opens=True), form=render.V03)
+    update = last(TextGrew(MSG, "prt_1", "x", opens=True), form=V03)
 
     assert (update["kind"], update["append"]) == ("artifact-update", False)
     assert at(update, "artifact", "parts") == [{"kind": "text", "text": "x"}]
@@ -292,7 +292,7 @@ def test_a_reader_of_the_stream_ends_with_the_text_of_the_stored_task(
 
     seen = ""
     for entry in entries:
-        update = at(orjson.loads(render.V1.entry(entry, REF) or b""), "artifactUpdate")
+        update = at(orjson.loads(V1.entry(entry, REF) or b""), "artifactUpdate")
         text = str(at(update, "artifact", "parts", 0, "text"))
         seen = seen + text if at(update, "append") else text
 
@@ -495,13 +495,13 @@ def test_final_of_0_3_is_set_where_a_stream_ends() -> None:
         type(entry.event)
         for entry in entries
         if entry.status
-        and (encoded := render.V03.entry(entry, REF))
+        and (encoded := V03.entry(entry, REF))
         and orjson.loads(encoded).get("final")
     }
 
     # The first answer leaves the question open: the task still waits.
     assert final == {Interrupted, Resumed, Finished}
-    assert last(Started(), Progressed("step-start", "running"), form=render.V03)["final"] is False
+    assert last(Started(), Progressed("step-start", "running"), form=V03)["final"] is False
 
 
 def test_states_are_spelled_as_each_line_has_them() -> None:
@@ -556,10 +556,10 @@ def test_negotiated_modes_are_told_with_every_event_and_data_stay_data_when_acce
 
 
 def test_the_diff_is_a_file_in_0_3_as_well() -> None:
-    old = cast(JsonObject, last(DIFF, form=render.V03)["artifact"])
+    old = cast(JsonObject, last(DIFF, form=V03)["artifact"])
     assert at(old, "parts", 0, "file", "mimeType") == "text/x-diff"
 
-    proto = artifact(last(DIFF, form=render.V03_PROTO))
+    proto = artifact(last(DIFF, form=V03_PROTO))
     encoded = base64.b64encode(DIFF.patch.encode()).decode()
     assert at(proto, "parts", 0, "file") == {
         "fileWithUri": f"data:text/x-diff;base64,{encoded}",

@@ -15,7 +15,7 @@ from psycopg import sql
 from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
-from opencode_a2a.a2a import render
+from opencode_a2a.a2a.encoding import V1
 from opencode_a2a.errors import StreamEndedError
 from opencode_a2a.events import Finished, Interrupted, Outcome, Started, TextGrew
 from opencode_a2a.ids import ContextId, MessageId, Principal, RequestId, SessionId, TaskId
@@ -508,7 +508,7 @@ async def test_what_a_later_version_wrote_shows_nothing_and_has_its_number(tmp_p
             (4, Unknown("Finished")),
             (5, Finished(Outcome.COMPLETED)),
         ]
-        assert render.V1.entry(entries[0], remote.ref) is None
+        assert V1.entry(entries[0], remote.ref) is None
 
 
 async def test_a_task_that_is_seen_before_its_own_process_has_it_is_followed_on(

@@ -13,7 +13,7 @@ from google.protobuf.json_format import MessageToDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencode_a2a.a2a.render import V03, V03_PROTO, V1, Encoding
+from opencode_a2a.a2a.encoding import V03, V03_PROTO, V1, Encoding
 from opencode_a2a.a2a.types import SendRequest, TaskParams, check
 from opencode_a2a.a2a.v03 import Spelling, rest_spelling
 from opencode_a2a.errors import InvalidParamsError

@@ -1,7 +1,7 @@
-"""Errors as bodies: one encoder for each binding, in the shapes of both versions.
+"""Encodes errors: one encoder for each binding, with the shapes of both versions.
 
-Nothing else in the program knows what an error looks like on the wire. Only what a ServiceError
-carries is sent, never the text of another exception.
+Nothing else in the program knows what an error looks like on the wire. Only the fields of a
+ServiceError are sent, never the text of another exception.
 """
 
 import orjson
@@ -13,7 +13,7 @@ from opencode_a2a.events import Json, JsonObject
 
 RpcId = str | int | None
 
-# The reasons that the specification defines; all others are ours.
+# The reasons that the specification defines; all others are specific to this service.
 _A2A_REASONS = frozenset(
     {
         *("TASK_NOT_FOUND", "TASK_NOT_CANCELABLE", "PUSH_NOTIFICATION_NOT_SUPPORTED"),
@@ -25,14 +25,14 @@ _TYPE = "type.googleapis.com/google.rpc."
 
 
 def rpc_error(error: ServiceError, request_id: RpcId, version: Version) -> JsonObject:
-    """Return a JSON-RPC response that carries an error."""
+    """Return the JSON-RPC response for an error."""
     data: Json = _details(error) if version is Version.V1 else _flat(error)
     body: JsonObject = {"code": error.code, "message": error.message, "data": data}
     return {"jsonrpc": "2.0", "id": request_id, "error": body}
 
 
 def rest_error(error: ServiceError, version: Version) -> JsonObject:
-    """Return the body of an HTTP+JSON answer with an error; its status is ``error.http``."""
+    """Return the body of the HTTP+JSON response for an error; its status is ``error.http``."""
     if version is Version.V1:
         return {
             "error": {
@@ -51,15 +51,15 @@ def rest_error(error: ServiceError, version: Version) -> JsonObject:
 
 
 def rpc_error_frame(error: ServiceError, request_id: RpcId, version: Version) -> bytes:
-    """Return the last event of a JSON-RPC stream that breaks.
+    """Return the event that ends a JSON-RPC stream with an error.
 
-    In 0.3 it has no name: clients of 0.3 read the code from the data of a plain event only.
+    In 0.3 the event has no name: clients of 0.3 find the error only in an unnamed event.
     """
     return _frame(rpc_error(error, request_id, version), named=version is Version.V1)
 
 
 def rest_error_frame(error: ServiceError, version: Version) -> bytes:
-    """Return the last event of an HTTP+JSON stream that breaks."""
+    """Return the event that ends an HTTP+JSON stream with an error."""
     return _frame(rest_error(error, version))
 
 
@@ -81,7 +81,7 @@ def _details(error: ServiceError) -> list[Json]:
 
 
 def _as_text(value: Json) -> str:
-    """Return a value for ErrorInfo, whose metadata are strings only."""
+    """Return a value for the metadata of ErrorInfo, which may only be strings."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):

@@ -1,7 +1,7 @@
-"""The operations of A2A: their names in both versions, where they are in HTTP, and what they take.
+"""The operations of A2A: names in both versions, HTTP verbs and paths, params and results.
 
 The bindings of the server, the peer client, the OpenAPI document and the published contracts read
-this table. What the server does for each of them is in ``server.operations``.
+this table. ``server.operations`` has the functions that run the operations.
 """
 
 from dataclasses import dataclass
@@ -18,30 +18,31 @@ from opencode_a2a.a2a.types import (
 from opencode_a2a.tasks.state import Query
 
 PREFIXES = {Version.V1: "", Version.V03: "/v1"}
-"""Where the paths of a version begin."""
+"""The beginning of all paths of a version."""
 RPC_PATH = "/"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Operation:
-    """One operation; compared by identity."""
+    """One operation of A2A; compared by identity."""
 
     name: str
-    """In 1.0; logs and errors use it too."""
+    """The method of JSON-RPC in 1.0; logs and errors use it too."""
     v03: str | None
     """The method of JSON-RPC in 0.3."""
     verbs: tuple[str, ...]
     path: str
-    """Below the prefix of a version. The extended card has more paths, see ``CARD_PATHS``."""
+    """The path below the prefix of a version. The extended card has several: ``CARD_PATHS``."""
     takes: type = NoParams
+    """The type of the params, for which ``Encoding.read`` has a function."""
     returns: str = "Task"
+    """The name of the result's schema in the OpenAPI document."""
     streams: bool = False
     body: bool = False
-    """Whether its params are the body of an HTTP request and its path; else they are in path and
-    query."""
+    """Whether HTTP requests carry the params in their body and path, not in path and query."""
 
     def named(self, version: Version) -> str | None:
-        """Return the method of JSON-RPC in a version."""
+        """Return the method of JSON-RPC in a version, if that version has the operation."""
         return self.name if version is Version.V1 else self.v03
 
 
@@ -146,7 +147,7 @@ METHODS = {
 
 
 def _place(operation: Operation) -> tuple[int, bool, str, bool]:
-    """Order paths as a router has to try them: ``{id}:cancel`` before ``{id}``."""
+    """Return a sort key for the order in which a router tries paths: ``{id}:cancel``, ``{id}``."""
     path = operation.path
     return path.count("/"), ":" not in path, path, "GET" not in operation.verbs
 
@@ -162,4 +163,4 @@ CARD_PATHS = (
     ("/v1/card", Version.V03),
     ("/agent/authenticatedExtendedCard", Version.V03),
 )
-"""Where the extended card is, and in which version."""
+"""The paths of the extended card, and the version of the card at each."""

@@ -1,39 +1,20 @@
-"""Tasks and log entries as A2A has them, for each kind of caller.
+"""Renders tasks and entries of their logs as JSON of A2A 1.0.
 
-The functions render tasks and entries as 1.0. Parts are fitted to the output modes of the task. The
-metadata beside them (session, usage, progress, interrupts, errors) are for clients that know this
-service; nobody needs them to read a task correctly.
-
-A binding chooses one ``Encoding`` for a request, by its version and spelling: how params are read,
-and how what was rendered is written. The growing text of an answer takes a short way: the encoded
-text goes into a template, since that is what most of a stream consists of.
+``encoding`` makes bytes of it, for callers of 0.3 after ``v03`` has rewritten it. Parts are
+converted to the media types that the caller accepts. The metadata (session, usage, progress,
+interrupts, errors) are for clients that know this service; nobody needs them to understand a task.
 """
 
 import base64
-import secrets
 from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import asdict
-from functools import lru_cache, partial
 from operator import itemgetter
 from typing import assert_never
 
 import orjson
 
-from opencode_a2a.a2a import types, v03
 from opencode_a2a.a2a.texts import interrupt_text
-from opencode_a2a.a2a.types import (
-    NoParams,
-    PushListParams,
-    PushRef,
-    PushRequest,
-    SendRequest,
-    TaskParams,
-    Version,
-    check,
-    timestamp,
-)
-from opencode_a2a.a2a.v03 import Spelling
+from opencode_a2a.a2a.types import timestamp
 from opencode_a2a.events import (
     ArtifactChanged,
     ArtifactEvent,
@@ -55,7 +36,6 @@ from opencode_a2a.events import (
     Usage,
     UsageCounted,
 )
-from opencode_a2a.ids import ContextId, Principal, TaskId
 from opencode_a2a.media import DIFF_TYPE, accepts
 from opencode_a2a.messages import Added, Answered, Message, Part
 from opencode_a2a.store.webhooks import HookRow
@@ -63,7 +43,6 @@ from opencode_a2a.tasks.state import (
     Accepted,
     Cursor,
     Entry,
-    Query,
     Recovered,
     State,
     Status,
@@ -79,9 +58,9 @@ _PLACES: dict[Channel | type[ArtifactEvent], int] = {
         (Channel.REASONING, Channel.PLAN, DiffChanged, Channel.TEXT, ResultGiven), start=1
     )
 }
-"""The order of the last artifacts of a task; the others, such as tool calls, come before."""
+"""The order of the last artifacts of a task; all others, such as tool calls, come before them."""
 StatusEvent = SessionBound | Started | Progressed | Interrupted | Resumed | Finished | Recovered
-"""What is told by a status."""
+"""Events that clients see as a status update."""
 
 
 def task(
@@ -91,20 +70,20 @@ def task(
     artifacts: bool = True,
     streamed: bool = False,
 ) -> JsonObject:
-    """Return a Task as it is now; ``streamed`` when updates follow it.
+    """Return the current Task; ``streamed`` if updates of it follow.
 
-    Clients look for what the agent says in different places: in the status message, in the first
-    or the last artifact, in all of them (docs/compatibility.md). So the answer is the last
-    artifact, and the message of a completed task; and what the agent asks, or why it failed, is
-    the last artifact too. A stream is without these repetitions: its readers show every text.
+    Clients look for the agent's words in different places: the status message, the first or the
+    last artifact, or all artifacts (docs/compatibility.md). So the answer is both the last artifact
+    and the status message of a completed task, and a question or the reason of a failure is also
+    the last artifact. A stream does without the repetition, because its clients show every text.
     """
     ref, status = state.ref, state.status
-    shared = known(
-        session=status.session_id and known(id=status.session_id, title=status.title),
+    shared = compact(
+        session=status.session_id and compact(id=status.session_id, title=status.title),
         usage=status.usage and _usage(status.usage),
         interrupt=_waiting(status),
     )
-    about = known(
+    about = compact(
         created_at=timestamp(ref.created_at),
         title=status.subject,
         model=status.model,
@@ -114,50 +93,50 @@ def task(
     rendered: JsonObject = {
         "id": ref.id,
         "contextId": ref.context_id,
-        "status": (told := _status(status, ref)),
-        "metadata": known(shared=shared or None, opencode=about | _outcome(status, ref)),
+        "status": (rendered_status := _status(status, ref)),
+        "metadata": compact(shared=shared or None, opencode=about | _outcome(status, ref)),
     }
     if artifacts:
         placed = [
-            (_PLACES.get(type(one), 0), _artifact(one, ref)) for one in state.artifacts.values()
+            (_PLACES.get(type(event), 0), _artifact(event, ref))
+            for event in state.artifacts.values()
         ]
         for channel, running in state.channels.items():
             if ref.shows_channel(channel):
                 hints = _hints(ref, "stream", running.message_id, channel)
                 placed.append((_PLACES[channel], _channel(ref, channel, running.text, hints)))
         placed.sort(key=itemgetter(0))
-        made: list[Json] = [artifact for _, artifact in placed if artifact]
-        text, plan = state.channels.get(Channel.TEXT), state.channels.get(Channel.PLAN)
-        answer = text and text.text
+        shown: list[Json] = [artifact for _, artifact in placed if artifact]
+        running, plan = state.channels.get(Channel.TEXT), state.channels.get(Channel.PLAN)
+        answer = running and running.text
         if isinstance(result := state.artifacts.get(ResultGiven.artifact), ResultGiven):
             answer = orjson.dumps(result.data).decode()
         if status.state is State.COMPLETED and answer is not None:
-            said = Message(f"{ref.id}:answer", "agent", [Part("text", text=answer)])
-            told["message"] = message(said, ref)
-        elif not streamed and (status.pending or status.failure) and (says := _says(status)):
-            made.append(_notice(ref, says[1]))
+            rendered_status["message"] = _agent_message(ref, "answer", answer)
+        elif not streamed and (status.pending or status.failure) and (notice := _notice(status)):
+            name, text = notice
+            shown.append(_notice_artifact(ref, text))
             if status.plan is not None and plan is not None:
-                # Who reads the status alone has to know what there is to approve.
-                parts = [Part("text", text=f"{plan.text}\n\n{says[1]}")]
-                told["message"] = message(Message(f"{ref.id}:{says[0]}", "agent", parts), ref)
-        if made:
-            rendered["artifacts"] = made
+                # A client that reads the status alone needs to see the plan that it approves.
+                rendered_status["message"] = _agent_message(ref, name, f"{plan.text}\n\n{text}")
+        if shown:
+            rendered["artifacts"] = shown
     if history_length != 0:
         latest = state.history if history_length is None else state.history[-history_length:]
         rendered["history"] = [m for sent in latest if (m := message(sent, ref))]
     return rendered
 
 
-def snapshot(state: TaskState, history_length: int | None = None) -> tuple[bytes, JsonObject]:
-    """Return a task as an event of a stream, and the cursor of a reader that has it."""
+def task_event(state: TaskState, history_length: int | None = None) -> tuple[bytes, JsonObject]:
+    """Return the current task as an event of a stream, after the cursor of that event."""
     return cursor(state.seq, state), {"task": task(state, history_length, streamed=True)}
 
 
-def present(state: TaskState) -> JsonObject:
-    """Return the status of a task as the event of a stream that led to it."""
+def status_event(state: TaskState) -> JsonObject:
+    """Return the current status of a task in the form of the stream event that announced it."""
     status, ref = state.status, state.ref
-    shared = known(
-        session=status.session_id and known(id=status.session_id, title=status.title),
+    shared = compact(
+        session=status.session_id and compact(id=status.session_id, title=status.title),
         usage=status.usage and _usage(status.usage),
         interrupt=_waiting(status),
     )
@@ -167,24 +146,24 @@ def present(state: TaskState) -> JsonObject:
             "taskId": ref.id,
             "contextId": ref.context_id,
             "status": _status(status, ref),
-            "metadata": known(shared=shared, opencode=_outcome(status, ref) or None),
+            "metadata": compact(shared=shared, opencode=_outcome(status, ref) or None),
         }
     }
 
 
 def push_config(task_id: str, row: HookRow) -> JsonObject:
-    """Return a push notification configuration: what is secret in it is never given back."""
+    """Return a push notification configuration without its secrets, which are never returned."""
     authentication: JsonObject | None = {"scheme": row.scheme} if row.scheme else None
     return {
         "taskId": task_id,
         "id": row.config_id,
         "url": row.url,
-        **known(authentication=authentication),
+        **compact(authentication=authentication),
     }
 
 
 def message(sent: Message, ref: TaskRef) -> JsonObject | None:
-    """Return a message of a task; None when the caller accepts nothing of it."""
+    """Return a message of a task; None if the caller accepts none of its parts."""
     parts = _parts(sent.parts, ref.output_modes)
     if not parts:
         return None
@@ -204,14 +183,14 @@ def message(sent: Message, ref: TaskRef) -> JsonObject | None:
     return rendered
 
 
-def part(of: Part) -> JsonObject:
-    content: JsonObject = {"text": of.text, "raw": of.raw, "url": of.url, "data": of.data}
-    named = known(mediaType=of.media_type, filename=of.filename, metadata=of.metadata)
-    return {of.kind: content[of.kind], **named}
+def part(sent: Part) -> JsonObject:
+    content: JsonObject = {"text": sent.text, "raw": sent.raw, "url": sent.url, "data": sent.data}
+    named = compact(mediaType=sent.media_type, filename=sent.filename, metadata=sent.metadata)
+    return {sent.kind: content[sent.kind], **named}
 
 
 def update(entry: Entry, ref: TaskRef) -> JsonObject | None:
-    """Return an entry as an event of a stream; None when it says nothing to a reader."""
+    """Return an entry as an event of a stream; None if clients are not shown it."""
     event, seq = entry.event, entry.seq
     if not ref.visible(event):
         return None
@@ -256,22 +235,22 @@ def growth(
 
 
 def cursor(seq: int, state: TaskState) -> bytes:
-    """Return the position of a reader that has the entry with this number."""
+    """Return the cursor of the entry with this number."""
     if not state.epochs:
         return b"%d" % seq
     return str(Cursor(seq, bisect_right(state.epochs, seq))).encode()
 
 
 def interrupt(event: Interrupted) -> JsonObject:
-    """Return a request that waits for an answer, as ``metadata.shared.interrupt`` has it."""
-    tool = known(call_id=event.call_id, name=event.tool, input=event.tool_input) or None
+    """Return a pending request as ``metadata.shared.interrupt`` shows it."""
+    tool = compact(call_id=event.call_id, name=event.tool, input=event.tool_input) or None
     origin: JsonObject | None = None
     if event.origin is not None:
         origin = {"type": "sub-agent", "title": event.origin}
     if event.type == "permission":
-        details = known(
+        details = compact(
             replies=["once", *(["always"] if event.allows_always else []), "reject"],
-            # OpenCode says what else a yes could allow, or there is nothing wider to offer.
+            # A wider grant is offered only if OpenCode says what else it could allow.
             scopes=["task", "context"] if event.always else None,
             origin=origin,
             permission=event.permission,
@@ -281,7 +260,7 @@ def interrupt(event: Interrupted) -> JsonObject:
             tool=tool,
         )
     elif event.type == "plan":
-        details = known(replies=["go"])
+        details = compact(replies=["go"])
     else:
         questions: list[Json] = [
             {
@@ -300,8 +279,8 @@ def interrupt(event: Interrupted) -> JsonObject:
             }
             for question in event.questions
         ]
-        details = known(origin=origin, questions=questions, tool=tool)
-    return known(
+        details = compact(origin=origin, questions=questions, tool=tool)
+    return compact(
         request_id=event.request_id,
         number=event.number,
         type=event.type,
@@ -315,9 +294,9 @@ def interrupt(event: Interrupted) -> JsonObject:
 
 
 def _waiting(status: Status) -> JsonObject | None:
-    """Return the first request that waits for an answer, and the numbers of all that do.
+    """Return the first pending request, with the numbers of all pending ones.
 
-    Requests for exactly the same are one, by the number of the latest, as in the text.
+    As in the text, identical requests count as one, which has the number of the latest.
     """
     shown = groups(status.pending)
     if not shown:
@@ -326,8 +305,8 @@ def _waiting(status: Status) -> JsonObject | None:
     return {**interrupt(shown[0][-1]), "waiting": numbers}
 
 
-def known(**values: Json) -> JsonObject:
-    """Return an object of what is known: absent values leave no key."""
+def compact(**values: Json) -> JsonObject:
+    """Return an object of these values without those that are None."""
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -353,21 +332,23 @@ def _chunk(ref: TaskRef, artifact: JsonObject, *, append: bool, last: bool) -> J
     return chunk
 
 
-def _status_update(event: StatusEvent, no: int, status: Status, ref: TaskRef) -> JsonObject:
-    shared = known(session=status.session_id and known(id=status.session_id, title=status.title))
-    opencode = known(output_negotiation=_negotiation(ref))
-    source, message_id, seq = "status", None, no
+def _status_update(event: StatusEvent, number: int, status: Status, ref: TaskRef) -> JsonObject:
+    shared = compact(
+        session=status.session_id and compact(id=status.session_id, title=status.title)
+    )
+    opencode = compact(output_negotiation=_negotiation(ref))
+    source, message_id, seq = "status", None, number
     match event:
         case Progressed():
-            source, shared["progress"] = "progress", known(**asdict(event))
+            source, shared["progress"] = "progress", compact(**asdict(event))
         case Recovered():
             recovered = Progressed("recovered", "resumed", reason=event.reason)
-            source, shared["progress"] = "progress", known(**asdict(recovered))
+            source, shared["progress"] = "progress", compact(**asdict(recovered))
         case Interrupted():
             waiting = (_waiting(status) or {}) | interrupt(event)
             source, shared["interrupt"] = "interrupt", waiting
         case Resumed():
-            answered = known(
+            answered = compact(
                 request_id=event.request_id,
                 type=event.type,
                 phase="resolved",
@@ -377,9 +358,9 @@ def _status_update(event: StatusEvent, no: int, status: Status, ref: TaskRef) ->
             )
             source, shared["interrupt"] = "interrupt", answered
         case Finished():
-            # The last status has no number: it is the same whenever it is read.
+            # The last status has no number, so that it is the same whenever it is read.
             message_id, seq = event.message_id, None
-            shared |= known(usage=status.usage and _usage(status.usage))
+            shared |= compact(usage=status.usage and _usage(status.usage))
             opencode = _outcome(status, ref)
         case SessionBound() | Started():
             pass
@@ -391,7 +372,7 @@ def _status_update(event: StatusEvent, no: int, status: Status, ref: TaskRef) ->
             "taskId": ref.id,
             "contextId": ref.context_id,
             "status": _status(status, ref),
-            "metadata": known(shared=shared, opencode=opencode or None),
+            "metadata": compact(shared=shared, opencode=opencode or None),
         }
     }
 
@@ -403,10 +384,10 @@ def _hints(
     block_type: str | None,
     seq: int | str | None = None,
 ) -> JsonObject:
-    """Return where a chunk or status came from."""
-    if block_type == Channel.PLAN:  # a plan is text; the name of its artifact says what it is
+    """Return the metadata about the origin of a chunk or status."""
+    if block_type == Channel.PLAN:  # a plan is text; the artifact's name says that it is a plan
         block_type = Channel.TEXT
-    hints = known(block_type=block_type, source=source)
+    hints = compact(block_type=block_type, source=source)
     hints["message_id"] = message_id or f"{ref.id}:{ref.context_id}:assistant"
     events = f"{ref.id}:{ref.context_id}:{ref.id}:stream:"
     if seq is not None:
@@ -424,15 +405,17 @@ def _status(status: Status, ref: TaskRef) -> JsonObject:
         "state": f"TASK_STATE_{status.state.name}",
         "timestamp": timestamp(status.at),
     }
-    if (says := _says(status)) is not None:
-        name, text = says
-        said = Message(f"{ref.id}:{name}", "agent", [Part("text", text=text)])
-        rendered["message"] = message(said, ref)
+    if (notice := _notice(status)) is not None:
+        rendered["message"] = _agent_message(ref, *notice)
     return rendered
 
 
-def _says(status: Status) -> tuple[str, str] | None:
-    """Return what the agent says about its state: what it asks or waits for, or why it failed."""
+def _agent_message(ref: TaskRef, name: str, text: str) -> JsonObject | None:
+    return message(Message(f"{ref.id}:{name}", "agent", [Part("text", text=text)]), ref)
+
+
+def _notice(status: Status) -> tuple[str, str] | None:
+    """Return what the agent asks or waits for, or why it failed: a name and a text."""
     if status.pending:
         requests = "+".join(asked.request_id for asked in status.pending)
         return f"prompt:{requests}", interrupt_text(status.pending)
@@ -456,15 +439,15 @@ def _usage(counted: UsageCounted) -> JsonObject:
         }
 
     children = None if counted.children is None else tokens(counted.children)
-    return tokens(counted.own) | known(children=children)
+    return tokens(counted.own) | compact(children=children)
 
 
 def _outcome(status: Status, ref: TaskRef) -> JsonObject:
-    """Return what OpenCode said beyond A2A: why it failed or stopped, and how parts were fitted."""
-    error = status.failure and known(
+    """Return details that A2A has no field for: error, finish reason, structured output."""
+    error = status.failure and compact(
         type=status.failure.type, upstream_status=status.failure.upstream_status
     )
-    return known(
+    return compact(
         error=error,
         finish=status.finish,
         structured=status.structured,
@@ -482,7 +465,7 @@ def _negotiation(ref: TaskRef) -> JsonObject | None:
 
 
 def _channel(ref: TaskRef, channel: Channel, text: str, hints: JsonObject) -> JsonObject:
-    # A2A has no word for reasoning. This is Google's, whose kit then shows it as a thought.
+    # A2A has no field for reasoning. This one is Google's: its kit shows the text as a thought.
     metadata: JsonObject | None = {"adk_thought": True} if channel is Channel.REASONING else None
     media_type = None
     if channel is Channel.PLAN and accepts(ref.output_modes or ("text/*",), "text/markdown"):
@@ -497,14 +480,14 @@ def _channel(ref: TaskRef, channel: Channel, text: str, hints: JsonObject) -> Js
 
 
 def _artifact(event: ArtifactEvent, ref: TaskRef, seq: int | None = None) -> JsonObject | None:
-    """Return an artifact beside the texts; None when the caller accepts nothing of it."""
+    """Return an artifact other than running text; None if the caller accepts none of its parts."""
     where, name, description = event.artifact, event.artifact, None
     source, message_id, block_type = "final_snapshot", None, None
     match event:
         case ToolChanged():
             where, name = f"stream:{event.artifact}", event.tool
             source, message_id, block_type = "tool_part_update", event.message_id, "tool_call"
-            call = known(
+            call = compact(
                 call_id=event.call_id,
                 tool=event.tool,
                 status=event.status,
@@ -544,12 +527,12 @@ def _artifact(event: ArtifactEvent, ref: TaskRef, seq: int | None = None) -> Jso
         "artifactId": f"{ref.id}:{where}",
         "name": name,
         "parts": parts,
-        **known(description=description),
+        **compact(description=description),
         "metadata": {"shared": {"stream": _hints(ref, source, message_id, block_type, seq)}},
     }
 
 
-def _notice(ref: TaskRef, text: str) -> JsonObject:
+def _notice_artifact(ref: TaskRef, text: str) -> JsonObject:
     return {
         "artifactId": f"{ref.id}:notice",
         "name": "notice",
@@ -560,7 +543,7 @@ def _notice(ref: TaskRef, text: str) -> JsonObject:
 
 
 def _parts(parts: list[Part], modes: tuple[str, ...] | None) -> list[Json]:
-    """Return what of the parts the caller accepts; data becomes text rather than nothing."""
+    """Return the parts that the caller accepts; data that it does not accept becomes text."""
     if modes is None:
         return [part(one) for one in parts]
     fitted: list[Json] = []
@@ -578,146 +561,3 @@ def _parts(parts: list[Part], modes: tuple[str, ...] | None) -> list[Json]:
             text = orjson.dumps(one.data, option=orjson.OPT_SORT_KEYS).decode()
             fitted.append(part(Part("text", text=text, metadata=one.metadata)))
     return fitted
-
-
-# --- encodings --------------------------------------------------------------------------------
-
-# Stand for what varies in a template; unguessable, since ids come from callers.
-_TEXT, _SEQ = secrets.token_hex(12), secrets.token_hex(12)
-
-
-ReadPush = tuple[
-    Callable[[JsonObject], PushRequest],
-    Callable[[JsonObject], PushRef],
-    Callable[[JsonObject], PushListParams],
-]
-
-
-class Encoding:
-    """One version of A2A, in one of its spellings."""
-
-    def __init__(
-        self,
-        version: Version,
-        read_send: Callable[[JsonObject], SendRequest],
-        read_list: Callable[[JsonObject], Query],
-        push: ReadPush,
-        downgrade: Callable[..., Json] | None = None,
-    ) -> None:
-        self.version = version
-        read_push, read_push_ref, read_push_list = push
-        self.read: dict[type, Callable[[JsonObject], object]] = {
-            SendRequest: read_send,
-            Query: read_list,
-            PushRequest: read_push,
-            PushRef: read_push_ref,
-            PushListParams: read_push_list,
-            TaskParams: partial(check, TaskParams),
-            NoParams: partial(check, NoParams),
-        }
-        """How the params of an operation are checked, by what it takes."""
-        self._downgrade = downgrade
-        self._shared: tuple[Entry, int, list[tuple[bytes, bytes]]] | None = None
-        """What several readers are given at the moment: its first entry, how many, the events."""
-
-    def result(self, result: JsonObject) -> Json:
-        """Return the result of an operation as the caller reads it."""
-        return result if self._downgrade is None else self._downgrade(result)
-
-    def events(
-        self, entries: list[Entry], state: TaskState, *, shared: bool
-    ) -> list[tuple[bytes, bytes]]:
-        """Return entries as events of a stream: cursors and bodies.
-
-        What is ``shared`` is encoded once for all readers that get it at the same time.
-        """
-        known = self._shared
-        if known is not None and known[0] is entries[0] and known[1] == len(entries):
-            return known[2]
-        events = [
-            (cursor(entry.seq, state), body)
-            for entry in entries
-            if (body := self.entry(entry, state.ref)) is not None
-        ]
-        self._shared = (entries[0], len(entries), events) if shared else None
-        return events
-
-    def entry(self, entry: Entry, ref: TaskRef) -> bytes | None:
-        """Return an entry as an event of a stream; None when it says nothing to a reader."""
-        event = entry.event
-        if isinstance(event, Grew):
-            template = _template(
-                self,
-                ref.id,
-                ref.context_id,
-                ref.output_modes,
-                event.channel,
-                event.message_id,
-                event.opens,
-            )
-            if template is None:
-                return None
-            head, middle, tail, end = template
-            number = b"%d" % entry.seq
-            return b"".join((head, orjson.dumps(event.text), middle, number, tail, number, end))
-        rendered: Json = update(entry, ref)
-        if rendered is None:
-            return None
-        if self._downgrade is not None:
-            rendered = self._downgrade(rendered, final=entry.stops)
-        return orjson.dumps(rendered)
-
-
-@lru_cache(maxsize=4096)
-def _template(
-    encoding: Encoding,
-    task_id: TaskId,
-    context_id: ContextId,
-    modes: tuple[str, ...] | None,
-    channel: Channel,
-    message_id: str,
-    opens: bool,
-) -> tuple[bytes, bytes, bytes, bytes] | None:
-    """Return what stands around the text and the two places of the sequence number.
-
-    None when the caller is not shown the text.
-    """
-    ref = TaskRef(task_id, context_id, Principal(""), modes)
-    if not ref.shows_channel(channel):
-        return None
-    rendered = growth(ref, channel, message_id, _TEXT, _SEQ, opens=opens)
-    whole = orjson.dumps(encoding.result(rendered))
-    head, rest = whole.split(b'"%s"' % _TEXT.encode())
-    middle, tail, end = rest.split(_SEQ.encode())
-    return head, middle, tail.removesuffix(b'"'), end.removeprefix(b'"')
-
-
-_LIST_PUSH = partial(check, PushListParams)
-_PUSH = (types.read_push, types.read_push_ref, _LIST_PUSH)
-_REST_PUSH = (v03.read_push_proto, types.read_push_ref, _LIST_PUSH)
-
-V1 = Encoding(Version.V1, types.read_send, types.read_list, _PUSH)
-V03 = Encoding(
-    Version.V03,
-    v03.read_send,
-    v03.read_list,
-    (v03.read_push, v03.read_push_ref, v03.read_push_list),
-    partial(v03.downgrade, spelling=Spelling.JSON, bare=True),
-)
-"""0.3 over JSON-RPC."""
-V03_REST = Encoding(
-    Version.V03,
-    v03.read_send,
-    v03.read_list,
-    _REST_PUSH,
-    partial(v03.downgrade, spelling=Spelling.JSON),
-)
-"""0.3 over HTTP+JSON, in the JSON of its specification."""
-V03_PROTO = Encoding(
-    Version.V03,
-    v03.read_send_proto,
-    v03.read_list,
-    _REST_PUSH,
-    partial(v03.downgrade, spelling=Spelling.PROTO),
-)
-"""0.3 over HTTP+JSON, in ProtoJSON."""

@@ -1,6 +1,6 @@
-"""What is signed of an agent card: its canonical bytes (A2A 1.0, 8.4; RFC 7515, RFC 8785).
+"""Signatures of agent cards, over their canonical bytes (A2A 1.0, 8.4; RFC 7515, RFC 8785).
 
-``server.card`` signs with this and ``peers.proof`` verifies with it. Needs the extra ``security``.
+``server.card`` signs cards, and ``peers.proof`` verifies them. Needs the extra ``security``.
 """
 
 from collections.abc import Iterable
@@ -12,14 +12,14 @@ SIGNATURES = "signatures"
 
 
 def canonical(card: JsonObject) -> bytes:
-    """Return a card without its signatures as the bytes that are signed."""
+    """Return the bytes of a card that are signed: canonical JSON, without its signatures."""
     import rfc8785
 
     return rfc8785.dumps({name: value for name, value in card.items() if name != SIGNATURES})
 
 
 def sign_card(key: SigningKey, payloads: Iterable[JsonObject], jku: str) -> list[Json]:
-    """Return a signature for each different payload; ``jku`` is where the key is published."""
+    """Return a signature for each distinct payload; ``jku`` is the URL of the published key."""
     signed: list[Json] = []
     for payload in dict.fromkeys(map(canonical, payloads)):
         protected, signature = key.jws(payload, {"typ": "JOSE", "jku": jku})
@@ -28,13 +28,13 @@ def sign_card(key: SigningKey, payloads: Iterable[JsonObject], jku: str) -> list
 
 
 def without_empty(value: JsonObject) -> JsonObject:
-    """Return a value without empty texts, lists and objects, as the SDKs canonicalize cards."""
+    """Return an object without empty texts, lists and objects, as the SDKs canonicalize cards."""
     kept = _without_empty(value)
     return kept if isinstance(kept, dict) else {}
 
 
 def _without_empty(value: Json) -> Json:
-    """None stands for what was empty; a null in the value goes the same way."""
+    """Return None for an empty value; a null is removed in the same way."""
     if isinstance(value, dict):
         return {
             k: kept for k, v in value.items() if (kept := _without_empty(v)) is not None

@@ -1,7 +1,7 @@
-"""What a person reads when a task waits for an answer.
+"""The text that asks a person for an answer.
 
-``render`` puts this text into the status message of an input-required task, so that a client
-that knows nothing of our metadata can show it and send the answer back as a plain message.
+``render`` puts it into the status message of an input-required task, so that a client that does not
+know our metadata can show it and send the answer as a plain message.
 """
 
 import orjson
@@ -11,6 +11,7 @@ from opencode_a2a.events import Interrupted, Json
 from opencode_a2a.turns.answers import accepted, groups
 
 _LONGEST = 4000
+"""Characters of a command, a patch or the like that are shown."""
 _TITLES = {
     "bash": "run a command",
     "edit": "change a file",
@@ -25,9 +26,9 @@ _SHOWN = {"command": "Command", "url": "URL", "diff": "Change", "description": "
 
 
 def interrupt_text(pending: tuple[Interrupted, ...]) -> str:
-    """Describe everything that waits for an answer, and how to give it.
+    """Describe all pending requests, and how to answer them.
 
-    Requests for exactly the same are shown once, by the number of the latest.
+    Identical requests are shown once, with the number of the latest.
     """
     shown = groups(pending)
     if len(shown) == 1:

@@ -1,14 +1,13 @@
-"""A2A as the program knows it: the versions, and the params of operations in the form of 1.0.
+"""The versions of A2A, and the params of its operations in the form of 1.0.
 
 The ``read_*`` functions check the params of a 1.0 request and return values, or raise one
-InvalidParamsError that lists every field that is wrong. ``v03`` does the same for requests of
-0.3, and returns the same values: nothing behind the bindings knows which version a caller speaks.
+InvalidParamsError that lists every wrong field. ``v03`` does the same for requests of 0.3 and
+returns the same values, so that nothing behind the bindings knows which version a caller speaks.
 Messages and parts (``messages``), states and queries (``tasks``) belong to lower layers, which
 store them.
 
-Field names are taken in camelCase and snake_case. Unknown fields are ignored, but those of the
-other version or binding are refused by name. Values of data parts and metadata are kept as they
-came.
+Field names may be camelCase or snake_case. Unknown fields are ignored, but fields of the other
+version or binding are refused by name. The values of data parts and metadata are kept unchanged.
 """
 
 import base64
@@ -41,12 +40,12 @@ from opencode_a2a.tasks.state import Query, State
 from opencode_a2a.validation import FREE, FREE_OBJECT, listed, violations, wrong
 
 MAX_PARTS = 1000
-"""Checking a part takes 10 µs of the event loop."""
+"""Parts of a message; checking one takes 10 µs of the event loop."""
 _ID_LIMIT = 256
 _URL_LIMIT = 2048
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
 SIGNING_KEY = "whsec_"
-"""How a token begins that is not sent, but signs what is sent."""
+"""The beginning of a token that is not sent to the webhook, but signs the notifications."""
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 M = TypeVar("M", bound=BaseModel)
@@ -56,12 +55,12 @@ M = TypeVar("M", bound=BaseModel)
 
 VERSION_HEADER = "A2A-Version"
 DEFAULT_VERSION = "default_version"
-"""In the scope of a request: the version of those that name none."""
+"""Key in the scope of a request: the version that applies if the request names none."""
 _VERSION = re.compile(r"(\d{1,4}\.\d{1,4})(?:\.\d{1,9})?")
 
 
 class Version(StrEnum):
-    """A version of the protocol: what Major.Minor of ``A2A-Version`` chooses."""
+    """A version of the protocol, as Major.Minor in the header ``A2A-Version``."""
 
     V1 = "1.0"
     V03 = "0.3"
@@ -78,10 +77,10 @@ def negotiate(
     belongs: Version | None = None,
     what: str = "The request",
 ) -> Version:
-    """Return the version of a request that asks for one, or for none.
+    """Return the version of a request; ``asked`` is the version it names, or empty.
 
-    Most methods and routes belong to one version. Without another wish that is the version of the
-    request; whoever asks for the other one is refused. What ``belongs`` to none has the default.
+    Most methods and routes belong to one version (``belongs``): a request that names no version has
+    that one, and a request that names the other is refused. The rest have the default version.
     """
     found = _VERSION.fullmatch(asked)
     version = next((one for one in Version if found and found[1] == one.value), None)
@@ -111,12 +110,12 @@ def negotiate(
     )
 
 
-# --- what operations take ---------------------------------------------------------------------
+# --- requests ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class SendRequest:
-    """A message, and how its sender wants to be answered."""
+    """A message, and how its sender wants the answer."""
 
     message: Message
     task_id: str | None
@@ -138,7 +137,7 @@ class PushRequest:
 
 @dataclass(frozen=True, slots=True)
 class PushRef:
-    """Which push notification configuration of a task."""
+    """The ids of a push notification configuration."""
 
     task_id: str
     config_id: str | None
@@ -168,7 +167,7 @@ def send_request(
     blocking: bool,
     push: PushConfig | None,
 ) -> SendRequest:
-    """Return a request from what all versions and spellings of it have in common, and the rest."""
+    """Build a request; ``sent`` and ``given`` hold the fields common to all versions."""
     message = Message(
         message_id=sent.message_id,
         role="user",
@@ -190,7 +189,7 @@ def send_request(
 
 
 def only_v1(params: Json) -> bool:
-    """Whether the params of a send can only be 1.0; 0.3 has another role, or another list."""
+    """Whether the params of a send are certainly 1.0: 0.3 has another role or other parts."""
     match params:
         case {"message": {"role": "ROLE_USER", "parts": [*parts]} as message}:
             return "content" not in message and not any(
@@ -216,9 +215,9 @@ def read_push_ref(params: JsonObject) -> PushRef:
 
 
 def check(model: type[M], params: JsonObject, within: str = "") -> M:
-    """Return params as their declared type; raise InvalidParamsError naming what is wrong.
+    """Return params as their declared type; raise InvalidParamsError that names wrong fields.
 
-    ``within`` is where they stand in the request.
+    ``within`` is the path of the params in the request, which begins the names of the fields.
     """
     try:
         return model.model_validate(params)
@@ -248,7 +247,7 @@ def _config_id(value: str | None) -> str | None:
 
 
 def _sendable(most: int) -> AfterValidator:
-    """Demand what can stand in a header as it is; an empty text counts as none."""
+    """Require a text that can be sent in a header unchanged; an empty text counts as None."""
 
     def check(value: str | None) -> str | None:
         if not value:
@@ -269,7 +268,7 @@ def _scheme(value: str | None) -> str | None:
 
 
 def _signing_key(value: str | None) -> str | None:
-    """Demand of a token that announces itself as a key that it is one (Standard Webhooks)."""
+    """Require that a token with the prefix of a signing key is one (Standard Webhooks)."""
     if value is not None and value.startswith(SIGNING_KEY):
         try:
             size = len(base64.b64decode(value.removeprefix(SIGNING_KEY), validate=True))
@@ -290,7 +289,7 @@ def _within(lowest: int, highest: int) -> AfterValidator:
 
 
 def _standard_base64(value: str | None) -> str | None:
-    """Take base64 in either alphabet, padded or not, and return the standard form."""
+    """Accept base64 in either alphabet, padded or not, and return the standard form."""
     if value is None:
         return None
     text = value.translate({45: "+", 95: "/"}).rstrip("=")
@@ -315,17 +314,17 @@ def _milliseconds(value: object) -> int | None:
 
 
 def timestamp(at: int) -> str:
-    """Return milliseconds since the epoch as A2A writes them."""
+    """Return a time, in milliseconds since the epoch, as A2A writes it."""
     seconds, milliseconds = divmod(at, 1000)
     return f"{datetime.fromtimestamp(seconds, UTC).isoformat()[:19]}.{milliseconds:03d}Z"
 
 
 def user_role(spelling: Literal["ROLE_USER", "user"]) -> BeforeValidator:
-    """Demand the role of a caller, in the spelling of a version."""
+    """Require the role of a caller, in the spelling of a version."""
     agent, other = ("ROLE_AGENT", "user") if spelling == "ROLE_USER" else ("agent", "ROLE_USER")
 
     def check(value: object) -> str:
-        # In ProtoJSON an enum may also be its number.
+        # ProtoJSON allows the number of an enum value too.
         if value == spelling or (value == 1 and spelling == "ROLE_USER" and value is not True):
             return spelling
         if value == agent:
@@ -349,7 +348,7 @@ def state_named(names: dict[str, State]) -> BeforeValidator:
 
 
 def foreign(hint: str) -> BeforeValidator:
-    """Make a field that must not be there, since it belongs to another version or binding."""
+    """Refuse a field that belongs to another version or binding."""
 
     def refuse(_: object) -> None:
         raise wrong(hint)
@@ -467,7 +466,7 @@ class _Part(Params):
     def _exactly_one(self) -> Self:
         given = [kind for kind in _KINDS if self.__dict__[kind] is not None]
         if self.data is None and "data" in self.model_fields_set:
-            given.append("data")  # null is a value of data, and leaves the others out
+            given.append("data")  # null is a valid value of data
         if len(given) != 1:
             seen = f", not {' and '.join(given)}" if given else ""
             raise wrong(f"must have exactly one of text, raw, url and data{seen}")
@@ -536,7 +535,7 @@ class PushRefParams(PushListParams):
 
 PUSH_PARAMS: type[Params] = _PushOfTask
 PUSH_BODY: type[Params] = _Push
-"""The declarations of a push notification configuration, for those who describe it."""
+"""The types of a push notification configuration, for the OpenAPI document."""
 
 
 class _Configuration(ConfigurationBase):
@@ -552,4 +551,4 @@ class _Send(SendBase):
 
 
 SEND_PARAMS: type[SendBase] = _Send
-"""The declaration of a send's params, for those who describe it."""
+"""The type of a send's params, for the OpenAPI document."""

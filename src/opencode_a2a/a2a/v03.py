@@ -1,8 +1,9 @@
 """A2A 0.3 as a pure adapter around 1.0.
 
-Requests are checked as 0.3 writes them, so that an error names the fields that the caller sent, and
-become the values of ``types``. Results, events and parts of 1.0 are rewritten as 0.3 has them. For
-``peers`` it works the other way round, with params of 1.0 and results of 0.3.
+The ``read_*`` functions check requests in the form of 0.3, so that an error names the fields that
+the caller sent, and return the values of ``types``. ``downgrade`` rewrites results and events of
+1.0 as 0.3. For ``peers``, which call servers of 0.3, ``downgrade_send`` rewrites a request and
+``upgrade`` a result.
 
 0.3 has two spellings: the JSON of its specification, and the ProtoJSON that clients of its REST
 binding send and expect.
@@ -55,7 +56,7 @@ class Spelling(StrEnum):
 
 
 def rest_spelling(body: JsonObject) -> Spelling:
-    """Tell which of the two spellings the body of a REST request uses."""
+    """Return which of the two spellings the body of a REST request uses."""
     message = body.get("message", body.get("request"))
     if isinstance(message, dict) and "content" not in message and "parts" in message:
         return Spelling.JSON
@@ -81,8 +82,8 @@ def read_send(params: JsonObject) -> SendRequest:
 
 def read_send_proto(params: JsonObject) -> SendRequest:
     sent = check(_SendProto, params)
-    # ProtoJSON leaves false out: a configuration without the field says false. To send no
-    # configuration at all still means to wait.
+    # ProtoJSON omits false: in a configuration, a missing field means false. Without any
+    # configuration the caller still waits.
     given = sent.configuration or _ConfigurationProto(blocking=True)
     push = given.push_notification
     return send_request(
@@ -109,7 +110,7 @@ def read_push(params: JsonObject) -> PushRequest:
 def read_push_proto(params: JsonObject) -> PushRequest:
     """Read the body of a REST request: ``{configId, config: {pushNotificationConfig}}``.
 
-    Clients leave out one or the other of what is around the configuration.
+    Clients omit one or the other of the objects around the configuration.
     """
     sent, within = params, ""
     for name in ("config", "pushNotificationConfig", "push_notification_config"):
@@ -201,7 +202,7 @@ class _Push03(PushParams):
     def config(self, within: str) -> PushConfig:
         sent = self.authentication or _Authentication03()
         known = {scheme.lower(): scheme for scheme in reversed(sent.schemes or []) if scheme}
-        # The first that clients and servers have in common, else whatever comes first.
+        # Bearer or Basic if they are among the schemes, else the first one.
         scheme = known.get("bearer") or known.get("basic") or next(reversed(known.values()), None)
         return PushConfig(
             self.url, self.id, scheme, sent.credentials, self.token, Version.V03.value, within
@@ -228,7 +229,7 @@ class _PushBodyProto(Params):
 
 PUSH_PARAMS: type[Params] = _PushOfTask03
 PUSH_BODY: type[Params] = _PushBodyProto
-"""The declarations of a push notification configuration, for those who describe it."""
+"""The types of a push notification configuration, for the OpenAPI document."""
 
 
 class _Configuration03(ConfigurationBase):
@@ -301,7 +302,7 @@ class _SendProto(SendBase):
 
 
 SEND_PARAMS: dict[Spelling, type[SendBase]] = {Spelling.JSON: _Send03, Spelling.PROTO: _SendProto}
-"""The declarations of a send's params, for those who describe it."""
+"""The types of a send's params, for the OpenAPI document."""
 
 
 def _file(
@@ -319,9 +320,9 @@ _MAGIC = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"%PDF-")
 
 
 def _decoded_once(raw: str) -> str:
-    """Undo the second base64 that the Python client of 0.3 REST puts around bytes.
+    """Remove the second layer of base64 that the Python client of 0.3 REST puts around bytes.
 
-    It is taken for one only when what comes out is text, an image or a PDF.
+    It counts as such a layer only if the decoded bytes are text, an image or a PDF.
     """
     try:
         inner = base64.b64decode(raw).decode("ascii")
@@ -342,7 +343,7 @@ _KINDS = {
     "message": "message",
     "history": "message",
 }
-"""The ``kind`` of an object of 0.3, by the name that it stands under in 1.0."""
+"""The ``kind`` of an object in 0.3, by the name of the field that holds it in 1.0."""
 _OBJECTS = frozenset({*_KINDS, "status", "artifact", "artifacts", "parts", "content"})
 _FILE_NAMES = {"mediaType": "mimeType", "filename": "name"}
 
@@ -350,10 +351,10 @@ _FILE_NAMES = {"mediaType": "mimeType", "filename": "name"}
 def downgrade(
     result: JsonObject, spelling: Spelling, *, bare: bool = False, final: bool = False
 ) -> Json:
-    """Return the result of an operation, or an event of a stream, as 0.3 has it.
+    """Return the result of an operation, or an event of a stream, in the form of 0.3.
 
-    ``bare`` is the form of JSON-RPC, where a field of an object says of which kind it is, and not
-    the name it stands under. ``final`` says of a status update whether its stream ends here.
+    ``bare`` is the form of JSON-RPC: the object itself, whose field ``kind`` says what it is, and
+    not an object that holds it under a name. ``final``: the stream ends with this status update.
     """
     match result:
         case {"statusUpdate": dict() as update}:
@@ -366,7 +367,7 @@ def downgrade(
             made: list[Json] = [_push_config(as_object(one), spelling) for one in configs]
             return made if bare else {"configs": made}
         case {} if not result and bare:
-            return None  # what was deleted
+            return None  # the result of a deletion
         case _:
             pass
     changed = downgrade_object("", result, spelling)
@@ -388,7 +389,7 @@ def _push_config(config: JsonObject, spelling: Spelling) -> JsonObject:
 
 
 def downgrade_object(name: str, value: JsonObject, spelling: Spelling) -> JsonObject:
-    """Return an object of 1.0, by the name that it stands under, as 0.3 has it."""
+    """Return an object of 1.0 in the form of 0.3; ``name`` is the field that holds it."""
     if name == "parts":
         return part(value, spelling)
     changed = _inside(value, lambda inner, one: downgrade_object(inner, one, spelling))
@@ -405,7 +406,7 @@ def downgrade_object(name: str, value: JsonObject, spelling: Spelling) -> JsonOb
 
 
 def _inside(value: JsonObject, rewrite: Callable[[str, JsonObject], JsonObject]) -> JsonObject:
-    """Rewrite the objects under the names that A2A has for them, and keep everything else."""
+    """Rewrite the objects in the fields that A2A defines for them, and keep everything else."""
     changed: JsonObject = {}
     for name, inner in value.items():
         if name in _OBJECTS and isinstance(inner, dict):
@@ -430,18 +431,18 @@ def part(sent: JsonObject, spelling: Spelling) -> JsonObject:
     match sent:
         case {"text": str() as text}:
             if not proto and "name" in named and named.get("mimeType") not in (None, "text/plain"):
-                # A text part has no place for a name and a type, a file has.
+                # A text part has no fields for a name and a type, but a file has.
                 raw = base64.b64encode(text.encode()).decode()
                 changed = {"kind": "file", "file": {"bytes": raw, **named}}
             else:
                 changed = {"kind": "text", "text": text}
         case {"data": data}:
-            # 0.3 knows data only as an object
+            # 0.3 allows only objects as data.
             value: JsonObject = data if isinstance(data, dict) else {"value": data}
             changed = {"kind": "data", "data": {"data": value} if proto else value}
         case {"raw": raw}:
             # Clients disagree whether bytes are base64 once or twice in ProtoJSON, and some fail
-            # on the other way; nobody misunderstands a URL.
+            # on the other form. All of them understand a data: URL.
             url = f"data:{named.get('mimeType', 'application/octet-stream')};base64,{raw}"
             content: JsonObject = {"fileWithUri": url} if proto else {"bytes": raw}
             changed = {"kind": "file", "file": {**content, **named}}
@@ -453,7 +454,7 @@ def part(sent: JsonObject, spelling: Spelling) -> JsonObject:
     return changed | ({"metadata": sent["metadata"]} if "metadata" in sent else {})
 
 
-# --- the other way round: calling a server of 0.3 ---------------------------------------------
+# --- calling a server of 0.3 ------------------------------------------------------------------
 
 _NAMES = {kind: name for name, kind in reversed(_KINDS.items())}
 _CONTENT_NAMES = {"bytes": "raw", "fileWithBytes": "raw", "uri": "url", "fileWithUri": "url"}
@@ -461,14 +462,14 @@ _PART_NAMES = _CONTENT_NAMES | {new: old for old, new in _FILE_NAMES.items()}
 
 
 def downgrade_send(params: JsonObject, spelling: Spelling) -> JsonObject:
-    """Return the params of a send as a server of 0.3 reads them."""
+    """Return the params of a send in the form of 0.3, for a server of that version."""
     sent, given = as_object(params.get("message")), as_object(params.get("configuration"))
     changed = downgrade_object("message", {**sent, "parts": []}, spelling)
     parts: list[Json] = []
     for one in items_in(sent, "parts"):
         written = part(one, spelling)
         if spelling is Spelling.PROTO and (raw := text_in(one, "raw")) is not None:
-            # Base64 around base64: that is how the SDK writes and reads it.
+            # The SDK writes and reads base64 within base64.
             file = {**as_object(written.get("file"))}
             file["fileWithBytes"] = base64.b64encode(raw.encode()).decode()
             del file["fileWithUri"]
@@ -480,16 +481,16 @@ def downgrade_send(params: JsonObject, spelling: Spelling) -> JsonObject:
 
 
 def upgrade_event(result: JsonObject) -> JsonObject:
-    """Return the answer to a send, or an event of a stream, under the name that 1.0 has for it."""
+    """Return the answer to a send, or an event of a stream, in the form of 1.0."""
     if (name := _NAMES.get(text_in(result, "kind") or "")) is not None:
         return upgrade({name: result})
     return upgrade({"message": result["msg"]} if "msg" in result else result)
 
 
 def upgrade(result: JsonObject, name: str = "") -> JsonObject:
-    """Return a result of a 0.3 server as 1.0 has it; servers use both spellings everywhere.
+    """Return a result of a 0.3 server in the form of 1.0; servers mix both spellings.
 
-    ``name`` is that under which an object stands.
+    ``name`` is the field that holds the object.
     """
     if name in ("parts", "content"):
         return _upgrade_part(result)
@@ -511,5 +512,5 @@ def _upgrade_part(sent: JsonObject) -> JsonObject:
     else:
         changed = {name: sent[name] for name in ("text", "data") if name in sent}
         if "kind" not in sent and isinstance(data := changed.get("data"), dict) and "data" in data:
-            changed["data"] = data["data"]  # ProtoJSON has it one level deeper
+            changed["data"] = data["data"]  # ProtoJSON nests it one level deeper
     return changed | ({"metadata": sent["metadata"]} if "metadata" in sent else {})

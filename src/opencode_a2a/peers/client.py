@@ -362,7 +362,7 @@ def send_params(
         "role": "ROLE_USER",
         "parts": [render.part(part) for part in message.parts],
     }
-    body |= render.known(taskId=task_id, contextId=context_id, metadata=message.metadata)
+    body |= render.compact(taskId=task_id, contextId=context_id, metadata=message.metadata)
     return {"message": body, "configuration": {"returnImmediately": not waits}}
 
 
@@ -377,7 +377,7 @@ def build_request(at: Interface, operation: Operation, params: JsonObject) -> Pe
             "jsonrpc": "2.0",
             "id": 1,
             "method": operation.named(at.version) or _LIST_TASKS_03,
-            "params": render.known(tenant=at.tenant) | params,
+            "params": render.compact(tenant=at.tenant) | params,
         }
         return PeerRequest("POST", at.url, orjson.dumps(body))
     prefix = PREFIXES[at.version]

@@ -11,9 +11,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from structlog.typing import FilteringBoundLogger
 
 from opencode_a2a.a2a import render
+from opencode_a2a.a2a.encoding import Encoding
 from opencode_a2a.a2a.errors import rest_error, rpc_error
 from opencode_a2a.a2a.operations import CARD_PATHS, PREFIXES, RPC_PATH
-from opencode_a2a.a2a.render import Encoding
 from opencode_a2a.a2a.types import (
     DEFAULT_VERSION,
     EVERY_VERSION,
@@ -207,7 +207,7 @@ def event_stream(
                     yield chunk
                 chunk = b""
         except LogForgottenError:
-            at, task = render.snapshot(reader.state)
+            at, task = render.task_event(reader.state)
             yield frame % (at, orjson.dumps(encoding.result(task)))
         except ServiceError as error:
             yield error_frame(error)

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from opencode_a2a.a2a import render
+from opencode_a2a.a2a.encoding import V03, V1
 from opencode_a2a.a2a.errors import RpcId, rpc_error, rpc_error_frame
 from opencode_a2a.a2a.operations import METHODS, OPERATIONS, RPC_PATH
 from opencode_a2a.a2a.types import VERSION_HEADER, Version, negotiate, only_v1
@@ -71,7 +71,7 @@ class _Envelope:
     notification: bool
 
 
-_ENCODINGS = {Version.V1: render.V1, Version.V03: render.V03}
+_ENCODINGS = {Version.V1: V1, Version.V03: V03}
 
 
 class RpcBinding:

@@ -111,7 +111,7 @@ class Operations:
         submitted = await self._submit(call, request)
         await submitted.log.firm_state()
         reader = LogReader(submitted.log, until_asked=True)
-        task = render.snapshot(reader.state, request.history_length)
+        task = render.task_event(reader.state, request.history_length)
         return TaskStream(reader, task, follow=not submitted.log.stopped(submitted.seq))
 
     async def _submit(self, call: OperationCall, request: SendRequest) -> Submitted:
@@ -211,7 +211,7 @@ class Operations:
             raise UnsupportedOperationError(
                 "The task has ended, there is nothing to subscribe to; get the task instead"
             )
-        return TaskStream(reader, render.snapshot(reader.state) if reader.resync else None)
+        return TaskStream(reader, render.task_event(reader.state) if reader.resync else None)
 
     async def create_push(self, call: OperationCall, request: PushRequest) -> JsonObject:
         """Set a webhook, which is sent the changes of a task's state."""

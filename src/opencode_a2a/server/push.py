@@ -19,6 +19,7 @@ import orjson
 
 from opencode_a2a import __version__
 from opencode_a2a.a2a import render
+from opencode_a2a.a2a.encoding import V03, V1
 from opencode_a2a.a2a.types import SIGNING_KEY, VERSION_HEADER, Version
 from opencode_a2a.config import PushSettings
 from opencode_a2a.errors import InvalidParamsError, Violation
@@ -160,14 +161,14 @@ def _body(notification: Notification) -> bytes:
     """Return an event of a stream for a receiver of 1.0, and the task for one of 0.3."""
     match notification.what:
         case Entry() as entry:
-            return render.V1.entry(entry, notification.ref) or b"{}"
+            return V1.entry(entry, notification.ref) or b"{}"
         case TaskState() as state if notification.whole:
-            body = orjson.dumps(render.V03.result(render.task(state)))
+            body = orjson.dumps(V03.result(render.task(state)))
             if len(body) > TASK_BYTES:
-                body = orjson.dumps(render.V03.result(render.task(state, 0, artifacts=False)))
+                body = orjson.dumps(V03.result(render.task(state, 0, artifacts=False)))
             return body
         case state:
-            return orjson.dumps(render.present(state))
+            return orjson.dumps(render.status_event(state))
 
 
 def _outcome(response: httpx2.Response) -> Receipt:

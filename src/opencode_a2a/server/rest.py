@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from opencode_a2a.a2a import render
+from opencode_a2a.a2a.encoding import V03_PROTO, V03_REST, V1
 from opencode_a2a.a2a.errors import rest_error_frame
 from opencode_a2a.a2a.operations import (
     CARD_PATHS,
@@ -100,10 +100,10 @@ class RestBinding:
                 params |= request.path_params
             if not asked and Version.V1 in supported and only_v1(params):
                 version = Version.V1  # some clients of 1.0 have a base URL that ends in /v1
-            encoding = render.V1
+            encoding = V1
             if version is Version.V03:
                 json = rest_spelling(params) is Spelling.JSON
-                encoding = render.V03_REST if json else render.V03_PROTO
+                encoding = V03_REST if json else V03_PROTO
             call, run = call_of(request, version), HANDLERS[operation]
             result = await run(self._operations, call, encoding.read[operation.takes](params))
             headers = success_headers(request, version, self._terms)
