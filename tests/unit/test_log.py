@@ -269,6 +269,22 @@ async def test_a_blocking_reader_waits_for_the_next_stop() -> None:
         assert (await waiting).status.state is State.FAILED
 
 
+async def test_progress_while_a_person_is_waited_for_is_no_further_stop() -> None:
+    asked = Interrupted(RequestId("per_1"), "permission", SessionId("ses_1"))
+    async with office() as desk, asyncio.timeout(20):
+        log = await desk.task()
+        await log.append([Started(), asked])
+        answered = asyncio.create_task(log.until_stopped(log.state.seq))
+        await log.append([Progressed("step-start", "1")])
+        await log.append([SessionBound(SessionId("ses_1"), title="Named")])
+        waits = not log.stopped(3)
+        await log.append([Resumed(asked.request_id, "permission", "once")])
+        await log.append([Finished(Outcome.COMPLETED)])
+
+        assert waits
+        assert (await answered).status.state is State.COMPLETED
+
+
 async def test_who_waits_for_a_change_is_woken_when_the_log_ends_or_moves() -> None:
     async with office() as desk, asyncio.timeout(20):
         moving, ending = await desk.task("m1"), await desk.task("m2")

@@ -1,8 +1,18 @@
-"""The log of a task: one owner appends to it, any number of readers follow it.
+"""The log of a task: its owner appends events, any number of readers follow it.
 
-A reader is a place in the log. New entries are pushed to the readers that can take them at once;
-all share one tail of recent entries, so that a slow reader costs nothing and slows nobody: it
-catches up from the tail, or from the store if it has fallen behind the tail.
+The life of an entry:
+
+- *appended*: it has a number, is folded into the state of the task, stands in the tail, which holds
+  the latest entries for all readers, and waits for the ``LogWriter``.
+- *shown*: live readers may have it. Text is shown at once. A *firm* entry (``state.FIRM``, or one
+  with another write in its transaction) is shown once it is stored, and those after it not before.
+- *stored*: its transaction is committed. Until then a crash loses it, and its number is used again.
+- *dropped* from the tail, when it is stored and ``TAIL`` later ones are there. A reader that is
+  still behind reads it from the store, so that a slow reader costs nothing and slows nobody.
+- *forgotten*: some time after the end of the task the stored log is deleted; the result stays.
+
+A task *stops* when it ends or begins to wait for a person. A log *moves* when another replica takes
+the task over: reading ends here, and clients come again.
 """
 
 import asyncio
@@ -45,22 +55,24 @@ from opencode_a2a.telemetry import ROUTINE, now_ms
 logger = structlog.get_logger(__name__)
 
 GROUP_SECONDS = 0.05
+"""How long text waits to be stored together with other text."""
 GROUP_ENTRIES = 2_000
+"""Entries that are stored at once, without waiting."""
 TAIL = 128
-"""Entries kept in memory for readers that are close behind."""
+"""Stored entries kept in memory for readers that are close behind."""
 BATCH = 256
 """Entries handed to a reader at once."""
-TELL_AT_ONCE = 390
-"""Logs that one notification names: a number has up to 19 digits, and there is room for 7,900."""
+LOGS_PER_NOTIFICATION = 390
+"""A task number has up to 19 digits, and a notification has room for 7,900."""
 STORE_SECONDS = 4.0
-"""How long a reader waits for the store to take what it is about to read."""
-LEFT = "The service is shutting down. The task continues; fetch it later, or send it again."
+"""How long a caller waits for the store to take the state that it is about to read."""
+UNREAD_SECONDS = 1.5
+"""Nobody reads a request and answers it in less time; an answer that comes sooner may be a late
+answer to an earlier request."""
+DRAINED = "The service is shutting down. The task continues; fetch it later, or send it again."
 
 _OPEN = {state: metrics.TASKS.labels(state) for state in OPEN}
 _ENDED = {state: metrics.TASKS_ENDED.labels(state) for state in TERMINAL}
-
-UNREAD_SECONDS = 1.5
-"""Time in which nobody reads a request and answers it, and an answer to an earlier one may come."""
 
 
 class LiveReader(Protocol):
@@ -75,8 +87,307 @@ class LiveReader(Protocol):
         ...
 
 
-def _note(ref: TaskRef, before: Status, after: Status, at: int) -> None:
-    """Log what an operator follows of a task: its start, what it asks, its end."""
+class Waiters:
+    """The coroutines that wait for something to happen in a log."""
+
+    def __init__(self) -> None:
+        self._futures: set[asyncio.Future[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._futures)
+
+    async def wait(self) -> None:
+        future = asyncio.get_running_loop().create_future()
+        self._futures.add(future)
+        try:
+            await future
+        finally:
+            self._futures.discard(future)
+
+    def wake(self, error: Exception | None = None) -> None:
+        """Let all of them look again, or have them raise an error."""
+        for future in self._futures:
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+
+class SeenRequests:
+    """Which requests to a person (see ``Interrupted.number``) a reader of the task has seen."""
+
+    def __init__(self, state: TaskState) -> None:
+        self._state = state
+        # A request from before a restart was seen then, as far as anybody knows. After one that
+        # nobody answered in time it has to be seen once more: the late answer may be on its way.
+        pending = (one.number or 0 for one in state.status.pending)
+        self.newest = self._newest_before = 0 if self._unanswered else max(pending, default=0)
+        """The highest number that a reader was given, and the one before it."""
+        self._at = -UNREAD_SECONDS
+        """When a reader was given the newest one, by the clock of the event loop."""
+
+    def note(self, number: int) -> bool:
+        """Note that a reader was given the requests up to a number; False if it was known."""
+        if number <= self.newest:
+            return False
+        self._newest_before, self.newest = self.newest, number
+        self._at = asyncio.get_running_loop().time()
+        return True
+
+    @property
+    def read(self) -> int:
+        """The highest number that a reader was given, and had the time to read.
+
+        After a request that nobody answered in time, an answer that comes at once may well be the
+        late one; after an answer, the next one can only be for the present request.
+        """
+        unread = asyncio.get_running_loop().time() - self._at < UNREAD_SECONDS
+        return self._newest_before if unread and self._unanswered else self.newest
+
+    @property
+    def _unanswered(self) -> bool:
+        """Whether nobody answered the request before the present one."""
+        last = next(reversed(self._state.settled.values()), None)
+        return last is not None and last.resolution in ("expired", "void")
+
+
+class TaskLog:
+    """The log of one task, and the state that it leads to."""
+
+    def __init__(self, no: int, state: TaskState, writer: "LogWriter", database: Database) -> None:
+        self.no = no
+        """The number of the task in the database."""
+        self.ref = state.ref
+        self.state = state
+        """The task after the last entry that was appended."""
+        self.database = database
+        self._writer = writer
+        self._tail: list[Entry] = []
+        self._tail_seq = state.seq + 1
+        """Sequence number of the first entry in the tail."""
+        self._shown = self._stored = state.seq
+        """Sequence numbers of the last entry that is shown, and of the last that is stored."""
+        self._firm = 0
+        """Sequence number of the last firm entry."""
+        self._stopped_at = state.seq if state.status.state.interrupted else 0
+        """Sequence number of the shown entry with which the task last stopped."""
+        self._stops, self._changes = Waiters(), Waiters()
+        """Who waits for the next stop to be shown, and for a change of state to be stored."""
+        self._draining = self._moved = False
+        self.readers: set[LiveReader] = set()
+        """Readers that have every entry that is shown."""
+        self.readers_of_stored: set[LiveReader] = set()
+        """Readers that have every entry that is stored, and get the others once they are."""
+        self._seen = SeenRequests(state)
+
+    # Writing
+
+    @property
+    def end_shown(self) -> bool:
+        """Whether the end of the task is shown."""
+        return self.state.status.state.terminal and self._shown == self.state.seq
+
+    async def append(self, events: Sequence[LogEvent], also: Write | None = None) -> bool:
+        """Append events, and wait until firm ones are stored; False if the task had ended.
+
+        ``also`` is written in the same transaction.
+        """
+        if not events:
+            return True
+        if not self.append_now(events, also):
+            return False
+        if self._firm == self.state.seq:
+            await asyncio.shield(self._writer.commit())
+        return True
+
+    def append_now(self, events: Sequence[LogEvent], also: Write | None = None) -> bool:
+        """Append events without waiting; False if the task had ended."""
+        before, first, at = self.state.status, self.state.seq + 1, now_ms()
+        entries: list[Entry] = []
+        for event in events:
+            try:
+                entries.append(self.state.apply(event, at))
+            except TerminalError:
+                logger.info("event after the end", task_id=self.ref.id, what=type(event).__name__)
+                break
+        if not entries:
+            return False
+        self._tail += entries
+        self._writer.add(self, before, entries, also)
+        after = self.state.status
+        if after is not before:
+            if after.state is not before.state:
+                _OPEN[before.state].dec()
+                (_ENDED if after.state.terminal else _OPEN)[after.state].inc()
+            if after.state is not before.state or logger.is_enabled_for(logging.INFO):
+                _report(self.ref, before, after, at)
+        # Without the lease another replica may be writing this log: nothing is shown before it is
+        # stored.
+        holds_lease = time.monotonic() < self.database.lease_until
+        if (
+            after is before
+            and len(entries) == 1
+            and self._shown == first - 1
+            and isinstance(entries[0].event, Grew)
+            and holds_lease
+        ):
+            # One piece of text, which is most of what is appended: ``_show`` in short.
+            self._shown = first
+            for reader in self.readers:
+                reader.offer(entries)
+            return True
+        if also is not None or not FIRM.isdisjoint(type(entry.event) for entry in entries):
+            self._firm = entries[-1].seq
+        elif self._firm <= self._stored and holds_lease:
+            self._show(self.state.seq)
+        return True
+
+    def mark_stored(self, seq: int) -> None:
+        """Note that the log is stored up to an entry, and show what waited for it."""
+        before, self._stored = self._stored, seq
+        # Entries after the last firm one may be shown before they are stored.
+        self._show(self.state.seq if self._firm <= seq else seq)
+        if self.readers_of_stored:
+            entries = self._tail[before + 1 - self._tail_seq : seq + 1 - self._tail_seq]
+            for reader in self.readers_of_stored:
+                reader.offer(entries)
+        changes = self.state.state_changes
+        if changes and changes[-1].seq > before:
+            self._changes.wake()
+        spare = min(len(self._tail) - TAIL, seq + 1 - self._tail_seq)
+        if spare > 0:
+            del self._tail[:spare]
+            self._tail_seq += spare
+
+    def _show(self, seq: int) -> None:
+        """Show the entries up to a number."""
+        if seq <= self._shown:
+            return
+        entries = self._tail[self._shown + 1 - self._tail_seq : seq + 1 - self._tail_seq]
+        self._shown = seq
+        for entry in entries:
+            if entry.stops:
+                self._stopped_at = entry.seq
+                self._stops.wake()
+        for reader in self.readers:
+            reader.offer(entries)
+
+    # Reading
+
+    def after(self, seq: int, *, stored_only: bool = False) -> list[Entry] | None:
+        """Return shown entries after a number; None when the tail no longer reaches back so far.
+
+        ``stored_only`` leaves out those that a crash could still take back.
+        """
+        start, last = seq + 1 - self._tail_seq, self._stored if stored_only else self._shown
+        if start < 0:
+            return None
+        return self._tail[start : min(start + BATCH, last + 1 - self._tail_seq)]
+
+    async def firm_state(self) -> TaskState:
+        """Return the state once every firm entry in it is stored; valid until the next await."""
+        while self._firm > self._stored or time.monotonic() >= self.database.lease_until:
+            try:
+                async with asyncio.timeout(STORE_SECONDS):
+                    if time.monotonic() >= self.database.lease_until:
+                        await self.database.wait_for_lease()
+                    await asyncio.shield(self._writer.commit())
+            except TimeoutError:
+                raise StoreUnavailableError(operation="loading") from None
+        return self.state
+
+    def stopped(self, since: int) -> bool:
+        """Whether the task has ended, or waits for a person since an entry after ``since``."""
+        state = self.state.status.state
+        return state.terminal or (state.interrupted and self._stopped_at > since)
+
+    async def until_stopped(self, since: int) -> TaskState:
+        """Wait until ``stopped``; raise StreamEndedError if the service stops or the log moves."""
+        while True:
+            state = await self.firm_state()
+            if self.stopped(since):
+                return state
+            self.check_moved()
+            if self._draining:
+                raise StreamEndedError(DRAINED, cause="drained", task_id=self.ref.id)
+            await self._stops.wait()
+
+    async def next_stop(self) -> None:
+        """Wait until the task stops, the log moves, or the service stops."""
+        await self._stops.wait()
+
+    async def next_change(self, after: int) -> Entry | None:
+        """Wait until a change of state after an entry is stored, and return the first one.
+
+        None if the log does not have it: it is too old to be remembered here, or the task has
+        ended and there is none. Raise StreamEndedError when the log moves. Growing text wakes
+        nobody who waits.
+        """
+        while after >= self.state.unremembered:
+            for entry in self.state.state_changes:
+                if after < entry.seq <= self._stored:
+                    return entry
+            if self.state.status.state.terminal and self._stored == self.state.seq:
+                break
+            self.check_moved()
+            await self._changes.wait()
+        return None
+
+    def note_seen(self, status: Status) -> None:
+        """Note that a reader was given this status, with the requests in it.
+
+        Whatever shows a status to a person has to call this: a plain "yes" counts only for
+        requests that somebody has seen.
+        """
+        if status.pending:
+            self.note_seen_number(max(one.number or 0 for one in status.pending))
+
+    def note_seen_number(self, newest: int) -> None:
+        """Note that a reader, here or in another replica, was given the requests up to a number."""
+        self._seen.note(newest)
+
+    @property
+    def seen_number(self) -> int:
+        """The highest number of a request that counts as seen."""
+        return self._seen.read
+
+    # Ending
+
+    def stop_waiting(self) -> None:
+        """Release everyone who waits for the task to stop: the service is stopping."""
+        self._draining = True
+        self._stops.wake()
+
+    def move(self) -> None:
+        """End all reading for good: another replica, or another log here, continues."""
+        self._moved = True
+        self._stops.wake()
+        self._changes.wake()
+        for reader in [*self.readers, *self.readers_of_stored]:
+            reader.offer([])
+
+    def close(self, writer: "LogWriter") -> None:
+        """Leave the log to another replica; ``writer`` refuses entries that are still appended."""
+        self._writer = writer
+        self.move()
+
+    def end_reading(self) -> None:
+        """End all reading that is under way; a client may come again, here or elsewhere."""
+        error = StreamEndedError(cause="moved", task_id=self.ref.id)
+        for reader in self.readers:
+            reader.end(error)
+        self._stops.wake(error)
+
+    def check_moved(self) -> None:
+        """Raise StreamEndedError if the log has moved."""
+        if self._moved:
+            raise StreamEndedError(cause="moved", task_id=self.ref.id)
+
+
+def _report(ref: TaskRef, before: Status, after: Status, at: int) -> None:
+    """Log the start of a task, its requests to a person, and its end."""
     if after.state is State.WORKING and before.state is State.SUBMITTED:
         ROUTINE.info("task started", task_id=ref.id, principal=ref.principal, title=after.subject)
     for asked in after.pending:
@@ -102,277 +413,6 @@ def _note(ref: TaskRef, before: Status, after: Status, at: int) -> None:
         )
 
 
-class TaskLog:
-    """The log of one task, and the state that it leads to."""
-
-    def __init__(self, no: int, state: TaskState, writer: "LogWriter", database: Database) -> None:
-        self.no = no
-        self.ref = state.ref
-        self.state = state
-        self.database = database
-        self._writer = writer
-        self._tail: list[Entry] = []
-        self._base = state.seq + 1
-        """Sequence number of the first entry in the tail."""
-        self._shown = state.seq
-        """Readers see entries up to here."""
-        self._stored = state.seq
-        self._firm = 0
-        """Sequence number of the last entry that has to be stored before it is shown."""
-        self._stop = state.seq if state.status.state.interrupted else 0
-        """Where the task last stopped: ended, or began to wait for a person."""
-        self._stopping: set[asyncio.Future[None]] = set()
-        self._changing: set[asyncio.Future[None]] = set()
-        """Those who wait for a change of state to be stored, and for nothing else."""
-        self._stopping_soon = False
-        self._moved = False
-        self.readers: set[LiveReader] = set()
-        """Those that have seen all there is."""
-        self.readers_of_stored: set[LiveReader] = set()
-        """The same of those that are shown nothing before it is stored."""
-        # What was asked before a restart was shown then, as far as anybody knows. After a request
-        # that nobody answered in time it is shown once more: the late answer may be on its way.
-        self._seen = self._seen_before = (
-            0
-            if self._unanswered
-            else max((one.number or 0 for one in state.status.pending), default=0)
-        )
-        self._told_at = -UNREAD_SECONDS
-
-    def note_seen(self, status: Status) -> None:
-        """Note that a reader was given this status, with what it asks."""
-        if status.pending:
-            self.note_seen_number(max(one.number or 0 for one in status.pending))
-
-    def note_seen_number(self, newest: int) -> None:
-        """Note that a reader was given what is asked up to a number, here or in another replica."""
-        if newest > self._seen:
-            self._seen_before, self._seen = self._seen, newest
-            self._told_at = asyncio.get_running_loop().time()
-
-    @property
-    def seen_number(self) -> int:
-        """The highest number of a request that a reader was given, and had the time to read.
-
-        After a request that nobody answered in time, an answer that comes at once may well be the
-        late one; after an answer, the next one can only be for what is asked now.
-        """
-        unread = asyncio.get_running_loop().time() - self._told_at < UNREAD_SECONDS
-        return self._seen_before if unread and self._unanswered else self._seen
-
-    @property
-    def _unanswered(self) -> bool:
-        """Whether nobody answered what was asked last, before what is asked now."""
-        last = next(reversed(self.state.settled.values()), None)
-        return last is not None and last.resolution in ("expired", "void")
-
-    @property
-    def end_shown(self) -> bool:
-        """Whether readers have been shown the end."""
-        return self.state.status.state.terminal and self._shown == self.state.seq
-
-    async def append(self, events: Sequence[LogEvent], also: Write | None = None) -> bool:
-        """Append events; return once they may be relied on. False when the task had ended.
-
-        ``also`` is written in the same transaction.
-        """
-        if not events:
-            return True
-        if not self.append_now(events, also):
-            return False
-        if self._firm == self.state.seq:
-            await asyncio.shield(self._writer.commit())
-        return True
-
-    def append_now(self, events: Sequence[LogEvent], also: Write | None = None) -> bool:
-        """Append events that nobody waits for. False when the task had ended."""
-        before, first, at = self.state.status, self.state.seq + 1, now_ms()
-        entries: list[Entry] = []
-        for event in events:
-            try:
-                entries.append(self.state.apply(event, at))
-            except TerminalError:
-                logger.info("event after the end", task_id=self.ref.id, what=type(event).__name__)
-                break
-        if not entries:
-            return False
-        self._tail += entries
-        self._writer.add(self, before, entries, also)
-        after = self.state.status
-        if after is not before:
-            if after.state is not before.state:
-                _OPEN[before.state].dec()
-                (_ENDED if after.state.terminal else _OPEN)[after.state].inc()
-            if after.state is not before.state or logger.is_enabled_for(logging.INFO):
-                _note(self.ref, before, after, at)
-        held = time.monotonic() < self.database.lease_until
-        if (
-            after is before
-            and len(entries) == 1
-            and self._shown == first - 1
-            and isinstance(entries[0].event, Grew)
-            and held
-        ):
-            # Most of the time: there is no more to it.
-            self._shown = first
-            for reader in self.readers:
-                reader.offer(entries)
-            return True
-        if also is not None or not FIRM.isdisjoint(type(entry.event) for entry in entries):
-            self._firm = entries[-1].seq
-        elif self._firm <= self._stored and held:
-            self._show(self.state.seq)
-        return True
-
-    def stored(self, seq: int) -> None:
-        """Take the writer's word that the log is stored up to here."""
-        before, self._stored = self._stored, seq
-        # Entries after the last firm one are text, which may be shown before it is stored.
-        self._show(self.state.seq if self._firm <= seq else seq)
-        if self.readers_of_stored:
-            entries = self._tail[before - self._base + 1 : seq - self._base + 1]
-            for reader in self.readers_of_stored:
-                reader.offer(entries)
-        if (
-            self._changing
-            and self.state.state_changes
-            and self.state.state_changes[-1].seq > before
-        ):
-            for waiter in self._changing:
-                if not waiter.done():
-                    waiter.set_result(None)
-        spare = min(len(self._tail) - TAIL, seq - self._base + 1)
-        if spare > 0:
-            del self._tail[:spare]
-            self._base += spare
-
-    def _show(self, seq: int) -> None:
-        """Let readers see the entries up to a number."""
-        if seq <= self._shown:
-            return
-        entries = self._tail[self._shown - self._base + 1 : seq - self._base + 1]
-        self._shown = seq
-        for entry in entries:
-            status = entry.status
-            if status and (status.state.terminal or status.state.interrupted):
-                self._stop = entry.seq
-        if self._stop >= entries[0].seq:
-            self._wake()
-        for reader in self.readers:
-            reader.offer(entries)
-
-    def _wake(self) -> None:
-        for waiter in self._stopping:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def next_stop(self) -> None:
-        """Wait until the task ends, or waits for a person, or the service leaves it."""
-        waiter = asyncio.get_running_loop().create_future()
-        self._stopping.add(waiter)
-        try:
-            await waiter
-        finally:
-            self._stopping.discard(waiter)
-
-    async def next_change(self, after: int) -> Entry | None:
-        """Wait until a change of state after an entry is stored, and return the first one.
-
-        None if the log does not have it: it is too old to be remembered here, or the task has
-        ended and there is none. Raise StreamEndedError when the log moves. Growing text wakes
-        nobody who waits.
-        """
-        while after >= self.state.unremembered:
-            for entry in self.state.state_changes:
-                if after < entry.seq <= self._stored:
-                    return entry
-            if self.state.status.state.terminal and self._stored == self.state.seq:
-                break
-            self.check_moved()
-            waiter = asyncio.get_running_loop().create_future()
-            self._changing.add(waiter)
-            try:
-                await waiter
-            finally:
-                self._changing.discard(waiter)
-        return None
-
-    async def firm_state(self) -> TaskState:
-        """Return the state once nothing in it waits to be stored; valid until the next await."""
-        while self._firm > self._stored or time.monotonic() >= self.database.lease_until:
-            try:
-                async with asyncio.timeout(STORE_SECONDS):
-                    if time.monotonic() >= self.database.lease_until:
-                        await self.database.wait_for_lease()
-                    await asyncio.shield(self._writer.commit())
-            except TimeoutError:
-                raise StoreUnavailableError(operation="loading") from None
-        return self.state
-
-    async def until_stopped(self, since: int) -> TaskState:
-        """Wait until the task has ended, or waits for a person by an entry after ``since``."""
-        while True:
-            state = await self.firm_state()
-            if self.stopped(since):
-                return state
-            self.check_moved()
-            if self._stopping_soon:
-                raise StreamEndedError(LEFT, cause="drained", task_id=self.ref.id)
-            await self.next_stop()
-
-    def stop_waiting(self) -> None:
-        """Release everyone who waits for the task: the service is stopping."""
-        self._stopping_soon = True
-        self._wake()
-
-    def move(self) -> None:
-        """End all reading here: another replica goes on with the log. Readers can come again."""
-        self._moved = True
-        self._wake()
-        for waiter in self._changing:
-            if not waiter.done():
-                waiter.set_result(None)
-        for reader in [*self.readers, *self.readers_of_stored]:
-            reader.offer([])
-
-    def close(self, writer: "LogWriter") -> None:
-        """Let nothing more be written here, since another replica writes it, and end all reading.
-
-        Whoever still tries to write is told by the writer that is given.
-        """
-        self._writer = writer
-        self.move()
-
-    def end_reading(self) -> None:
-        """End all reading that is under way: it may go on elsewhere, or here later."""
-        error = StreamEndedError(cause="moved", task_id=self.ref.id)
-        for reader in [*self.readers]:
-            reader.end(error)
-        for waiter in self._stopping:
-            if not waiter.done():
-                waiter.set_exception(error)
-
-    def check_moved(self) -> None:
-        """Raise StreamEndedError if the log goes on elsewhere."""
-        if self._moved:
-            raise StreamEndedError(cause="moved", task_id=self.ref.id)
-
-    def stopped(self, since: int) -> bool:
-        """Whether the task has ended, or waits for a person by an entry after ``since``."""
-        state = self.state.status.state
-        return state.terminal or (state.interrupted and self._stop > since)
-
-    def after(self, seq: int, *, stored_only: bool = False) -> list[Entry] | None:
-        """Return shown entries after a number; None when the tail no longer reaches back so far.
-
-        ``stored_only`` leaves out those that may yet be lost.
-        """
-        start, last = seq + 1 - self._base, self._stored if stored_only else self._shown
-        if start < 0:
-            return None
-        return self._tail[start : min(start + BATCH, last - self._base + 1)]
-
-
 def ref_of(row: TaskRow) -> TaskRef:
     modes = tuple(orjson.loads(row.output_modes)) if row.output_modes is not None else None
     return TaskRef(
@@ -381,24 +421,24 @@ def ref_of(row: TaskRow) -> TaskRef:
 
 
 def load_task(row: TaskRow) -> TaskState:
-    """Build a task from its row; that of an open one has a status and nothing else."""
+    """Build a task from its row; if it is open it has a status and nothing else."""
     return load_state(ref_of(row), row.status, row.archive)
 
 
 @dataclass(slots=True)
 class _Unstored:
-    """What one task has waiting to be stored."""
+    """The entries of one task that wait to be stored."""
 
     log: TaskLog
     before: Status
-    """The status that is stored now."""
+    """The status that is stored: the one before these entries."""
     entries: list[Entry] = field(default_factory=list[Entry])
     also: list[Write] = field(default_factory=list[Write])
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What goes into one transaction."""
+    """The entries that are stored in one transaction."""
 
     shares: list[_Unstored]
     done: asyncio.Future[None] | None
@@ -435,21 +475,26 @@ class LogWriter:
     """Stores the entries of all logs, in groups.
 
     Text is written in batches, at most 50 ms apart; a change of state is written at once. While
-    the database is away, what it has not taken stays here, in order, and ``run`` tries again.
+    the database is away, entries wait here, in order, and ``run`` tries again.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[int, _Unstored] = {}
+        """Entries for the next batch, by the number of their task."""
         self._count = 0
+        """How many entries these are."""
         self._done: asyncio.Future[None] | None = None
-        """Done when all that waits now is stored."""
+        """Done when the next batch is stored; None if nobody waits for it."""
         self._due: asyncio.Handle | None = None
-        """The next write, as soon as the one under way is done."""
+        """The timer of the next batch."""
         self._hurry = False
+        """Whether the next batch is written as soon as the present one is stored."""
         self._writing: _Batch | None = None
+        """The batch that is being written."""
         self._refused = asyncio.Event()
+        """Set when the database has not taken ``_writing``."""
 
     def add(
         self, log: TaskLog, before: Status, entries: Sequence[Entry], also: Write | None = None
@@ -468,7 +513,7 @@ class LogWriter:
             self.commit()
 
     def commit(self) -> asyncio.Future[None]:
-        """Write at once; the future is done when all that was queued is stored."""
+        """Write at once; the future is done when all queued entries are stored."""
         if self._done is None:
             self._done = self._loop.create_future()
         if not self._hurry:
@@ -480,7 +525,7 @@ class LogWriter:
 
     def _write(self) -> None:
         if self._writing is not None:
-            self._hurry = True  # it is done as soon as that is
+            self._hurry = True  # ``_settle`` calls this again
             return
         if self._due is not None:
             self._due.cancel()
@@ -493,14 +538,14 @@ class LogWriter:
             self._settle()
 
     def _settle(self, written: asyncio.Future[None] | None = None) -> None:
-        """Tell the logs that their entries are stored, unless the database has refused them."""
+        """Mark the entries of the batch as stored, unless the database has refused them."""
         if written is not None and written.exception() is not None:
             self._refused.set()
             return
         batch, self._writing = self._writing, None
         if batch is not None:
             for share in batch.shares:
-                share.log.stored(share.entries[-1].seq)
+                share.log.mark_stored(share.entries[-1].seq)
             if batch.done is not None and not batch.done.done():
                 batch.done.set_result(None)
             if self._database.has_other_replicas:
@@ -509,13 +554,13 @@ class LogWriter:
             self._write()
 
     def notify(self, numbers: list[int]) -> None:
-        """Have readers in other replicas look at these logs."""
-        for first in range(0, len(numbers), TELL_AT_ONCE):
-            named = numbers[first : first + TELL_AT_ONCE]
+        """Tell other replicas that there are new entries in the logs of these tasks."""
+        for first in range(0, len(numbers), LOGS_PER_NOTIFICATION):
+            named = numbers[first : first + LOGS_PER_NOTIFICATION]
             self._database.notify(",".join(("l", *map(str, named))))
 
     async def run(self) -> None:
-        """Write what was refused, again and again until it is taken."""
+        """Write batches that the database has refused until it takes them."""
         while True:
             await self._refused.wait()
             self._refused.clear()

@@ -382,8 +382,7 @@ class OpenTasks:
     def adopt(self, log: TaskLog, member: Member, routing: Routing) -> OpenTask:
         """Take charge of an open task."""
         task = self._tasks[log.ref.id] = OpenTask(log, member, self._on_change)
-        if log.no in self._tails.logs:  # it was read here while another replica ran it
-            self._tails.taken_over(log)
+        self._tails.taken_over(log)
         self._fleet.note(log.ref.principal, log.ref.context_id, routing, member)
         self._fleet.tasks[member.name] += 1
         metrics.TASKS.labels(log.state.status.state).inc()

@@ -30,7 +30,7 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.server.contracts import DISCOVERY, metadata_url
 from opencode_a2a.server.http import refused
-from opencode_a2a.tasks.log import LEFT
+from opencode_a2a.tasks.log import DRAINED
 from opencode_a2a.web.auth import OPEN_PATHS, AcceptedCredential, Authentication, Verify
 from opencode_a2a.web.browser import REFUSES_GZIP, SignIns, page
 from opencode_a2a.web.limits import BodyGuard, RateLimit, RequestRates
@@ -123,7 +123,7 @@ class Refusals:
             # request may have been carried out.
             if ANSWERED in scope:
                 raise
-            error = StreamEndedError(LEFT, cause="drained")
+            error = StreamEndedError(DRAINED, cause="drained")
         response = refused(error, scope)
         response.headers["Cache-Control"] = "no-store"
         for name, value in error.headers:
