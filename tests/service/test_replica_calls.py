@@ -424,28 +424,6 @@ async def test_the_next_message_follows_the_first_before_that_has_a_session(side
         opencode.prompts.clear()
 
 
-async def test_two_first_messages_of_a_context_at_once_share_a_session(sides: Sides) -> None:
-    callers, context = sides.callers, "one-for-both"
-    with psycopg.connect(sides.database) as connection:
-        (principal,) = connection.execute("SELECT DISTINCT principal FROM tasks").fetchall()
-        # Both replicas have chosen an OpenCode, and are about to store their task.
-        connection.execute(
-            "SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || '/' || %s, 0))",
-            principal,
-        )
-        sent = [asyncio.create_task(one.send("hello", context=context)) for one in callers]
-        waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-        await until(lambda: connection.execute(waiting).fetchall() == [(2,)])
-    first, second = [await one for one in sent]
-    third = [await one.send("more", context=context) for one in callers]
-
-    assert [one.state for one in (first, second, *third)] == ["completed"] * 4
-    assert len({one.session_id for one in (first, second, *third)}) == 1
-    assert sorted(len(opencode.prompts) for opencode in sides.opencodes) == [0, 4]
-    for opencode in sides.opencodes:
-        opencode.prompts.clear()
-
-
 async def test_lists_show_what_all_replicas_have(sides: Sides) -> None:
     here, there = sides.callers
     for opencode in sides.opencodes:
@@ -500,6 +478,31 @@ async def test_a_workspace_is_where_it_was_made(sides: Sides) -> None:
     await asked
 
     assert listed == {"items": []}
+
+
+async def test_two_first_messages_of_a_context_at_once_share_a_session(sides: Sides) -> None:
+    callers, context = sides.callers, "one-for-both"
+    for opencode in sides.opencodes:
+        opencode.play("plain-text")
+    await callers[0].send("hello")
+    for opencode in sides.opencodes:
+        opencode.prompts.clear()
+    with psycopg.connect(sides.database) as connection:
+        (principal,) = connection.execute("SELECT DISTINCT principal FROM tasks").fetchall()
+        # Both replicas have chosen an OpenCode, and are about to store their task.
+        connection.execute(
+            "SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || '/' || %s, 0))",
+            principal,
+        )
+        sent = [asyncio.create_task(one.send("hello", context=context)) for one in callers]
+        waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        await until(lambda: connection.execute(waiting).fetchall() == [(2,)])
+    first, second = [await one for one in sent]
+    third = [await one.send("more", context=context) for one in callers]
+
+    assert [one.state for one in (first, second, *third)] == ["completed"] * 4
+    assert len({one.session_id for one in (first, second, *third)}) == 1
+    assert sorted(len(opencode.prompts) for opencode in sides.opencodes) == [0, 4]
 
 
 async def test_lists_leave_out_a_replica_that_does_not_answer(sides: Sides) -> None:

@@ -145,6 +145,8 @@ class Cluster:
         self.opencodes: dict[str, FakeOpenCode] = dict(zip(self.NAMES, opencodes, strict=False))
         self.state = state
         self.replicas: dict[str, RunningReplica] = {}
+        """The latest of each name."""
+        self.started: list[RunningReplica] = []
 
     def variables(self, name: str, **changes: str) -> dict[str, str]:
         """Return the environment of a replica, in this process or in one of its own."""
@@ -174,6 +176,7 @@ class Cluster:
         own = settings.replica.model_copy(update={"lease_seconds": lease})
         replica = RunningReplica(name, settings.model_copy(update={"replica": own}))
         self.replicas[name] = replica
+        self.started.append(replica)
         await replica.start()
         return replica
 
@@ -222,7 +225,7 @@ async def cluster(
             await made.start(name, lease=lease, **changes)
         yield made
     finally:
-        for replica in made.replicas.values():
+        for replica in made.started:
             await replica.close()
 
 

@@ -121,7 +121,7 @@ class ServiceReport:
                 return
             except (ServiceError, TimeoutError) as error:
                 failures.append(error)
-        if not self._ownership.any_up:  # otherwise another replica can start tasks
+        if not self._ownership.census.any_up:  # otherwise another replica can start tasks
             raise failures[0]
 
     async def health(self, caller: Caller) -> JsonObject:
@@ -161,11 +161,11 @@ class ServiceReport:
             }
             for member in members.values()
         }
-        live = self._ownership.live
+        live = self._ownership.census.live
         if not live:
             return {"upstreams": [*upstreams.values()]}
         me, names = self._settings.replica_name, {one.no: one.name for one in live}
-        for row in self._ownership.upstreams:
+        for row in self._ownership.census.upstreams:
             if row.name in members and members[row.name].owned:
                 upstreams[row.name]["owner"] = me
                 continue
@@ -174,7 +174,7 @@ class ServiceReport:
                 "name": row.name,
                 "state": row.state if owner or row.state == "lost" else "away",
                 "running": None,  # only its owner knows
-                "tasks": row.tasks,
+                "tasks": row.open_tasks,
                 "drain": row.drain,
                 "owner": owner,
             }

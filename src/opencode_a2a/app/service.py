@@ -218,7 +218,7 @@ class Service:
         retention = settings.tasks.task_retention_days * 86_400.0
         await run(sweep(database, retention), "sweep")
         await run(ownership.run(), "replica")
-        await run(ownership.guard(), "guard")
+        await run(ownership.end_streams_without_lease(), "lease")
         await run(fleet.watch(tasks.open.lose), "watch")
         await run(tasks.mailbox.run(), "mailbox")
 

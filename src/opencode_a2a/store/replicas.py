@@ -1,9 +1,9 @@
-"""Replicas, and which of them runs an OpenCode: functions of a connection of PostgreSQL.
+"""The replicas, and which of them owns each OpenCode: functions of a connection of PostgreSQL.
 
-A row of ``replicas`` is one life of a process; its number is never used again. Whoever was declared
-gone can commit nothing any more (see ``postgres``), so that what it ran can be taken: the owner of
-an upstream is the only one to write the logs of its tasks. Times are compared by the database's
-clock alone.
+A row of ``replicas`` is one life of a process; its number is never used again. A replica that was
+declared gone can commit nothing any more (``store.postgres``), so another may take what it owned.
+Only the owner of an OpenCode ("upstream") writes the logs of its tasks. Times are compared by the
+database's clock alone.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -15,42 +15,46 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 UNKNOWN = 0
-"""The owner of an upstream that is new here: no replica has this number, and tasks that an earlier
-program left may have lost something."""
+"""The owner of an upstream that is new in the table; no replica has this number. It does not count
+as handed over: an earlier program may have left tasks there without storing all it had shown."""
 
 
 class ReplicaRow(NamedTuple):
-    """A process that was not declared gone."""
+    """A replica that was not declared gone."""
 
     no: int
     name: str
     version: str
-    silent: float
-    """Seconds since its last commit."""
+    silent_seconds: float
+    """Since its last commit."""
     lists: frozenset[str]
-    """The upstreams in its settings."""
+    """The names of the upstreams in its settings."""
 
 
 class UpstreamRow(NamedTuple):
+    """An OpenCode, as its owner last described it."""
+
     name: str
     owner: int | None
+    """The number of a replica, live or gone; None once it was handed over."""
     state: str
+    """``up``, ``away`` or ``lost``."""
     drain: bool
-    serves: tuple[str, ...]
-    """Directories; none: all of them."""
-    room: int
-    tasks: int = 0
-    """Open ones, as its owner counts them."""
-    away: float | None = None
-    """Seconds for which nobody has run and reached it; None while somebody does."""
+    directories: tuple[str, ...]
+    """What it serves; empty: every directory."""
+    max_turns: int
+    """0: no limit."""
+    open_tasks: int = 0
+    away_seconds: float | None = None
+    """How long no live owner has reached it; None while one does."""
     free: bool = False
     """Whether it has no live owner."""
 
-    def serves_directory(self, directory: str | None) -> bool:
-        if not self.serves:
+    def serves(self, directory: str | None) -> bool:
+        if not self.directories:
             return True
         return directory is not None and any(
-            Path(directory).is_relative_to(one) for one in self.serves
+            Path(directory).is_relative_to(one) for one in self.directories
         )
 
 
@@ -99,7 +103,7 @@ _LOCK_UNOWNED = sa.text(
     " WHERE u.name = :name AND (r.no IS NULL OR r.gone IS NOT NULL) FOR UPDATE OF u"
 )
 _TAKE = sa.text("UPDATE upstreams SET owner = :me WHERE name = ANY(:names)")
-# Nobody sees it until there is another owner.
+# Without an owner nobody reaches it, so it is away from now on.
 _HAND_OVER = sa.text(
     "UPDATE upstreams SET owner = NULL, state = CASE state WHEN 'up' THEN 'away' ELSE state END,"
     " changed = CASE state WHEN 'up' THEN clock_timestamp() ELSE changed END"
@@ -116,12 +120,12 @@ _LOSE = sa.text(
 
 
 def forget(connection: Connection) -> None:
-    """Delete the rows of replicas that have been gone for long."""
+    """Delete the rows of replicas that have been gone for a day and own nothing."""
     connection.execute(_FORGET_GONE)
 
 
 def live(connection: Connection) -> list[ReplicaRow]:
-    """Return all that were not declared gone, oldest first."""
+    """Return the replicas that were not declared gone, oldest first."""
     return [
         ReplicaRow(no, name, version, silent, frozenset(orjson.loads(lists or b"[]")))
         for no, name, version, silent, lists in connection.execute(_LIVE)
@@ -138,30 +142,33 @@ def upstreams(connection: Connection) -> list[UpstreamRow]:
 def enroll(
     connection: Connection, me: int, listed: Sequence[UpstreamRow], states: Sequence[str] = ()
 ) -> None:
-    """Note what a replica has in its settings; upstreams that are new have no owner.
+    """Write down which OpenCodes a replica lists in its settings.
 
-    So are those of tasks in these states that nobody has noted.
+    One that is new in the table belongs to nobody; neither does one that is only known by tasks
+    that are in these states.
     """
     connection.execute(_FORGET)
     connection.execute(_ENROLL_LEFT, {"owner": UNKNOWN, "states": list(states)})
     names = orjson.dumps([row.name for row in listed])
     connection.execute(_LIST, {"me": me, "lists": names})
     for row in sorted(listed):
-        values = {"name": row.name, "owner": UNKNOWN, "room": row.room, "drain": int(row.drain)}
-        serves = orjson.dumps(row.serves) if row.serves else None
+        values = {"name": row.name, "owner": UNKNOWN, "room": row.max_turns}
+        values["drain"] = int(row.drain)
+        serves = orjson.dumps(row.directories) if row.directories else None
         connection.execute(_ENROLL, {**values, "serves": serves})
 
 
 def declare_gone(connection: Connection, numbers: Collection[int], lease: float) -> list[int]:
-    """Let silent replicas write no more; return those that are still silent, and now gone."""
+    """Keep silent replicas from writing any more; return those that were still silent."""
     values = {"numbers": list(numbers), "lease": lease}
     return list(connection.scalars(_DECLARE_GONE, values))
 
 
 def take(connection: Connection, me: int, names: Collection[str]) -> dict[str, bool]:
-    """Become the owner of those that have no live one.
+    """Become the owner of those of these OpenCodes that have no live owner.
 
-    Return them, and of each whether it was handed over: then all that was shown is stored.
+    Return the names of the ones that were taken, each with whether it was handed over: then
+    everything that its last owner showed is stored.
     """
     free = connection.execute(_FREE, {"names": list(names)}).all()
     connection.execute(_TAKE, {"me": me, "names": [row.name for row in free]})
@@ -177,24 +184,24 @@ def lock_unowned(connection: Connection, name: str) -> bool:
 
 
 def hand_over(connection: Connection, me: int, names: Collection[str]) -> None:
-    """Let another replica go on with these, whose logs are stored to the end."""
+    """Leave OpenCodes to other replicas; everything that was shown of their tasks is stored."""
     connection.execute(_HAND_OVER, {"me": me, "names": list(names)})
 
 
 def hand_over_listed(connection: Connection, me: int, names: Collection[str]) -> None:
-    """Let others go on with these, as far as one of them can; the rest waits for our return."""
+    """Leave OpenCodes to live replicas that list them; the others wait for this one to return."""
     listed = {name for row in live(connection) if row.no != me for name in row.lists}
     hand_over(connection, me, listed.intersection(names))
 
 
 def publish(connection: Connection, me: int, seen: Mapping[str, tuple[str, int]]) -> None:
-    """Let others know the state and the number of open tasks of what this replica runs."""
+    """Write the state and the number of open tasks of OpenCodes that this replica owns."""
     for name, (state, tasks) in sorted(seen.items()):
         connection.execute(_PUBLISH, {"me": me, "name": name, "state": state, "tasks": tasks})
 
 
 def lose(connection: Connection, me: int, names: Collection[str]) -> dict[str, bool]:
-    """Take what nobody will run any more, to end what is left of it."""
+    """Take OpenCodes that nobody will run any more, to end their tasks."""
     taken = take(connection, me, names)
     connection.execute(_LOSE, {"names": list(taken)})
     return taken

@@ -382,7 +382,7 @@ async def _check_unused(database: Database) -> None:
     if database.replica is None:
         return  # who opens a file has it alone
     for one in await database.read(replicas.live):
-        if one.no != database.replica and one.silent < LONGEST_BEAT_SECONDS:
+        if one.no != database.replica and one.silent_seconds < LONGEST_BEAT_SECONDS:
             raise ImportFailedError(
                 f"{database.name} is in use by {one.name}; stop it first (one that was killed "
                 "counts as stopped after 15 s)"

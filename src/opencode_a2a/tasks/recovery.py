@@ -1,7 +1,12 @@
-"""What was open when the service stopped is taken up again; what is old is forgotten."""
+"""Take up the open tasks of a process that has ended, and delete what has been kept long enough.
+
+``tasks.replica`` calls ``recover`` when this process starts, and when it takes an OpenCode over
+from another replica; ``docs/architecture.md`` follows a restart step by step.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import structlog
 from sqlalchemy.engine import Connection
@@ -21,10 +26,19 @@ from opencode_a2a.messages import ANYWHERE, Added, Answered
 from opencode_a2a.store import interrupts, rates, replicas, sign_ins, spending
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, claim
+from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks.log import LogWriter, TaskLog, ref_of
 from opencode_a2a.tasks.open import UPSTREAM_LOST, OpenTasks
 from opencode_a2a.tasks.readers import Replay
-from opencode_a2a.tasks.state import OPEN, TERMINAL, Accepted, Recovered, Unknown, load_request
+from opencode_a2a.tasks.state import (
+    OPEN,
+    TERMINAL,
+    Accepted,
+    Recovered,
+    TaskState,
+    Unknown,
+    load_request,
+)
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.fleet import Fleet
 from opencode_a2a.turns.turn import LoggedTurn
@@ -32,10 +46,10 @@ from opencode_a2a.turns.turn import LoggedTurn
 logger = structlog.get_logger(__name__)
 
 LOG_SECONDS = 3600
-"""How long the log of an ended task can be replayed; its result stays."""
+"""How long the log of an ended task is kept; its result stays."""
 SWEEP_SECONDS = 600
 SPENDING_DAYS = 62
-"""How long it is known what callers have used."""
+"""How long the daily spending of callers is kept."""
 SWEEP_TASKS = 500
 
 RESTARTED = "The service was restarted; the task goes on."
@@ -50,67 +64,78 @@ async def recover(
     writer: LogWriter,
     tasks: OpenTasks,
     fleet: Fleet,
-    upstreams: Mapping[str, bool] | None = None,
+    takeover: Mapping[str, bool] | None = None,
 ) -> int:
-    """Take up every open task; return how many there were.
+    """Take up the tasks that were open when the process that ran them ended; return how many.
 
-    With ``upstreams``, only theirs; of those that were handed over (True) nothing is lost, and a
-    reader goes on where it was.
+    After a restart of a single process these are all open tasks. A replica that takes OpenCodes
+    over takes up their tasks only: ``takeover`` names them, and says of each whether its last
+    owner handed it over, with all that was shown stored.
     """
-    found = await database.read(lambda c: task_rows.load_open(c, list(OPEN), upstreams))
+    rows = await database.read(lambda c: task_rows.load_open(c, list(OPEN), takeover))
     running = {task.log.no for task in tasks.all()}
-    for row in found:
-        if row.no in running:  # an earlier try was cut short
+    for row in rows:
+        if row.no in running:  # taken up by an earlier try, which the database cut short
             continue
-        replay = Replay(database, row.no, ref_of(row))
-        emitted = Emitted()
-        """What the log has of the turn that was running."""
-        added: list[Added] = []
-        while entries := await replay.next(replay.state.seq):
-            for entry in entries:
-                match entry.event:
-                    case Finished() | Interrupted(type="plan"):  # the end of a turn
-                        emitted, added = Emitted(), []
-                    case Added():
-                        added.append(entry.event)
-                    case Progressed("message", "refused" | "dropped", message_id) as given_up:
-                        # Its sender was told so, and may have sent it anew.
-                        added = [one for one in added if one.message.message_id != message_id]
-                        emitted.add(given_up)
-                    case Accepted() | Answered() | Recovered() | Unknown() | Resumed(type="plan"):
-                        pass
-                    case event:
-                        emitted.add(event)
+        state, logged_turn = await _replay(database, row)
         request = load_request(row.request) if row.request is not None else None
         member = fleet.members.get(row.upstream)
-        log = TaskLog(row.no, replay.state, writer, database)
+        log = TaskLog(row.no, state, writer, database)
         task = tasks.adopt(log, member or fleet.first, request.routing if request else ANYWHERE)
+        # Unless they were handed over, entries that were shown may be lost, and their numbers are
+        # given to others: a reader that has such a number is given the task anew.
+        handed_over = takeover is not None and takeover[row.upstream]
+        new_epoch = [] if handed_over else [Recovered(RESTARTED)]
+
+        # A restart: its OpenCode is no longer in the settings. A take-over: no replica lists it.
         if member is None:
-            await task.end(
-                Finished(Outcome.FAILED, failure=UPSTREAM_LOST),
-                lambda connection, task_id=row.id: interrupts.void(connection, task_id, now_ms()),
-            )
+            await task.log.append(new_epoch)
+            void = partial(interrupts.void, task_id=row.id, at=now_ms())
+            await task.end(Finished(Outcome.FAILED, failure=UPSTREAM_LOST), void)
             continue
-        if replay.state.status.paused:
+
+        # It waits for a sign-in or for the approval of a plan: no turn was running.
+        if state.status.paused:
             if request is not None:
                 task.routing, task.rights = request.routing, request.rights
             task.pause()
             continue
-        handed_over = upstreams is not None and upstreams[row.upstream]
-        events = [] if handed_over else [Recovered(RESTARTED)]
-        storing = asyncio.ensure_future(task.log.append(events))
+
+        storing = asyncio.ensure_future(task.log.append(new_epoch))
         if request is None:
             await storing
             await task.end(Finished(Outcome.FAILED, failure=LOST))
         else:
-            # Before anything is awaited: whoever cancels the task meanwhile has to find the turn.
-            task.start(request, LoggedTurn(emitted, added), first=storing)
+            # Before anything is awaited: a cancel that comes meanwhile has to find the turn.
+            task.start(request, logged_turn, first=storing)
             await asyncio.shield(storing)
-    return len(found)
+    return len(rows)
+
+
+async def _replay(database: Database, row: TaskRow) -> tuple[TaskState, LoggedTurn]:
+    """Return a task as it is stored, and what its log has of the turn that was running."""
+    replay = Replay(database, row.no, ref_of(row))
+    emitted, added = Emitted(), list[Added]()
+    while entries := await replay.next(replay.state.seq):
+        for entry in entries:
+            match entry.event:
+                case Finished() | Interrupted(type="plan"):  # the end of a turn
+                    emitted, added = Emitted(), []
+                case Added():
+                    added.append(entry.event)
+                case Progressed("message", "refused" | "dropped", message_id) as given_up:
+                    # Its sender was told so, and may have sent it anew.
+                    added = [one for one in added if one.message.message_id != message_id]
+                    emitted.add(given_up)
+                case Accepted() | Answered() | Recovered() | Unknown() | Resumed(type="plan"):
+                    pass
+                case event:
+                    emitted.add(event)
+    return replay.state, LoggedTurn(emitted, added)
 
 
 async def sweep(database: Database, retention_seconds: float) -> None:
-    """Forget, every few minutes, what has been kept long enough; one of several replicas does."""
+    """Delete, every few minutes, what has been kept long enough; one replica at a time does."""
     ended = list(TERMINAL)
 
     def forget_logs(connection: Connection) -> int:
@@ -129,7 +154,7 @@ async def sweep(database: Database, retention_seconds: float) -> None:
         return 0
 
     def first_come(forget: Callable[[Connection], int]) -> Callable[[Connection], int]:
-        # Two that delete the same tasks would count them twice.
+        # Two replicas that delete the same tasks would count them twice.
         return lambda connection: forget(connection) if claim(connection, "sweep") else 0
 
     while True:

@@ -1,9 +1,26 @@
-"""Which OpenCodes this process runs, where several processes share a database.
+"""Decide which OpenCodes this replica runs, where several replicas share a database.
 
-An OpenCode is run by one replica at a time, its owner, which alone admits its tasks and writes
-their logs. ``Ownership`` takes those that have no live owner, and recovers what runs there.
-``store.replicas`` has the rows, and ``store.postgres`` makes sure that whoever was declared gone
-writes nothing. With SQLite there is one process, which runs all of them from start to end.
+An OpenCode is run by one replica at a time, its owner. Only the owner sends anything to it, admits
+its tasks and writes their logs. The table ``upstreams`` names the owners (``store.replicas``), and
+``store.postgres`` makes sure that a replica that was declared gone writes nothing more. With SQLite
+there is one process, which owns every OpenCode from start to end.
+
+The life of an ownership, at a replica that lists the OpenCode in its settings:
+
+1. The OpenCode is free: it is new, was handed over, or its owner is gone. ``start``, and later
+   ``run`` every eighth of a lease, look at the database (``_watch``). An owner that has been silent
+   for a lease is declared gone.
+2. This replica takes it (``_take``), if it belongs to its fair share or nobody else wants it. One
+   transaction makes it the owner.
+3. It takes up what ran there (``_begin``): it starts to listen to OpenCode, and recovers the open
+   tasks, their webhooks and errands. From then on ``Member.owned`` is True.
+4. While it owns the OpenCode, it tells the others how that is (``_publish``).
+5. The ownership ends: ``_give_up`` leaves a single OpenCode to another replica that can reach it or
+   has too few; ``hand_over`` leaves all of them when the service stops. Both store everything
+   first, so nothing that was shown is lost. A replica that dies leaves them as they are.
+
+An OpenCode that no live replica lists is lost after a while: any replica ends its tasks
+(``_lose``).
 """
 
 import asyncio
@@ -12,6 +29,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 
 import structlog
@@ -30,20 +49,100 @@ from opencode_a2a.turns.fleet import Fleet, Member
 
 logger = structlog.get_logger(__name__)
 
-APART = (
+NAME_IN_USE = (
     "{} is in use by the replica {}, and each would start an OpenCode of its own under one name; "
     'name it in OPENCODE_UPSTREAMS, like [{{"name": "local", "managed": 1}}], or set '
     "A2A_TASK_STORE_DATABASE_URL to another database"
 )
 RETRY_SECONDS = 0.5
 AWAY_SECONDS = 5.0
-"""How long an OpenCode may be silent before others are told that it is away."""
+"""How long an OpenCode is unreachable before its owner tells other replicas that it is away."""
 UNREACHED_SECONDS = 10.0
-"""The same before another replica is to try."""
-SHY_SECONDS = (10.0, 120.0)
-"""How long one that could not be reached is left to others, at first and at the most."""
-Beside = Callable[[Coroutine[None, None, None], str], AbstractAsyncContextManager[None]]
-"""Runs something for as long as the context lasts."""
+"""How long an OpenCode is unreachable before its owner offers it to other replicas."""
+AVOID_SECONDS = (10.0, 120.0)
+"""How long a replica then leaves it to others: the first time, and at most; doubled each time."""
+RunBeside = Callable[[Coroutine[None, None, None], str], AbstractAsyncContextManager[None]]
+"""Runs a coroutine, under a name, for as long as the context lasts."""
+
+
+@dataclass(frozen=True)
+class Census:
+    """The live replicas and the OpenCodes that they run or could run, as read at one moment."""
+
+    me: int = 0
+    """The number of this replica."""
+    live: Sequence[ReplicaRow] = ()
+    """None with SQLite."""
+    upstreams: Sequence[UpstreamRow] = ()
+
+    @cached_property
+    def listings(self) -> Counter[str]:
+        """How many live replicas list each OpenCode in their settings."""
+        return Counter(chain.from_iterable(one.lists for one in self.live))
+
+    @cached_property
+    def owned(self) -> Counter[int | None]:
+        """How many OpenCodes each live replica owns."""
+        return Counter(row.owner for row in self.upstreams if not row.free)
+
+    def share(self, replica: ReplicaRow) -> int:
+        """Return how many OpenCodes a replica should own: each is shared by all that list it."""
+        return math.ceil(sum(1 / self.listings[name] for name in replica.lists) - 1e-9)
+
+    def spare(self, replica: ReplicaRow) -> int:
+        """Return how many more OpenCodes a replica should own; negative if it owns too many."""
+        return self.share(replica) - self.owned[replica.no]
+
+    @property
+    def this_replica(self) -> ReplicaRow | None:
+        """None once it was declared gone."""
+        return next((one for one in self.live if one.no == self.me), None)
+
+    @property
+    def others(self) -> list[ReplicaRow]:
+        return [one for one in self.live if one.no != self.me]
+
+    @property
+    def any_up(self) -> bool:
+        """Whether a live replica owns an OpenCode that it can reach."""
+        numbers = {one.no for one in self.live}
+        return any(row.state == "up" and row.owner in numbers for row in self.upstreams)
+
+    def lost(self, seconds: float) -> list[str]:
+        """Return the OpenCodes that no live replica lists, and that were away for so long."""
+        return [
+            row.name
+            for row in self.upstreams
+            if row.free and row.state != "lost" and not self.listings[row.name]
+            if row.away_seconds is not None and row.away_seconds >= seconds > 0
+        ]
+
+
+@dataclass(eq=False, slots=True)
+class Claim:
+    """One OpenCode of this replica's settings: since when it is owned, or left to others.
+
+    Times are those of the event loop's clock.
+    """
+
+    member: Member
+    running: AsyncExitStack = field(default_factory=AsyncExitStack)
+    """Keeps listening to OpenCode while this replica owns it."""
+    owned_since: float = 0.0
+    published: tuple[str, int] | None = None
+    """Its state and the number of its open tasks, as other replicas know them."""
+    free_since: float | None = None
+    """When this replica first saw it without a live owner; None while it has one."""
+    avoided_until: float = 0.0
+    """Until then others go first: this replica could not reach it."""
+    avoided_seconds: float = 0.0
+    """How long it was left to others the last time."""
+
+    def avoid(self, now: float) -> None:
+        """Let other replicas go first, for twice as long as the last time."""
+        first, longest = AVOID_SECONDS
+        self.avoided_seconds = min(2 * self.avoided_seconds or first, longest)
+        self.avoided_until = now + self.avoided_seconds
 
 
 class Ownership:
@@ -54,44 +153,34 @@ class Ownership:
         fleet: Fleet,
         tasks: OpenTasks,
         readers: Sequence[DurableReader],
-        beside: Beside,
+        run_beside: RunBeside,
     ) -> None:
         self._database = database
         self._writer = writer
         self._fleet = fleet
         self._tasks = tasks
         self._readers = readers
-        self._beside = beside
+        self._run_beside = run_beside
         self._lease = database.lease_seconds
-        self._seen = time.monotonic()
-        """When the database was last seen, by this process's clock."""
-        self._judges_at = self._seen + self._lease
-        """When silence of others begins to count. What their rows say may be old only because
-        nobody could reach the database, or this replica could not."""
-        self._terms: dict[str, AsyncExitStack] = {}
-        """What runs for each OpenCode for as long as this replica is its owner."""
-        self.live: Sequence[ReplicaRow] = ()
-        """All that use the database, as they were seen last; none with SQLite."""
-        self.upstreams: Sequence[UpstreamRow] = ()
-        """All that these run, or could run."""
-        self._began: dict[str, float] = {}
-        """When that was."""
-        self._published: dict[str, tuple[str, int]] = {}
-        """State and number of open tasks of each that this replica runs, as others know them."""
-        self._shy: dict[str, tuple[float, float]] = {}
-        """Until when those are left to others that could not be reached from here; and for how
-        long it was."""
-        self._free_since: dict[str, float] = {}
+        self._now = asyncio.get_running_loop().time
+        self._claims = {name: Claim(member) for name, member in fleet.members.items()}
+        self.census = Census()
+        """What the last look at the database showed."""
+        self._looked_at = self._now()
+        self._judges_from = self._looked_at + self._lease
+        """When the silence of others begins to count: their rows may be old only because nobody,
+        or not this replica, could reach the database."""
         self._wake = asyncio.Event()
 
+    # The service starts, runs and stops
+
     async def start(self) -> None:
-        """Take what is free; without other replicas that is everything."""
+        """Take every OpenCode that is free; without other replicas these are all."""
         me = self._database.replica
         if me is None:
             await self._begin(dict.fromkeys(self._fleet.members, False))
             return
-        own = [one.name for one in self._fleet.members.values() if one.upstream.managed]
-        await self._check_apart(me, frozenset(name for name in own if "@" not in name))
+        await self._check_names(me)
         listed = [
             UpstreamRow(one.name, None, "away", one.drain, tuple(one.directories), one.max_turns)
             for one in self._fleet.members.values()
@@ -102,26 +191,28 @@ class Ownership:
         await self._watch(me)
         self._database.notify("u")
 
-    async def _check_apart(self, me: int, names: Collection[str]) -> None:
-        """Refuse to start beside a replica that has an OpenCode of the same name.
+    async def _check_names(self, me: int) -> None:
+        """Refuse to start beside a replica that has started an OpenCode of the same name.
 
-        Ours was started here, so they are two, and neither has the other's sessions. A
-        predecessor that was killed has to be silent for a lease first.
+        They would be two, and neither has the sessions of the other. A predecessor of this
+        replica that was killed looks alive until it has been silent for a lease.
         """
-        silent, until = dict[int, float](), time.monotonic() + self._lease
-        while names and time.monotonic() < until:
+        started = [one.name for one in self._fleet.members.values() if one.upstream.managed]
+        names = {name for name in started if "@" not in name}
+        silent, until = dict[int, float](), self._now() + self._lease
+        while names and self._now() < until:
             live = await self._database.read(replicas.live)
             others = [one for one in live if one.no != me and one.lists.intersection(names)]
             if not others:
                 return
             for one in others:
-                if one.silent < silent.get(one.no, 0.0):
-                    raise DatabaseError(APART.format(self._database.name, one.name), status=2)
-            silent = {one.no: one.silent for one in others}
+                if one.silent_seconds < silent.get(one.no, 0.0):  # it has written something since
+                    raise DatabaseError(NAME_IN_USE.format(self._database.name, one.name), status=2)
+            silent = {one.no: one.silent_seconds for one in others}
             await asyncio.sleep(self._lease / 32)
 
     async def run(self) -> None:
-        """Look every now and then who is gone, and what is free."""
+        """Look at the database every eighth of a lease, and when another replica says so."""
         me = self._database.replica
         if me is None:
             return
@@ -134,11 +225,15 @@ class Ownership:
             with suppress(StoreUnavailableError):  # which has been logged
                 await self._watch(me)
 
-    async def guard(self) -> None:
-        """End the streams of a replica that is cut off from the database.
+    def _on_notification(self, text: str) -> None:
+        if text in ("", "u"):
+            self._wake.set()
 
-        Nothing is shown any more, and others may go on with what it ran. Without others the
-        streams wait.
+    async def end_streams_without_lease(self) -> None:
+        """End the streams of this replica whenever it is cut off from the database.
+
+        It may show nothing any more, and others may go on with what it ran. While there are no
+        others, the streams wait.
         """
         while self._database.replica is not None:
             await asyncio.sleep(max(0.05, self._database.lease_until - time.monotonic()))
@@ -147,216 +242,216 @@ class Ownership:
                 self._tasks.end_reading()
                 await self._database.wait_for_lease()
 
-    def _on_notification(self, text: str) -> None:
-        if text in ("", "u"):
-            self._wake.set()
-
     async def close_errands(self) -> None:
-        """Stop following what runs without a task; what is asked stays open."""
+        """Stop following work without a task; what it asks stays open."""
         for member in self._fleet.members.values():
             await member.errands.close()
 
     async def hand_over(self) -> None:
-        """Let other replicas go on, now that everything is stored and nothing runs here."""
+        """Leave the OpenCodes to other replicas, with everything stored and nothing running."""
         me = self._database.replica
-        # Of what is only being taken, something may be lost.
-        mine = [member.name for member in self._fleet.members.values() if member.owned]
+        # One that is only being taken is not handed over: its last owner may have lost something.
+        owned = self._fleet.owned()
         if me is not None:
-            await self._database.write(lambda c: replicas.hand_over_listed(c, me, mine))
+            await self._database.write(lambda c: replicas.hand_over_listed(c, me, owned))
             self._database.notify("u")
 
     async def close(self) -> None:
-        """Stop following the OpenCodes."""
-        for term in self._terms.values():
-            await term.aclose()
+        """Stop listening to the OpenCodes."""
+        for claim in self._claims.values():
+            await claim.running.aclose()
+
+    # A look at the database
 
     async def _watch(self, me: int) -> None:
+        """Look who lives and who owns what, and do what follows from that."""
+        self.census = census = await self._look(me)
+        this_replica = census.this_replica
+        if this_replica is None:
+            return  # it was declared gone; the next beat says so, and ends this process
+        self._tell_fleet(census)
+        await self._publish(me)
+        for claim in self._to_give_up(census, this_replica):
+            await self._give_up(me, claim)
+        if names := self._to_take(census, this_replica):
+            await self._take(census, names)
+        if names := census.lost(self._fleet.lost_seconds):
+            await self._lose(me, names)
+
+    async def _look(self, me: int) -> Census:
+        """Read the replicas and OpenCodes, and declare gone who has been silent for a lease."""
         live, rows = await self._database.read(
             lambda connection: (replicas.live(connection), replicas.upstreams(connection))
         )
-        if all(one.no != me for one in live):
-            return  # it was declared gone; the next beat says so, and ends this process
-        now = time.monotonic()
-        if now - self._seen > self._lease / 2:
-            self._judges_at = now + self._lease
-        self._seen = now
-        silent = [one for one in live if one.silent > self._lease and one.no != me]
-        if silent and now >= self._judges_at:
-            gone = await self._declare_gone(silent)
-            live = [one for one in live if one.no not in gone]
-            rows = [row._replace(free=row.free or row.owner in gone) for row in rows]
-        self.live, self.upstreams = live, rows
-        metrics.REPLICAS.set(len(live))
-        self._database.has_other_replicas = any(one.no != me for one in live)
-        members = self._fleet.members
+        now, census = self._now(), Census(me, live, rows)
+        if census.this_replica is None:
+            return census
+        if now - self._looked_at > self._lease / 2:
+            self._judges_from = now + self._lease
+        self._looked_at = now
+        lease = self._lease
+        silent = {one.no: one.name for one in census.others if one.silent_seconds > lease}
+        if not silent or now < self._judges_from:
+            return census
+        gone = await self._database.write(lambda c: replicas.declare_gone(c, [*silent], lease))
+        if gone:
+            logger.warning(
+                "replicas are silent and count as gone", replicas=[*map(silent.get, gone)]
+            )
+        return Census(
+            me,
+            [one for one in live if one.no not in gone],
+            [row._replace(free=row.free or row.owner in gone) for row in rows],
+        )
+
+    def _tell_fleet(self, census: Census) -> None:
+        """Let the fleet know what other replicas run, for placing and forwarding."""
+        metrics.REPLICAS.set(len(census.live))
+        self._database.has_other_replicas = bool(census.others)
         self._fleet.others = {
             row.name: row
-            for row in rows
-            if row.state != "lost" and not (row.name in members and members[row.name].owned)
+            for row in census.upstreams
+            if row.state != "lost" and not self._fleet.owns(row.name)
         }
-        self._fleet.alone = len(members) == 1 and not self._fleet.others.keys() - members.keys()
-        await self._publish(me)
-        listing = Counter(chain.from_iterable(one.lists for one in live))
-        shares = {
-            one.no: math.ceil(sum(1 / listing[name] for name in one.lists) - 1e-9) for one in live
-        }
-        owned = Counter(row.owner for row in rows if not row.free)
-        for name in self._unwanted(me, live, shares, owned):
-            await self._give_up(me, members[name])
-        wanted = self._wanted(rows, listing, shares[me] - owned[me])
-        if wanted:
-            taken = await self._database.write(lambda c: replicas.take(c, me, wanted))
-            if taken:
-                before = {row.name: row.owner for row in rows}
-                for name, handed_over in taken.items():
-                    cause = "new" if before.get(name) == replicas.UNKNOWN else "gone"
-                    metrics.TAKEOVERS.labels("handed over" if handed_over else cause).inc()
-                away = {row.name: row.away or 0.0 for row in rows}
-                with metrics.TAKEOVER_SECONDS.time():
-                    await self._begin(taken, away)
-                self._database.notify("u")
-        lost = [
-            row.name
-            for row in rows
-            if row.free and row.state != "lost" and not listing[row.name]
-            if row.away is not None and row.away >= self._fleet.lost_seconds > 0
-        ]
-        if lost:
-            await self._lose(me, lost)
-
-    @property
-    def any_up(self) -> bool:
-        """Whether a live replica runs an OpenCode that is there, as they were seen last."""
-        numbers = {one.no for one in self.live}
-        return any(row.state == "up" and row.owner in numbers for row in self.upstreams)
-
-    async def _declare_gone(self, silent: Sequence[ReplicaRow]) -> list[int]:
-        numbers, lease = [one.no for one in silent], self._lease
-        gone = await self._database.write(lambda c: replicas.declare_gone(c, numbers, lease))
-        names = [one.name for one in silent if one.no in gone]
-        if names:
-            logger.warning("replicas are silent and count as gone", replicas=names)
-        return gone
+        members = self._fleet.members.keys()
+        self._fleet.alone = len(members) == 1 and not self._fleet.others.keys() - members
 
     async def _publish(self, me: int) -> None:
-        """Let others know how the OpenCodes of this replica are."""
-        now, seen = asyncio.get_running_loop().time(), dict[str, tuple[str, int]]()
-        for member in self._fleet.members.values():
+        """Write down the state and the open tasks of the OpenCodes that this replica owns."""
+        now, news = self._now(), dict[str, tuple[str, int]]()
+        for name, claim in self._claims.items():
+            member = claim.member
             if not member.owned:
+                claim.published = None
                 continue
-            state = self._published.get(member.name, ("away", 0))[0]
+            state = claim.published[0] if claim.published else "away"
             if member.up or member.lost:
                 state = member.state
             elif member.away_since is not None and now - member.away_since >= AWAY_SECONDS:
                 state = "away"
-            seen[member.name] = state, self._fleet.tasks[member.name]
-        changed = {name: one for name, one in seen.items() if self._published.get(name) != one}
-        if changed:
-            await self._database.write(lambda c: replicas.publish(c, me, changed))
-        self._published = seen
+            if claim.published != (state, self._fleet.tasks[name]):
+                news[name] = state, self._fleet.tasks[name]
+        if news:
+            await self._database.write(lambda c: replicas.publish(c, me, news))
+        for name, published in news.items():
+            self._claims[name].published = published
 
-    def _unwanted(
-        self,
-        me: int,
-        live: Sequence[ReplicaRow],
-        shares: Mapping[int, int],
-        owned: Mapping[int | None, int],
-    ) -> list[str]:
-        """Return what another replica should run: it may reach it, or has less than its share."""
-        found, now = list[str](), asyncio.get_running_loop().time()
-        others = [one for one in live if one.no != me]
-        for member in self._fleet.members.values():
-            listing = [one for one in others if member.name in one.lists]
-            if not (member.owned and listing):
-                continue
-            if member.up:
-                self._shy.pop(member.name, None)
-            elif member.away_since is not None:
-                since = max(member.away_since, self._began[member.name])
-                if not member.lost and now - since >= UNREACHED_SECONDS:
-                    seconds = self._shy.get(member.name, (0.0, SHY_SECONDS[0] / 2))[1]
-                    seconds = min(2 * seconds, SHY_SECONDS[1])
-                    self._shy[member.name] = time.monotonic() + seconds, seconds
-                    found.append(member.name)
-                continue
-            # One at a time: its new owner counts it then.
-            waiting = any(owned[one.no] < shares[one.no] for one in listing)
-            if not found and waiting and owned[me] > shares[me] and self._idle(member):
-                found.append(member.name)
-        return found
+    # Taking
 
-    def _idle(self, member: Member) -> bool:
-        return not self._fleet.tasks[member.name] and not member.errands.any()
-
-    def _wanted(
-        self, rows: Sequence[UpstreamRow], listing: Mapping[str, int], room: int
-    ) -> list[str]:
-        """Return what is free and belongs to this replica's fair share, or is left by all."""
-        now = time.monotonic()
-        free = [row.name for row in rows if row.free and row.name in self._fleet.members]
-        self._free_since = {name: self._free_since.get(name, now) for name in free}
+    def _to_take(self, census: Census, this_replica: ReplicaRow) -> list[str]:
+        """Return the free OpenCodes of this replica's fair share, and those that nobody takes."""
+        now, free = self._now(), {row.name for row in census.upstreams if row.free}
+        for name, claim in self._claims.items():
+            claim.free_since = (claim.free_since or now) if name in free else None
         ready = [
-            name for name in free if listing[name] < 2 or self._shy.get(name, (0.0,))[0] <= now
+            name
+            for name, claim in self._claims.items()
+            if name in free and (census.listings[name] < 2 or claim.avoided_until <= now)
         ]
         # What nobody else can run comes first.
-        ready.sort(key=lambda name: (listing[name], name))
-        left = [name for name in ready if now - self._free_since[name] >= self._lease / 2]
-        return [*dict.fromkeys([*ready[: max(0, room)], *left])]
+        ready.sort(key=lambda name: (census.listings[name], name))
+        share = ready[: max(0, census.spare(this_replica))]
+        untaken = [
+            name
+            for name in ready
+            if now - (self._claims[name].free_since or now) >= self._lease / 2
+        ]
+        return [*dict.fromkeys([*share, *untaken])]
 
-    async def _begin(
-        self, taken: Mapping[str, bool], away: Mapping[str, float] | None = None
-    ) -> None:
-        """Run what was taken, and go on with what ran there; True says it was handed over."""
-        members = [self._fleet.members[name] for name in taken]
-        for member in members:
-            self._fleet.others.pop(member.name, None)
-            term = self._terms[member.name] = AsyncExitStack()
-            await term.enter_async_context(self._beside(member.turns.feed.run(), "feed"))
-        count = await self._recover(taken, members)
+    async def _take(self, census: Census, names: Sequence[str]) -> None:
+        """Become the owner of OpenCodes, unless another replica was quicker, and run them."""
+        taken = await self._database.write(lambda c: replicas.take(c, census.me, names))
+        if not taken:
+            return
+        before = {row.name: row for row in census.upstreams}
+        for name, handed_over in taken.items():
+            cause = "new" if before[name].owner == replicas.UNKNOWN else "gone"
+            metrics.TAKEOVERS.labels("handed over" if handed_over else cause).inc()
+        with metrics.TAKEOVER_SECONDS.time():
+            await self._begin(taken)
+        for name in taken:
+            if away := before[name].away_seconds:
+                # Its earlier owners could not reach it either; but this one has to try.
+                longest = self._fleet.lost_seconds - 2 * UNREACHED_SECONDS
+                self._claims[name].member.away_since = self._now() - max(0.0, min(away, longest))
+        self._database.notify("u")
+
+    async def _begin(self, taken: Mapping[str, bool]) -> None:
+        """Run OpenCodes, and go on with what ran there; True says that one was handed over."""
+        claims = [self._claims[name] for name in taken]
+        for claim in claims:
+            self._fleet.others.pop(claim.member.name, None)
+            listening = self._run_beside(claim.member.turns.feed.run(), "feed")
+            await claim.running.enter_async_context(listening)
+        count = await self._recover(taken, [claim.member for claim in claims])
         if count:
             logger.warning("tasks taken up after a restart", count=count)
-        now, longest = asyncio.get_running_loop().time(), self._fleet.lost_seconds
-        for member in members:
-            self._began[member.name] = now
-            if away and away[member.name]:
-                # Its owners before could not reach it either; but this one has to try.
-                before = min(away[member.name], longest - 2 * UNREACHED_SECONDS)
-                member.away_since = now - max(0.0, before)
-            member.owned = True
+        for claim in claims:
+            claim.owned_since = self._now()
+            claim.member.owned = True
 
-    async def _recover(self, taken: Mapping[str, bool], members: Sequence[Member]) -> int:
-        only = None if self._database.replica is None else taken
+    async def _recover(self, taken: Mapping[str, bool], members: Collection[Member]) -> int:
+        """Take up tasks, their readers, and errands; return how many tasks there were."""
+        takeover = None if self._database.replica is None else taken
         while True:
             try:
-                count = await recover(self._database, self._writer, self._tasks, self._fleet, only)
+                tasks = await recover(
+                    self._database, self._writer, self._tasks, self._fleet, takeover
+                )
                 logs = {task.log.no: task.log for task in self._tasks.all()}
                 for reader in self._readers:
-                    await reader.recover(logs, only)
+                    await reader.recover(logs, takeover)
                 await self._fleet.recover_errands(members)
-                return count
+                return tasks
             except StoreUnavailableError:  # what was taken up before that is not taken up again
                 await asyncio.sleep(RETRY_SECONDS)
 
-    async def _give_up(self, me: int, member: Member) -> None:
+    # Giving up
+
+    def _to_give_up(self, census: Census, this_replica: ReplicaRow) -> list[Claim]:
+        """Return the OpenCodes that another replica may reach, or that it should run instead."""
+        unwanted, now = list[Claim](), self._now()
+        too_many = census.spare(this_replica) < 0
+        for name, claim in self._claims.items():
+            member, rivals = claim.member, [one for one in census.others if name in one.lists]
+            if not (member.owned and rivals):
+                continue
+            if member.up:
+                claim.avoided_until = claim.avoided_seconds = 0.0
+            elif member.away_since is not None:
+                tried_since = max(member.away_since, claim.owned_since)
+                if not member.lost and now - tried_since >= UNREACHED_SECONDS:
+                    claim.avoid(now)
+                    unwanted.append(claim)
+                continue
+            # One at a time, and only an idle one: its new owner counts it in the next look.
+            idle = not self._fleet.tasks[name] and not member.errands.any()
+            if unwanted or not idle or not too_many:
+                continue
+            if any(census.spare(rival) > 0 for rival in rivals):
+                unwanted.append(claim)
+        return unwanted
+
+    async def _give_up(self, me: int, claim: Claim) -> None:
         """Leave an OpenCode to another replica, with everything stored and nothing running here."""
+        member = claim.member
         logger.warning("OpenCode is left to another replica", upstream=member.name)
         member.owned = False
         await member.errands.close()
         await self._tasks.give_up(member)
         for reader in self._readers:
             await reader.give_up(member.name)
-        await self._terms.pop(member.name).aclose()
+        await claim.running.aclose()
         member.renew()
-        self._published.pop(member.name, None)
         await self._database.write_until_stored(lambda c: replicas.hand_over(c, me, [member.name]))
         self._database.notify("u")
 
     async def _lose(self, me: int, names: Sequence[str]) -> None:
-        """End what is left of OpenCodes that nobody will run any more."""
+        """Fail the tasks of OpenCodes that no live replica lists any more."""
         taken = await self._database.write(lambda c: replicas.lose(c, me, names))
         if not taken:
             return  # another replica does it
         logger.error("OpenCodes are lost", upstreams=list(taken))
-        await self._recover(taken, [])
+        await self._recover(taken, ())
         await self._writer.commit()
         await self._database.write_until_stored(lambda c: replicas.hand_over(c, me, list(taken)))

@@ -1,9 +1,10 @@
-"""Every OpenCode behind the service: which one a message goes to, and whether it is there.
+"""Every OpenCode behind the service: which one a message goes to, and whether it can be reached.
 
-``app`` makes a ``Member`` for each OpenCode and hands the ``Fleet`` to ``tasks`` and
-``extensions``, which ask it where to run something. A session lives in one OpenCode, so a context
-stays with the one that has its session, unless that is lost. A fleet of one answers without
-looking at anything.
+``app`` makes a ``Member`` for each OpenCode in the settings and hands the ``Fleet`` to ``tasks``
+and ``extensions``, which ask it which OpenCode to use. A session lives in one OpenCode, so a
+context stays with the one that has its session, unless that is lost. With several replicas, an
+answer that is an OpenCode of another replica is raised as ``NotOwnerError``. A fleet of one
+OpenCode answers without looking at anything.
 """
 
 import asyncio
@@ -39,18 +40,20 @@ from opencode_a2a.turns.turn import Turns
 logger = structlog.get_logger(__name__)
 
 WATCH_SECONDS = 1.0
-HOME = 2
-"""How many more open tasks an OpenCode of this replica may have than one of another."""
+LOCAL_BIAS = 2
+"""How many more open tasks an OpenCode of this replica may have than one of another replica, and
+still get a new context: streams of this replica's own OpenCodes are faster."""
 FORWARDED: ContextVar[bool] = ContextVar("forwarded", default=False)
-"""Whether another replica has chosen where something is to run; it is not sent on."""
+"""Whether another replica forwarded the call that is being handled: it has chosen the OpenCode."""
 PROBE_SECONDS = 3.0
 """How long an OpenCode may take to say whether a session is its own."""
 
 
 class NotOwnerError(Exception):
-    """What is asked for belongs to an OpenCode that this replica does not run.
+    """A call is about an OpenCode that this replica does not own.
 
-    It is for the outermost layer, which has the replica asked that runs it.
+    The outermost layer (``TaskService``, ``Dispatcher``) catches it and forwards the call to the
+    owner, through ``tasks.mailbox``.
     """
 
     def __init__(self, upstream: str) -> None:
@@ -59,7 +62,7 @@ class NotOwnerError(Exception):
 
 
 class Member:
-    """One OpenCode, and all that the service runs in it."""
+    """One OpenCode in the settings of this replica, and the parts of the service that use it."""
 
     def __init__(
         self, entry: UpstreamEntry, upstream: Upstream, make: Callable[[], tuple[Turns, Errands]]
@@ -71,14 +74,16 @@ class Member:
         self.drain = entry.drain
         self.max_turns = entry.max_turns
         self.owned = False
-        """Whether this replica runs it now. What is only read can be asked of it in any case."""
+        """Whether this replica is its owner. Others may still read what is the same in every
+        OpenCode, such as models and agents."""
         self.lost = False
-        """It was away for too long: its tasks have failed, and its contexts go elsewhere."""
+        """Whether it was away for too long: its tasks have failed, and its contexts move on."""
         self.away_since: float | None = None
+        """When its owner could no longer reach it, by the clock of the event loop."""
         self.directories = [os.path.realpath(directory) for directory in entry.directories]
 
     def renew(self) -> None:
-        """Forget what was known of it, while another replica runs it."""
+        """Forget what is known of it: another replica is going to own it."""
         self.turns, self.errands = self._make()
         self.lost, self.away_since = False, None
 
@@ -91,7 +96,7 @@ class Member:
         return "up" if self.up else "lost" if self.lost else "away"
 
     def check_owned(self) -> "Member":
-        """Return it if this replica runs it; raise NotOwnerError."""
+        """Return this member; raise NotOwnerError if this replica does not own it."""
         if not self.owned:
             raise NotOwnerError(self.name)
         return self
@@ -108,34 +113,34 @@ class Fleet:
     def __init__(self, members: Sequence[Member], database: Database, lost_seconds: float) -> None:
         self.members = {member.name: member for member in members}
         self.first = members[0]
-        """The only one, or the one that is asked what belongs to none."""
+        """The only member, or the one that answers about something that no OpenCode has."""
         self.tasks: Counter[str] = Counter()
-        """The open tasks of each member."""
+        """How many open tasks each member has, with those that are being admitted."""
         self._database = database
         self.lost_seconds = lost_seconds
-        """How long one may be away; 0 is for ever."""
+        """How long an OpenCode may be away before it is lost; 0 is for ever."""
         self.alone = len(members) == 1
-        """Whether there is one OpenCode, behind this and all other replicas."""
+        """Whether there is only one OpenCode, behind this and all other replicas."""
         self.others: dict[str, UpstreamRow] = {}
-        """What other replicas run, or only they can, as far as it is not lost."""
+        """The OpenCodes that this replica does not own, by name, without lost ones."""
         self.find_session: Callable[[SessionId], Awaitable[str | None]] | None = None
-        """Asks other replicas which of these has a session."""
+        """Asks other replicas for the name of the OpenCode that has a session."""
         self._placed: OrderedDict[Place, Member] = OrderedDict()
-        """Where contexts were placed a while ago, which may not be stored yet."""
+        """The OpenCodes that contexts were given lately: that may not be stored yet."""
 
-    # Where something runs
+    # Which OpenCode?
 
     def owned(self) -> list[str]:
-        """Return the names of those that this replica runs."""
+        """Return the names of the OpenCodes that this replica owns."""
         return [member.name for member in self.members.values() if member.owned]
 
     @property
     def shared(self) -> bool:
-        """Whether other replicas run some of what there is."""
+        """Whether there are other replicas."""
         return self._database.has_other_replicas
 
     def owns(self, upstream: str) -> bool:
-        """Whether this replica runs it."""
+        """Whether this replica owns an OpenCode."""
         member = self.members.get(upstream)
         return member is not None and member.owned
 
@@ -147,9 +152,9 @@ class Fleet:
     async def member_for(
         self, principal: Principal, context_id: str | None, routing: Routing
     ) -> Member:
-        """Return where a message is to run: with the session it means, or where there is room.
+        """Return the OpenCode for a message: the one with its session, or one with room.
 
-        Raise NotOwnerError if another replica runs that.
+        Raise NotOwnerError if another replica owns that.
         """
         if self.alone and self.first.owned:
             return self.first
@@ -176,13 +181,13 @@ class Fleet:
         return member.check_owned()
 
     def note(self, principal: Principal, context_id: str, routing: Routing, member: Member) -> None:
-        """Remember where a context runs: its next message may come before that is stored."""
+        """Remember which OpenCode a context was given: that may not be stored yet."""
         if self.alone:
             return
         try:
             _, name = self.first.turns.sessions.locate(routing)
         except InvalidParamsError:
-            return  # of a task from before a restart, whose directory is gone: its turn says so
+            return  # the task is from before a restart, and its directory gone: its turn says so
         place = principal, ContextId(context_id), name
         self._placed[place] = member
         self._placed.move_to_end(place)
@@ -190,15 +195,15 @@ class Fleet:
             self._placed.popitem(last=False)
 
     def serving(self, directory: str | None) -> Member:
-        """Return one that can tell about a directory; what it tells is the same in all."""
+        """Return an OpenCode to ask for what is the same in all that serve a directory."""
         serving = [member for member in self.members.values() if member.serves(directory)]
         up = [member for member in serving if member.up]
         return (up or serving or [self.first])[0]
 
     async def of_session(self, session_id: str) -> Member:
-        """Return the OpenCode that has a session; of one that none has, the first tells so.
+        """Return the OpenCode that has a session; the first, which denies it, if none has.
 
-        Raise NotOwnerError if another replica runs it.
+        Raise NotOwnerError if another replica owns it.
         """
         if self.alone or not well_formed("ses", session_id):
             return self.first.check_owned()
@@ -233,9 +238,9 @@ class Fleet:
         return self.first
 
     async def of_place(self, name: str) -> Member | None:
-        """Return where a workspace or worktree was made; None if that is not known.
+        """Return the OpenCode that made a workspace or worktree; None if that is not known.
 
-        Raise NotOwnerError if another replica runs that.
+        Raise NotOwnerError if another replica owns it.
         """
         found = await self._database.read(lambda c: links.upstream_of_place(c, name))
         if found is not None and found in self.others:
@@ -243,9 +248,10 @@ class Fleet:
         return self.members[found].check_owned() if found in self.members else None
 
     async def of_request(self, request_id: str) -> Member:
-        """Return where a permission or question waits; one that can be asked if nobody knows.
+        """Return the OpenCode that asks for a permission or an answer.
 
-        Raise NotOwnerError if another replica runs that.
+        If none is known to, return one that can be asked. Raise NotOwnerError if another replica
+        owns it.
         """
         for member in self.members.values():
             if RequestId(request_id) in member.turns.interrupts.open:
@@ -260,15 +266,14 @@ class Fleet:
         return next(usable, self.first)
 
     def roomiest(self, directory: str | None) -> Member:
-        """Return where a new context begins: the one with the fewest open tasks.
+        """Return the OpenCode for a new context: one that has room, with the fewest open tasks.
 
-        Raise NotOwnerError if that is one that another replica runs. Most streams stay here,
-        where they are fastest, so one of this replica may have a few more tasks.
+        Raise NotOwnerError if another replica owns it; see ``LOCAL_BIAS``.
         """
         if self.alone:
             return self.first.check_owned()
         serving = [member for member in self.members.values() if member.serves(directory)]
-        others = [row for row in self.others.values() if row.serves_directory(directory)]
+        others = [row for row in self.others.values() if row.serves(directory)]
         if not serving and not others:
             text = "is not served by any OpenCode here"
             raise InvalidParamsError(
@@ -284,16 +289,19 @@ class Fleet:
             usable = [
                 row
                 for row in others
-                if row.state == "up" and not row.drain and (not row.room or row.tasks < row.room)
+                if row.state == "up" and not row.drain
+                if not row.max_turns or row.open_tasks < row.max_turns
             ]
-            least = min(usable, key=lambda row: row.tasks, default=None)
+            least = min(usable, key=lambda row: row.open_tasks, default=None)
             enough = best is not None and best.up and not best.drain
-            if least and not (best and enough and self.tasks[best.name] <= least.tasks + HOME):
-                # It is counted when its owner has admitted the task; until then we do.
-                self.others[least.name] = least._replace(tasks=least.tasks + 1)
+            if least and not (
+                best and enough and self.tasks[best.name] <= least.open_tasks + LOCAL_BIAS
+            ):
+                # Its owner counts the task once it is admitted; until then this replica does.
+                self.others[least.name] = least._replace(open_tasks=least.open_tasks + 1)
                 raise NotOwnerError(least.name)
         if best is None and not own:
-            raise NotOwnerError((serving or others)[0].name)  # which waits for an owner
+            raise NotOwnerError((serving or others)[0].name)  # the call waits for an owner
         if best is None:
             raise UpstreamBackpressureError(limit=sum(m.max_turns for m in there or taking))
         # If all are away, the turn waits as it does for a single one.
@@ -303,10 +311,10 @@ class Fleet:
         """Return how many errands of a caller run in this process."""
         return sum(member.errands.running(principal) for member in self.members.values())
 
-    # Whether they are there
+    # Whether the members can be reached
 
     async def recover_errands(self, members: Collection[Member]) -> None:
-        """Take up what these were asking outside of tasks, and was not settled, when that ended."""
+        """Take up work without a task, which was asking something when its process ended."""
         for owner, asked in await self.first.turns.interrupts.left():
             session = SessionId(owner.context_id.removeprefix(DERIVED_CONTEXT))
             member = None
@@ -321,7 +329,7 @@ class Fleet:
         now = asyncio.get_running_loop().time
         while True:
             for member in self.members.values():
-                # What another replica runs, it tells about.
+                # Every replica reports what it owns.
                 metrics.UPSTREAM_OWNED.labels(member.name).set(member.owned)
                 metrics.UPSTREAM_UP.labels(member.name).set(member.owned and member.up)
                 metrics.UPSTREAM_RUNNING.labels(member.name).set(member.turns.running)
