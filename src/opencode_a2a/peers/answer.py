@@ -1,10 +1,10 @@
-"""What a peer answers: its tasks, what is new in them, and its errors.
+"""A peer's answer: its tasks, what is new in them, and its errors.
 
-``peers.client`` feeds the events of streams and the tasks it polls into a ``PeerTask``; out come
-events for the commands and the tool: the answer apart from reasoning and tool activity, and no
-text twice, however often the peer repeats it. OpenCode services say more in metadata (which channel
-a text belongs to, what a tool does, what a person is asked); of any other agent everything is
-answer text. Pure: knows no HTTP.
+``peers.client`` feeds the events of streams and the tasks it polls into a ``PeerTask``, which
+returns ``PeerEvent``s for the commands and the tool: the answer apart from reasoning and tool
+calls, and no text twice, however often the peer repeats it. Services of this kind say more in
+metadata (the channel of a text, the state of a tool call, what a person is asked); all text of any
+other agent is answer. Pure: knows no HTTP.
 """
 
 import base64
@@ -47,7 +47,7 @@ from opencode_a2a.tasks.state import TERMINAL, State
 
 
 class ErrorCode(StrEnum):
-    """What kind of failure a call met. The model is given these, so they do not change."""
+    """The kind of failure of a call. The model is shown these, so they do not change."""
 
     INVALID_INPUT = "a2a_invalid_input"
     AUTH_FAILED = "a2a_peer_auth_failed"
@@ -63,7 +63,7 @@ class ErrorCode(StrEnum):
 
 
 class PeerError(Exception):
-    """A call that did not succeed. The message is for people; a peer's words in it are cleaned."""
+    """A call failed. The message is for people; text of the peer in it is made printable."""
 
     def __init__(
         self,
@@ -127,12 +127,12 @@ _RPC_CODES = {
     "INVALID_AGENT_RESPONSE": _INVALID_AGENT_RESPONSE,
     VersionNotSupportedError.reason: VersionNotSupportedError.code,
 }
-"""Reasons that say more than the HTTP status they come with."""
+"""Reasons of HTTP+JSON errors that are more precise than their HTTP status."""
 _TEXT_LIMIT = 500
 
 
 def read_error(status: int, body: JsonObject) -> PeerError | None:
-    """Return the error in an answer of either binding; None when there is none."""
+    """Return the error in an answer of either binding, or None."""
     error = body.get("error")
     if status < 400 and not error:
         return None
@@ -158,7 +158,7 @@ def read_error(status: int, body: JsonObject) -> PeerError | None:
     return PeerError(code, message, http_status=http_status, rpc_code=rpc_code)
 
 
-# --- what the peer sends ----------------------------------------------------------------------
+# --- received objects -------------------------------------------------------------------------
 
 
 WAITING = frozenset({State.INPUT_REQUIRED, State.AUTH_REQUIRED})
@@ -167,14 +167,14 @@ SETTLED = TERMINAL | WAITING
 
 
 def state_word(state: State | None) -> str:
-    """Return the word for a state that people and models are given: ``input-required``."""
+    """Return the name of a state for people and models, such as ``input-required``."""
     return "unknown" if state is None else state_name(state, Spelling.JSON)
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedStatus:
     state: State | None
-    """None for one that A2A does not know."""
+    """None for a state that A2A does not know."""
     message: Message | None = None
     timestamp: str | None = None
 
@@ -203,7 +203,7 @@ class ReceivedTask:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedUpdate:
-    """What is new in a task. An answer that is a mere message has no task id."""
+    """A change of a task; or, without a task id, a message that is the whole answer."""
 
     task_id: str | None
     context_id: str | None
@@ -238,11 +238,11 @@ def read_event(value: JsonObject) -> Received:
                 ),
                 update.get("append") is True,
             )
-        case {"message": dict() as message}:
-            said = _read_message(message)
-            whole = Artifact(said.message_id, said.parts)
+        case {"message": dict() as sent}:
+            message = _read_message(sent)
+            answer = Artifact(message.message_id, message.parts)
             completed = ReceivedStatus(State.COMPLETED)
-            return ReceivedUpdate(None, text_in(message, "contextId"), completed, whole)
+            return ReceivedUpdate(None, text_in(sent, "contextId"), completed, answer)
         case _:
             raise MalformedError("neither a task nor a message nor an update")
 
@@ -294,7 +294,7 @@ def _read_message(value: JsonObject) -> Message:
 
 
 def _read_parts(value: JsonObject) -> list[Part]:
-    """Read parts without being strict: what has no known content is skipped."""
+    """Read parts leniently: those without known content are skipped."""
     parts: list[Part] = []
     for item in items_in(value, "parts"):
         named = (text_in(item, "mediaType"), text_in(item, "filename"))
@@ -310,7 +310,7 @@ def _read_parts(value: JsonObject) -> list[Part]:
     return parts
 
 
-# --- what is new ------------------------------------------------------------------------------
+# --- events -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +323,7 @@ class TaskOpened:
 
 @dataclass(frozen=True, slots=True)
 class AnswerGrew:
-    """New answer text; it follows directly on the text of the same artifact so far."""
+    """New answer text, to be appended to the text of the same artifact."""
 
     artifact_id: str
     text: str
@@ -331,7 +331,7 @@ class AnswerGrew:
 
 @dataclass(frozen=True, slots=True)
 class AnswerReplaced:
-    """The whole answer of an artifact anew: the peer took back some of what it had sent."""
+    """The whole text of an artifact: the peer has withdrawn some of what it had sent."""
 
     artifact_id: str
     text: str
@@ -346,7 +346,7 @@ class ThoughtGrew:
 
 @dataclass(frozen=True, slots=True)
 class ToolReported:
-    """The state of one of the peer's tool calls; it replaces the one reported before."""
+    """The state of one of the peer's tool calls, which replaces the one reported before."""
 
     call_id: str
     tool: str
@@ -366,7 +366,7 @@ class FileGiven:
 
 @dataclass(frozen=True, slots=True)
 class PeerProgress:
-    """What a peer says of its progress, in its own words; ours are in ``events.Progressed``."""
+    """The progress that a peer reports; ``events.Progressed`` is that of our own tasks."""
 
     type: str
     status: str
@@ -377,18 +377,18 @@ class PeerProgress:
 
 @dataclass(frozen=True, slots=True)
 class TaskStatusChanged:
-    """The task is in this state; ``text`` is what the peer says about it.
+    """The state of the task, and the peer's text about it.
 
-    The last event of every answer has a state that is settled: the task has ended, or it waits for
-    an answer or a sign-in.
+    The last event of every answer has a settled state: the task has ended, or waits for an answer
+    or a sign-in.
     """
 
     state: State | None
     text: str | None
     progress: PeerProgress | None = None
-    """Why there is nothing else to show; without a message the text says the same."""
+    """The progress behind the status; if the status has no message, ``text`` describes it."""
     asked: Interrupted | None = None
-    """The permission or questions that an OpenCode service waits for."""
+    """The permission, questions or plan that a service of this kind waits for."""
 
 
 PeerEvent = (
@@ -415,7 +415,7 @@ _PROGRESS_NAMES = {
 
 def progress_text(progress: PeerProgress) -> str:
     """Describe progress in a few words: ``Retrying: Cannot connect to API, attempt 4``."""
-    if progress.type == "message":  # its title is what was sent, and says nothing of its fate
+    if progress.type == "message":  # the title is the text of the message
         why = f": {progress.reason}" if progress.reason else ""
         return f"Message {progress.status}{why} ({progress.title})"
     words = ", ".join(filter(None, (progress.title, progress.subtitle))) or progress.status
@@ -423,86 +423,90 @@ def progress_text(progress: PeerProgress) -> str:
 
 
 @dataclass(slots=True)
-class _Received:
-    """What an artifact has brought so far."""
+class _Channel:
+    """The content of an artifact in one channel so far."""
 
     text: list[str] = field(default_factory=list[str])
     others: list[Part] = field(default_factory=list[Part])
+    """The parts that are not text."""
 
 
 class PeerTask:
-    """One task of a peer as far as it is known; keep it while the task is continued."""
+    """One task of a peer, as far as it was received; it outlives the calls that continue it."""
 
     def __init__(self) -> None:
         self.task_id: str | None = None
         self.context_id: str | None = None
         self.status = ReceivedStatus(None)
         self.asked: Interrupted | None = None
+        """What the task waits for, if the peer says what it is."""
         self.several = False
-        """More is asked than ``asked``: an answer has to say what it is for."""
+        """Whether it waits for more than ``asked``, so that an answer has to say what it is for."""
         self.settled = False
-        """The task has ended, or waits for somebody; not so once a new message is sent."""
+        """Whether the task has ended or waits for somebody, and no new message was sent since."""
         self.usage: Usage | None = None
-        """What the task has used, if the peer says so: its own steps and those of sub-agents."""
+        """The tokens and costs of the task with its sub-agents, if the peer reports them."""
         self.last_words: str | None = None
-        """What the last status said: its message, or its progress."""
-        self._received: dict[tuple[str, str], _Received] = {}
+        """The text of the last status: its message, or its progress."""
+        self._channels: dict[tuple[str, str], _Channel] = {}
+        """The content received so far, by artifact id and channel."""
         self._tools: dict[str, ToolReported] = {}
         self._answered = False
+        """Whether answer text was received since the last message was sent."""
 
     @property
     def answer(self) -> str:
         """The whole answer so far, each artifact on lines of its own."""
-        texts = ["".join(r.text) for (_, channel), r in self._received.items() if channel == "text"]
+        texts = ["".join(c.text) for (_, name), c in self._channels.items() if name == "text"]
         return "\n".join(text for text in texts if text)
 
     @property
     def said(self) -> str:
-        """What the agent says to its state, without what was shown as its answer before."""
+        """The text of the status, without the answer if it repeats that."""
         return (self.status.text or "").removeprefix(self.answer).lstrip("\n")
 
     @property
     def patch(self) -> str | None:
-        """The files that the task changed, as a diff; None if the peer tells of no changes."""
-        parts = (part for received in self._received.values() for part in received.others)
+        """The files that the task changed, as a diff; None if the peer reports no changes."""
+        parts = (part for channel in self._channels.values() for part in channel.others)
         patches = [part.raw for part in parts if part.media_type == DIFF_TYPE and part.raw]
         return decode_text(patches[-1]) if patches else None
 
     def begin(self) -> None:
-        """Expect the answer to a message that is about to be sent."""
+        """Prepare for the answer to a message that is about to be sent."""
         self.settled = False
         self._answered = False
 
     def prime(self, task: ReceivedTask) -> None:
-        """Take a task as already reported, so that only news will be."""
+        """Count everything in a task as reported, so that only later changes are."""
         for _ in self.take(task):
             pass
         self.begin()
 
-    def take(self, sent: Received) -> Iterator[PeerEvent]:
+    def take(self, received: Received) -> Iterator[PeerEvent]:
         """Apply what the peer sent, and yield what is new in it."""
-        self.context_id = sent.context_id or self.context_id
-        if sent.task_id not in (None, self.task_id):
-            self.task_id = sent.task_id
-            yield TaskOpened(sent.task_id, self.context_id)
-        match sent:
+        self.context_id = received.context_id or self.context_id
+        if received.task_id not in (None, self.task_id):
+            self.task_id = received.task_id
+            yield TaskOpened(received.task_id, self.context_id)
+        match received:
             case ReceivedTask():
-                for artifact in sent.artifacts:
+                for artifact in received.artifacts:
                     yield from self._take_artifact(artifact, append=False)
-                if sent.status != self.status:
-                    yield from self._take_status(sent.status, sent.metadata)
+                if received.status != self.status:
+                    yield from self._take_status(received.status, received.metadata)
             case ReceivedUpdate():
-                if sent.artifact:
-                    yield from self._take_artifact(sent.artifact, append=sent.append)
-                if sent.status:
-                    yield from self._take_status(sent.status, sent.metadata)
+                if received.artifact:
+                    yield from self._take_artifact(received.artifact, append=received.append)
+                if received.status:
+                    yield from self._take_status(received.status, received.metadata)
 
     def _take_artifact(self, artifact: Artifact, *, append: bool) -> Iterator[PeerEvent]:
         hints = _shared(artifact.metadata, "stream")
         if text_in(hints, "source") == "status":
-            return  # it repeats what the status says, for clients that do not read it
-        channel = text_in(hints, "block_type") or "text"
-        if channel == "tool_call":
+            return  # it repeats the status for clients that do not read that
+        kind = text_in(hints, "block_type") or "text"
+        if kind == "tool_call":
             for part in artifact.parts:
                 payload = as_object(part.data)
                 call = ToolReported(
@@ -516,25 +520,25 @@ class PeerTask:
                     self._tools[call.call_id] = call
                     yield call
             return
-        received = self._received.setdefault((artifact.artifact_id, channel), _Received())
-        words = [part.text or "" for part in artifact.parts if _is_words(part)]
-        if words:
-            text, before = "".join(words), "" if append else "".join(received.text)
+        channel = self._channels.setdefault((artifact.artifact_id, kind), _Channel())
+        texts = [part.text or "" for part in artifact.parts if _is_prose(part)]
+        if texts:
+            text, before = "".join(texts), "" if append else "".join(channel.text)
             replaced = not text.startswith(before)
-            news = text if replaced else text[len(before) :]
+            new = text if replaced else text[len(before) :]
             if replaced:
-                received.text.clear()
-            received.text.append(news)
-            if channel == "text" and (news or replaced):
+                channel.text.clear()
+            channel.text.append(new)
+            if kind == "text" and (new or replaced):
                 self._answered = True
-                yield (AnswerReplaced if replaced else AnswerGrew)(artifact.artifact_id, news)
-            elif channel == "reasoning" and news and not replaced:
-                yield ThoughtGrew(news)
-        others = [part for part in artifact.parts if not _is_words(part)]
-        known = [] if append else received.others
+                yield (AnswerReplaced if replaced else AnswerGrew)(artifact.artifact_id, new)
+            elif kind == "reasoning" and new and not replaced:
+                yield ThoughtGrew(new)
+        others = [part for part in artifact.parts if not _is_prose(part)]
+        known = [] if append else channel.others
         if others[: len(known)] == known:
             others = others[len(known) :]
-        received.others += others
+        channel.others += others
         for part in others:
             yield FileGiven(artifact.artifact_id, part.filename or artifact.name, part)
 
@@ -547,9 +551,9 @@ class PeerTask:
             yield from self._take_artifact(Artifact("status", status.message.parts), append=False)
         if self.settled:
             if status.state in WAITING:
-                said = (status.message and status.message.metadata) or {}
-                self.asked = _read_asked(metadata | said)
-                waiting = _shared(metadata | said, "interrupt").get("waiting")
+                metadata = metadata | ((status.message and status.message.metadata) or {})
+                self.asked = _read_asked(metadata)
+                waiting = _shared(metadata, "interrupt").get("waiting")
                 self.several = isinstance(waiting, list) and len(waiting) > 1
             yield TaskStatusChanged(status.state, status.text, asked=self.asked)
             return
@@ -560,11 +564,11 @@ class PeerTask:
             yield TaskStatusChanged(status.state, text, progress)
 
 
-def _is_words(part: Part) -> bool:
+def _is_prose(part: Part) -> bool:
     return part.kind == "text" and part.media_type in (None, "", "text/plain", "text/markdown")
 
 
-# --- what OpenCode services say in metadata ---------------------------------------------------
+# --- metadata of services of this kind --------------------------------------------------------
 
 
 def _shared(metadata: JsonObject, name: str) -> JsonObject:
@@ -572,7 +576,7 @@ def _shared(metadata: JsonObject, name: str) -> JsonObject:
 
 
 def decode_text(raw: str) -> str | None:
-    """Return the text in a part's bytes; None if it is not base64."""
+    """Return the text in the base64 of a part; None if it is not base64."""
     try:
         return base64.b64decode(raw).decode(errors="replace")
     except ValueError:
@@ -603,7 +607,7 @@ def _read_usage(metadata: JsonObject) -> Usage | None:
 
 
 def _read_progress(metadata: JsonObject) -> PeerProgress | None:
-    """Return the progress in a status, unless it is the ordinary course of things or is over."""
+    """Return the progress in a status that is worth showing; None for steps and ended work."""
     progress = _shared(metadata, "progress")
     kind, status = text_in(progress, "type") or "", text_in(progress, "status") or ""
     if not progress or kind in ("step-start", "step-finish") or status in ("completed", "error"):

@@ -2,12 +2,11 @@
 
 The commands, ``peers.pool`` and the tool use this. It speaks both versions over JSON-RPC and
 HTTP+JSON directly on httpx2: the SDK's client takes most of a second to import, cannot resume a
-stream, and sends its headers wherever a card points. Which addresses may be called is decided by
-``peers.network``.
+stream, and sends its headers wherever a card points. ``peers.network`` decides which addresses may
+be called. Inside there is only A2A 1.0; ``a2a.v03`` translates for peers of 0.3.
 
-A connection that breaks is resumed: with ``Last-Event-ID`` where the peer numbers its events,
-otherwise from the task as the peer has it. ``peers.answer`` makes sure that no text is reported
-twice.
+A broken stream is resumed: with ``Last-Event-ID`` if the peer numbers its events, otherwise from
+the peer's current task. ``peers.answer`` makes sure that no text is reported twice.
 """
 
 import asyncio
@@ -67,10 +66,10 @@ from opencode_a2a.peers.network import (
 from opencode_a2a.peers.proof import KEYS_BYTES, Proof, proven
 
 HOPS_HEADER = "A2A-Hops"
-"""How many agents a message went through; an agent that calls another one sends one more."""
+"""The number of agents that a message went through; each agent adds one when it calls another."""
 MAX_HOPS = 3
 _RESUMES = 4
-"""Attempts in a row to resume a stream, or to poll, that may fail."""
+"""How many attempts in a row to resume a stream, or to poll, may fail."""
 _PAGE = 100
 _MOST_PAGES = 1000
 _ANSWER_BYTES = 32 * 1024 * 1024
@@ -78,6 +77,7 @@ _CARD_BYTES = 1024 * 1024
 _EVENT_BYTES = 8 * 1024 * 1024
 _STREAM_BYTES = 256 * 1024 * 1024
 Report = Callable[[PeerEvent], None]
+"""Takes each event of a peer's answer as it arrives."""
 
 
 # --- cards ------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ Report = Callable[[PeerEvent], None]
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """One address of an agent, and how to speak to it there."""
+    """One address of an agent, with the binding and the version to use there."""
 
     url: str
     binding: Binding
@@ -100,13 +100,13 @@ class PeerCard:
     version: str
     streaming: bool
     interfaces: tuple[Interface, ...]
-    """Those that can be used here, in the agent's order of preference."""
+    """The interfaces with a known binding and version, in the agent's order of preference."""
 
 
 def card_urls(url: str, rules: Egress) -> list[str]:
-    """Return where the card may be, the best guess first.
+    """Return the possible addresses of the card, the most likely first.
 
-    A URL is a base, to which the well-known path is added, or the card's own address.
+    The URL is either that of the card, or a base to which the well-known path is added.
     """
     parts = _checked(url, rules)
     site = f"{parts.scheme}://{parts.netloc}"
@@ -114,8 +114,8 @@ def card_urls(url: str, rules: Egress) -> list[str]:
         return [site + parts.path + (f"?{parts.query}" if parts.query else "")]
     base, well_known = site + parts.path.rstrip("/"), "/.well-known/agent-card.json"
     # Agents before 0.3 had their card at agent.json.
-    found = [base + well_known, f"{base}/.well-known/agent.json", site + well_known]
-    return list(dict.fromkeys(found))
+    places = [base + well_known, f"{base}/.well-known/agent.json", site + well_known]
+    return list(dict.fromkeys(places))
 
 
 def _checked(url: str, rules: Egress) -> SplitResult:
@@ -126,7 +126,7 @@ def _checked(url: str, rules: Egress) -> SplitResult:
 
 
 def read_card(value: JsonObject) -> PeerCard:
-    """Read a card of either version; of a hybrid card the 1.0 list counts."""
+    """Read a card of either version; of a hybrid card the interfaces of 1.0 are used."""
     name = text_in(value, "name")
     if name is None:
         raise PeerError(ErrorCode.INVALID_CARD, "the card has no name")
@@ -155,7 +155,7 @@ def read_card(value: JsonObject) -> PeerCard:
 
 
 def choose(card: PeerCard, settings: ClientSettings, rules: Egress) -> Interface:
-    """Return the interface to use: the first of the peer's, unless our order is to win."""
+    """Return the first usable interface, in the peer's order or, if so set, in ours."""
     ours = settings.supported_transports
     usable = [
         interface
@@ -177,7 +177,7 @@ def choose(card: PeerCard, settings: ClientSettings, rules: Egress) -> Interface
 
 
 def configured_credential(url: str, settings: ClientSettings) -> OriginCredential | None:
-    """Return the credential for other agents, for the origin of a URL; bearer wins over basic."""
+    """Return the configured credential for the origin of a URL; bearer wins over basic."""
     if settings.bearer_token:
         return OriginCredential.bearer(url, settings.bearer_token.get_secret_value())
     if settings.basic_auth:
@@ -186,7 +186,7 @@ def configured_credential(url: str, settings: ClientSettings) -> OriginCredentia
 
 
 class DroppedError(Exception):
-    """A stream broke off; the task may well go on."""
+    """A stream broke off; the peer's task may still be running."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +197,9 @@ class PeerRequest:
 
 
 class PeerConnection:
-    """Requests to one peer, bounded, with one credential, under one set of rules.
+    """Sends requests to one peer, with one credential and limits on what it answers.
 
-    It follows no redirect and takes no compressed answer, which would hide its size.
+    It follows no redirect, and accepts no compressed answer, whose size would be unknown.
     """
 
     def __init__(
@@ -225,7 +225,10 @@ class PeerConnection:
         *,
         endless: bool = False,
     ) -> JsonObject:
-        """Return the result that the peer answers with, or raise the error it answers with."""
+        """Return the result in the peer's answer, or raise its error.
+
+        With ``endless`` the answer may take as long as it likes.
+        """
         async with self._send(request, headers, endless=endless) as response:
             return _read_result(await _read_body(response, limit), response.status_code)
 
@@ -255,13 +258,13 @@ class PeerConnection:
                 ) from error
             except httpx2.TransportError as error:
                 raise DroppedError from error
-        raise DroppedError  # a stream ends with its task, and then its reader has left
+        raise DroppedError  # it ended before its task: otherwise the reader would have left
 
     @asynccontextmanager
     async def _send(
         self, request: PeerRequest, headers: dict[str, str], *, endless: bool = False
     ) -> AsyncGenerator[httpx2.Response]:
-        """Open an answer, and name what goes wrong before its body is read."""
+        """Send a request and yield the response; raise PeerError if its head shows a failure."""
         headers = {"Accept": "application/json", "Accept-Encoding": "identity"} | headers
         if request.body is not None:
             headers["Content-Type"] = "application/json"
@@ -306,7 +309,7 @@ class PeerConnection:
                 raise PeerError(ErrorCode.CALL_FAILED, message) from error
             message = f"{origin(request.url)} cannot be reached"
             if isinstance(error, httpx2.RemoteProtocolError) and request.url.startswith("https:"):
-                # All that is left of the alert by which TLS 1.3 asks for one.
+                # This is all that httpx2 shows of the TLS 1.3 alert that asks for one.
                 message += "; it may require a client certificate (A2A_CLIENT_CERT_FILE)"
             raise PeerError(ErrorCode.RETRYABLE, message) from error
 
@@ -330,7 +333,7 @@ def _read_result(body: bytes, status: int) -> JsonObject:
     except MalformedError:
         if status < 400:
             raise
-        value = JsonObject()  # a page of a proxy, say: the status has to do
+        value = JsonObject()  # such as the page of a proxy: only the status is known
     if error := read_error(status, value):
         raise error
     result = value.get("result") if "jsonrpc" in value else value
@@ -340,7 +343,7 @@ def _read_result(body: bytes, status: int) -> JsonObject:
 
 
 def read_json(data: bytes) -> JsonObject:
-    """Parse one JSON object from a peer, refusing what no honest one sends."""
+    """Parse one JSON object from a peer; refuse documents made to do harm."""
     try:
         value = decode(whole_characters(data))
     except ParseError as error:
@@ -356,7 +359,7 @@ def read_json(data: bytes) -> JsonObject:
 def send_params(
     message: Message, task_id: str | None, context_id: str | None, *, waits: bool
 ) -> JsonObject:
-    """Return the params of a send, which may have its answer wait for the end of the task."""
+    """Return the params of a send; with ``waits`` the peer answers when its task stops."""
     body: JsonObject = {
         "messageId": message.message_id,
         "role": "ROLE_USER",
@@ -393,7 +396,7 @@ def build_request(at: Interface, operation: Operation, params: JsonObject) -> Pe
 
 
 _LIST_TASKS_03 = "tasks/list"
-"""Not in the specification of 0.3; some of its servers know it, the others say that they do not."""
+"""Not in the specification of 0.3, but some of its servers know it; the others refuse it."""
 
 
 # --- the peer ---------------------------------------------------------------------------------
@@ -401,23 +404,24 @@ _LIST_TASKS_03 = "tasks/list"
 
 @dataclass(slots=True)
 class _Following:
-    """A task that is being followed, and how far its stream was read."""
+    """A task that is being followed, and the place in its stream."""
 
     task: PeerTask
     report: Report
     received: bool = False
-    """Whether the stream that is open, or the last one, brought anything."""
+    """Whether the current or last stream has brought an event."""
     last_id: str | None = None
+    """The id of the last event, if the peer numbers them."""
 
-    def take(self, sent: Received) -> bool:
-        """Report what is new; return whether the task has ended or waits."""
-        for event in self.task.take(sent):
+    def take(self, received: Received) -> bool:
+        """Report what is new; return whether the task has ended or waits for somebody."""
+        for event in self.task.take(received):
             self.report(event)
         return self.task.settled
 
 
 class Peer:
-    """One agent, reached through the interface of its card that suits both sides."""
+    """One agent, reached through an interface of its card that both sides support."""
 
     def __init__(
         self,
@@ -443,7 +447,8 @@ class Peer:
     ) -> "Peer":
         """Read the card at a base URL or card URL and choose one of its interfaces.
 
-        With a proof the credential is not sent before the card is proven.
+        With ``proof`` the card has to be signed, and the credential is not sent before that is
+        checked.
         """
         places = card_urls(url, rules)
         connection = PeerConnection(rules, credential, timeout=settings.timeout_seconds, tls=tls)
@@ -479,9 +484,9 @@ class Peer:
     ) -> None:
         """Send a message and report what is new until the peer's task ends or waits.
 
-        To continue a task, give its id, and its ``PeerTask`` if it was followed before: what that
-        has reported is not reported again. ``hops`` is the number of agents that the request behind
-        this message went through.
+        To continue a task, give its id, and its ``PeerTask`` if it was followed before, so that
+        nothing is reported twice. ``hops`` is the number of agents that the request behind this
+        message went through.
         """
         if hops >= MAX_HOPS:
             raise PeerError(
@@ -493,7 +498,7 @@ class Peer:
         if task_id and task_id != task.task_id:
             task.prime(await self.task(task_id))
         task.begin()
-        # Without polling the answer itself has to bring the end; a stream ignores this.
+        # Without polling, the answer has to come at the end of the task. Streams ignore this.
         polls = self._settings.polling_fallback_enabled
         params = send_params(message, task_id, context_id, waits=not polls)
         following = _Following(task, report)
@@ -505,18 +510,18 @@ class Peer:
         await self._finish(following, seconds)
 
     async def follow(self, task_id: str, report: Report, task: PeerTask | None = None) -> None:
-        """Report what a task has brought so far and what it brings, until it ends or waits.
+        """Report a task from its beginning until it ends or waits for somebody.
 
-        A peer that does not stream is polled for as long as it takes: that is what was asked for.
+        A peer that does not stream is polled for as long as that takes.
         """
         following = _Following(task or PeerTask(), report, received=True)
         following.take(await self.task(task_id))
         await self._finish(following, math.inf)
 
     async def task(self, task_id: str, history: int = 0) -> ReceivedTask:
-        # For 0.3 servers zero means everything.
-        shown = history if self.interface.version is Version.V1 else max(history, 1)
-        params: JsonObject = {"id": task_id, "historyLength": shown}
+        # For 0.3 servers a length of zero means all messages.
+        length = history if self.interface.version is Version.V1 else max(history, 1)
+        params: JsonObject = {"id": task_id, "historyLength": length}
         return read_task(await self._call(GET_TASK, params))
 
     async def tasks(
@@ -538,7 +543,7 @@ class Peer:
         raise PeerError(ErrorCode.UNEXPECTED, "the agent's list of tasks does not end")
 
     async def invoke(self, method: str, params: JsonObject) -> JsonObject:
-        """Call a method beyond A2A; services of our own kind have some, by JSON-RPC."""
+        """Call a method beyond A2A by JSON-RPC; other services of this kind offer some."""
         at = next((one for one in self.card.interfaces if one.binding is Binding.JSONRPC), None)
         if at is None:
             raise PeerError(ErrorCode.UNSUPPORTED, f"the agent does not offer {method}")
@@ -550,7 +555,11 @@ class Peer:
         return read_task(await self._call(CANCEL_TASK, {"id": task_id}))
 
     async def _send_streaming(self, params: JsonObject, following: _Following, hops: int) -> None:
-        """Send by stream; a peer that turns out not to stream has to be asked again without."""
+        """Send a message by stream.
+
+        If the peer turns out not to stream, nothing has been received afterwards, and the message
+        has to be sent without a stream.
+        """
         try:
             async with aclosing(
                 self._stream(SEND_STREAMING_MESSAGE, params, following, hops)
@@ -560,19 +569,26 @@ class Peer:
                         return
         except DroppedError as error:
             if not following.received:
-                # The peer may have the message: sending it again could do the work twice.
+                # The peer may have the message, and sending it again could do the work twice.
                 raise PeerError(
                     ErrorCode.RETRYABLE, "the connection broke before the agent answered"
                 ) from error
         except PeerError as error:
-            # Its card says that it streams: "unsupported operation" is then about the message.
-            unknown = error.rpc_code != UnsupportedOperationError.code
-            goes_on = unknown and error.code is ErrorCode.UNSUPPORTED
-            if not (error.retryable if following.received else goes_on):
+            if following.received:
+                expected = error.retryable
+            else:
+                # Since the card says that it streams, UnsupportedOperationError is about the
+                # message; any other error of this kind says that it does not stream after all.
+                about_message = error.rpc_code == UnsupportedOperationError.code
+                expected = error.code is ErrorCode.UNSUPPORTED and not about_message
+            if not expected:
                 raise
 
     async def _finish(self, following: _Following, seconds: float) -> None:
-        """Resume a broken stream; without one, or when that fails, poll for so many seconds."""
+        """Follow the task to its end: resume the stream, then poll for at most so many seconds.
+
+        Without a stream, or when it cannot be resumed, the task is only polled.
+        """
         task = following.task
         failures, pause = 0 if following.received else _RESUMES, 0.0
         while task.task_id and not task.settled and failures < _RESUMES:
@@ -589,24 +605,24 @@ class Peer:
         await self._poll(following, seconds)
 
     async def _subscribe(self, task_id: str, following: _Following) -> None:
-        """Subscribe again: right after the id of the last event, else from the task as it is."""
+        """Subscribe again: after the id of the last event, or else from the current task."""
         exact, aligned = following.last_id is not None, False
         stream = self._stream(SUBSCRIBE_TO_TASK, {"id": task_id}, following)
         async with aclosing(stream) as events:
             async for event in events:
                 aligned = aligned or exact or isinstance(event, ReceivedTask)
                 if not aligned:
-                    # A 0.3 server may go on without saying what was missed.
+                    # A 0.3 server may continue without sending what was missed.
                     raise PeerError(ErrorCode.UNEXPECTED, "the stream cannot be resumed")
-                ends = event.status and event.status.state in SETTLED
-                if ends and not exact and not isinstance(event, ReceivedTask):
-                    # Not every server joins task and stream without a gap; the task is right.
+                settles = event.status and event.status.state in SETTLED
+                if settles and not exact and not isinstance(event, ReceivedTask):
+                    # Between task and stream some servers leave a gap; the task has everything.
                     event = await self.task(task_id)
                 if following.take(event):
                     return
 
     async def _poll(self, following: _Following, seconds: float) -> None:
-        """Read the task as it is, once at least, until it is settled or the time is up."""
+        """Read the task, at least once, until it is settled or the time is up."""
         settings, task, pause, failures = self._settings, following.task, 0.0, 0
         clock = asyncio.get_running_loop().time
         deadline = clock() + seconds
@@ -637,7 +653,7 @@ class Peer:
         self, operation: Operation, params: JsonObject, hops: int | None = None
     ) -> JsonObject:
         request = build_request(self.interface, operation, params)
-        # The answer to a message may take as long as the work; the caller has its own limit.
+        # The answer to a message may take as long as the work; callers have limits of their own.
         sends = operation is SEND_MESSAGE
         result = await self._connection.fetch(request, self._headers(hops), endless=sends)
         if self.interface.version is Version.V1:
@@ -673,17 +689,17 @@ async def _proven_card(
     tls: ssl.SSLContext | None,
 ) -> JsonObject:
     connection = PeerConnection(rules, None, timeout=settings.timeout_seconds, tls=tls)
-    async with aclosing(connection) as stranger:
+    async with aclosing(connection):  # without the credential
 
         async def fetch(url: str) -> JsonObject:
-            return await stranger.fetch(PeerRequest("GET", url), {}, KEYS_BYTES)
+            return await connection.fetch(PeerRequest("GET", url), {}, KEYS_BYTES)
 
-        card, place = await _find_card(stranger, places)
+        card, place = await _find_card(connection, places)
         return await proven(card, place, proof, fetch)
 
 
 async def _find_card(connection: PeerConnection, places: list[str]) -> tuple[JsonObject, str]:
-    """Return the card at the first place that has one, and the place."""
+    """Return the card at the first address that has one, and that address."""
     for place in places:
         try:
             return await connection.fetch(PeerRequest("GET", place), {}, _CARD_BYTES), place

@@ -1,9 +1,9 @@
 """An MCP server that is just large enough for OpenCode: tools over HTTP, answered in plain JSON.
 
 ``peers.tool`` offers its tools through it; ``app`` mounts it on the service's own port. It is
-written by hand because OpenCode uses six messages of the protocol. Its path and its token are
+written by hand because OpenCode uses only six messages of the protocol. Its path and token are
 generated for each run and known to OpenCode alone, and only this machine may connect. It keeps no
-sessions: the session id that a client gets only keeps its request ids apart from those of others.
+sessions: the session id that a client gets only tells its request ids from those of other clients.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ logger = structlog.get_logger(__name__)
 
 PROTOCOL = "2025-11-25"
 TIMEOUT_SECONDS = 600
-"""How long OpenCode waits for a tool. Its HTTP client gives up after 300 s of silence."""
+"""How long OpenCode waits for a tool, though its HTTP client gives up after 300 s of silence."""
 _BODY_BYTES = 4 * 1024 * 1024
 _INVALID_REQUEST, _NO_METHOD, _INVALID_PARAMS, _CANCELED = -32600, -32601, -32602, -32800
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What the model is given."""
+    """The text that the model is given."""
 
     text: str
     failed: bool = False
@@ -48,11 +48,11 @@ class Tool:
     description: str
     schema: JsonObject
     run: Callable[[JsonObject], Awaitable[ToolResult]]
-    """Takes the arguments as the model gave them. It is cancelled when nobody waits any more."""
+    """Takes the arguments of the model. It is cancelled when OpenCode no longer waits."""
 
 
 class ToolServer:
-    """The endpoint, an ASGI application for ``path`` alone."""
+    """The endpoint: an ASGI application for the one path ``path``."""
 
     def __init__(self, tools: Iterable[Tool]) -> None:
         self.path = f"/mcp/{secrets.token_urlsafe(24)}"
@@ -80,7 +80,7 @@ class ToolServer:
         if not _is_local(request.scope) or not hmac.compare_digest(sent, expected):
             return Response(status_code=404)
         if request.method != "POST":
-            # GET would open a stream of messages from the server, which has none to send.
+            # GET would open a stream of messages from the server, and there are none.
             return Response(status_code=405, headers={"allow": "POST"})
         body = bytearray()
         try:
@@ -96,7 +96,7 @@ class ToolServer:
     async def _handle(self, session: str, message: JsonObject, receive: Receive) -> Response:
         params = as_object(message.get("params"))
         if "id" not in message:
-            # OpenCode sends this for every finished call too.
+            # OpenCode sends a cancellation for every finished call too.
             if message.get("method") == "notifications/cancelled":
                 request_id = params.get("requestId")
                 if isinstance(request_id, str | int) and (session, request_id) in self._calls:
@@ -133,7 +133,7 @@ class ToolServer:
     async def _call(
         self, session: str, request_id: Json, params: JsonObject, receive: Receive
     ) -> JsonObject:
-        """Run a tool until it is done, canceled by a notification, or the connection is closed."""
+        """Run a tool until it is done, cancelled by a notification, or the connection closes."""
         tool = self._tools.get(text_in(params, "name") or "")
         if tool is None or not isinstance(request_id, str | int):
             return _error(_INVALID_PARAMS, "there is no such tool")
@@ -170,7 +170,7 @@ def _error(code: int, message: str) -> JsonObject:
 
 
 def _is_local(scope: Scope) -> bool:
-    """Whether the other end is on this machine: a loopback address, or the one we listen on."""
+    """Whether the client is on this machine: at a loopback address, or the one we listen on."""
     client: tuple[str, int] | None = scope.get("client")
     server: tuple[str, int] | None = scope.get("server")
     if client is None:

@@ -1,9 +1,9 @@
-"""Which addresses may be called, and who gets to see a credential.
+"""Outgoing HTTP: which addresses may be called, and which origin gets a credential.
 
-``client`` makes an HTTP client that obeys the rules, ``Fetcher`` reads the files that a message
-names, ``OriginCredential`` is a secret for one origin. A name is resolved once, all its addresses
-are checked, and the connection goes to one of them: what the name points to a moment later does
-not matter. TLS and the Host header still use the name. Nothing here knows A2A.
+``client`` makes an HTTP client that obeys the rules (``Egress``), ``Fetcher`` reads the files that
+a message names by URL, and ``OriginCredential`` is a secret for one origin. A name is resolved
+once, all its addresses are checked, and the connection goes to one of these: a later change of the
+name does not matter. TLS and the Host header still use the name. Nothing here knows A2A.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ Address = IPv4Address | IPv6Address
 FILES_AT_ONCE = 4
 """Files of one message that are fetched at the same time."""
 MESSAGES_AT_ONCE = 8
-"""Messages whose files are fetched at the same time; others wait, within their own time."""
+"""Messages whose files are fetched at the same time; others wait, which counts as their time."""
 LOOKUPS_AT_ONCE = 2
 LOOKUPS_AT_ONCE_PER_CALLER = 1
 
@@ -47,11 +47,11 @@ _NEVER_GLOBAL = (
     ip_network("192.0.0.0/24"),
     ip_network("5f00::/16"),
 )
-"""Special networks that the standard library does not know as such."""
+"""Special networks that the standard library takes for public ones."""
 
 
 class EgressError(Exception):
-    """An address may not be called; the text is for people and names no resolved address."""
+    """An address may not be called. The text is for people; it shows no resolved address."""
 
 
 class FetchError(Exception):
@@ -59,7 +59,7 @@ class FetchError(Exception):
 
 
 class TooManyFilesError(FetchError):
-    """A message names more files than are fetched for one."""
+    """A message names more files than may be fetched for one message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,11 @@ class Egress:
     """Where requests may go."""
 
     allowed_hosts: tuple[str, ...] = ()
-    """Names or ``*.suffix``, which does not mean the name without the star; empty means all."""
+    """Names, or ``*.suffix``, which does not include ``suffix`` itself; empty allows all."""
     allow_private: bool = False
-    """Whether loopback and private networks count as public; link-local never does."""
+    """Whether loopback and private networks may be called; link-local addresses never may."""
     lookups: "Lookups | None" = None
-    """How addresses are found, if names are not to be looked up like any other."""
+    """Bounds the lookups of names that callers chose; None looks names up without a bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +86,12 @@ Fetch = Callable[[Sequence[str]], Awaitable[list[FetchResult]]]
 
 
 _caller: ContextVar[str] = ContextVar("caller", default="")
+"""The caller whose share of the lookups is used."""
 
 
 @contextmanager
 def looking_for(caller: str) -> Generator[None]:
-    """Look up names in the share of a caller."""
+    """Count lookups of names inside the context as those of a caller."""
     before = _caller.set(caller)
     try:
         yield
@@ -99,10 +100,10 @@ def looking_for(caller: str) -> Generator[None]:
 
 
 class Lookups:
-    """Finds the addresses of names that strangers chose, a few at a time.
+    """Looks up names that callers chose, a few at a time.
 
-    The system finds names in four threads for the whole process. Names of a name server that
-    never answers must not take them all, and those of one caller not all that are for callers.
+    The process has four threads for lookups. Names whose server never answers must not take them
+    all, and those of one caller must not take all that are left to callers.
     """
 
     def __init__(self) -> None:
@@ -113,18 +114,18 @@ class Lookups:
         self._running: dict[str, asyncio.Task[tuple[str, ...]]] = {}
 
     async def find(self, host: str) -> tuple[str, ...]:
-        """Return the addresses of a name; those who wait for the same one share the answer."""
+        """Return the addresses of a name; concurrent lookups of the same name share one answer."""
         if host not in self._running:
             share = self._shares.setdefault(
                 _caller.get(), asyncio.Semaphore(LOOKUPS_AT_ONCE_PER_CALLER)
             )
-            async with AsyncExitStack() as places:  # whoever gives up here leaves the queues
+            async with AsyncExitStack() as places:  # one that is cancelled here leaves the queues
                 await places.enter_async_context(share)
                 await places.enter_async_context(self._room)
                 if host not in self._running:
-                    # The thread is busy until the system answers, whoever waits.
+                    # The thread is busy until the system answers, even if nobody waits any more.
                     running = asyncio.create_task(self._find(host, places.pop_all()), name="lookup")
-                    running.add_done_callback(_retrieve)  # perhaps nobody waits any more
+                    running.add_done_callback(_retrieve)
                     self._running[host] = running
         return await asyncio.shield(self._running[host])
 
@@ -137,6 +138,7 @@ class Lookups:
 
 
 def _retrieve(done: asyncio.Task[tuple[str, ...]]) -> None:
+    """Take the error of a lookup that nobody may wait for, so that asyncio does not log it."""
     if not done.cancelled():
         done.exception()
 
@@ -165,7 +167,7 @@ def origin(url: str) -> str:
 class OriginCredential:
     """An ``Authorization`` value that is sent to one origin only.
 
-    A card can send a caller to another host; the secret does not go along.
+    A card can point to another host, which must not get the secret.
     """
 
     origin: str
@@ -199,12 +201,12 @@ def _one_line(secret: str) -> str:
 
 
 async def vet(url: str, rules: Egress) -> None:
-    """Raise EgressError unless a URL may be called: its text and all its addresses are checked."""
+    """Raise EgressError unless a URL may be called, by its text and by all its addresses."""
     await resolve(check(url, rules).hostname or "", rules)
 
 
 def check(url: str, rules: Egress) -> SplitResult:
-    """Return the parts of a URL; raise EgressError if its text alone says it may not be called."""
+    """Return the parts of a URL; raise EgressError if its text alone shows that it may not be."""
     try:
         parts = urlsplit(url)
         _ = parts.port  # raises if it is not a port
@@ -221,7 +223,7 @@ def check(url: str, rules: Egress) -> SplitResult:
 
 
 async def resolve(host: str, rules: Egress) -> tuple[Address, ...]:
-    """Return the addresses of a name; raise EgressError unless every one may be called."""
+    """Return the addresses of a name; raise EgressError unless all of them may be called."""
     try:
         found = await (rules.lookups.find(host) if rules.lookups else _addresses(host))
     except (OSError, UnicodeError):
@@ -233,6 +235,7 @@ async def resolve(host: str, rules: Egress) -> tuple[Address, ...]:
 
 
 def permits(address: Address, rules: Egress) -> bool:
+    """Whether an address may be called."""
     if isinstance(address, IPv6Address) and (inner := _embedded(address)):
         return permits(inner, rules)
     special = (  # never the address of a server
@@ -250,9 +253,9 @@ def permits(address: Address, rules: Egress) -> bool:
 
 
 def trust(settings: ClientSettings) -> ssl.SSLContext:
-    """Return how other agents prove who they are, and how we do if they ask.
+    """Return the TLS context for other agents: the authorities trusted, and our certificate.
 
-    Raises SettingsError if a file cannot be used.
+    Raise SettingsError if a file cannot be used.
     """
     context = ssl.create_default_context()
     variable = "A2A_CLIENT_CA_FILE"
@@ -274,7 +277,7 @@ def trust(settings: ClientSettings) -> ssl.SSLContext:
 
 
 def tls_trouble(error: BaseException) -> str | None:
-    """Say what is wrong with a certificate, and what to do, if that is why a call failed."""
+    """Return what is wrong with a certificate and the remedy, if a call failed because of one."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -291,14 +294,14 @@ def tls_trouble(error: BaseException) -> str | None:
 def client(
     rules: Egress, *, timeout: float = 30.0, tls: ssl.SSLContext | None = None
 ) -> httpx2.AsyncClient:
-    """Return a client that calls only what the rules permit and follows no redirect."""
+    """Return an HTTP client that calls only what the rules permit and follows no redirect."""
     return httpx2.AsyncClient(
         transport=VettedTransport(rules, tls),
         timeout=timeout,
         follow_redirects=False,
-        # Proxies of the environment would connect in our place, to wherever they like.
+        # A proxy of the environment would connect in our place, and could not be checked.
         trust_env=False,
-        # What one server sets is nothing to another, nor to its own next caller.
+        # Cookies are not kept: neither another server nor the server's next caller may see them.
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
     )
 
@@ -317,9 +320,9 @@ class Fetcher:
         return ssl.create_default_context()
 
     async def __call__(self, urls: Sequence[str]) -> list[FetchResult]:
-        """Read the files of one message; each is there, or an error says why not.
+        """Read the files of one message; return each file, or the error that kept it away.
 
-        Sizes count after decompression, which happens in pieces of bounded size.
+        Sizes are counted after decompression, which happens in pieces of bounded size.
         """
         if not self._limits.fetch_files:
             refusal = EgressError("files are not fetched here; send the bytes instead")
@@ -377,7 +380,7 @@ class Fetcher:
 
 
 class _Fetching:
-    """What the files of one message share."""
+    """The limits that the files of one message share."""
 
     def __init__(self, most: int) -> None:
         self.slots = asyncio.Semaphore(FILES_AT_ONCE)
@@ -387,14 +390,14 @@ class _Fetching:
         )
 
     def spend(self, size: int) -> None:
-        """Count what has arrived of any of the files."""
+        """Count bytes that have arrived; raise FetchError if they are too many in total."""
         self.left -= size
         if self.left < 0:
             raise self.exhausted
 
 
 class VettedTransport(httpx2.AsyncHTTPTransport):
-    """httpx2's transport on connections to vetted addresses."""
+    """httpx2's transport, with connections to permitted addresses only."""
 
     def __init__(self, rules: Egress, tls: ssl.SSLContext | None = None) -> None:
         context = tls or ssl.create_default_context()
@@ -414,7 +417,7 @@ class VettedTransport(httpx2.AsyncHTTPTransport):
 
 
 class VettedNetwork(httpcore2.AsyncNetworkBackend):
-    """Resolves, looks, and connects to what it looked at."""
+    """Resolves a name, checks all its addresses, and connects to one that was checked."""
 
     def __init__(self, rules: Egress) -> None:
         self._rules = rules
@@ -436,10 +439,10 @@ class VettedNetwork(httpcore2.AsyncNetworkBackend):
 
 
 class _Stream(httpcore2.AsyncNetworkStream):
-    """A connection that is closed also if a TLS handshake is cut off from outside.
+    """A connection that is also closed if a TLS handshake is cancelled.
 
-    httpcore closes it after a timeout of its own, but not if whoever waits is canceled; then it
-    would stay open for as long as the other side likes.
+    httpcore closes it after a timeout of its own, but not on cancellation; it would then stay open
+    for as long as the other side likes.
     """
 
     def __init__(self, connected: httpcore2.AsyncNetworkStream) -> None:
@@ -478,7 +481,7 @@ def _check_name(host: str, rules: Egress) -> None:
 
 
 def _embedded(address: IPv6Address) -> IPv4Address | None:
-    """Return the IPv4 address that is meant by an IPv6 one."""
+    """Return the IPv4 address that an IPv6 one stands for, if it does."""
     inner = address.ipv4_mapped or address.sixtofour
     # ``::`` and ``::1`` are addresses in their own right.
     if inner is None and int(address) > 1 and any(address in known for known in _TRANSLATED):
@@ -489,9 +492,9 @@ def _embedded(address: IPv6Address) -> IPv4Address | None:
 async def read(
     response: httpx2.Response, limit: int, arrived: Callable[[int], None] | None = None
 ) -> bytes | None:
-    """Return the body of an answer, or None when it is larger than the limit.
+    """Return the body of a response, or None if it is larger than the limit.
 
-    ``arrived`` gets the size of each piece, and may raise.
+    ``arrived`` is called with the size of each piece, and may raise.
     """
     announced = response.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limit:

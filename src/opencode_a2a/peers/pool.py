@@ -1,7 +1,7 @@
 """Peers kept open between calls, by URL and credential.
 
-The tool uses this, so that a second question to an agent costs neither a card nor a handshake.
-Bounded in number and age; a peer in use is never closed. Knows nothing of what is asked.
+The tool uses the pool, so that a second question to an agent needs neither a card nor a handshake.
+It bounds the number and age of peers, and never closes one in use.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from opencode_a2a.peers.proof import Proof
 
 @dataclass(eq=False, slots=True)
 class _Entry:
-    """A peer, or the place where one is being opened."""
+    """A peer that is open, or is being opened."""
 
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
     peer: Peer | None = None
@@ -32,9 +32,9 @@ class _Entry:
 
 
 class Pool:
-    """Idle peers up to the number in the settings, each with a card that is young enough.
+    """Peers up to the number in the settings, each until its card is too old.
 
-    A peer that leaves the pool while it is in use is closed by its last user.
+    A peer that leaves the pool while it is in use is closed after its last use.
     """
 
     def __init__(self, rules: Egress, settings: ClientSettings) -> None:
@@ -42,7 +42,7 @@ class Pool:
         self._settings = settings
         self._tls = trust(settings)
         self._entries: dict[tuple[str, OriginCredential | None, Proof | None], _Entry] = {}
-        """The longest unused first."""
+        """In the order of their last use, the oldest first."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -51,7 +51,7 @@ class Pool:
     async def peer(
         self, url: str, credential: OriginCredential | None = None, proof: Proof | None = None
     ) -> AsyncGenerator[Peer]:
-        """Lend the peer at a URL; the first to ask opens it, the others wait for that."""
+        """Yield the peer at a URL; the first caller opens it, and others wait for that."""
         await self._trim()
         key = (url, credential, proof)
         entry = self._entries[key] = self._entries.pop(key, None) or _Entry()
@@ -67,7 +67,7 @@ class Pool:
             yield entry.peer
         except PeerError as error:
             if error.retryable and self._entries.get(key) is entry:
-                del self._entries[key]  # its card may be what no longer fits
+                del self._entries[key]  # its card may be out of date
             raise
         finally:
             entry.users -= 1
@@ -81,7 +81,10 @@ class Pool:
             await entry.close_if_idle()
 
     async def _trim(self) -> None:
-        """Drop what has expired, what was never opened, and the oldest of too many idle ones."""
+        """Drop expired entries, those that were never opened, and the oldest if there are too many.
+
+        Only the first are dropped while they are in use.
+        """
         now = asyncio.get_running_loop().time()
         excess = len(self._entries) - self._settings.cache_maxsize
         dropped: list[_Entry] = []

@@ -1,8 +1,7 @@
-"""Who wrote an agent's card: its signatures (A2A 1.0, 8.4), and whose keys are believed.
+"""Proves who wrote an agent's card, by its signatures (A2A 1.0, 8.4) and trusted keys.
 
-``peers.client`` calls this before it reads a card that has to be proven. What was not signed is not
-used: the card that is read afterwards is the one whose bytes were signed. Needs the extra
-``security``.
+``peers.client`` calls ``proven`` before it reads a card that has to be proven. Nothing unsigned is
+used: the card that is read afterwards consists of the signed bytes. Needs the extra ``security``.
 """
 
 import asyncio
@@ -31,16 +30,16 @@ MOST_SIGNATURES = 10
 KEYS_BYTES = 64 * 1024
 
 ReadKeys = Callable[[str], Awaitable[JsonObject]]
-"""Reads a document of JSON, without a credential."""
+"""Reads the JSON document at a URL, without a credential."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """That a card has to be signed, and by whom."""
+    """How a card has to be proven: by whose signature."""
 
     keys: str | None = None
-    """File or URL of the keys that are believed; None for those that the card's origin publishes,
-    which prove only that the origin said so."""
+    """File or URL of the trusted keys; None trusts those that the card's origin publishes, which
+    prove only that the card comes from there."""
 
 
 class CardField(NamedTuple):
@@ -156,21 +155,21 @@ FIELDS: dict[str, dict[str, CardField]] = {
     },
     "AgentCardSignature": {"protected": _NEEDED, "signature": _NEEDED, "header": _message("*")},
 }
-"""What a card of 1.0 consists of; a test compares it with the SDK's schema."""
+"""The schema of a 1.0 card; a test compares it with the SDK's."""
 
 
 async def proven(card: JsonObject, place: str, proof: Proof, fetch: ReadKeys) -> JsonObject:
-    """Return what may be believed of the card found at a place; raise unless it is proven."""
+    """Return the signed part of the card found at an address; raise unless it is proven."""
     signatures = card.get(SIGNATURES)
     if not isinstance(signatures, list) or not signatures:
         raise _unproven("it is not signed")
     if len(signatures) > MOST_SIGNATURES:
         raise _unproven("it has too many signatures")
     reduced = reduce(card)
-    # Once, and beside the loop: a card may be large, and its author may have many keys.
+    # Encoded once for all keys, and in a thread, since a card may be large.
     payloads = await asyncio.to_thread(_bodies, [reduced, without_empty(reduced), card])
-    believed: dict[str, list[VerificationKey]] = {}
-    """The keys by where they come from; each place is asked once."""
+    trusted: dict[str, list[VerificationKey]] = {}
+    """The keys by their source; each is read once."""
     reason = "no signature is by a key that is trusted"
     for signature in map(as_object, signatures):
         protected, signed = text_in(signature, "protected"), text_in(signature, "signature")
@@ -181,17 +180,17 @@ async def proven(card: JsonObject, place: str, proof: Proof, fetch: ReadKeys) ->
         if source is None:
             source = text_in(header, "jku") or ""
             try:
-                near = origin(source) == origin(place)
-                secret = source.startswith("https:") or loopback(urlsplit(source).hostname or "")
+                same = origin(source) == origin(place)
+                safe = source.startswith("https:") or loopback(urlsplit(source).hostname or "")
             except ValueError:
-                near = secret = False
-            if not (near and secret):
+                same = safe = False
+            if not (same and safe):
                 reason = "its key is published elsewhere; name the keys that you trust"
                 continue
-        if source not in believed:
-            believed[source] = await _keys(source, fetch)
+        if source not in trusted:
+            trusted[source] = await _keys(source, fetch)
         kid, alg = header.get("kid"), str(header["alg"])
-        for key in believed[source]:
+        for key in trusted[source]:
             if alg not in key.algorithms or (kid is not None and key.kid not in (kid, None)):
                 continue
             reason = "its signature is not valid"
@@ -202,7 +201,7 @@ async def proven(card: JsonObject, place: str, proof: Proof, fetch: ReadKeys) ->
 
 
 def reduce(card: JsonObject) -> JsonObject:
-    """Return the card as the schema of 1.0 knows it, without values that are only defaults."""
+    """Return the fields of a card that the schema of 1.0 knows, without those at their default."""
     return _reduced(card, "AgentCard")
 
 
@@ -227,7 +226,7 @@ def _reduced(value: JsonObject, kind: str) -> JsonObject:
 
 
 def _header(protected: str) -> JsonObject | None:
-    """Return the protected header, if it is one whose signature could be accepted."""
+    """Return the protected header of a signature, if such a signature can be accepted."""
     try:
         header = decode(base64.urlsafe_b64decode(protected + "=" * (-len(protected) % 4)))
     except (ValueError, binascii.Error, ParseError):
@@ -240,7 +239,7 @@ def _header(protected: str) -> JsonObject | None:
 async def _keys(source: str, fetch: ReadKeys) -> list["VerificationKey"]:
     from opencode_a2a.keys import verification_keys
 
-    # Whoever reads the reason may know the name of a file, but not where the operator keeps it.
+    # The reason may show the name of a file, but not the folder where the operator keeps it.
     name = Path(urlsplit(source).path if "://" in source else source).name
     if "://" in source:
         found: Json = await fetch(source)
@@ -258,7 +257,7 @@ async def _keys(source: str, fetch: ReadKeys) -> list["VerificationKey"]:
 
 
 def _bodies(payloads: list[JsonObject]) -> list[tuple[JsonObject, str]]:
-    """Return what may have been signed, each with its bytes as a signature has them."""
+    """Return the documents that may have been signed, each with the bytes of its signature."""
     import rfc8785
 
     found: list[tuple[JsonObject, str]] = []

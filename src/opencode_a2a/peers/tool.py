@@ -1,9 +1,9 @@
 """The tools through which OpenCode's model asks other agents: ``a2a_call`` and its companions.
 
-``app`` makes one ``PeerTool`` and offers it to OpenCode through ``peers.mcp``. What a peer says
-is handed to the model as data that is marked with its origin; nothing that it asks for is done
-here. A call that takes longer than OpenCode waits for a tool leaves a handle, which names the task
-at the peer, so that it is valid after a restart too.
+``app`` makes one ``PeerTool`` and offers it to OpenCode through ``peers.mcp``. The model gets a
+peer's answer as data that is marked with its origin; nothing that the peer asks for is done here. A
+call that takes longer than OpenCode waits for a tool returns a handle, which names the peer's task
+and is therefore still valid after a restart.
 """
 
 import asyncio
@@ -45,11 +45,11 @@ from opencode_a2a.turns.tools import CallingTurn, CallingTurns
 logger = structlog.get_logger(__name__)
 
 SERVER = "a2a"
-"""OpenCode puts it before the names of the tools: ``a2a_call``, ``a2a_agents``, ``a2a_result``."""
+"""The name of the server, OpenCode's prefix for the tools: ``a2a_call``, ``a2a_agents``, …"""
 _ANSWER_CHARACTERS = 100_000
 _LINE = 300
 _OWNERS = 10_000
-"""Tasks and contexts at other agents whose callers are remembered."""
+"""How many tasks and contexts at other agents are remembered with their owners."""
 _CANCEL_SECONDS = 20.0
 
 CALL = """\
@@ -69,7 +69,7 @@ class _CallArguments(BaseModel):
 
     @property
     def named(self) -> list[str]:
-        """The tasks and contexts that have to be the caller's."""
+        """The tasks and contexts that have to belong to the caller."""
         return [name for name in (self.task_id, self.context_id) if name]
 
     async def run(self, peer: Peer, call: "_PeerCall") -> None:
@@ -108,11 +108,11 @@ class _Agent:
     url: str
     credential: OriginCredential | None
     proof: Proof | None = None
-    """What its card has to be proven by."""
+    """How its card has to be proven; None if it need not be."""
 
 
 class PeerTool:
-    """The agents that may be asked, and the tools for it; close it when done."""
+    """The agents that may be asked, and the tools that ask them; close it when done."""
 
     def __init__(self, settings: Settings) -> None:
         if any(peer.card_keys for peer in settings.a2a.peers):
@@ -134,7 +134,7 @@ class PeerTool:
         self._pool = Pool(self._rules, settings.client)
         self._stopping: set[asyncio.Task[None]] = set()
         self._owners: OrderedDict[tuple[str, str], Principal] = OrderedDict()
-        """Whose turn began a task or context at an agent, by the agent's URL and the id there."""
+        """The principal that began a task or context, by the agent's URL and the id there."""
         call, result = _CallArguments, _ResultArguments
         self.server = ToolServer(
             [
@@ -153,14 +153,14 @@ class PeerTool:
         await self._pool.aclose()
 
     def _credential(self, url: str, own: SecretStr | None) -> OriginCredential | None:
-        """Return an agent's own credential; the general one goes only to hosts that are listed."""
+        """Return an agent's own credential, or the general one if the allowed hosts are listed."""
         if own:
             return OriginCredential.bearer(url, own.get_secret_value())
         client = self._settings
         return configured_credential(url, client) if client.allowed_hosts else None
 
     def _agent(self, named: str) -> _Agent:
-        """Return the agent of a name or URL that is listed, or any URL if that is allowed."""
+        """Return the configured agent with a name or URL, or one at any URL if that is allowed."""
         if agent := self._agents.get(named):
             return agent
         for agent in self._agents.values():
@@ -177,10 +177,10 @@ class PeerTool:
             theirs = {(agent.credential, agent.proof) for agent in there}
             if len(theirs) == 1:
                 return _Agent(named, named, *theirs.pop())
-            # The model chose it: a secret goes there only if the operator listed the host.
+            # The model chose the URL: it gets a secret only if the operator listed the host.
             return _Agent(named, named, self._credential(named, None) if listed else None)
         if "://" in named and self._allow_urls:
-            return _Agent(named, named, None)  # the call itself says what is wrong with the URL
+            return _Agent(named, named, None)  # the call will say what is wrong with the URL
         names = ", ".join(self._agents) or "none"
         text = f"there is no agent of this name; known: {names}"
         raise PeerError(ErrorCode.INVALID_INPUT, text)
@@ -208,13 +208,15 @@ class PeerTool:
         arguments_type: type[_CallArguments | _ResultArguments],
         arguments: JsonObject,
     ) -> ToolResult:
-        """Ask an agent, or wait on for what it was asked before."""
+        """Ask an agent, or continue to wait for an earlier call."""
         try:
             asked = arguments_type.model_validate(arguments)
             agent = self._agent(asked.agent)
-            call = _PeerCall(agent, await self.calling_turns.find(tool, arguments), self._own)
+            call = _PeerCall(
+                agent, await self.calling_turns.find(tool, arguments), self._note_owner
+            )
             for name in asked.named:
-                # To an agent all callers of this service are one, so it is told apart here.
+                # An agent sees one caller, this service; whose task it is has to be checked here.
                 if self._owners.get((agent.url, name), call.turn.principal) != call.turn.principal:
                     raise PeerError(
                         ErrorCode.CALL_FAILED, f"{name!r} is not a task or context of yours"
@@ -227,8 +229,8 @@ class PeerTool:
             wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
             return ToolResult(f"{ErrorCode.INVALID_INPUT}: {wrong}", failed=True)
 
-    def _own(self, call: "_PeerCall") -> None:
-        """Note whose the task and the context of a call are, as far as that is known."""
+    def _note_owner(self, call: "_PeerCall") -> None:
+        """Remember the owner of the task and the context of a call, if the turn is known."""
         principal = call.turn.principal
         for name in filter(None, (call.task.task_id, call.task.context_id)):
             if principal is not None:
@@ -237,7 +239,7 @@ class PeerTool:
                 self._owners.popitem(last=False)
 
     async def _follow(self, call: "_PeerCall", asking: Coroutine[None, None, None]) -> ToolResult:
-        """Report what the peer does until its task ends or waits, or the time is up."""
+        """Report the peer's task to the turn until it ends or waits, or the time is up."""
         listening = asyncio.ensure_future(call.listen(asking))
         try:
             done, _ = await asyncio.wait({listening}, timeout=self._seconds)
@@ -257,7 +259,7 @@ class PeerTool:
             self._stopping.add(task)
             task.add_done_callback(self._stopping.discard)
 
-        # The peer's task is canceled with the turn that asked, for as long as it runs.
+        # As long as the peer's task runs, it is canceled when the turn that asked is.
         if call.task.status.state in TERMINAL:
             call.turn.left.pop(call.handle, None)
         elif call.task.task_id is not None:
@@ -265,11 +267,11 @@ class PeerTool:
         return call.unfinished() if failure else call.result()
 
     async def _cancel(self, call: "_PeerCall") -> None:
-        """End the task at the peer: nobody waits for it any more."""
+        """Cancel the task at the peer, since nobody waits for it any more."""
         agent, task = call.agent, call.task
         try:
             async with asyncio.timeout(_CANCEL_SECONDS):
-                await call.answered.wait()  # a message that is on its way cannot be taken back
+                await call.answered.wait()  # its id is not known before
                 if task.task_id is not None and task.status.state not in TERMINAL:
                     async with self._pool.peer(agent.url, agent.credential, agent.proof) as peer:
                         await peer.cancel(task.task_id)
@@ -280,17 +282,17 @@ class PeerTool:
 
 
 class _PeerCall:
-    """One task at one agent, reported to the turn that asked and at the end to its model."""
+    """One task at one agent: its progress goes to the turn that asked, its result to the model."""
 
     def __init__(
-        self, agent: _Agent, turn: CallingTurn, own: Callable[["_PeerCall"], None]
+        self, agent: _Agent, turn: CallingTurn, note_owner: Callable[["_PeerCall"], None]
     ) -> None:
-        self._own = own
+        self._note_owner = note_owner
         self.agent = agent
         self.turn = turn
         self.task = PeerTask()
         self.answered = asyncio.Event()
-        """Something has come from the peer, or nothing ever will."""
+        """Set once the peer has answered something, or will not answer any more."""
         self._files: list[str] = []
 
     @property
@@ -298,7 +300,7 @@ class _PeerCall:
         return f"{self.task.task_id}@{self.agent.name}"
 
     async def listen(self, asking: Coroutine[None, None, None]) -> PeerError | None:
-        """Take all that the peer sends; return what ended it early, if anything did."""
+        """Wait for the end of the answer; return the error that ended it early, if any."""
         try:
             await asking
         except PeerError as error:
@@ -311,7 +313,7 @@ class _PeerCall:
         self.answered.set()
         match event:
             case TaskOpened():
-                self._own(self)
+                self._note_owner(self)
                 status, text = "submitted", None
             case TaskStatusChanged():
                 status, text = state_word(event.state), event.text
