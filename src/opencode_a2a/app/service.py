@@ -151,17 +151,10 @@ class Service:
             await stack.enter_async_context(self._beside(work, name))
 
         # The database, and what has to be known of certificates and of the identity provider.
-        database = await stack.enter_async_context(
-            Database(
-                settings.database_url,
-                Replica(settings.replica_name, settings.replica.lease_seconds),
-                Link(
-                    settings.tasks.task_store_pooled,
-                    settings.tasks.task_store_listen_url,
-                    settings.replica.poll_seconds,
-                ),
-            )
-        )
+        replica = Replica(settings.replica_name, settings.replica.lease_seconds)
+        pooled, listen_url = settings.tasks.task_store_pooled, settings.tasks.task_store_listen_url
+        link = Link(pooled, listen_url, settings.replica.poll_seconds)
+        database = await stack.enter_async_context(Database(settings.database_url, replica, link))
         await run(database.keep_lease(), "database")
         await run(database.listen(), "listener")
         if self.tls is not None:
@@ -173,14 +166,7 @@ class Service:
         workspace = WorkspaceRoot(
             settings.workspace, allow_override=settings.a2a.allow_directory_override
         )
-        offered: McpServer | None = None
-        if self.tool is not None:
-            stack.push_async_callback(self.tool.aclose)
-            url = settings.local_url
-            if settings.tls.cert_file:
-                # OpenCode cannot be made to trust a certificate of a private authority.
-                url = await stack.enter_async_context(listening_here(self.tool.server))
-            offered = McpServer.model_validate(self.tool.server.config(url))
+        offered = await self._offer_tool(stack)
         members = [
             await self._member(stack, database, workspace, entry, own, offered)
             for entry, own in settings.fleet
@@ -193,8 +179,7 @@ class Service:
         stack.push_async_callback(sender.aclose)
         writer, outbox = LogWriter(database), Outbox(database, settings.push, sender)
         readers: list[DurableReader] = [outbox]
-        limits = settings.limits
-        tasks = TaskService(database, writer, fleet, limits, outbox, readers)
+        tasks = TaskService(database, writer, fleet, settings.limits, outbox, readers)
         await run(writer.run(), "writer")
         await run(tasks.tails.run(), "tails")
         ownership = Ownership(database, writer, fleet, tasks.open, readers, self._beside)
@@ -251,6 +236,17 @@ class Service:
         router = Router([*routes, *sign_ins.routes()], redirect_slashes=False)
         verify = self.issuer.verify if self.issuer else None
         return edge(router, settings, credentials, sign_ins, verify, requests)
+
+    async def _offer_tool(self, stack: AsyncExitStack) -> McpServer | None:
+        """Return how OpenCode reaches the tool for asking other agents, if it is offered."""
+        if self.tool is None:
+            return None
+        stack.push_async_callback(self.tool.aclose)
+        url = self.settings.local_url
+        if self.settings.tls.cert_file:
+            # OpenCode cannot be made to trust a certificate of a private authority.
+            url = await stack.enter_async_context(listening_here(self.tool.server))
+        return McpServer.model_validate(self.tool.server.config(url))
 
     async def _member(
         self,

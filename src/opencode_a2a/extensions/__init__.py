@@ -1,4 +1,8 @@
-"""What this service offers beyond A2A: one file per extension, each method declared once."""
+"""The extensions of A2A that this service offers: one file for each, each method declared once.
+
+``registry`` is how they are declared, ``params`` what params and results are made of, ``call`` what
+a handler works with, and ``dispatch`` runs it. How to add a method: docs/architecture.md.
+"""
 
 from opencode_a2a.extensions.budget import BUDGET
 from opencode_a2a.extensions.interrupts import INTERRUPTS, RECOVERY
@@ -29,7 +33,7 @@ EXTENSIONS: tuple[Extension, ...] = (
     WEBHOOKS,
     BUDGET,
 )
-"""All that have metadata or methods; the contracts about them are in ``server.contracts``."""
+"""The extensions with metadata or methods; ``server.contracts`` adds those about the service."""
 SKILLS = (SESSIONS, PROVIDERS, WORKSPACES, RECOVERY, INTERRUPTS, WEBHOOKS)
-"""Those that the extended card lists as skills too, in this order."""
+"""The extensions that the extended card also lists as skills, in this order."""
 METHODS = [method for extension in EXTENSIONS for method in extension.methods.values()]

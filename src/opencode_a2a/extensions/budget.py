@@ -1,4 +1,4 @@
-"""What the caller has used today, and may still use; ``tasks.budget`` has the limits."""
+"""The caller's budget: what is used today and what is left. ``tasks.budget`` enforces it."""
 
 from dataclasses import asdict
 

@@ -1,7 +1,8 @@
-"""Interrupts answered and listed by method; a plain message on the task does the same.
+"""Methods that answer and list interrupts; a plain message on the task can answer as well.
 
-Answers take the way of any answer: to the turn that waits, or to the errand that follows a command
-or a prompt given by method. Only what nobody follows goes to OpenCode directly.
+An answer goes to the turn that waits, or to the errand that follows a command or prompt begun by
+method. Only an interrupt that no part of the service follows (a stray) is answered in OpenCode
+directly.
 """
 
 import asyncio
@@ -48,7 +49,7 @@ MOST_GRANTS = 1000
 
 
 def permission_replies(settings: Settings) -> list[Json]:
-    """Return the replies that this deployment takes."""
+    """Return the replies that this deployment accepts."""
     return ["once", "always", "reject"] if settings.interrupts.allow_always else ["once", "reject"]
 
 
@@ -238,11 +239,11 @@ async def revoke_grant(call: Call, params: GrantParams) -> GrantDone:
 
 
 async def _answer(call: Call, params: InterruptParams, reply: Reply) -> InterruptDone:
-    """Answer what a task or a method asked, or what a session of the caller's asks besides."""
+    """Answer an interrupt of a task or an errand, or a stray of a session of the caller's."""
     interrupts, request_id = call.interrupts, params.request_id
     answer = Answer(reply, call.principal, rights=call.rights)
     missing = InterruptNotFoundError(request_id=request_id[:128])
-    # A copy waits for what becomes of the first, and is then known as a copy.
+    # A copy of the same answer waits for the first, and is then recognised as a repeat.
     copies = (call.principal, request_id)
     async with call.deps.tasks.answering.setdefault(copies, asyncio.Lock()):
         row = await interrupts.find(request_id)
@@ -254,8 +255,8 @@ async def _answer(call: Call, params: InterruptParams, reply: Reply) -> Interrup
             remembered = interrupts.settings.interrupt_request_tombstone_ttl_seconds * 1000
             if row.resolution == "expired" and now_ms() < (row.settled_at or 0) + remembered:
                 raise InterruptExpiredError(request_id=request_id)
-            # One that is not settled has not expired, whatever the time of day: its turn holds
-            # the deadline, by a clock that does not jump.
+            # An interrupt that is not settled has not expired, whatever its stored deadline says:
+            # its turn decides that, by a monotonic clock.
             interrupt = interrupts.open.get(RequestId(request_id))
             if interrupt is None:
                 raise missing
@@ -267,15 +268,15 @@ async def _answer(call: Call, params: InterruptParams, reply: Reply) -> Interrup
 
 
 async def _strays(call: Call) -> list[Interrupted]:
-    """Return what the caller's sessions ask and no part of this service has heard of.
+    """Return interrupts of the caller's sessions that no part of this service follows.
 
-    Such as the rest of a prompt given by method before the service was restarted, or what
-    somebody does in the session at OpenCode's own terminal.
+    They come from a prompt that was begun by method before the service was restarted, or from
+    somebody who works in the session at OpenCode's own terminal.
     """
     pending: list[PermissionRequest | QuestionRequest] = []
     for listed in (call.opencode.permissions, call.opencode.questions):
-        # OpenCode fails to list a permission whose metadata lack a value, and all others with it;
-        # what belongs to tasks is known without it.
+        # OpenCode cannot list anything if the metadata of one permission lack a value; those of
+        # tasks are known without it.
         with suppress(UpstreamHttpError):
             pending += await listed(at=call.at)
     strays: list[Interrupted] = []
@@ -286,8 +287,7 @@ async def _strays(call: Call) -> list[Interrupted]:
             session = await call.session(request.session_id)
         except SessionNotFoundError:
             continue
-        # One in a session of nobody may well be on the screen of somebody who works without this
-        # service.
+        # A session without an owner may belong to somebody who works without this service.
         if await call.sessions.owns(call.principal, session):
             strays.append(interrupted(request, None, session.directory))
     return strays

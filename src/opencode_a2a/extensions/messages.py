@@ -1,9 +1,9 @@
-"""What goes into a session and what comes out of it.
+"""The messages of a session, in both directions.
 
-In: prompts, commands and shell commands as callers write them, in OpenCode's spelling but checked
-more strictly. Files reach OpenCode as bytes only, in a form that it can handle: those behind
-http(s) URLs are fetched here, and no URL of any other kind is passed on. Out: OpenCode's stored
-messages as messages of A2A.
+In: prompts, commands and shell commands of callers, in OpenCode's spelling but checked more
+strictly. OpenCode gets files as bytes only, in a form that it can handle: those behind http(s) URLs
+are fetched here, and no other kind of URL is passed on. Out: OpenCode's stored sessions and
+messages as tasks and messages of A2A.
 """
 
 import base64
@@ -184,7 +184,7 @@ class PromptRequest(Body):
     async def prompt(
         self, session_id: SessionId, defaults: OpenCodeSettings, fetch: Fetch
     ) -> upstream.Prompt:
-        """Return what OpenCode is given; what the request leaves open is as in any turn."""
+        """Return the prompt for OpenCode; fields that are not given are as in any turn."""
         defaulted = {
             "model": defaults.model,
             "agent": defaults.agent,
@@ -227,7 +227,7 @@ class ShellRequest(Body):
 
 
 def given(body: Body) -> JsonObject:
-    """Return a request as OpenCode is given it."""
+    """Return the fields of a request that were given, in OpenCode's spelling."""
     return body.model_dump(by_alias=True, exclude_none=True)
 
 
@@ -330,15 +330,15 @@ class A2AMessage(RootModel[Annotated[dict[str, Json], FREE_OBJECT]]):
 
 
 def _read_message(stored: upstream.MessageWithParts) -> Message:
-    """Keep what was said of a stored message.
+    """Return a stored message of OpenCode as one of ours.
 
-    Text, files, tool calls and what was given to sub-agents are kept; reasoning, steps and patches
-    are not part of what was said.
+    It has its text, files, tool calls and the work given to sub-agents, but not its reasoning,
+    steps and patches.
     """
     info, assistant = stored.info, isinstance(stored.info, upstream.AssistantMessage)
     parts = [part for one in stored.parts for part in _read_part(one)]
     if not parts:
-        # Nothing but what OpenCode added itself; a message must have a part.
+        # It holds only text that OpenCode added itself; a message must have a part.
         texts = [part.text for part in stored.parts if isinstance(part, upstream.TextPart)]
         parts = [MessagePart("text", text="\n".join(texts))]
     shared: JsonObject = {"session": {"id": info.session_id}}
@@ -370,7 +370,7 @@ def _read_part(part: upstream.Part) -> Iterator[MessagePart]:
         case upstream.FilePart():
             yield _read_file(part)
         case upstream.AgentPart() | upstream.SubtaskPart():
-            # As prompts have it, without the ids that OpenCode adds.
+            # In the form of a prompt, without the ids that OpenCode adds.
             own = {"id", "session_id", "message_id"}
             data = part.model_dump(mode="json", by_alias=True, exclude=own, exclude_none=True)
             yield MessagePart("data", data=data, media_type="application/json")
@@ -399,7 +399,7 @@ def _read_file(part: upstream.FilePart) -> MessagePart:
     try:
         data = read_data_url(part.url)
     except UnfitError:
-        # A file on OpenCode's machine: its name may be known, its path may not.
+        # A file on OpenCode's machine: callers may see its name, but not its path.
         known: JsonObject = {"type": "file", "filename": part.filename, "mime": part.mime}
         return MessagePart("data", data=known, media_type="application/json")
     raw = base64.b64encode(data).decode()

@@ -1,7 +1,7 @@
-"""The shared metadata as extensions: session binding, model selection, stream hints.
+"""Extensions that are metadata of messages: session binding, model selection, stream hints, ….
 
-They have no methods: ``server.operations`` reads the metadata of requests, ``a2a.render`` writes
-that of answers, and a test compares what is declared here with what is written there.
+They have no methods: ``server.content`` reads the metadata of requests, ``a2a.render`` writes those
+of answers, and a test compares the declarations here with both.
 """
 
 from opencode_a2a.a2a.operations import SEND_MESSAGE, SEND_STREAMING_MESSAGE
@@ -14,13 +14,13 @@ from opencode_a2a.schemas import MAX_BYTES, MAX_DEPTH, MAX_NODES
 
 
 def _sending(settings: Settings) -> list[Json]:
-    """Return the methods that send a message, in the versions that are spoken."""
+    """Return the names of the methods that send a message, in the versions that are spoken."""
     spoken = map(Version, settings.a2a.supported_protocol_versions)
     return [op.named(one) for one in spoken for op in (SEND_MESSAGE, SEND_STREAMING_MESSAGE)]
 
 
 def _place(settings: Settings) -> list[Json]:
-    """Return the metadata that say where a message is worked on."""
+    """Return the metadata that choose where a message is worked on."""
     directory = ["opencode.directory"] if settings.workspace else []
     return [*directory, "opencode.workspace.id"]
 

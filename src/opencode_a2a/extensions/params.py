@@ -1,7 +1,7 @@
-"""Params and results of the methods beyond A2A: how they are read, refused and written.
+"""Params and results of the methods beyond A2A: their base classes, reading and writing.
 
-Every method's params and result are a ``Payload``. Reading is strict, and one error lists every
-field that is wrong. The methods themselves are not known here.
+The params and the result of every method are a ``Payload``. Reading is strict, and one error lists
+all wrong fields. The methods themselves are not known here.
 """
 
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
@@ -44,32 +44,32 @@ MAX_LIMIT = 100
 MAX_ID = 256
 MAX_TEXT = 4096
 MAX_FIELDS = 5000
-"""An unknown field is an error of its own, and takes 10 µs of the event loop."""
+"""Limits the time to report unknown fields: each takes 10 µs of the event loop."""
 
 
 class Payload(BaseModel):
     """Base of all params and results; unknown fields are refused.
 
-    Where OpenCode's type is what callers may see, results hold it as it is. Where it has more
-    fields, or ours are checked more strictly, there is a class for what is published.
+    A result holds OpenCode's own type if callers may see all of it. Where OpenCode's type has more
+    fields, or params have to be checked more strictly, there is a class of our own.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
     example: ClassVar[JsonObject] = {}
-    """Params that a method with no more than these would take."""
+    """Valid params of this class, for tests and pages; a method adds its own."""
     nullable: ClassVar[frozenset[str]] = frozenset()
-    """Fields of a result that are there even when they are null."""
+    """Fields of a result that are written even if they are null."""
     foreign: ClassVar[tuple[str, ...]] = ()
-    """Params that other services have here, refused by name."""
+    """Params of similar services that callers may expect; the refusal names them."""
 
     @classmethod
     def of(cls, **values: object) -> Self:
-        """Make a result of what OpenCode sent, by the fields that have the same names."""
+        """Make a result from OpenCode's objects, by the fields that have the same names."""
         return cls.model_validate(values, from_attributes=True)
 
 
 class Body(Payload):
-    """An object that OpenCode is given much as it came: its fields have OpenCode's spelling."""
+    """An object that is passed on to OpenCode, so its fields have OpenCode's spelling."""
 
     model_config = ConfigDict(alias_generator=wire_name)
 
@@ -79,7 +79,7 @@ class Item(Payload, Generic[T]):
 
     @classmethod
     def model_parametrized_name(cls, params: tuple[Any, ...]) -> str:
-        """Return the name that it is published by: that of ``Item[Task]`` is ``OneTask``."""
+        """Return the name of the schema: ``Item[Task]`` is published as ``OneTask``."""
         return f"One{_noun(params)}"
 
 
@@ -88,7 +88,7 @@ class Items(Payload, Generic[T]):
 
     @classmethod
     def model_parametrized_name(cls, params: tuple[Any, ...]) -> str:
-        """Return the name that it is published by: that of ``Items[TodoItem]`` is ``Todos``."""
+        """Return the name of the schema: ``Items[TodoItem]`` is published as ``Todos``."""
         noun = _noun(params)
         if noun == "Interrupt":
             return "Items"  # as it was published first
@@ -114,10 +114,11 @@ class SessionDone(Done):
 
 
 class PublishedSchema(GenerateJsonSchema):
-    """Schemas of results. What is not null is always there, in OpenCode's types too.
+    """Makes the schemas of results.
 
-    Their defaults are for what some version of OpenCode leaves out, and their descriptions for
-    whoever works on this service.
+    OpenCode's types need corrections: a field is always there unless it may be null, since their
+    defaults are for versions of OpenCode that leave it out, and their descriptions are for
+    developers of this service.
     """
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
@@ -137,7 +138,7 @@ class PublishedSchema(GenerateJsonSchema):
 
 
 def _number(value: object) -> object:
-    """Take numbers that a query string would have as text."""
+    """Accept a number as text, as in a query string."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 16:
         return int(value)
     return value
@@ -179,7 +180,7 @@ Flag = Annotated[bool, BeforeValidator(_flag)]
 
 
 def shaped(prefix: str, what: str) -> AfterValidator:
-    """Require the shape that OpenCode's ids of a kind have."""
+    """Require the form of OpenCode's ids of a kind."""
 
     def check(value: str) -> str:
         if not well_formed(prefix, value):
@@ -214,14 +215,14 @@ class PlaceMetadata(Payload):
 
 
 class Metadata(Payload):
-    """Where a call is meant to run, and with which rights; other shared metadata mean nothing."""
+    """Where a call is to run, and with which rights; ``shared`` metadata are ignored."""
 
     opencode: PlaceMetadata | None = None
     shared: Annotated[dict[str, Json], FREE_OBJECT] | None = None
 
 
 class Routed(Payload):
-    """Params of a method that runs somewhere."""
+    """Params that every method takes: where it is to run."""
 
     metadata: Metadata | None = None
 
@@ -231,27 +232,27 @@ class Routed(Payload):
 
     @property
     def named_directory(self) -> tuple[str | None, str]:
-        """The directory that was asked for, and the field that named it."""
+        """The directory that the params name, and the field it is in."""
         return self.place.directory, "metadata.opencode.directory"
 
     @property
     def named_session(self) -> str | None:
-        """The session that the call is about."""
+        """The session that the call is about, if it is about one."""
         return None
 
     @property
     def named_request(self) -> str | None:
-        """The permission or question that the call is about."""
+        """The permission or question that the call is about, if it is about one."""
         return None
 
     @property
     def named_place(self) -> str | None:
-        """The workspace, or the directory of the worktree, that the call is about."""
+        """The workspace, or the directory of the worktree, that the call is about, if any."""
         return self.place.workspace.id if self.place.workspace else None
 
 
 class Placed(Routed):
-    """Params that may also name the directory at the top."""
+    """Params that may also name the directory in a field of their own."""
 
     directory: Path | None = None
 
@@ -263,6 +264,8 @@ class Placed(Routed):
 
 
 class OfSession(Placed):
+    """Params of a method about one session."""
+
     example: ClassVar[JsonObject] = {"session_id": "ses_e222241e6ffeQZbiYrXEPgqFtd"}
 
     session_id: Id
@@ -273,7 +276,7 @@ class OfSession(Placed):
 
 
 class Listing(Placed):
-    """A list with a limit; 0.3 clients may put the filters into ``query``."""
+    """Params of a list with a limit; 0.3 clients may put the filters into ``query``."""
 
     limit: Limit = DEFAULT_LIMIT
     foreign: ClassVar[tuple[str, ...]] = ("cursor", "page", "size")
@@ -300,7 +303,7 @@ class Listing(Placed):
 
 
 def read(model: type[P], params: JsonObject, version: str) -> P:
-    """Return params as their type, or raise what is wrong with them."""
+    """Return params as their type, or raise an error that lists what is wrong with them."""
     if _fields(params) > MAX_FIELDS:
         raise invalid("params", f"must not have more than {MAX_FIELDS} fields in all")
     try:
@@ -321,7 +324,7 @@ def read(model: type[P], params: JsonObject, version: str) -> P:
 
 
 _TAGS = frozenset({"text", "file", "agent", "subtask"})
-"""The kinds of parts of a prompt."""
+"""The types of parts of a prompt, which pydantic puts into the path of an error."""
 
 
 def _fields(value: Json) -> int:
@@ -332,7 +335,7 @@ def _fields(value: Json) -> int:
 
 
 def write(result: Payload) -> JsonObject:
-    """Return a result as JSON, in our spelling throughout: what is not known has no key."""
+    """Return a result as JSON, all of it in our spelling; fields without a value are left out."""
     known: JsonObject = result.model_dump(mode="json", by_alias=False, exclude_none=True)
     return dict.fromkeys(sorted(result.nullable)) | known
 
@@ -343,4 +346,5 @@ def invalid(field: str, description: str) -> InvalidFieldError:
 
 
 def refusal(kind: type[E], found: tuple[Violation, ...], **data: Json) -> E:
+    """Return the error for several wrong values."""
     return kind(listed(found), violations=found, **data)

@@ -1,4 +1,4 @@
-"""Providers and models, without any key; agents and commands: what a prompt can name."""
+"""Methods that list what a prompt can name: providers, models, agents and commands."""
 
 import time
 
@@ -23,10 +23,11 @@ PROVIDERS = Extension(
 
 
 CATALOGUE_SECONDS = 60.0
+"""How long a catalogue is kept."""
 
 
 async def _catalogue(call: Call) -> ProviderCatalogue:
-    """Return every provider that OpenCode knows, kept for a while: it takes seven megabytes."""
+    """Return every provider that OpenCode knows; kept for a while, since it is seven megabytes."""
     now, kept = time.monotonic(), call.deps.catalogues
     for location in [one for one, (read, _) in kept.items() if now - read >= CATALOGUE_SECONDS]:
         del kept[location]

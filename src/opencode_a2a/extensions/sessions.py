@@ -1,4 +1,4 @@
-"""``opencode.sessions.*``: OpenCode's sessions, as far as they are the caller's or nobody's."""
+"""Methods on OpenCode's sessions that belong to the caller or to nobody."""
 
 from contextlib import AsyncExitStack, suppress
 from typing import Annotated
@@ -51,9 +51,9 @@ from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 from opencode_a2a.validation import wrong
 
 _MESSAGE = "msg_1deb3fc6b000iKn0wo4MZ7ksDZ"
-"""A message in the examples."""
+"""The id of a message, for examples."""
 SCAN_LIMIT = 3200
-"""How many sessions are looked through for one page of a caller's own."""
+"""How many sessions are searched for one page of those that the caller may see."""
 
 SESSIONS = Extension(
     key="session_query",
@@ -265,7 +265,7 @@ async def todo(call: Call, params: OfSession) -> Items[TodoItem]:
     """Return the agent's to-do list in a session."""
     session = await call.session(params.session_id)
     found = await call.opencode.session_todo(session.id, at=call.at)
-    # OpenCode's own have no id; their place in the plan is what tells them apart.
+    # OpenCode's items have no id; their position identifies them.
     items = [{**dict(item), "id": item.id or str(number)} for number, item in enumerate(found, 1)]
     return Items[TodoItem].of(items=items)
 
@@ -380,7 +380,11 @@ async def prompt_async(call: Call, params: PromptParams) -> PromptDone:
 async def _message_id(
     call: Call, session: upstream.Session, given: MessageId | None
 ) -> MessageId | None:
-    """Return the id for a message that the caller gave one: one of the session's own."""
+    """Return the id under which OpenCode stores a message to which the caller gave an id.
+
+    Ids are unique across sessions, so it is one made for the session, unless the session has a
+    message with the given id already.
+    """
     if given is None:
         return None
     try:
@@ -660,7 +664,7 @@ async def revert(call: Call, params: RevertParams) -> OneSession:
     """Revert a message, everything after it, and the file changes they made."""
     message_id, part_id = params.request.message_id, params.request.part_id
     async with call.working(params.session_id, briefly=True) as session:
-        # OpenCode reverts to a message that it does not have without a word.
+        # OpenCode accepts a message that it does not have without an error.
         await call.opencode.message(session.id, message_id, at=call.at)
         reverted = await call.opencode.revert_session(session.id, message_id, part_id, at=call.at)
     return OneSession.of(item=reverted)

@@ -1,6 +1,6 @@
-"""Webhooks as their caller can look after them: which are served, and which were given up.
+"""Methods by which callers look after their webhooks: list them, and retry those given up.
 
-They are set by the operations of A2A; ``tasks.outbox`` serves them.
+They are set by operations of A2A, and ``tasks.outbox`` serves them.
 """
 
 from typing import Literal

@@ -1,6 +1,7 @@
 """Projects, workspaces and worktrees; files and version control, read only.
 
-What is shown lies inside the workspace root; what is changed has to be one of the project's own.
+Only what lies inside the workspace root is shown, and only workspaces and worktrees of the project
+can be changed.
 """
 
 import asyncio
@@ -171,7 +172,7 @@ async def create_workspace(call: Call, params: CreateWorkspaceParams) -> Item[Wo
     except UpstreamHttpError as error:
         if not (error.detail or "").startswith("Timed out waiting"):
             raise
-        # That is how an OpenCode without workspaces puts it, after five seconds.
+        # An OpenCode without workspaces says so, after five seconds.
         raise UpstreamHttpError(
             "OpenCode has no workspaces; start it with OPENCODE_EXPERIMENTAL_WORKSPACES=1",
             detail=error.detail,
@@ -209,7 +210,7 @@ async def remove_workspace(call: Call, params: RemoveWorkspaceParams) -> MaybeWo
     found = {one.id: one.directory for one in await call.opencode.workspaces(at=call.at)}
     directory = found.get(workspace_id)
     if directory is not None:
-        await _removable(call, "workspace_id", directory, force=params.force)
+        await _check_removable(call, "workspace_id", directory, force=params.force)
     removed = await call.opencode.remove_workspace(workspace_id, at=call.at)
     await call.places.forget(workspace_id, *([directory] if directory else []))
     return MaybeWorkspace(item=removed)
@@ -269,7 +270,7 @@ async def remove_worktree(call: Call, params: RemoveWorktreeParams) -> Done:
     One with changes, or with commits that are on no other branch, is removed with `force` only.
     """
     directory = await _worktree(call, params.request)
-    await _removable(call, "request.directory", directory, force=params.request.force)
+    await _check_removable(call, "request.directory", directory, force=params.request.force)
     done = await call.opencode.remove_worktree(directory, at=call.at)
     await call.places.forget(directory)
     return Done(ok=done)
@@ -297,7 +298,7 @@ async def _worktree(call: Call, request: DirectoryRequest) -> str:
 
 
 async def _check_worktree(call: Call, field: str, directory: str) -> None:
-    """Refuse whatever is not certain to be a worktree of the project."""
+    """Refuse a directory that is not certain to be a worktree of the project."""
     project = await call.opencode.current_project(at=call.at)
     here = await asyncio.to_thread(is_worktree, directory, project.worktree)
     if here is None:
@@ -310,7 +311,7 @@ async def _check_worktree(call: Call, field: str, directory: str) -> None:
         raise _no_worktree(field)
 
 
-async def _removable(call: Call, field: str, directory: str, *, force: bool) -> None:
+async def _check_removable(call: Call, field: str, directory: str, *, force: bool) -> None:
     await _check_worktree(call, field, directory)
     lost = None if force else await unsaved(directory)
     if lost is not None:
@@ -395,23 +396,23 @@ async def find_files(call: Call, params: FindParams) -> Items[Match]:
 
 
 def _holds(call: Call, found: str) -> bool:
-    """Whether something that was found is below the place of the call, links followed."""
+    """Whether a file that was found is below the directory of the call, after following links."""
     base = call.at.directory
     return base is None or FilePath(os.path.realpath(FilePath(base) / found)).is_relative_to(base)
 
 
 def _inside(call: Call, named: str, kind: Literal["file", "directory"]) -> str:
-    """Return a path below the place of the call; refuse one that leads out, be it by a link."""
+    """Return a path below the directory of the call; refuse one that leads out, even by a link."""
     base = call.at.directory
     if base is None:
-        # Somebody else's disk: OpenCode itself keeps to its directory; no way up or to the root.
+        # The workspace is not ours to see: OpenCode keeps to its directory, if no path leads up.
         if FilePath(named).is_absolute() or ".." in FilePath(named).parts:
             raise invalid("path", "must be inside the workspace")
         return named or "."
     real = FilePath(os.path.realpath(FilePath(base) / named))
     if not call.deps.workspace.holds(str(real)) or not real.is_relative_to(base):
         raise invalid("path", "must be inside the workspace")
-    # Unlike pathlib, these take a name that is too long for one that does not exist.
+    # Unlike those of pathlib, these functions do not raise for a name that is too long.
     if os.path.isdir(base):  # else the workspace is on another machine
         if not os.path.exists(real):
             raise invalid("path", "does not exist")

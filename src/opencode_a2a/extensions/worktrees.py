@@ -1,8 +1,8 @@
-"""Git worktrees: whether a directory is one, and what would be lost with it.
+"""Checks on git worktrees: whether a directory is one, and what would be lost with it.
 
-OpenCode removes any directory of a project that it ever visited, an ordinary clone with unsaved
-work included, and reports success. So a directory is handed to it only after a look at the disk.
-Where that is impossible, because OpenCode runs on another machine, nothing is removed.
+OpenCode removes any directory of a project that it ever visited, even an ordinary clone with
+unsaved work, and reports success. So it is told to remove a directory only after a check on the
+disk. Where that is impossible, because OpenCode runs on another machine, nothing is removed.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ def is_worktree(directory: str, project: str) -> bool | None:
     git, main = _git_directory(Path(directory)), _git_directory(Path(project))
     if git is None or main is None or (Path(directory) / ".git").is_dir():
         return False
-    # All worktrees of a repository share one directory. Git also keeps the way back from there to
-    # the worktree, which a copy of a worktree does not have.
+    # All worktrees of a repository share one git directory, which records where each of them is. A
+    # copy of a worktree is not recorded there.
     shared = Path(os.path.realpath(main / (_first_line(main / "commondir") or ".")))
     back = _first_line(git / "gitdir") or ""
     return (
@@ -32,7 +32,7 @@ def is_worktree(directory: str, project: str) -> bool | None:
 
 
 def _git_directory(directory: Path) -> Path | None:
-    """Return where git keeps what it knows of a working tree."""
+    """Return the git directory of a working tree."""
     entry = directory / ".git"
     if entry.is_dir():
         return Path(os.path.realpath(entry))
@@ -64,7 +64,7 @@ async def unsaved(directory: str) -> str | None:
 
 
 async def _git(directory: str, *arguments: str) -> str:
-    """Run git, with nothing in its environment that its configuration could give away."""
+    """Run git without our environment, which holds secrets that its configuration could leak."""
     known = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     process = await asyncio.create_subprocess_exec(
         *("git", "-c", "core.fsmonitor=false", "-C", directory, *arguments),
