@@ -159,7 +159,7 @@ async def test_polling_is_given_up_and_the_task_is_named(monkeypatch: pytest.Mon
         result = await run("call", agent.url, "hang", "--no-stream")
 
     assert result.exit_code == 1
-    assert "had not finished after 1 s of polling; the task goes on" in result.stderr
+    assert "had not finished after 1 s of polling; the task continues" in result.stderr
 
 
 async def test_a_dropped_connection_is_not_seen_in_the_output() -> None:
@@ -294,7 +294,7 @@ async def test_a_task_that_takes_too_long_goes_on_and_is_named() -> None:
         shown = await run("task", agent.url, task_id, "--json")
 
     assert result.exit_code == 1
-    assert "no end within 2 s" in result.stderr
+    assert "did not end within 2 s" in result.stderr
     assert (canceled.stdout, canceled.exit_code) == ("canceled\n", 0)
     assert orjson.loads(shown.stdout)["status"]["state"] == "canceled"
 
@@ -328,7 +328,7 @@ async def test_without_a_url_the_one_service_of_this_user_is_called(
                 chosen = await run("call", "say")
 
     assert (none.exit_code, called.exit_code, chosen.exit_code) == (1, 0, 0)
-    assert "no service of yours runs here; start one with `" in none.stderr
+    assert "you have no running service here; start one with `" in none.stderr
     assert called.stdout == f"{ANSWER}\n"
     assert "completed" in listed.stdout
     assert "Answer with: opencode-a2a call --task " in asked.stderr

@@ -252,7 +252,7 @@ async def test_the_command_prints_a_link_that_signs_in(service: Running) -> None
 @pytest.mark.parametrize(
     ("url", "token", "expected"),
     [
-        (None, "", (1, "no service of yours runs here")),
+        (None, "", (1, "you have no running service here")),
         ("http://127.0.0.1:9", "", (1, "cannot be reached")),
         ("", "", (1, "requires a token")),
         ("", "wrong-token-of-nobody-at-all-000000", (1, "requires a token")),

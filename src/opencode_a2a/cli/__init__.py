@@ -1,7 +1,7 @@
-"""The program: its commands, loaded when they are asked for.
+"""The program and its commands, each imported only when it runs.
 
-Commands parse, call and report; what they report on lives elsewhere. ``--help`` and ``--version``
-must answer at once, so nothing heavy is imported here.
+Commands parse, call and report; the work is done in other packages. ``--help`` and ``--version``
+must be fast, so nothing heavy is imported here.
 """
 
 import difflib
@@ -19,17 +19,17 @@ COMMANDS = {
     "console": ("console", "Open the web console in the browser, signed in."),
     "call": ("call", "Send a message to an agent and print the answer."),
     "chat": ("call", "Talk to an agent."),
-    "tasks": ("call", "List the tasks at an agent."),
-    "task": ("call", "Print or follow a task at an agent."),
-    "cancel": ("call", "Cancel a task at an agent."),
-    "ping": ("call", "Check that a service can do its work."),
-    "init": ("init", "Ask a few questions and write the settings file."),
-    "migrate": ("migrate", "Import the tasks of an earlier version."),
-    "doctor": ("doctor", "Check what the service needs, and say what to do."),
-    "card": ("show", "Print the agent card that these settings give."),
-    "methods": ("show", "List the methods beyond A2A, and which are switched on."),
+    "tasks": ("call", "List the tasks of an agent."),
+    "task": ("call", "Print or follow a task of an agent."),
+    "cancel": ("call", "Cancel a task of an agent."),
+    "ping": ("call", "Check that a service is ready."),
+    "init": ("setup", "Ask a few questions and write the settings file."),
+    "migrate": ("setup", "Import the tasks of an earlier version."),
+    "doctor": ("doctor", "Check what the service needs, and name remedies."),
+    "card": ("show", "Print the agent card for the current settings."),
+    "methods": ("show", "List the methods beyond A2A, and which are enabled."),
     "settings": ("show", "Print the settings in effect and where they come from."),
-    "completion": ("show", "Print the completion of commands for a shell."),
+    "completion": ("show", "Print the completion script for a shell."),
     "version": ("show", "Print the version."),
 }
 """Each command's module in this package, and its line in the overview."""
@@ -53,7 +53,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Name the nearest command when there is none of that name."""
+        """Suggest the nearest command for an unknown name."""
         close = difflib.get_close_matches(args[0], COMMANDS, n=1)
         if args[0] not in COMMANDS and close and not args[0].startswith("-"):
             ctx.fail(f"No such command '{args[0]}'; did you mean {close[0]}?")
@@ -66,7 +66,7 @@ class LazyGroup(click.Group):
             for name, (_, text) in COMMANDS.items()
             if name.startswith(incomplete)
         ]
-        # Those of the group itself are its options.
+        # The completions of the group itself are its options.
         return [*offered, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -1,7 +1,7 @@
 """``call``, ``chat``, ``tasks``, ``task``, ``cancel`` and ``ping``: talk to an agent.
 
-Only the commands are declared here, so that `--help` is quick; ``cli.talk`` and ``cli.chat``
-do the work.
+Only the commands are declared here, so that `--help` is fast; ``cli.talk`` and ``cli.chat`` do the
+work.
 """
 
 import math
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Words(click.ParamType[str]):
-    """Text that can be sent: bytes of another encoding are refused instead of breaking the call."""
+    """Text that can be sent: invalid UTF-8 is refused before it breaks the call."""
 
     name = "text"
 
@@ -35,7 +35,7 @@ WORDS = Words()
 
 
 def after_url(words: tuple[str, ...], name: str) -> tuple[str | None, str]:
-    """Return the URL, if there is one, and the word that may stand alone."""
+    """Return the URL, if one is given, and the other argument."""
     match words:
         case (url,) if "://" in url and " " not in url:
             raise click.UsageError(f"{name} is missing after the URL")
@@ -58,13 +58,13 @@ STATES = (
 
 def task_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer the newest tasks of the service that runs here; silent when there is none."""
-    from opencode_a2a.cli.table import Row
+    from opencode_a2a.cli.screen import TaskRow
     from opencode_a2a.cli.talk import talk_to
     from opencode_a2a.figures import SHORT_ID
 
     try:
         with talk_to(None) as talk:
-            rows = [Row.of(task) for task in talk.run(talk.peer.tasks(None, 50))]
+            rows = [TaskRow.of(task) for task in talk.run(talk.peer.tasks(None, 50))]
     except click.ClickException:
         return []
     return [
@@ -76,8 +76,8 @@ def task_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
 def proof_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that say how an agent's card has to be proven."""
-    keys = "Keys that the card has to be signed with: a JSON Web Key Set, as a file or URL."
-    verify = "Call only an agent whose card is signed; by default with a key of its own origin."
+    keys = "Keys that must have signed the card: a JSON Web Key Set, as a file or URL."
+    verify = "Call the agent only if its card is signed; default: by a key at its own origin."
     command = click.option("--card-keys", metavar="FILE|URL", type=WORDS, help=keys)(command)
     return click.option("--verify-card", is_flag=True, help=verify)(command)
 
@@ -105,14 +105,16 @@ def wanted_proof(verify: bool, keys: str | None) -> "Proof | None":
 
 @click.command()
 @click.argument("words", type=WORDS, nargs=-1, metavar="[URL] TEXT")
-@click.option("--context", metavar="ID", type=WORDS, help="Go on in this context: a conversation.")
-@click.option("--task", metavar="ID", type=WORDS, help="Go on with this task, or answer it.")
+@click.option(
+    "--context", metavar="ID", type=WORDS, help="Continue the conversation with this context ID."
+)
+@click.option("--task", metavar="ID", type=WORDS, help="Continue this task, or answer its request.")
 @click.option(
     "--file",
     "files",
     multiple=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Send a file along; may be given several times.",
+    help="Attach a file; may be repeated.",
 )
 @click.option(
     "--timeout",
@@ -124,10 +126,10 @@ def wanted_proof(verify: bool, keys: str | None) -> "Proof | None":
 @click.option(
     "--plan",
     is_flag=True,
-    help="Have OpenCode plan first; answer the task with go to carry it out.",
+    help='Let OpenCode plan first; answer "go" to carry the plan out.',
 )
 @click.option("--no-stream", is_flag=True, help="Wait for the whole answer instead of streaming.")
-@click.option("--full", is_flag=True, help="Show changes whole.")
+@click.option("--full", is_flag=True, help="Show changes in full.")
 @click.option("--json", "as_json", is_flag=True, help="Print each event as a line of JSON.")
 @proof_options
 def call(
@@ -145,10 +147,10 @@ def call(
 ) -> None:
     """Send TEXT to the agent at URL and print the answer as it arrives.
 
-    URL is the agent's base address or that of its card; without it, that of A2A_CLIENT_URL, or of
-    the one service of yours that runs on this machine. TEXT may be "-" for standard input.
-    The credential comes from A2A_CLIENT_BEARER_TOKEN or A2A_CLIENT_BASIC_AUTH; for a service of
-    yours on this machine the token that it generated is found by itself.
+    URL is the address of the agent or of its card. The default is A2A_CLIENT_URL, or your running
+    service on this machine. TEXT may be "-" to read standard input. The credential comes from
+    A2A_CLIENT_BEARER_TOKEN or A2A_CLIENT_BASIC_AUTH; the token that your own service on this
+    machine generated is found automatically.
 
     With --json the last line is the event "interrupted" or "finished"; it holds the state, the
     whole answer, task_id and context_id.
@@ -193,18 +195,20 @@ def call(
 
 @click.command()
 @click.argument("url", type=WORDS, required=False)
-@click.option("--context", metavar="ID", type=WORDS, help="Go on in this context: a conversation.")
+@click.option(
+    "--context", metavar="ID", type=WORDS, help="Continue the conversation with this context ID."
+)
 @proof_options
 def chat(url: str | None, context: str | None, verify_card: bool, card_keys: str | None) -> None:
     """Talk to the agent at URL.
 
-    What the agent asks (a question, a permission) is shown, and your lines answer it until it is
-    settled; what was typed before it could be read does not. A paste of several lines is one
-    message, and so are lines that end with a backslash. Ctrl-C cancels the turn, a second one
-    leaves; /help lists the commands. "/plan TEXT" has OpenCode plan first, and "go" then carries it
-    out. URL and credentials are found as by `call`.
+    When the agent asks a question or for permission, your lines answer until the request is
+    settled; text typed before it appeared is discarded. Pasted lines are one message, and so are
+    lines that end with a backslash. Ctrl-C cancels the turn, a second Ctrl-C quits, and /help lists
+    the commands. "/plan TEXT" lets OpenCode plan first, and "go" carries the plan out. URL and
+    credentials are found as in `call`.
 
-    Exit status: that of `call` for the last turn, 1 also if the credential is refused.
+    Exit status: that of `call` for the last turn, or 1 if the credential is refused.
     """
     from opencode_a2a.cli.chat import Conversation, line_editing
     from opencode_a2a.cli.talk import talk_to
@@ -244,15 +248,20 @@ def tasks(
 ) -> None:
     """List the tasks at the agent at URL, the newest first.
 
-    "!" marks a task that waits for you. Every command takes the short ids of this table.
+    "!" marks a task that waits for you. All commands accept the short IDs of this table.
     """
     if watch and (as_json or not sys.stdin.isatty() or not sys.stdout.isatty()):
-        raise click.UsageError("--watch is for a terminal, and goes without --json")
+        raise click.UsageError("--watch needs a terminal, and cannot be combined with --json")
 
     import shutil
 
-    from opencode_a2a.cli import table
-    from opencode_a2a.cli.screen import print_task
+    from opencode_a2a.cli.screen import (
+        in_state,
+        print_task,
+        print_task_lines,
+        task_table,
+        watch_tasks,
+    )
     from opencode_a2a.cli.talk import talk_to
     from opencode_a2a.peers.answer import ReceivedTask
 
@@ -260,11 +269,11 @@ def tasks(
 
         def read() -> list[ReceivedTask]:
             found = talk.run(talk.peer.tasks(context, None if everything or state else limit))
-            found = [task for task in found if table.wanted(task, state)]
+            found = [task for task in found if in_state(task, state)]
             return found if everything else found[:limit]
 
         if watch:
-            newest = table.watch(read, talk.url)
+            newest = watch_tasks(read, talk.url)
             if newest is None:
                 return
             _follow(talk, newest)
@@ -273,10 +282,10 @@ def tasks(
         for task in found:
             print_task(task)
     elif sys.stdout.isatty():
-        rows = table.lines(found, shutil.get_terminal_size().columns)
+        rows = task_table(found, shutil.get_terminal_size().columns)
         click.echo("\n".join(rows) if found else "no tasks")
     else:
-        table.print_lines(found)
+        print_task_lines(found)
 
 
 def _follow(talk: "Talk", task_id: str, *, as_json: bool = False, full: bool = False) -> NoReturn:
@@ -289,7 +298,7 @@ def _follow(talk: "Talk", task_id: str, *, as_json: bool = False, full: bool = F
     try:
         talk.follow(task_id, answer, JsonLines(answer) if as_json else make_screen(full=full))
     except KeyboardInterrupt:
-        sys.exit(130)  # only the listening ends, the task goes on
+        sys.exit(130)  # the task continues without this reader
     if not as_json:
         report_end(talk, answer)
     sys.exit(exit_status(answer.status.state))
@@ -297,8 +306,8 @@ def _follow(talk: "Talk", task_id: str, *, as_json: bool = False, full: bool = F
 
 @click.command()
 @click.argument("words", type=WORDS, nargs=-1, metavar="[URL] TASK", shell_complete=task_ids)
-@click.option("--follow", "-f", is_flag=True, help="Go on printing until the task ends or waits.")
-@click.option("--full", is_flag=True, help="Show changes whole.")
+@click.option("--follow", "-f", is_flag=True, help="Keep printing until the task ends or waits.")
+@click.option("--full", is_flag=True, help="Show changes in full.")
 @click.option("--json", "as_json", is_flag=True, help="Print the task, or its events, as JSON.")
 def task(words: tuple[str, ...], follow: bool, full: bool, as_json: bool) -> None:
     """Print the state and the answer of TASK at the agent at URL.
@@ -335,7 +344,7 @@ def task(words: tuple[str, ...], follow: bool, full: bool, as_json: bool) -> Non
 @click.command()
 @click.argument("words", type=WORDS, nargs=-1, metavar="[URL] TASK", shell_complete=task_ids)
 def cancel(words: tuple[str, ...]) -> None:
-    """Cancel TASK at the agent at URL, and print the state that it is in then."""
+    """Cancel TASK at the agent at URL, and print its resulting state."""
     from opencode_a2a.cli.talk import talk_to
     from opencode_a2a.peers.answer import state_word
     from opencode_a2a.tasks.state import State
@@ -351,9 +360,9 @@ def cancel(words: tuple[str, ...]) -> None:
 @click.argument("url", type=WORDS, required=False)
 @click.option("--timeout", default=5.0, show_default=True, type=click.FloatRange(0, min_open=True))
 def ping(url: str | None, timeout: float) -> None:
-    """Check that the service at URL can do its work; exit with status 1 if not.
+    """Check that the service at URL is ready; exit with status 1 if not.
 
-    For probes: it needs no credential. Of an agent of another kind the card is asked for.
+    Meant for probes; needs no credential. For other kinds of agents, it fetches the card.
     """
     import time
 
@@ -375,7 +384,7 @@ def ping(url: str | None, timeout: float) -> None:
                 answer = http.get(f"{base}/.well-known/agent-card.json").raise_for_status()
         said: Json = answer.json()
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
-        trouble = "does not answer; check the address, and that the service runs"
+        trouble = "does not answer; check the address, and whether the service is running"
         reason = f"{one_line(base)} {tls_trouble(error) or trouble}"
         raise click.ClickException(reason) from error
     checks = as_object(said.get("checks")) if isinstance(said, dict) else {}

@@ -1,7 +1,7 @@
-"""A conversation at the terminal: lines in, turns out, the agent's questions answered in between.
+"""``chat``: a conversation at the terminal, with the agent's questions answered in between.
 
-``cli.call`` declares the command. Nothing here knows the network; ``talk`` takes the turns. Lines
-that begin with a slash are commands, and never reach the model.
+``cli.call`` declares the command, and ``talk`` runs the turns; nothing here uses the network. Lines
+that begin with a slash are commands, and are never sent to the model.
 """
 
 import contextlib
@@ -17,8 +17,7 @@ from pathlib import Path
 
 import click
 
-from opencode_a2a.cli import table
-from opencode_a2a.cli.screen import make_screen, report_end, show_question, watched
+from opencode_a2a.cli.screen import make_screen, report_end, show_question, task_table, watched
 from opencode_a2a.cli.talk import CanceledError, RefusedError, Talk, exit_status, file_part
 from opencode_a2a.events import Interrupted, Json, JsonObject, Usage
 from opencode_a2a.figures import spent
@@ -273,7 +272,7 @@ class Conversation:
 
     def _tasks(self, _: str) -> None:
         found = self._talk.run(self._talk.peer.tasks(None, 20))
-        rows = table.lines(found, shutil.get_terminal_size().columns) if found else ["no tasks"]
+        rows = task_table(found, shutil.get_terminal_size().columns) if found else ["no tasks"]
         click.echo("\n".join(rows), err=True)
 
     def _task(self, task_id: str) -> None:

@@ -1,7 +1,7 @@
 """``console``: open the web console in the browser, signed in.
 
-The token is exchanged for a code of one use here, so that no lasting secret gets into the list of
-processes, into the history of a browser or into a picture.
+The token is exchanged for a single-use code, so that no lasting secret gets into the list of
+processes, the history of a browser or a photo of the QR code.
 """
 
 import os
@@ -19,8 +19,8 @@ from opencode_a2a.cli.call import WORDS
 def console(url: str | None, only_print: bool, qr: bool) -> None:
     """Open the console of the service at URL, signed in.
 
-    Without URL it is that of A2A_CLIENT_URL, or of the one service of yours that runs on this
-    machine. The credential is found as for `call`. The link works once, within a minute.
+    The default URL is A2A_CLIENT_URL, or your running service on this machine. The credential is
+    found as in `call`. The link works once, within a minute.
     """
     link, address = sign_in_link(url)
     if qr:
@@ -46,7 +46,7 @@ def sign_in_link(url: str | None) -> tuple[str, str]:
         with httpx2.Client(timeout=10, trust_env=False, verify=target.tls) as http:
             answer = http.post(f"{base}/console/codes", headers=headers)
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        trouble = "cannot be reached; check the address, and that the service runs"
+        trouble = "cannot be reached; check the address, and whether the service is running"
         reason = f"{one_line(base)} {tls_trouble(error) or trouble}"
         raise click.ClickException(reason) from error
     if answer.status_code == 401:
@@ -65,12 +65,12 @@ def sign_in_link(url: str | None) -> tuple[str, str]:
 
 
 def open_browser(link: str) -> bool:
-    """Open a link in a browser with windows; False where there is none."""
+    """Open a link in a graphical browser; False if there is none."""
     import webbrowser
 
     windows = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
     if sys.platform.startswith("linux") and not windows:
-        return False  # a browser for the terminal would take this one over
+        return False  # a text browser would take over this terminal
     try:
         return webbrowser.open(link)
     except webbrowser.Error:
@@ -78,7 +78,7 @@ def open_browser(link: str) -> bool:
 
 
 def show_code(link: str) -> None:
-    """Print a QR code that a camera can read from the screen, and what it leads to."""
+    """Print the link as a QR code that a camera can read from the screen."""
     from urllib.parse import urlsplit
 
     import segno
@@ -95,7 +95,7 @@ def show_code(link: str) -> None:
 
 
 def open_console_of(url: str) -> None:
-    """Open the console of a service that has just started, signed in if that can be done."""
+    """Open the console of a service that has just started, signed in if possible."""
     try:
         link, _ = sign_in_link(url)
     except click.ClickException:

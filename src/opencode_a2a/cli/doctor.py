@@ -1,6 +1,6 @@
-"""``opencode-a2a doctor``: check what the service needs, one line each, with the remedy.
+"""``opencode-a2a doctor``: check what the service needs, in one line each, with the remedy.
 
-Nothing is started and nothing is changed: a check looks, and says what to do.
+Nothing is started or changed.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _SPACE = 1_000_000_000
 _CLOCK = 5.0
-"""Seconds by which a clock may be wrong without anybody noticing."""
+"""Seconds by which a clock may be off without a warning."""
 """Bytes below which a disk is soon full."""
 
 
@@ -68,10 +68,10 @@ class Finding:
 @auto_demo_option
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object.")
 def doctor(config: Path | None, auto_demo: bool, as_json: bool, **flags: str | None) -> None:
-    """Check what the service needs, and say what to do about what is missing.
+    """Check what the service needs, and name the remedy for each problem.
 
-    Takes the flags of `serve`, so that it checks what these would start. A service of yours that
-    runs is looked at, too. Exit status 1 if something has to be done.
+    Takes the flags of `serve` and checks what `serve` would do with them. Also checks your running
+    service. Exits with status 1 if there is a problem.
     """
     findings = list(examine(flags, config, auto_demo=auto_demo))
     failed = any(finding.failed for finding in findings)

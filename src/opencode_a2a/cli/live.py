@@ -1,10 +1,10 @@
-"""A turn as a person watches it at a terminal: Markdown, tool calls in place, a line for waiting.
+"""A turn at a terminal: Markdown, tool calls updated in place, and a line for what is awaited.
 
-``screen`` decides when this is used, and prints for everything else. What is finished is printed
-and stays; what may still change is in a region below it that is drawn anew: the block of the answer
-that is open, the tool calls that run, and what is being waited for. Everything that an agent sends
-is cleaned before it is drawn, and once more after Markdown has been read, which knows names for
-characters. No text of an agent's is ever read as markup of ``rich``.
+``screen`` decides when to use this, and prints in all other cases. Finished output is printed and
+stays. Below it, a region that may still change is redrawn: the open block of the answer, the
+running tool calls, and the line about waiting. Everything that an agent sends is cleaned before it
+is drawn, and again after Markdown was parsed, which has names for characters. Text of an agent is
+never read as markup of ``rich``.
 """
 
 import asyncio

@@ -1,24 +1,28 @@
-"""How an answer looks in a pipe, on half a terminal, and as JSON lines.
+"""Answers and tasks in a pipe, at a terminal, and as lines of JSON.
 
-The answer goes to stdout as it is; reasoning, tools and progress go dim to stderr, and only if
-a person is looking there. Where a person sees both, ``live`` shows more. Everything that an agent
-sends is cleaned before it is printed, see ``printable``; in JSON it is escaped.
+The answer goes to stdout unchanged; reasoning, tools and progress go to stderr, dim, and only if
+that is a terminal. If both are terminals, ``live`` shows the answer instead. The table of tasks is
+at the end. Everything that an agent sends is cleaned before it is printed, see ``printable``; in
+JSON it is escaped. Nothing here uses the network.
 """
 
 import asyncio
 import os
+import select
 import shutil
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 
 import click
 import orjson
 
 from opencode_a2a.events import Json, JsonObject, Usage
-from opencode_a2a.figures import SHORT_ID, span, spent
+from opencode_a2a.figures import SHORT_ID, money, span, spent
+from opencode_a2a.jsonguard import as_object, text_in
 from opencode_a2a.peers.answer import (
     SETTLED,
     WAITING,
@@ -36,7 +40,7 @@ from opencode_a2a.peers.answer import (
     state_word,
 )
 from opencode_a2a.printable import clean, command, escaped, indented, one_line
-from opencode_a2a.tasks.state import State
+from opencode_a2a.tasks.state import TERMINAL, State
 
 if TYPE_CHECKING:
     from opencode_a2a.cli.live import LiveScreen
@@ -323,3 +327,149 @@ def show_question(task: PeerTask, keys: str | None = None) -> None:
     from opencode_a2a.cli.live import print_question  # only for people
 
     print_question(text, keys)
+
+
+# The table of tasks
+
+WATCH_SECONDS = 2.0
+STATE_GROUPS = {
+    "waiting": WAITING,
+    "running": frozenset(State) - SETTLED,
+    "ended": TERMINAL,
+}
+"""Words of `--state` that stand for several states."""
+_COLOURS = {State.COMPLETED: "green", State.FAILED: "red", **dict.fromkeys(WAITING, "yellow")}
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """A task as a row of the table."""
+
+    task_id: str
+    state: State | None
+    title: str
+    created: datetime | None
+    changed: datetime | None
+    cost: float | None
+
+    @classmethod
+    def of(cls, task: ReceivedTask) -> "TaskRow":
+        about = as_object(task.metadata.get("opencode"))
+        usage = as_object(as_object(task.metadata.get("shared")).get("usage"))
+        cost = usage.get("cost")
+        said = task.history[0].text if task.history else task.status.text
+        return cls(
+            one_line(task.task_id, 100),
+            task.status.state,
+            one_line(text_in(about, "title") or said or "", 500),
+            _time(text_in(about, "created_at")),
+            _time(task.status.timestamp),
+            cost if isinstance(cost, int | float) else None,
+        )
+
+    def cells(self, now: datetime) -> tuple[str, ...]:
+        began, ended = self.created or self.changed, self.changed
+        took = None
+        if self.created and ended and self.state in TERMINAL:
+            took = (ended - self.created).total_seconds()
+        return (
+            self.task_id[:SHORT_ID],
+            state_word(self.state),
+            span((now - began).total_seconds()) if began else "",
+            "" if took is None else span(took),
+            money(self.cost) if self.cost else "",
+            self.title,
+        )
+
+
+def _time(text: str | None) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def in_state(task: ReceivedTask, state: str | None) -> bool:
+    """Whether a task is in a state, or in one of a group of states."""
+    kind = STATE_GROUPS.get(state or "")
+    if kind is not None:
+        return task.status.state in kind
+    return state is None or state_word(task.status.state) == state
+
+
+def print_task_lines(tasks: list[ReceivedTask]) -> None:
+    """Print a line with the whole id for each task, for programs."""
+    for task in tasks:
+        row = TaskRow.of(task)
+        when = one_line((task.status.timestamp or "")[:19].replace("T", " "))
+        line = f"{row.task_id}  {state_word(row.state):<14}  {when:<19}  {row.title}"
+        click.echo(line.rstrip())
+
+
+def task_table(tasks: list[ReceivedTask], width: int, height: int | None = None) -> list[str]:
+    """Return the table for a terminal, cut to ``height`` lines."""
+    now = datetime.now(UTC)
+    rows = [TaskRow.of(task) for task in tasks]
+    heads = ("ID", "STATE", "AGE", "TOOK", "COST", "TITLE")
+    cells = [heads, *(row.cells(now) for row in rows)]
+    widths = [max(len(one[column]) for one in cells) for column in range(5)]
+    shown: list[str] = []
+    for number, one in enumerate(cells):
+        padded = [
+            f"{cell:<{size}}" if column < 2 else f"{cell:>{size}}"
+            for column, (cell, size) in enumerate(zip(one, widths, strict=False))
+        ]
+        # An empty column takes no room.
+        kept = [cell for cell, size in zip(padded, widths, strict=True) if size]
+        room = max(width - sum(map(len, kept)) - 2 * len(kept) - 2, 10)
+        state = rows[number - 1].state if number else None
+        if number == 0:
+            shown.append(click.style("  ".join([*kept, one[5]]), dim=True))
+            continue
+        kept[1] = click.style(kept[1], fg=_COLOURS.get(state)) if state else kept[1]
+        mark = "!" if state in WAITING else " "
+        shown.append(f"{'  '.join([*kept, one_line(one[5], room)])} {mark}".rstrip())
+    if height is not None and len(shown) > height:
+        hidden = len(shown) - height + 1
+        shown = [*shown[: height - 1], click.style(f"… {hidden} more", dim=True)]
+    return shown
+
+
+def watch_tasks(read: Callable[[], list[ReceivedTask]], head: str) -> str | None:
+    """Redraw the table every two seconds; return the newest task's id when Enter is pressed.
+
+    Uses the terminal's alternate screen, so that nothing stays behind.
+    """
+    _control("\x1b[?1049h\x1b[?25l")
+    newest: str | None = None
+    try:
+        while True:
+            tasks = read()
+            size = shutil.get_terminal_size()
+            waiting = sum(task.status.state in WAITING for task in tasks)
+            newest = tasks[0].task_id if tasks else None
+            told = f"{head}   {waiting} waiting   Enter follows the newest, Ctrl-C leaves"
+            drawn = [click.style(one_line(told, size.columns - 1), bold=True), ""]
+            drawn += task_table(tasks, size.columns - 1, size.lines - 3) if tasks else ["no tasks"]
+            _control("\x1b[H")
+            for line in drawn:
+                click.echo(line, nl=False)
+                _control("\x1b[K\n")
+            _control("\x1b[J")
+            until = time.monotonic() + WATCH_SECONDS
+            while (left := until - time.monotonic()) > 0:
+                if select.select([sys.stdin], [], [], left)[0]:
+                    if not sys.stdin.readline():
+                        return None
+                    return newest
+    except KeyboardInterrupt:
+        return None
+    finally:
+        _control("\x1b[?25h\x1b[?1049l")
+
+
+def _control(sequence: str) -> None:
+    """Send a control sequence; click would strip it together with colors."""
+    sys.stdout.write(sequence)
+    sys.stdout.flush()

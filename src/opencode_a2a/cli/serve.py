@@ -1,6 +1,6 @@
 """``opencode-a2a serve``: run the service, with or without starting OpenCode.
 
-Every setting but a secret is a flag; the flags are made from the declarations in ``config``.
+Every setting except a secret has a flag, made from its declaration in ``config``.
 """
 
 import os
@@ -34,9 +34,9 @@ SHORT = {
 }
 """Settings with a second, shorter flag."""
 COMMON = (*SHORT, "opencode.base_url", "log.level")
-"""Settings whose flags are shown by ``--help``."""
+"""Settings whose flags ``--help`` shows."""
 WITHOUT_VALUE = {"opencode.ask": "all"}
-"""What a flag without a value stands for, besides switches."""
+"""Values of flags that may be given without one, except switches."""
 
 
 class SettingOption(click.Option):
@@ -140,7 +140,7 @@ def load_settings(
 def config_option(command: Callable[..., None]) -> Callable[..., None]:
     """Add ``--config`` to a command."""
     kind = click.Path(dir_okay=False, path_type=Path)
-    text = "TOML file with settings, also as A2A_CONFIG; else your own, if it is there."
+    text = "TOML file with settings (or A2A_CONFIG); default: your own settings file, if it exists."
     return click.option("--config", type=kind, metavar="FILE", help=text)(command)
 
 

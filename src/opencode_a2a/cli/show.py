@@ -32,9 +32,9 @@ def settings(config: Path | None) -> None:
 
 @click.command()
 @config_option
-@click.option("--extended", is_flag=True, help="The card that callers with a credential get.")
+@click.option("--extended", is_flag=True, help="Print the card that authenticated callers get.")
 def card(config: Path | None, extended: bool) -> None:
-    """Print the agent card that these settings give."""
+    """Print the agent card for the current settings."""
     from opencode_a2a.server.card import Cards  # takes most of a second to import
 
     effective = load_settings({}, config)
@@ -63,11 +63,11 @@ def methods(config: Path | None) -> None:
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the completion of commands, flags, values and task ids for a shell.
+    """Print the script that completes commands, flags, values and task IDs in a shell.
 
     \b
       bash  opencode-a2a completion bash > ~/.local/share/bash-completion/completions/opencode-a2a
-      zsh   opencode-a2a completion zsh > a file _opencode-a2a in a directory of $fpath
+      zsh   opencode-a2a completion zsh > _opencode-a2a    (in a directory of $fpath)
       fish  opencode-a2a completion fish > ~/.config/fish/completions/opencode-a2a.fish
     """
     from click.shell_completion import get_completion_class

@@ -1,8 +1,8 @@
-"""What the commands that talk to an agent share: who we are to it, and one turn with it.
+"""The connection of a command to an agent: its address, the credential, and one turn at a time.
 
-A ``Talk`` is driven from synchronous code, so that Ctrl-C and line editing work as people know
-them. Secrets come from the environment only, or for a service of our own on this machine from
-the token that it left in its state directory. ``screen`` does the printing.
+A ``Talk`` is driven from synchronous code, so that Ctrl-C and line editing work as usual. Secrets
+come only from the environment, or, for the user's own service on this machine, from the token in
+its state directory. ``screen`` does the printing.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ _T = TypeVar("_T")
 
 
 class CanceledError(click.ClickException):
-    """The person stopped the turn; the text says what became of the task."""
+    """The user stopped the turn; the text says what became of the task."""
 
     exit_code = 130
 
@@ -64,7 +64,7 @@ class RefusedError(click.ClickException):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The agent that a command talks to: where it is, and who we are to it."""
+    """The agent that a command talks to: its address, and the credential for it."""
 
     url: str
     settings: Settings
@@ -73,9 +73,9 @@ class Target:
 
 
 def find(url: str | None) -> Target:
-    """Return the agent at a URL; without one that of A2A_CLIENT_URL, else the one that runs here.
+    """Return the agent at a URL; default: A2A_CLIENT_URL, else the user's running service.
 
-    For a service of our own on this machine the token that it generated is the credential.
+    The credential for the user's own service on this machine is the token that it generated.
     """
     try:
         settings = load_for_calls(os.environ)
@@ -86,11 +86,13 @@ def find(url: str | None) -> Target:
     url = url or settings.client.url
     if url is None and len(services) > 1:
         listed = "".join(f"\n  {service.url}" for service in services)
-        raise click.UsageError(f"several services of yours run here; name the URL of one:{listed}")
+        raise click.UsageError(
+            f"you have several running services here; give the URL of one:{listed}"
+        )
     if url is None and not services:
         raise click.ClickException(
-            f"no service of yours runs here; start one with `{program()} serve`, "
-            "or name the URL of an agent (also as A2A_CLIENT_URL)"
+            f"you have no running service here; start one with `{program()} serve`, "
+            "or give the URL of an agent (also as A2A_CLIENT_URL)"
         )
     url = services[0].url if url is None else url
     if "://" not in url:
@@ -113,7 +115,7 @@ def find(url: str | None) -> Target:
     credential = configured_credential(url, settings.client)
     ours = (origin(service.url) for service in services if service.accepts_token)
     if credential is None and origin(url) in ours:
-        # A token that cannot be read or sent is as good as none: the service says so.
+        # If the token cannot be read or sent, call without it: the service says what is missing.
         with suppress(OSError, ValueError):
             token = (settings.a2a.state_dir / "token").read_text().strip()
             credential = OriginCredential.bearer(url, token)
@@ -127,7 +129,7 @@ class Talk:
         target = find(url)
         self.url = target.url
         self.named = [target.url] if url else []
-        """What a suggested command has to say of the address."""
+        """The URL as an argument of suggested commands; empty if they do not need it."""
         self.state_dir = target.settings.a2a.state_dir
         self._began = time.monotonic()
         self._runner = runner
@@ -135,18 +137,18 @@ class Talk:
 
     @property
     def seconds(self) -> float:
-        """How long the last turn has been listened to."""
+        """Seconds since the last turn began."""
         return time.monotonic() - self._began
 
     def run(self, work: Coroutine[None, None, _T]) -> _T:
-        """Do one thing with the agent; a failure ends the command with one line."""
+        """Run a call to the agent; a failure ends the command with one line."""
         try:
             return self._runner.run(work)
         except PeerError as error:
             raise _failure(error) from error
 
     def whole_id(self, task_id: str) -> str:
-        """Return the id of the task that is meant by the beginning of one."""
+        """Return the whole id of a task, given its beginning."""
         if len(task_id) >= _WHOLE_ID:
             return task_id
         try:
@@ -156,7 +158,7 @@ class Talk:
         found = [task.task_id for task in listed if task.task_id.startswith(task_id)]
         if len(found) > 1 and task_id not in found:
             ids = ", ".join(one_line(one, 40) for one in found[:5])
-            raise click.UsageError(f"{one_line(task_id)} is the beginning of several ids: {ids}")
+            raise click.UsageError(f"{one_line(task_id)} matches several task IDs: {ids}")
         return found[0] if len(found) == 1 else task_id
 
     def ask(
@@ -171,7 +173,7 @@ class Talk:
         stream: bool = True,
         seconds: float | None = None,
     ) -> None:
-        """Send a message and show what comes back; Ctrl-C cancels the task."""
+        """Send a message and show the turn; Ctrl-C cancels the task."""
         asking = self.peer.ask(
             Message(str(uuid.uuid4()), "user", parts, metadata),
             output.show,
@@ -189,7 +191,7 @@ class Talk:
             raise CanceledError(self.cancel(task)) from stop
 
     def follow(self, task_id: str, task: PeerTask, output: Output) -> None:
-        """Show what a task brings until it ends or waits."""
+        """Show the events of a task until it ends or waits."""
         self._began = time.monotonic()
         self.run(_shown(output, self.peer.follow(task_id, output.show, task)))
 
@@ -208,7 +210,7 @@ class Talk:
         """Say why a turn ended early, and how to follow its task if it may go on."""
         if isinstance(error, PeerError) and not error.retryable:
             return _failure(error)
-        # What follows the dashes is an id, even if an agent made it look like an option.
+        # After the dashes an id is not read as an option, whatever the agent called it.
         then = task.task_id and command("task", "--follow", *self.named, "--", task.task_id)
         if isinstance(error, LostError) and then:
             return click.ClickException(
@@ -219,9 +221,9 @@ class Talk:
             message = one_line(error.message, 500)
         else:
             why = f" ({one_line(task.last_words)})" if task.last_words else ""
-            message = f"no end within {seconds:g} s{why}"
+            message = f"the turn did not end within {seconds:g} s{why}"
         return click.ClickException(
-            f"{message}; the task goes on, see: {then}" if then else message
+            f"{message}; the task continues, see: {then}" if then else message
         )
 
 
@@ -238,7 +240,7 @@ async def _shown(
 
 @contextmanager
 def talk_to(url: str | None, proof: Proof | None = None) -> Generator[Talk]:
-    """Talk to the agent at a URL, or end the command with the reason why not."""
+    """Connect to the agent at a URL, or end the command with the reason."""
     with asyncio.Runner() as runner:
         talk = Talk(url, runner, proof)
         try:
@@ -272,7 +274,7 @@ async def _open(target: Target, proof: Proof | None) -> Peer:
     """Find the host, and read the agent's card."""
     url, client = target.url, target.settings.client
     try:
-        # A person may call any address; a public agent's card may not lead to a private one.
+        # The user may call any address; a public agent's card must not lead to a private one.
         await vet(url, Egress())
         rules = Egress(client.allowed_hosts)
     except HostNotFoundError as error:
@@ -290,7 +292,9 @@ def _failure(error: PeerError) -> click.ClickException:
     if error.code is ErrorCode.INVALID_INPUT and refused_here:
         return click.UsageError(message)
     if error.code is ErrorCode.RETRYABLE and refused_here:
-        return click.ClickException(f"{message}; check the address, and that the agent is running")
+        return click.ClickException(
+            f"{message}; check the address, and whether the agent is running"
+        )
     if error.code is ErrorCode.AUTH_FAILED:
         return RefusedError(f"{message}; set A2A_CLIENT_BEARER_TOKEN or A2A_CLIENT_BASIC_AUTH")
     return click.ClickException(message)

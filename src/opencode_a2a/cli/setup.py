@@ -1,8 +1,10 @@
-"""``opencode-a2a init``: ask a few questions, and write the settings file that `serve` reads.
+"""``init`` and ``migrate``: write the settings file, and import the tasks of an earlier version.
 
-Every question has a flag, so that a script can do the same. Nothing is started or installed.
+Every question of ``init`` has a flag, so that a script can answer it; nothing is started or
+installed. ``migrate`` never changes its source and can be repeated: it skips what it has imported.
 """
 
+import asyncio
 import json
 import os
 import secrets
@@ -10,14 +12,19 @@ import shutil
 import sys
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from typing import NoReturn
 
 import click
 
+from opencode_a2a.cli.serve import config_option, load_settings
 from opencode_a2a.config import (
     SETTINGS,
+    DatabaseUrl,
     Settings,
     SettingsError,
+    database_file,
     default_file,
+    is_postgresql,
     load,
     loopback,
     provider_configured,
@@ -52,13 +59,13 @@ WantedBy=default.target
     help="The project that the agent works on.",
 )
 @click.option("--ask", type=click.Choice(ASKS), help="What the agent asks permission for.")
-@click.option("--host", help="Address to listen on; a token is made for one others can reach.")
+@click.option("--host", help="Address to listen on; for a public one, a token is generated.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Port to listen on.")
-@click.option("--public-url", help="URL that others use, for example of a proxy.")
+@click.option("--public-url", help="URL that clients use, for example that of a proxy.")
 @click.option("--config", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE")
-@click.option("--systemd", is_flag=True, help="Write a unit for the user's systemd, too.")
-@click.option("--force", is_flag=True, help="Replace files that are there.")
-@click.option("--yes", is_flag=True, help="Ask nothing; take the flags and the defaults.")
+@click.option("--systemd", is_flag=True, help="Also write a systemd user unit.")
+@click.option("--force", is_flag=True, help="Replace existing files.")
+@click.option("--yes", is_flag=True, help="Ask nothing; use the flags and defaults.")
 def init(
     workspace: Path | None,
     ask: str | None,
@@ -70,9 +77,9 @@ def init(
     force: bool,
     yes: bool,
 ) -> None:
-    """Write a settings file, and say what is missing.
+    """Write a settings file, and say what is still missing.
 
-    The file is your own, ~/.config/opencode-a2a/config.toml, unless --config names another.
+    The default is your own settings file, ~/.config/opencode-a2a/config.toml.
     """
     file = config or default_file(os.environ)
     if file is None:
@@ -80,10 +87,12 @@ def init(
     try:
         here = Path.cwd()
     except FileNotFoundError:
-        raise click.UsageError("the current directory is gone; change to another") from None
+        raise click.UsageError(
+            "the current directory no longer exists; change to another"
+        ) from None
     file = file.absolute()
     if file.exists() and not force:
-        raise click.UsageError(f"{file} is there already; edit it, or replace it with --force")
+        raise click.UsageError(f"{file} exists; edit it, or replace it with --force")
     if not yes and sys.stdin.isatty():
         kind = click.Path(exists=True, file_okay=False, path_type=Path)
         offered = str(workspace or here)
@@ -102,7 +111,7 @@ def init(
     reachable = host is not None and not loopback(host)
     if reachable:
         given["auth"]["bearer_token"] = secrets.token_urlsafe(32)
-    text = "# Settings of opencode-a2a; docs/settings.md has all of them.\n" + "".join(
+    text = "# Settings of opencode-a2a; docs/settings.md lists all of them.\n" + "".join(
         f"\n[{group}]\n"
         + "".join(
             f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in table.items()
@@ -165,7 +174,7 @@ def missing(settings: Settings) -> list[str]:
     if not provider_configured(settings, os.environ):
         found.append(
             "No model provider is set up: run `opencode auth login`, or set its key, such as "
-            "ANTHROPIC_API_KEY, where the service is started. Try without one: --demo"
+            "ANTHROPIC_API_KEY, where you start the service. To try it without one, use --demo"
         )
     return found
 
@@ -175,7 +184,7 @@ def write_unit(file: Path, settings: Settings, *, force: bool) -> None:
     base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     unit = Path(base) / "systemd" / "user" / "opencode-a2a.service"
     if unit.exists() and not force:
-        raise click.ClickException(f"{unit} is there already; replace it with --force")
+        raise click.ClickException(f"{unit} exists; replace it with --force")
     found = shutil.which("opencode-a2a")
     started = [found] if found else [sys.executable, "-m", "opencode_a2a"]
     text = UNIT.format(
@@ -197,3 +206,67 @@ def _quoted(word: str) -> str:
     """Return a word as systemd reads it: in quotes, without specifiers."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"'
+
+
+class DatabaseUrlType(click.ParamType[str]):
+    """The URL of a database, checked as the setting is."""
+
+    name = "URL"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from pydantic import TypeAdapter, ValidationError
+
+        try:
+            return TypeAdapter[str](DatabaseUrl).validate_python(value)
+        except ValidationError as error:
+            text = error.errors()[0]["msg"].removeprefix("Value error, ")
+            self.fail(text, param, ctx)
+
+
+@click.command()
+@click.option(
+    "--from", "source", type=DatabaseUrlType(), required=True, help="The database to import."
+)
+@click.option(
+    "--to",
+    "target",
+    type=DatabaseUrlType(),
+    help="The database to fill.  [the configured one]",
+)
+@config_option
+def migrate(source: str, target: str | None, config: Path | None) -> None:
+    """Import finished tasks, the sessions of contexts and their owners from an earlier version.
+
+    Stop this service and the earlier one first. Nothing is written to the source.
+    """
+    settings = load_settings({}, config)
+    file, url = database_file(source), target or settings.database_url
+    into = database_file(url)
+    if is_postgresql(source):
+        fail("only SQLite can be imported; to move a PostgreSQL database, use pg_dump")
+    if file is None or not file.is_file():
+        fail(f"there is no database {file or 'in memory'}")
+    if into is None and not is_postgresql(url):
+        fail("the settings keep tasks in memory; name a database with --to")
+    if into is not None and into.exists() and into.samefile(file):
+        fail("source and target are the same file; name another target with --to")
+
+    from opencode_a2a.store.database import DatabaseError  # half a second to import
+    from opencode_a2a.tasks.earlier import ImportFailedError, import_database
+
+    days = settings.tasks.task_retention_days
+    try:
+        report = asyncio.run(import_database(file, url, days))
+    except (DatabaseError, ImportFailedError) as error:
+        fail(str(error))
+    for kind, number in report.taken.items():
+        click.echo(f"{kind}: {number} taken")
+    for kind, number in report.left.items():
+        click.echo(f"{kind}: {number} left")
+    click.echo(f"{file} is unchanged; the tasks are in {into or report.target}")
+
+
+def fail(text: str) -> NoReturn:
+    """Say why nothing was imported, and exit as for wrong usage."""
+    click.echo(f"opencode-a2a: {text}", err=True)
+    sys.exit(2)
