@@ -1,8 +1,8 @@
-"""Which services of this user run on this machine, and at which URLs.
+"""How commands find the services that this user runs on this machine.
 
-A service leaves a file with its URL in the state directory and holds a lock on it. The commands
-find it there, and send the generated token only to those that accept it. The kernel drops the lock
-when the process ends, however it ends, so a file without a lock is a leftover and is ignored.
+A service writes its URL into a file in the state directory and holds a lock on the file. Commands
+read these files, and send the generated token only to a service that accepts it. The kernel drops
+the lock however the process ends, so a file without a lock is a leftover and is ignored.
 """
 
 import fcntl
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _OTHER_CREDENTIAL = "configured"
-"""Follows the URL of a service that does not accept the generated token."""
+"""Written after the URL of a service that does not accept the generated token."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningService:
-    """A service that runs now."""
+    """A service that is running."""
 
     url: str
     accepts_token: bool
@@ -28,7 +28,7 @@ class RunningService:
 
 @contextmanager
 def announced(state: Path, url: str, *, accepts_token: bool = True) -> Generator[None]:
-    """Name this service's URL for as long as the context lasts."""
+    """Announce the URL of this service for as long as the context lasts."""
     folder = state / "services"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for leftover in _entries(state):
@@ -36,7 +36,7 @@ def announced(state: Path, url: str, *, accepts_token: bool = True) -> Generator
             if not _locked(entry.fileno()):
                 leftover.unlink()
     name = secrets.token_hex(8)
-    # Locked before it gets its name, so that nobody takes the new file for a leftover.
+    # Locked before it gets its final name, so that nobody takes the new file for a leftover.
     hidden, file = folder / f".{name}", folder / name
     with os.fdopen(os.open(hidden, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as entry:
         fcntl.flock(entry, fcntl.LOCK_EX)
@@ -50,7 +50,7 @@ def announced(state: Path, url: str, *, accepts_token: bool = True) -> Generator
 
 
 def running(state: Path) -> Iterator[RunningService]:
-    """Yield every service that runs now."""
+    """Yield every service that is running."""
     for file in _entries(state):
         with suppress(OSError, UnicodeDecodeError), file.open() as entry:
             if _locked(entry.fileno()) and (words := entry.read().split()):

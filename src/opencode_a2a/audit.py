@@ -1,7 +1,7 @@
-"""The audit file: one JSON object a line, appended by a thread of its own.
+"""The audit file: one JSON object per line, appended by a thread of its own.
 
-``telemetry`` hands it every audit record, rendered. A record that cannot be written, because the
-disk is full or too many wait, goes to the log instead and is counted: none disappears silently.
+``telemetry`` passes every rendered audit record to it. A record that cannot be written, because the
+disk is full or too many are waiting, goes to the log instead and is counted: none is lost silently.
 """
 
 import os
@@ -17,22 +17,23 @@ from opencode_a2a.config import Problem, SettingsError
 WAITING = 10_000
 """Records that may wait to be written."""
 CLOSE_SECONDS = 5.0
+"""Seconds that closing the file may take."""
 
 
 class AuditFile:
-    """Appends records; goes on in a new file when the old one is renamed or removed."""
+    """Appends records, and opens a new file when the old one is renamed or removed."""
 
     def __init__(self, path: Path, instead: Callable[[str], None]) -> None:
-        """Open the file, made for its owner alone; raises SettingsError if that cannot be done.
+        """Open the file, readable for its owner alone; raise SettingsError if that fails.
 
-        ``instead`` takes a line that could not be written.
+        ``instead`` is called with each line that could not be written.
         """
         self._path = path
         self._instead = instead
         self._waiting: queue.Queue[str | None] = queue.Queue(WAITING)
         self._failing = False
         self._torn = False
-        """Whether the last line was cut off, so that the next one has to begin on its own."""
+        """Whether the last line is incomplete, so that the next one needs a line break first."""
         try:
             self._file = self._open()
         except OSError as error:
@@ -43,7 +44,7 @@ class AuditFile:
         self._thread.start()
 
     def take(self, line: str) -> bool:
-        """Have a record written; False if too many wait."""
+        """Queue a record for writing; return False if too many are waiting."""
         try:
             self._waiting.put_nowait(line)
         except queue.Full:
@@ -52,7 +53,7 @@ class AuditFile:
         return True
 
     def close(self) -> None:
-        """Write what waits, for a few seconds at most."""
+        """Write the waiting records, for a few seconds at most, and close the file."""
         try:
             self._waiting.put(None, timeout=CLOSE_SECONDS)
         except queue.Full:
@@ -62,7 +63,7 @@ class AuditFile:
     def _run(self) -> None:
         while (line := self._waiting.get()) is not None:
             try:
-                self._look()
+                self._reopen_if_moved()
                 self._write(line)
             except OSError as error:
                 metrics.AUDIT_LOST.inc()
@@ -84,8 +85,8 @@ class AuditFile:
             data = data[written:]
             self._torn = bool(data)
 
-    def _look(self) -> None:
-        """Begin a new file if the old one was moved away; a look takes microseconds."""
+    def _reopen_if_moved(self) -> None:
+        """Open a new file if the old one was moved away; the check takes microseconds."""
         ours = os.fstat(self._file)
         try:
             there = os.stat(self._path, follow_symlinks=False)

@@ -1,8 +1,7 @@
-"""The errors of the service, each with its form on the wire.
+"""The errors of the service, each with its codes on the wire.
 
-Every layer raises these; ``a2a.errors`` alone turns them into bodies. Messages are for
-people and name the remedy; ``data`` is for programs and never holds a path, a secret or the text
-of a driver.
+Every layer raises these; only ``a2a.errors`` turns them into bodies. Messages are for people and
+name the remedy; ``data`` is for programs and never holds a path, a secret or the text of a driver.
 """
 
 from collections.abc import Mapping
@@ -12,21 +11,21 @@ from typing import ClassVar, Self
 from opencode_a2a.events import Json
 
 MAX_VIOLATIONS = 20
-"""How many wrong fields an error lists at most, whatever was sent."""
+"""Wrong fields that an error lists at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A field that is wrong, and what it has to be."""
+    """A wrong field, and what it has to be."""
 
     field: str
     description: str
 
 
 class ServiceError(Exception):
-    """An error with a number, an HTTP status, a gRPC status and a reason.
+    """An error with a JSON-RPC code, an HTTP status, a gRPC status and a reason.
 
-    A subclass says what differs from its base; ``message`` is used unless a better one is given.
+    A subclass declares what differs from its base; its ``message`` is the default.
     """
 
     code: ClassVar[int] = -32603
@@ -35,13 +34,13 @@ class ServiceError(Exception):
     reason: ClassVar[str] = "INTERNAL_ERROR"
     message: str = "Internal error"
     data_fields: ClassVar[tuple[str, ...]] = ()
-    """What ``data`` can hold besides the type."""
+    """The names that ``data`` can have; published in ``docs/errors.md``."""
     name03: ClassVar[str | None] = None
-    """The name by which clients of 0.3 over HTTP+JSON know it, where it is not the class's."""
+    """The name of the error for clients of 0.3 over HTTP+JSON, if it is not that of the class."""
     outcome: ClassVar[str] = "internal_error"
-    """What the audit record of a call that ends so says."""
+    """The outcome in the audit record of a call that ends with this error."""
     headers: tuple[tuple[str, str], ...] = ()
-    """HTTP headers that go with a refusal at the edge, such as ``Retry-After``."""
+    """HTTP headers of the response, such as ``Retry-After``."""
 
     def __init__(
         self, message: str | None = None, *, violations: tuple[Violation, ...] = (), **data: Json
@@ -89,7 +88,10 @@ class MethodNotFoundError(ServiceError):
         protocol_version: str,
         supported_methods: list[Json] | None = None,
     ) -> Self:
-        """Return the refusal of a method; ``off`` is the setting that switches it off, and why."""
+        """Return the error for an unknown method, or one that is switched off.
+
+        ``off`` has the setting that switches it off (``toggle``) and the ``reason``.
+        """
         text = f"There is no method {method[:128]}"
         return cls(
             text if off is None else f"{text} here: {off['reason']} ({off['toggle']})",
@@ -103,7 +105,7 @@ class MethodNotFoundError(ServiceError):
 
 
 class MethodNotAllowedError(MethodNotFoundError):
-    """The path exists, for other HTTP methods."""
+    """The path exists, but not for this HTTP method."""
 
     http, status, reason = 405, "UNIMPLEMENTED", "METHOD_NOT_ALLOWED"
     message = "This path does not take this HTTP method"
@@ -207,8 +209,8 @@ class PushNotSupportedError(ServiceError):
 class UnsupportedOperationError(ServiceError):
     """The task in its state, or the agent, does not support the operation.
 
-    ``task_id`` or ``task_ids`` name tasks of the context that wait for an answer, which the message
-    is not; ``question`` is what they ask.
+    If the message is not an answer to the tasks of its context that wait for one, ``task_id`` or
+    ``task_ids`` name these tasks, and ``question`` is what they ask.
     """
 
     code, http, status, reason = -32004, 400, "FAILED_PRECONDITION", "UNSUPPORTED_OPERATION"
@@ -236,7 +238,7 @@ class LimitExceededError(ServiceError):
 
 
 class BudgetExhaustedError(LimitExceededError):
-    """The caller has spent what it may today, or has as many turns running as it may have."""
+    """The caller has spent its budget for today, or has as many turns running as it may have."""
 
     reason = "BUDGET_EXHAUSTED"
     message = "The budget of this caller is exhausted"
@@ -258,7 +260,7 @@ class InternalError(ServiceError):
 class UpstreamError(ServiceError):
     """OpenCode did not do what was asked.
 
-    ``detail`` is what OpenCode said, without paths: for the log, and to tell cases apart.
+    ``detail`` is OpenCode's text without paths, for the log and to tell cases apart.
     """
 
     http, status = 502, "UNAVAILABLE"
@@ -311,7 +313,7 @@ class SessionBusyError(UpstreamHttpError):
 
 
 class UpstreamPayloadError(UpstreamError):
-    """The answer is not what this version of OpenCode should send."""
+    """OpenCode's answer does not have the expected form."""
 
     code, reason = -31005, "UPSTREAM_PAYLOAD_ERROR"
     message = "OpenCode answered in an unexpected form"
@@ -346,7 +348,7 @@ class InterruptNotFoundError(ServiceError):
 
 
 class GrantNotFoundError(ServiceError):
-    """The grant is unknown, over or another caller's; the three look alike."""
+    """The grant is unknown, has ended, or is another caller's; the three look alike."""
 
     code, http, status, reason = -31020, 404, "NOT_FOUND", "GRANT_NOT_FOUND"
     message = "No such grant"
@@ -379,7 +381,7 @@ class InterruptTypeMismatchError(ServiceError):
 
 
 class InterruptExpiredError(ServiceError):
-    """The deadline passed before the answer came."""
+    """The answer came after the deadline."""
 
     code, http, status, reason = -31009, 400, "FAILED_PRECONDITION", "INTERRUPT_REQUEST_EXPIRED"
     message = "The request has expired"
@@ -452,8 +454,8 @@ class HostNotAllowedError(ServiceError):
 
     code, http, status, reason = -31016, 421, "INVALID_ARGUMENT", "HOST_NOT_ALLOWED"
     message = (
-        "The service is not called by this name; use the host of A2A_PUBLIC_URL, a loopback name, "
-        "or list the name in A2A_ALLOWED_HOSTS"
+        "This host name is not one of the service's; use the host of A2A_PUBLIC_URL or a loopback "
+        "name, or list the name in A2A_ALLOWED_HOSTS"
     )
 
 

@@ -1,6 +1,6 @@
-"""Times, tokens, money and paths in the few characters that a line of a terminal has for them.
+"""Formats times, tokens, money and paths in few characters, for a line of a terminal.
 
-Used by what the service prints at a terminal (``terminal``) and by the commands (``cli``).
+``terminal``, for the service's own output, and the commands in ``cli`` use it.
 """
 
 import time
@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 SHORT_ID = 8
-"""Characters of an id that are shown, and that commands accept in place of the whole."""
+"""Characters of an id that are shown; commands accept them in place of the whole id."""
 
 
 def span(seconds: float) -> str:
-    """Return a time that something took: ``7.2 s``, ``75 s``, ``12 min``, ``3 h 5 min``."""
+    """Return a duration: ``7.2 s``, ``75 s``, ``12 min``, ``3 h 5 min``."""
     if seconds < 9.95:
         return f"{max(seconds, 0):.1f} s"
     if seconds < 120:
@@ -34,12 +34,12 @@ def tokens(count: int) -> str:
 
 
 def money(dollars: float) -> str:
-    """Return an amount with two digits that say something: ``$1.24``, ``$0.0058``."""
+    """Return an amount with at least two significant digits: ``$1.24``, ``$0.0058``."""
     return f"${dollars:.2f}" if dollars >= 0.095 or not dollars else f"${dollars:.2g}"
 
 
 def spent(seconds: float | None, used_in: int, used_out: int, cost: float) -> str:
-    """Return what a turn took: ``7.2 s · 5.2k in · 279 out · $0.0058``; what is 0 is left out."""
+    """Return what a turn used: ``7.2 s · 5.2k in · 279 out · $0.0058``; zeros are left out."""
     parts = [
         None if seconds is None else span(seconds),
         f"{tokens(used_in)} in" if used_in else None,
@@ -59,5 +59,5 @@ def short_path(path: Path | str, environ: Mapping[str, str]) -> str:
 
 
 def clock(milliseconds: int) -> str:
-    """Return a time of this machine's day: ``16:09``."""
+    """Return the local time of day: ``16:09``."""
     return time.strftime("%H:%M", time.localtime(milliseconds / 1000))

@@ -1,7 +1,7 @@
-"""Names for the kinds of identifiers, so that one is never passed for another, and the caller.
+"""Types for the identifiers, so that one is never mistaken for another, and for the caller.
 
-Used by every layer; nothing here knows what a credential looks like. Of the wire formats only
-OpenCode's ids are known: their shape, which sorts by time, and how a model is named.
+Every layer uses them; nothing here knows what a credential looks like. The only wire formats known
+here are OpenCode's ids, whose shape sorts by time, and its names of models.
 """
 
 import dataclasses
@@ -22,24 +22,24 @@ RequestId = NewType("RequestId", str)
 TaskId = NewType("TaskId", str)
 ContextId = NewType("ContextId", str)
 Principal = NewType("Principal", str)
-"""Who a credential belongs to; everything stored has one as its owner."""
+"""The owner of a credential, and of everything that is stored for it."""
 
 MAIN = "main"
-"""The name of an OpenCode that is the only one."""
+"""The name of the OpenCode if there is only one."""
 
 SCOPE_KEY = "caller"
-"""In the scope of a request: its ``Caller``, put there by ``web.auth``."""
+"""Key in the scope of a request for its ``Caller``, which ``web.auth`` puts there."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Caller:
-    """An authenticated caller, and what its credential may do."""
+    """An authenticated caller and the rights of its credential."""
 
     principal: Principal
     capabilities: frozenset[Capability] = frozenset()
     credential_id: str | None = None
     rights: Rights = FULL
-    """What the agent may do for the caller, whatever a request says."""
+    """The most that the agent may do for the caller; a request can only narrow it."""
     supervises: bool = False
     """Whether the caller may read, answer and cancel the tasks of all principals."""
     budget: Budget = UNLIMITED
@@ -47,19 +47,19 @@ class Caller:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Owner:
-    """For whom work is done, and who is asked when it needs an answer."""
+    """The principal that work is done for, and that is asked when it needs an answer."""
 
     task_id: TaskId | None
-    """None when the work was begun by method."""
+    """None if an extension method began the work."""
     context_id: ContextId
     principal: Principal
     rights: Rights = FULL
-    """What the work may do at the most, whatever rules and people say."""
+    """The most that the work may do, whatever rules and people allow."""
 
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(populate_by_name=True))
 class ModelRef:
-    """Which model. OpenCode's prompts and messages say ``modelID``, its sessions ``id``."""
+    """A provider's model. OpenCode's prompts and messages say ``modelID``, its sessions ``id``."""
 
     provider_id: Annotated[str, Field(alias="providerID")]
     model_id: Annotated[
@@ -72,20 +72,20 @@ class ModelRef:
 
     @classmethod
     def parse(cls, text: str | None) -> "ModelRef | None":
-        """Read ``provider/model``, as OpenCode's configuration has it."""
+        """Parse ``provider/model``, the form of OpenCode's configuration."""
         provider, _, model = (text or "").partition("/")
         return cls(provider, model) if provider and model else None
 
 
 ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-"""Of the random end of OpenCode's ids."""
+"""The characters of the random end of OpenCode's ids."""
 
 
 def scoped_id(session_id: SessionId, given: str) -> str:
-    """Return the id under which a session stores what a caller calls ``given``.
+    """Return the id in OpenCode for a message or part that a caller names ``given``.
 
-    OpenCode stores a message or a part over whatever has the same id, in any session. This one
-    no other session can have. The same name leads to the same id, and ids keep their order.
+    OpenCode overwrites a message or part with the same id in any session. The returned id cannot
+    occur in another session. It is the same for the same name, and keeps the order of the names.
     """
     digest = hashlib.sha256(f"{session_id} {given}".encode()).digest()
     kind, _, rest = given.partition("_")

@@ -1,11 +1,11 @@
-"""Read JSON from strangers.
+"""Decodes JSON that comes from outside.
 
-Whoever takes a body or a card from outside decodes it here. Beyond what JSON forbids, this
-refuses what two readers could understand differently (a repeated key, an integer that not
-everyone can hold) and what is nested deeper than any honest document.
+Request bodies and the cards of other agents are decoded here. Beyond what JSON forbids, this
+refuses documents that two readers could understand differently (a repeated key, an integer that
+does not fit into 64 bits) and documents nested deeper than any honest one.
 
 The common case costs one parse, one encoding and a few scans at the speed of C: about 5 µs
-for a body of 1 kB. Only when a scan raises a suspicion is the document looked at again.
+for a body of 1 kB. Only if a scan finds something suspicious is the document parsed again.
 """
 
 import json
@@ -22,27 +22,27 @@ MAX_DEPTH = 64
 _LARGEST = 2**64 - 1
 _SMALLEST = -(2**63)
 _DIGITS = bytes(48 if 48 <= byte <= 57 else 32 for byte in range(256))
-"""Turns every digit into 0 and all else into a space."""
+"""Translation table that turns every digit into 0 and every other byte into a space."""
 _LONG_NUMBER = b"0" * 19
 _STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-"""Turns brackets into 1 and, as a signed byte, -1."""
+"""Translation table that turns opening brackets into 1 and closing ones into -1 (as int8)."""
 _NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
 _SURROGATE = re.compile(rb"\\u[dD]([89a-fA-F])[0-9a-fA-F]{2}")
 
 
 def whole_characters(body: bytes) -> bytes:
-    """Put the replacement character (U+FFFD) for each half of a surrogate pair.
+    """Replace each unpaired half of a surrogate pair by the character U+FFFD.
 
-    JavaScript cuts text anywhere and writes such a half as an escape, which JSON allows and no
-    decoder here takes. For what the service must not lose: OpenCode's answers and those of peers.
+    JavaScript cuts text anywhere and writes such a half as an escape, which JSON allows, but no
+    decoder here accepts. For documents that must not be lost: answers of OpenCode and of peers.
     """
     if b"\\ud" not in body and b"\\uD" not in body:
         return body
     halves: list[int] = []
     first = -1
-    """Where the half ends that the next one may complete."""
+    """The end of a first half, if the next escape may complete it."""
     last = 0
     for found in _SURROGATE.finditer(body):
         start = found.start()
@@ -60,9 +60,9 @@ def whole_characters(body: bytes) -> bytes:
 
 
 def loads(body: bytes) -> Any:
-    """Return the value of a document with halves of characters replaced, or raise orjson's error.
+    """Return the value of a document, with halves of characters replaced; may raise orjson's error.
 
-    For documents of a program that is trusted: nothing else is looked at.
+    For documents of a trusted program: nothing else is checked.
     """
     try:
         return orjson.loads(body)
@@ -73,15 +73,15 @@ def loads(body: bytes) -> Any:
 
 
 def decode(body: bytes, *, max_depth: int = MAX_DEPTH) -> Json:
-    """Return the value of a document, or raise ParseError saying exactly what is wrong."""
+    """Return the value of a document; raise ParseError that says exactly what is wrong."""
     try:
         value: Json = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         _explain(body, error, max_depth)
     if body.count(b"[") + body.count(b"{") > max_depth and _too_deep(body, max_depth):
         _refuse_depth(max_depth)
-    # A repeated key loses at least one colon. Encoding never adds one, except for a colon that was
-    # written as an escape.
+    # Decoding drops a repeated key, and encoding then yields fewer colons. It yields more only for
+    # a colon that was written as an escape.
     repeats = body.count(b":") != orjson.dumps(value).count(b":") or b"\\u003" in body
     if repeats or _LONG_NUMBER in body.translate(_DIGITS):
         json.loads(body, object_pairs_hook=_unique, parse_int=_bounded)
@@ -105,7 +105,7 @@ def text_in(value: JsonObject, *keys: str) -> str | None:
 
 
 def _too_deep(body: bytes, max_depth: int) -> bool:
-    """Count the brackets of a valid document up and down."""
+    """Whether the brackets of a valid document are nested too deep."""
     steps = _STRINGS.sub(b"", body).translate(_STEPS, _NOT_BRACKETS)
     return max(accumulate(memoryview(steps).cast("b"))) > max_depth
 
@@ -132,7 +132,7 @@ def _bounded(digits: str) -> int:
 
 
 def _explain(body: bytes, error: orjson.JSONDecodeError, max_depth: int) -> NoReturn:
-    """Say what is wrong with a body that is not JSON."""
+    """Raise ParseError that says why a body is not JSON."""
     if not body.strip():
         raise ParseError("The body is empty; send a JSON object", problem="empty") from None
     try:

@@ -1,6 +1,6 @@
-"""Public keys as others publish them (JWK sets, RFC 7517), and what may be verified with each.
+"""Reads the public keys that others publish (JWK sets, RFC 7517).
 
-Needs the extra ``security``; imported only where a setting asks for it.
+Needs the extra ``security``; imported only if a setting requires it.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,16 +30,16 @@ PublicKey = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
 
 @dataclass(frozen=True, slots=True)
 class VerificationKey:
-    """A key to verify signatures with."""
+    """A public key for verifying signatures."""
 
     kid: str | None
     algorithms: frozenset[str]
-    """What it may be used with: one key must not be taken for one of another kind."""
+    """The algorithms that it may be used with; no key may be used as one of another type."""
     public: PublicKey
 
 
 def verification_keys(document: JsonObject) -> list[VerificationKey]:
-    """Return the keys of a set that are of use: never a shared or a private one."""
+    """Return the usable keys of a set; a shared or private key is never among them."""
     listed = items_in(document, "keys")[:MOST_KEYS]
     return [key for jwk in listed if (key := _key(jwk)) is not None]
 

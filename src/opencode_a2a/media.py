@@ -1,9 +1,9 @@
-"""Attachments that OpenCode can handle, and in what form.
+"""Attachments that OpenCode can handle, and the form in which it gets them.
 
-Both ways to send one come through here: messages (``server.operations``) and prompts of the
-session methods (``extensions.messages``). A media type that OpenCode does not know would make the
-session unusable for good; textual files therefore go as ``text/plain``, and everything that is
-neither text, image nor PDF is refused.
+Both ways to send one use this: messages (``server.operations``) and the prompts of the session
+methods (``extensions.messages``). A media type that OpenCode does not know would make the session
+unusable for good. So textual files are sent as ``text/plain``, and everything that is neither text
+nor image nor PDF is refused.
 """
 
 import base64
@@ -16,10 +16,10 @@ from opencode_a2a.messages import PromptPart
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 INPUT_MODES = ("text/plain", "application/json", "application/pdf", *IMAGE_TYPES)
-"""Media types that the card names; other textual ones are taken too."""
+"""Media types that the card lists; other textual types are accepted too."""
 DIFF_TYPE = "text/x-diff"
 OUTPUT_MODES = ("text/plain", "application/json", "text/markdown", DIFF_TYPE)
-"""Media types of what an agent answers."""
+"""Media types of the agent's answers."""
 _TEXTUAL = frozenset(
     f"application/{name}"
     for name in (
@@ -32,12 +32,13 @@ _UNKNOWN = "application/octet-stream"
 
 
 def accepts(modes: Iterable[str], media_type: str) -> bool:
+    """Whether output modes, such as ``text/*``, include a media type."""
     family = media_type.partition("/")[0] + "/*"
     return any(mode in (media_type, family) for mode in modes)
 
 
 class UnfitError(Exception):
-    """A file cannot be sent on; the text says why and what would do."""
+    """A file cannot be sent to OpenCode; the text says why, and what is possible."""
 
 
 def read_data_url(url: str) -> bytes:
@@ -57,7 +58,7 @@ def read_data_url(url: str) -> bytes:
 
 
 def fit_file(data: bytes, declared: str | None, filename: str | None) -> PromptPart:
-    """Return a file as OpenCode can take it; its bytes have to be what it is declared as."""
+    """Return a file in a form that OpenCode accepts; its bytes must match the declared type."""
     if not data:
         raise UnfitError("is an empty file")
     media_type = (declared or _UNKNOWN).partition(";")[0].strip().lower()
@@ -104,7 +105,7 @@ def is_textual(media_type: str) -> bool:
 
 
 def _sniff(data: bytes) -> str | None:
-    """Recognize an image or PDF by its first bytes: as much as a decoder needs to begin."""
+    """Recognize an image or PDF by the bytes that a decoder needs to begin."""
     if data.startswith(b"\x89PNG\r\n\x1a\n") and data[12:16] == b"IHDR" and b"IEND" in data[-16:]:
         return "image/png"
     if data.startswith(b"\xff\xd8\xff") and len(data) > 100:

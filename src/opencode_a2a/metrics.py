@@ -1,7 +1,7 @@
-"""The figures that ``/metrics`` shows.
+"""The metrics that ``/metrics`` shows.
 
-Each instrument is declared here once; every layer counts on the one it is about. Labels hold
-route templates, states and outcomes, never an id or a name given by a caller.
+Each is declared here once and updated by the layer that it is about. Labels hold route templates,
+states and outcomes, never an id or a name that a caller chose.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -19,7 +19,7 @@ REQUEST_SECONDS = Histogram(
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 600),
 )
 AUTH_REJECTED = Counter(
-    "a2a_auth_rejected", "Requests without a good credential.", registry=REGISTRY
+    "a2a_auth_rejected", "Requests without a valid credential.", registry=REGISTRY
 )
 OIDC_REFRESHES = Counter(
     "a2a_oidc_refreshes",
@@ -45,7 +45,7 @@ UPSTREAM_RETRIES = Counter(
     "opencode_stream_retries", "Reconnections to OpenCode's event stream.", registry=REGISTRY
 )
 UPSTREAM_UP = Gauge(
-    "a2a_upstream_up", "Whether OpenCode is there.", ("upstream",), registry=REGISTRY
+    "a2a_upstream_up", "Whether OpenCode can be reached.", ("upstream",), registry=REGISTRY
 )
 UPSTREAM_RUNNING = Gauge(
     "a2a_upstream_running", "Turns that run in OpenCode.", ("upstream",), registry=REGISTRY
@@ -74,7 +74,7 @@ AUDIT_LOST = Counter(
 CERTIFICATE_DAYS = Gauge(
     "a2a_certificate_days_left", "Days until the TLS certificate expires.", registry=REGISTRY
 )
-CERTIFICATE_DAYS.set(float("nan"))  # as long as there is none, so that no alert takes it for 0
+CERTIFICATE_DAYS.set(float("nan"))  # without a certificate, so that no alert takes it for 0
 PUSH_ATTEMPTS = Counter(
     "a2a_push_attempts",
     "Notifications sent to webhooks, by outcome.",
@@ -83,18 +83,22 @@ PUSH_ATTEMPTS = Counter(
 )
 PUSH_ENDED = Counter(
     "a2a_push_ended",
-    "Webhooks that are served no more: done, stopped by their receiver, or failed.",
+    "Webhooks that have ended: done, stopped by their receiver, or failed.",
     ("outcome",),
     registry=REGISTRY,
 )
 PUSH_PENDING = Gauge(
-    "a2a_push_pending", "Webhooks whose receiver has yet to take a notification.", registry=REGISTRY
+    "a2a_push_pending",
+    "Webhooks with a notification that was not delivered yet.",
+    registry=REGISTRY,
 )
 PUSH_OLDEST = Gauge(
-    "a2a_push_oldest_seconds", "How long the oldest of these has been waiting.", registry=REGISTRY
+    "a2a_push_oldest_seconds",
+    "Seconds that the oldest undelivered notification has been waiting.",
+    registry=REGISTRY,
 )
 LISTEN_UP = Gauge(
-    "a2a_listen_up", "Whether notifications of other replicas are heard.", registry=REGISTRY
+    "a2a_listen_up", "Whether notifications of other replicas arrive.", registry=REGISTRY
 )
 TAIL_SECONDS = Histogram(
     "a2a_tail_seconds",
@@ -104,19 +108,19 @@ TAIL_SECONDS = Histogram(
 )
 TAIL_QUERIES = Counter(
     "a2a_tail_queries",
-    "Looks at the logs of tasks that other replicas run, by cause.",
+    "Queries for the logs of tasks that other replicas run, by cause.",
     ("cause",),
     registry=REGISTRY,
 )
 POST_SECONDS = Histogram(
     "a2a_post_seconds",
-    "Seconds until another replica had done what was asked of it.",
+    "Seconds until another replica answered a forwarded call, by outcome.",
     ("outcome",),
     registry=REGISTRY,
 )
 STORE_COMMIT_SECONDS = Histogram(
     "a2a_store_commit_seconds",
-    "Seconds that a transaction took, tries that failed included.",
+    "Seconds that a transaction took, including failed attempts.",
     registry=REGISTRY,
     buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
 )
@@ -127,19 +131,19 @@ STORE_GROUP_SIZE = Histogram(
     buckets=(1, 2, 4, 8, 16, 32, 64, 128),
 )
 STORE_RECONNECTS = Counter(
-    "a2a_store_reconnects", "Connections that replaced a broken one for writing.", registry=REGISTRY
+    "a2a_store_reconnects", "Write connections that replaced a broken one.", registry=REGISTRY
 )
 STORE_COMMITS_RESOLVED = Counter(
     "a2a_store_commits_resolved",
-    "Commits whose connection broke, by whether they turned out to have taken effect.",
+    "Commits whose connection broke, by whether they had taken effect.",
     ("found",),
     registry=REGISTRY,
 )
 FENCED = Counter(
-    "a2a_fenced", "Times this replica learnt that it may not write any more.", registry=REGISTRY
+    "a2a_fenced", "Times that this replica learned that it may no longer write.", registry=REGISTRY
 )
 REPLICAS = Gauge(
-    "a2a_replicas", "Replicas that use the database and live, this one included.", registry=REGISTRY
+    "a2a_replicas", "Live replicas that use the database, including this one.", registry=REGISTRY
 )
 REPLICAS.set(1)
 UPSTREAM_OWNED = Gauge(
@@ -150,14 +154,13 @@ UPSTREAM_OWNED = Gauge(
 )
 TAKEOVERS = Counter(
     "a2a_takeovers",
-    "OpenCodes that this replica began to run, by what became of the one before: new, handed over "
-    "or gone.",
+    "OpenCodes that this replica took over, by cause: new, handed over, or its owner is gone.",
     ("cause",),
     registry=REGISTRY,
 )
 TAKEOVER_SECONDS = Histogram(
     "a2a_takeover_seconds",
-    "Seconds from taking an OpenCode until its open tasks went on.",
+    "Seconds from taking over an OpenCode until its open tasks continued.",
     registry=REGISTRY,
     buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30),
 )
@@ -166,5 +169,5 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def exposition() -> bytes:
-    """Return all figures in the Prometheus text format 0.0.4."""
+    """Return all metrics in the Prometheus text format 0.0.4."""
     return generate_latest(REGISTRY)

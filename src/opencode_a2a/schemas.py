@@ -1,8 +1,8 @@
-"""JSON schemas that callers want an answer by: whether one can be used, and what breaks it.
+"""Checks the JSON schemas that callers want answers to follow, and answers against them.
 
-``server`` refuses a schema that cannot be used before anything happens, and ``turns`` compares the
-answer with it. Both take a bounded time whatever the schema is: it has no loops, no references to
-elsewhere, and patterns of the kind that are matched in linear time.
+``server`` refuses an unusable schema before anything runs, and ``turns`` validates the answer. Both
+take bounded time for any schema: it has no recursion, no references to other documents, and its
+patterns are matched in linear time.
 """
 
 from collections.abc import Iterator
@@ -15,15 +15,15 @@ from opencode_a2a.events import Json, JsonObject
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 64
 MAX_NODES = 10_000
-"""Values in the schema, with each reference counted as what it stands for."""
+"""Values in the schema, where a reference counts as many as it refers to."""
 MAX_PROBLEMS = 10
-"""Problems of one answer that are told."""
+"""Problems of one answer that are reported."""
 MAX_WORDS = 300
-"""Characters of each."""
+"""Characters of each problem."""
 
 
 class SchemaError(ValueError):
-    """The schema cannot be used; the text says why, and ``path`` where in it."""
+    """The schema cannot be used; the text says why, and ``path`` leads to the fault."""
 
     def __init__(self, text: str, path: tuple[str | int, ...] = ()) -> None:
         super().__init__(text)
@@ -31,7 +31,7 @@ class SchemaError(ValueError):
 
 
 def check_schema(schema: JsonObject) -> None:
-    """Raise SchemaError if an answer cannot be asked for by this schema."""
+    """Raise SchemaError if the schema cannot be used for an answer."""
     if schema.get("type") != "object":
         raise SchemaError('must have the type "object": wrap other values in one', ("type",))
     if len(orjson.dumps(schema)) > MAX_BYTES:
@@ -57,7 +57,7 @@ def _walk(
     depth: int,
     sizes: dict[str, int],
 ) -> int:
-    """Return how many values a part of the schema holds; raise where it exceeds the bounds."""
+    """Return the number of values in a part of the schema; raise if it exceeds a limit."""
     if depth > MAX_DEPTH:
         raise SchemaError(f"must not be nested more than {MAX_DEPTH} levels deep", path)
     count = 1
@@ -89,7 +89,7 @@ def _walk(
 
 
 def _resolve(root: JsonObject, reference: str, path: tuple[str | int, ...]) -> Json:
-    """Return what a reference inside the schema stands for."""
+    """Return the part of the schema that a reference points to."""
     value: Json = root
     for step in unquote(reference).removeprefix("#").split("/")[1:]:
         name = step.replace("~1", "/").replace("~0", "~")
@@ -105,7 +105,7 @@ def _resolve(root: JsonObject, reference: str, path: tuple[str | int, ...]) -> J
 
 
 def mismatches(schema: JsonObject, answer: Json) -> list[str]:
-    """Return in the validator's words what an answer has wrong; empty if it fits the schema."""
+    """Return what is wrong with an answer, in the validator's words; empty if it is valid."""
     from jsonschema_rs import RegexOptions, validator_for
 
     validator = validator_for(schema, pattern_options=RegexOptions(), offline=True)

@@ -1,8 +1,8 @@
 """Signatures with the service's own key.
 
-``server.card`` signs cards with it, and the tokens of webhooks are made with it. The public halves
+``server.card`` signs cards with it, and ``server.push`` the tokens for webhooks. The public keys
 are published as a JSON Web Key Set. PyJWT comes with the extra ``security`` and is imported only
-where a key is used. Nothing here knows what is signed.
+if there is a key. Nothing here knows what is signed.
 """
 
 import base64
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 JWKS_PATH = "/.well-known/jwks.json"
 VERIFIED_ALGORITHMS = ("ES256", "ES384", "RS256", "PS256", "EdDSA")
-"""Signatures of others that are accepted; never one with a shared secret."""
+"""Algorithms that are accepted for signatures of others; none with a shared secret."""
 KEY_FILE = "A2A_SIGNING_KEY_FILE"
 PREVIOUS_KEY_FILES = "A2A_SIGNING_PREVIOUS_KEY_FILES"
 _KEY_BYTES = 64 * 1024
@@ -36,11 +36,11 @@ _MAKE_ONE = "make one with `openssl genpkey -algorithm EC -pkeyopt ec_paramgen_c
 
 @dataclass(frozen=True, slots=True)
 class PublishedKey:
-    """The public half of a key, as others find it in the key set."""
+    """A public key as the key set shows it."""
 
     algorithm: str
     kid: str
-    """The thumbprint of RFC 7638: the same key has the same name everywhere."""
+    """The thumbprint of RFC 7638, which is the same for the same key everywhere."""
     jwk: JsonObject
 
 
@@ -54,7 +54,7 @@ class SigningKey:
     def jws(self, payload: bytes, header: Mapping[str, str]) -> tuple[str, str]:
         """Return the protected header and the signature of a JWS, each in base64url.
 
-        The header is exactly what is given, with ``alg`` and ``kid``.
+        The header consists of ``header``, ``alg`` and ``kid``.
         """
         from jwt.api_jws import PyJWS
 
@@ -74,7 +74,7 @@ class SigningKey:
 
 @dataclass(frozen=True, slots=True)
 class SigningKeys:
-    """The key that signs, and those that signed before and are still published."""
+    """The current key, and earlier keys that are still published."""
 
     current: SigningKey
     previous: tuple[PublishedKey, ...] = ()
@@ -86,9 +86,9 @@ class SigningKeys:
 
 
 def signing_keys(settings: SigningSettings) -> SigningKeys | None:
-    """Read the keys that the settings name; None without one to sign with.
+    """Read the keys that the settings name; None if there is no key to sign with.
 
-    Raises SettingsError with the remedy.
+    Raises SettingsError that names the remedy.
     """
     if settings.key_file is None:
         return None
@@ -99,7 +99,7 @@ def signing_keys(settings: SigningSettings) -> SigningKeys | None:
 
 
 def require_security(variable: str) -> None:
-    """Raise SettingsError if a setting needs packages that are not installed."""
+    """Raise SettingsError if the packages that a setting needs are not installed."""
     try:
         import cryptography
         import jwt
@@ -117,7 +117,7 @@ def require_security(variable: str) -> None:
 def read_private_file(file: Path, variable: str) -> bytes:
     """Return the content of a file with a private key; refuse one that everybody can read.
 
-    Its group may: that is how containers and Debian's ``ssl-cert`` hand keys over.
+    Its group may read it: containers and Debian's ``ssl-cert`` provide keys in this way.
     """
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)

@@ -1,9 +1,9 @@
-"""Log records, the trace that a request belongs to, and the time of day that both carry.
+"""Log records, the trace of a request, and the time of day that both carry.
 
 ``app`` calls ``configure`` once; every layer takes its logger from ``structlog.get_logger``. A
-record is one line, with the ids of the request and task from ``structlog.contextvars``, and
-without secrets. ``web.observe`` begins a W3C trace, and ``opencode`` hands it on with
-``trace_headers``. Nothing here knows what is being logged or traced.
+record is one line with the ids of request and task from ``structlog.contextvars``, and without
+secrets. ``web.observe`` begins a W3C trace, and ``opencode`` and ``peers`` pass it on with
+``trace_headers``. Nothing here knows what is logged or traced.
 """
 
 import logging
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, TextIO, cast
 
 import orjson
 
-# structlog imports rich where it finds it, for tracebacks that are not used here: they would show
-# local variables, and with them secrets. That takes a tenth of a second of every start.
+# structlog imports rich if it is installed, which takes a tenth of a second of every start. Its
+# tracebacks are not used here: they would show local variables, and with them secrets.
 _UNUSED = "rich" not in sys.modules
 if _UNUSED:
     sys.modules["rich"] = None  # type: ignore[assignment] # so an import of it fails
@@ -42,7 +42,7 @@ MASK = "********"
 _SECRET_KEY = re.compile(
     r"(?:^|_)(?:authorization|credentials?|passw(?:or)?ds?|secrets?|token|cookies?|api_?keys?)$"
 )
-"""Ends of names whose value is a secret; ``max_tokens`` and ``token_count`` are figures."""
+"""Endings of names of secret values; ``max_tokens`` and ``token_count`` are not secret."""
 _URL_USER = re.compile(r"(\w://[^\s/?#@]*:)[^\s/?#]*@")
 _URL_QUERY = re.compile(r"([?&](?:\w*(?:password|token|secret|key)|sig)=)[^&#\s]+", re.IGNORECASE)
 _SCHEME = re.compile(r"\b((?:bearer|basic)\s+)[\w.~+/=-]{6,}", re.IGNORECASE)
@@ -51,7 +51,7 @@ _TRACESTATE_LIMIT = 512
 
 
 def now_ms() -> int:
-    """Milliseconds since the epoch, for what people and other programs read.
+    """Return milliseconds since the epoch, for times that people and other programs read.
 
     Decisions about time (deadlines, silence, back-off) use the monotonic clock of the event loop.
     """
@@ -60,42 +60,43 @@ def now_ms() -> int:
 
 
 class SharedClock:
-    """The time of a database that several processes use, so that their times agree.
+    """The clock of a database that several processes use, so that their times agree.
 
-    Between two questions it goes on by the monotonic clock of this machine, whose time of day
-    plays no part. It is asked in one thread, and read in others.
+    Between two readings of the database it advances with the monotonic clock of this machine, whose
+    time of day plays no part. One thread calls ``follow``, others call ``now``.
     """
 
     FOLLOWED_MS = 10_000
-    """A clock that is set back by more is followed at once: standing still until the time comes
-    again would hold up whatever is due."""
+    """Milliseconds. A clock that is set back by more is followed at once: standing still until the
+    time has passed again would delay everything that is due."""
 
     def __init__(self) -> None:
         self.ahead: int | None = None
-        """Milliseconds from the monotonic clock to the time of day; None: that of this machine."""
+        """Milliseconds from the monotonic clock to the time of day; None if no database is read."""
         self._latest = 0
+        """The latest time that was returned."""
 
     def now(self, ahead: int) -> int:
-        """Return the time, which does not go back when it is corrected."""
+        """Return the time of day, which a correction does not make go back."""
         now = time.monotonic_ns() // 1_000_000 + ahead
         if now < self._latest < now + self.FOLLOWED_MS:
             return self._latest
         self._latest = now
         return now
 
-    def follow(self, told: int, asked: int) -> None:
-        """Take the time that a database told, which was asked at ``asked`` (monotonic, in ns).
+    def follow(self, database_ms: int, asked: int) -> None:
+        """Adjust to a database's time, which was requested at ``asked`` (monotonic, in ns).
 
-        It was read some time between question and answer. A time that fits is not touched, so that
-        it does not jump with every answer that takes longer.
+        The database read its clock at some moment between request and answer. As long as our time
+        is possible for such a moment it stays, so that slow answers do not make it jump.
         """
         answered = time.monotonic_ns() // 1_000_000
         taken = answered - asked // 1_000_000
-        ahead = self.ahead if self.ahead is not None else told - answered
-        self.ahead = min(max(ahead, told - answered), told + taken - answered)
+        ahead = self.ahead if self.ahead is not None else database_ms - answered
+        self.ahead = min(max(ahead, database_ms - answered), database_ms + taken - answered)
 
     def reset(self) -> None:
-        """Go by the time of this machine again."""
+        """Use the time of this machine again."""
         self.ahead, self._latest = None, 0
 
 
@@ -107,25 +108,25 @@ SHARED_CLOCK = SharedClock()
 
 @lru_cache(maxsize=1024)
 def secret_key(name: str) -> bool:
-    """Whether a value under this name is to be hidden: ``accessToken``, ``X-Api-Key``."""
+    """Whether a name is that of a secret, such as ``accessToken`` or ``X-Api-Key``."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").lower()
     return _SECRET_KEY.search(words) is not None
 
 
 def mask_url(url: str) -> str:
-    """Return a URL without the password in front of its host and without secrets in its query."""
+    """Mask the password before the host of a URL, and secrets in its query."""
     return _URL_QUERY.sub(rf"\1{MASK}", _URL_USER.sub(rf"\1{MASK}@", url))
 
 
 def mask_text(text: str) -> str:
-    """Return a text without the credentials that can be recognised in it."""
+    """Mask the credentials that can be recognised in a text."""
     if "://" in text:
         text = mask_url(text)
     return _SCHEME.sub(rf"\1{MASK}", text)
 
 
 def redact(value: object) -> object:
-    """Return the value with everything secret masked, however deep."""
+    """Return the value with everything secret masked, at any depth."""
     match value:
         case str():
             return mask_text(value)
@@ -148,38 +149,38 @@ def _redact_record(_: object, __: str, record: MutableMapping[str, object]) -> M
 # --- records ----------------------------------------------------------------------------------
 
 CHATTY = ("httpx2", "httpcore2", "uvicorn")
-"""Libraries that log every request, or repeat what the service already logs."""
+"""Libraries that log every request, or repeat what the service logs itself."""
 
 _ALWAYS = structlog.make_filtering_bound_logger(logging.INFO)
-"""Unlike the logger of the configuration, it does not look at the log level."""
+"""Unlike the configured logger, it ignores the log level."""
 PAYLOADS: FilteringBoundLogger = structlog.wrap_logger(
     None, wrapper_class=_ALWAYS, cache_logger_on_first_use=False
 )
-"""What was said. The operator asks for these records by a setting of their own."""
+"""For the bodies of requests and responses, which a setting of their own switches on."""
 AUDIT: FilteringBoundLogger = structlog.wrap_logger(
     None, wrapper_class=_ALWAYS, cache_logger_on_first_use=False, audit=True
 )
-"""Who did what. Every audit record is written through this logger, whatever the log level is."""
+"""For audit records, which are written at any log level."""
 ROUTINE: FilteringBoundLogger = structlog.wrap_logger(
     None, wrapper_class=_ALWAYS, cache_logger_on_first_use=False, audit=True, routine=True
 )
-"""What happens all the time: always in the audit file, but in the log only at INFO."""
+"""For frequent audit records: always in the audit file, but in the log only at INFO."""
 OPERATOR: FilteringBoundLogger = structlog.wrap_logger(
     None, wrapper_class=_ALWAYS, cache_logger_on_first_use=False
 )
-"""That the service has started, what it is, and that it stops: told whatever the log level is."""
+"""For the start and the stop of the service, which are logged at any log level."""
 _WORK = frozenset({"title", "what"})
-"""What people see at the terminal, but what is no business of a log file: words of a caller."""
+"""Fields with words of a caller: shown at a terminal, but not written to a log file."""
 
 
 def configure(
     level: str | None, stream: TextIO | None = None, audit: Path | None = None
 ) -> "AuditFile | None":
-    """Send all log records of this level and above to the stream: JSON unless it is a terminal.
+    """Write all log records of this level and above to the stream, as JSON unless it is a terminal.
 
-    By default a terminal has what happens to tasks (INFO, without the requests), a file warnings.
-    Records of libraries that use ``logging`` take the same way. Audit records go to the audit file
-    as well, which is returned; its owner closes it.
+    By default a terminal shows what happens to tasks (INFO, without requests), and a file gets
+    warnings. Records of libraries that use ``logging`` take the same way. Audit records are written
+    to the audit file as well, which is returned; the caller closes it.
     """
     output = stream or sys.stderr
     watched = output.isatty()
@@ -199,7 +200,7 @@ def configure(
         return record
 
     def keep(_: object, __: str, record: MutableMapping[str, object]) -> Mapping[str, object]:
-        """Put audit records into the file; those of routine are no audit records of the log."""
+        """Write audit records to the file; in the log, routine ones are ordinary records."""
         routine = bool(record.pop("routine", False))
         written = bool(record.get("audit")) and file is not None and file.take(_json(_, __, record))
         if routine:
@@ -231,7 +232,7 @@ def configure(
         )
     )
     if watched and level is None:
-        handler.setLevel(logging.WARNING)  # what libraries and processes tell besides
+        handler.setLevel(logging.WARNING)  # of libraries and subprocesses, only warnings
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(number)
@@ -241,7 +242,7 @@ def configure(
 
 
 def _open_audit(path: Path, instead: Callable[[str], None]) -> "AuditFile":
-    from opencode_a2a.audit import AuditFile  # loads the metrics, which commands do without
+    from opencode_a2a.audit import AuditFile  # imports the metrics, which commands do not need
 
     return AuditFile(path, instead)
 
@@ -252,8 +253,8 @@ def _json(_: object, __: str, record: Mapping[str, object]) -> str:
 
 
 def _printable(_: object, __: str, record: MutableMapping[str, object]) -> Mapping[str, object]:
-    """Escape what would do something to the terminal; tracebacks keep their lines."""
-    whole = _WORK | {"exception"}  # what is cut and cleaned by who shows it
+    """Escape characters that would control the terminal; tracebacks keep their lines."""
+    whole = _WORK | {"exception"}  # ``Lines`` cuts and cleans these itself
     return {
         key: clean(value) if key in whole else value if value.isprintable() else repr(value)
         for key, value in record.items()
@@ -266,7 +267,7 @@ def _printable(_: object, __: str, record: MutableMapping[str, object]) -> Mappi
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A position in a trace."""
+    """A position in a W3C trace."""
 
     trace_id: str
     span_id: str
@@ -282,7 +283,7 @@ current_trace: ContextVar[Trace | None] = ContextVar("current_trace", default=No
 
 
 def begin_trace(traceparent: str | None, tracestate: str | None = None) -> Trace:
-    """Take up the caller's trace, or begin one when there is none or it is malformed."""
+    """Continue the caller's trace, or begin one if there is none or it is malformed."""
     if found := _TRACEPARENT.fullmatch(traceparent or ""):
         version, trace_id, span_id, flags, more = found.groups()
         void = version == "ff" or (version == "00" and more)
@@ -295,7 +296,7 @@ def begin_trace(traceparent: str | None, tracestate: str | None = None) -> Trace
 
 
 def trace_headers() -> dict[str, str]:
-    """Return the headers that carry the current trace on to OpenCode or a peer."""
+    """Return the headers that pass the current trace on to OpenCode or a peer."""
     trace = current_trace.get()
     if trace is None:
         return {}

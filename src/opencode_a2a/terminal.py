@@ -1,7 +1,7 @@
-"""Log records as a person at the service's own terminal reads them: a banner, a line per event.
+"""Renders log records for a person at the service's terminal: a banner, and a line per event.
 
-``telemetry`` writes records through ``Lines`` when stderr is a terminal, and as JSON otherwise.
-Nothing here knows who logged them.
+``telemetry`` writes records through ``Lines`` if stderr is a terminal, and as JSON otherwise.
+Nothing here knows which part of the service logged them.
 """
 
 import os
@@ -26,16 +26,16 @@ _SETTLED = {
     "replied": "answered",
     "void": "withdrawn",
 }
-_UNTOLD = {"event", "level", "timestamp", "logger", "audit", "request_id", "trace_id"}
-"""Fields of a record that a line has no room for."""
+_OMITTED = {"event", "level", "timestamp", "logger", "audit", "request_id", "trace_id"}
+"""Fields of a record that are not shown as ``name=value``."""
 
 
 class Lines:
-    """Renders each record as text; a processor of structlog's."""
+    """A processor for structlog that renders each record as text."""
 
     def __init__(self, *, everything: bool) -> None:
         self._all = everything
-        """Whether more than tasks, warnings and audit records is shown: requests, for example."""
+        """Whether all records are shown, not only those of tasks, warnings and audit records."""
         self._coloured = colours(os.environ)
         self._forms: dict[str, Callable[[Record], str]] = {
             "started": self._banner,
@@ -59,7 +59,7 @@ class Lines:
     def _paint(self, text: str, style: str) -> str:
         return f"\x1b[{style}m{text}\x1b[0m" if self._coloured else text
 
-    # The start and the end
+    # Start and stop
 
     def _banner(self, record: Record) -> str:
         head = [f"opencode-a2a {record['version']}"]
@@ -139,7 +139,7 @@ class Lines:
                 said.append(f"{word}: {', '.join(tasks[:10])}{more}.")
         return "\n".join([" ".join(said), *_texts(record, "notes")])
 
-    # What happens to tasks
+    # Tasks and other records
 
     def _task_started(self, record: Record) -> str:
         title = f'"{one_line(str(record.get("title") or ""), 200)}"'
@@ -172,13 +172,13 @@ class Lines:
     def _other(self, record: Record) -> str:
         level = str(record.get("level", "info"))
         style = RED if level in ("error", "critical") else YELLOW if level == "warning" else ""
-        told = [
+        fields = [
             f"{key}={one_line(str(value), 200)}"
             for key, value in record.items()
-            if key not in _UNTOLD | {"task_id", "exception"} and value is not None
+            if key not in _OMITTED | {"task_id", "exception"} and value is not None
         ]
         word = "audit" if record.get("audit") else level
-        text = "  ".join([one_line(str(record.get("event")), 500), *told])
+        text = "  ".join([one_line(str(record.get("event")), 500), *fields])
         line = self._line(record, word, text, style=style, cut=False)
         exception = record.get("exception")
         return f"{line}\n{clean(str(exception))}" if exception else line
@@ -207,7 +207,7 @@ class Lines:
 
 
 def listed(words: list[str]) -> str:
-    """Return words as a sentence has them: ``commands, edits and web requests``."""
+    """Join words for a sentence: ``commands, edits and web requests``."""
     return f"{', '.join(words[:-1])} and {words[-1]}" if words[1:] else words[0]
 
 

@@ -1,7 +1,7 @@
-"""Checking what callers send: one validator, one set of wordings.
+"""The wording of validation errors, shared by A2A and the extension methods.
 
-``a2a`` reads the params of A2A with it, ``extensions`` those of the methods beyond A2A; each raises
-errors of its own kind. Neither protocol is known here.
+``a2a`` and ``extensions`` validate params with pydantic and describe its errors with this; each
+raises errors of its own. Nothing here knows either protocol.
 """
 
 from collections.abc import Collection, Sequence
@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError, core_schema
 
 from opencode_a2a.errors import MAX_VIOLATIONS, Violation
 
-# Free-form JSON is kept as it came: walking through it would cost more than the rest of a request.
+# Free-form JSON is not validated: walking through it would cost more than the rest of a request.
 FREE = GetPydanticSchema(lambda _type, _next: core_schema.any_schema())
 FREE_OBJECT = GetPydanticSchema(
     lambda _type, _next: core_schema.dict_schema(core_schema.str_schema())
@@ -39,11 +39,11 @@ _WORDS = {
     "greater_than_equal": "must be at least {ge}",
     "literal_error": "must be {expected}",
 }
-"""What is said of each of pydantic's errors; of any other, what pydantic says."""
+"""Our text for each of pydantic's error types; any other error keeps pydantic's text."""
 
 
 def wrong(description: str, *inner: str) -> PydanticCustomError:
-    """Return what a validator raises: what is wrong with its value, or with fields inside it."""
+    """Return the error that a validator raises for its value, or for fields inside the value."""
     text = description.replace("{", "(").replace("}", ")")  # braces are placeholders there
     return PydanticCustomError("wrong", text, {"inner": inner})  # pyright: ignore[reportArgumentType]  # a literal is wanted, any text works
 
@@ -51,7 +51,7 @@ def wrong(description: str, *inner: str) -> PydanticCustomError:
 def violations(
     details: Sequence[ErrorDetails], tags: Collection[str] = ()
 ) -> tuple[Violation, ...]:
-    """Say which fields are wrong, and how; ``tags`` are those of unions in lists."""
+    """Return a violation for each wrong field; ``tags`` are the tags of unions in lists."""
     found: list[Violation] = []
     for detail in details[:MAX_VIOLATIONS]:
         context = detail.get("ctx", {})
