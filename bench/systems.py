@@ -302,6 +302,7 @@ class Running:
         self.server: subprocess.Popen[bytes] | None = None
         self.first: subprocess.Popen[bytes] | None = None
         """The replica that runs the upstream, where clients talk to another one."""
+        self.first_port = 0
         self.upstream = self._spawn([sys.executable, "-m", "bench.upstream"])
         try:
             if self.upstream.stdout is None:
@@ -310,7 +311,8 @@ class Running:
             command = system.command(self.place)
             if system.replicas > 1:
                 self._start(command)
-                self.first, self.place = self.server, replace(self.place, port=free_port())
+                self.first, self.first_port = self.server, self.place.port
+                self.place = replace(self.place, port=free_port())
             if command:
                 self._start(command)
         except BaseException:  # nobody else can stop what a constructor has started
