@@ -85,8 +85,9 @@ async def test_what_was_spent_outlives_the_service_and_ends_with_the_day(
 
     (await ann.ask("send", ann.message("hello"))).refuses(BUDGET)
     tomorrow = budget.now_ms() + spending.DAY_MS
-    monkeypatch.setattr(budget, "now_ms", lambda: tomorrow)
-    later = await ann.send("hello")
+    with monkeypatch.context() as patched:
+        patched.setattr(budget, "now_ms", lambda: tomorrow)
+        later = await ann.send("hello")
 
     cost = spent.raw["metadata"]["shared"]["usage"]["cost"]
     assert later.state == "completed"

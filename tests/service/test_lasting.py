@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 import uuid
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ from structlog.testing import capture_logs
 
 from opencode_a2a.errors import SessionNotFoundError, UpstreamUnreachableError
 from opencode_a2a.ids import SessionId
+from opencode_a2a.store.database import Write
+from opencode_a2a.tasks.log import TaskLog
 from opencode_a2a.tasks.open import OpenTask, OpenTasks
+from opencode_a2a.tasks.state import LogEvent
 from opencode_a2a.turns.interrupts import Interrupts, WorkInterrupts
 from opencode_a2a.turns.sessions import BoundSession, Sessions
 from opencode_a2a.turns.turn import Log, Turn
@@ -90,6 +94,33 @@ async def test_a_message_that_ends_a_pause_is_not_lost_in_a_crash_before_its_tur
     assert paused.state == ("input_required" if planned else "auth_required")
     assert (ended.state, ended.text) == ("completed", "one two three four")
     assert (again.raw, len(opencode.prompts) - prompts) == (ended.raw, 1)
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.requirement("I6")
+async def test_a_plan_that_a_word_cancels_is_canceled_or_not_answered_after_a_crash(
+    opencode: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opencode.agents[:] = [{"name": name, "mode": "primary"} for name in ("build", "plan")]
+    async with started(opencode, tmp_path, **STORED) as service:
+        caller = Caller(service)
+        waiting = await caller.send("do it", metadata={"opencode": {"plan": True}})
+        append = TaskLog.append
+
+        async def crash(
+            log: TaskLog, events: Sequence[LogEvent], also: Write | None = None
+        ) -> bool:
+            await append(log, events, also)
+            raise ConnectionAbortedError
+
+        monkeypatch.setattr(TaskLog, "append", crash)
+        await caller.ask("send", caller.message("cancel", taskId=waiting.id))
+    monkeypatch.undo()
+    async with started(opencode, tmp_path, **STORED) as service:
+        found = await Caller(service).get(waiting.id)
+    opencode.agents.clear()
+
+    assert (found.state, found.history) == ("canceled", ["do it", "cancel"])
 
 
 @pytest.mark.sqlite_only

@@ -433,6 +433,28 @@ async def test_configurations_are_for_the_owner_of_the_task_and_limited(
 
 
 @pytest.mark.requirement("I21")
+async def test_a_message_whose_configuration_has_no_room_is_not_taken(
+    serve: Serve, opencode: FakeOpenCode, receiver: Receiver
+) -> None:
+    caller = Caller(await serve(**PRIVATE, A2A_PUSH_MAX_PER_TASK="1"))
+    opencode.play("permission-once")
+    asked = await caller.send("hello")
+    await caller.ask("push create", {"taskId": asked.id, "id": "c", "url": receiver.url})
+    config = {"taskPushNotificationConfig": {"id": "d", "url": receiver.url}}
+    answer = caller.message("once", contextId=asked.context_id) | {"configuration": config}
+
+    refused = await caller.ask("send", answer)
+    waiting = await caller.get(asked.id)
+    config["taskPushNotificationConfig"]["id"] = "c"
+    taken = await caller.ask("send", answer)
+
+    refused.refuses(TOO_MANY)
+    assert (waiting.state, waiting.history) == ("input_required", ["hello"])
+    assert taken.task["id"] == asked.id
+    assert (await caller.ended(asked.id)).state == "completed"
+
+
+@pytest.mark.requirement("I21")
 @pytest.mark.requirement("I22")
 async def test_what_was_not_told_is_told_after_a_restart_and_the_secrets_are_erased(
     opencode: FakeOpenCode, tmp_path: Path, receiver: Receiver

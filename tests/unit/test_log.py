@@ -44,13 +44,13 @@ from opencode_a2a.messages import (
 from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.upstream import Upstream
 from opencode_a2a.store.database import Database
-from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks import log as live
+from opencode_a2a.tasks.admission import Admission
+from opencode_a2a.tasks.command import SendCommand
 from opencode_a2a.tasks.log import LogWriter, TaskLog
-from opencode_a2a.tasks.open import OpenTask
 from opencode_a2a.tasks.outbox import Outbox
 from opencode_a2a.tasks.readers import Begin, DurableReader, LogReader, Replay, stored_task
-from opencode_a2a.tasks.service import SendCommand, TaskService
+from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.tasks.state import Cursor, Entry, Recovered, State, TaskRef
 from opencode_a2a.turns.answers import Answer, PermissionReply
 from opencode_a2a.turns.errands import Errands
@@ -90,13 +90,11 @@ class Office:
         outbox = Outbox.__new__(Outbox)
         self.tasks = TaskService(database, self.writer, fleet, limits, outbox, readers)
 
-    async def admit(self, command: SendCommand) -> OpenTask | TaskRow:
-        return await self.tasks.admit(command, self.member)
+    async def admit(self, command: SendCommand) -> Admission:
+        return await self.tasks.admissions.admit(command, self.member)
 
     async def task(self, message_id: str = "m1") -> TaskLog:
-        task = await self.admit(order(message_id))
-        assert isinstance(task, OpenTask)
-        return task.log
+        return (await self.admit(order(message_id))).log
 
     async def stored(self, log: TaskLog) -> list[Entry]:
         replay, entries = Replay(self.database, log.no, log.ref), list[Entry]()
@@ -340,10 +338,8 @@ async def test_one_message_id_is_one_task() -> None:
     async with office() as desk, asyncio.timeout(60):
         outcomes = await asyncio.gather(*(desk.admit(order("m")) for _ in range(8)))
 
-        new = [outcome for outcome in outcomes if isinstance(outcome, OpenTask)]
-        again = [outcome for outcome in outcomes if isinstance(outcome, TaskRow)]
-        assert len(new) == 1
-        assert {row.id for row in again} == {new[0].log.ref.id}
+        assert sum(outcome.task is not None for outcome in outcomes) == 1
+        assert len({outcome.log.ref.id for outcome in outcomes}) == 1
 
 
 async def test_the_same_message_id_with_other_content_is_a_new_message() -> None:
@@ -351,8 +347,8 @@ async def test_the_same_message_id_with_other_content_is_a_new_message() -> None
         first = await desk.admit(order("m", "one"))
         second = await desk.admit(order("m", "two"))
 
-        assert isinstance(first, OpenTask)
-        assert isinstance(second, OpenTask)
+        assert first.task
+        assert second.task
 
 
 async def test_another_principal_may_use_the_same_message_id() -> None:
@@ -360,22 +356,22 @@ async def test_another_principal_may_use_the_same_message_id() -> None:
         first = await desk.admit(order("m"))
         second = await desk.admit(order("m", principal="bob"))
 
-        assert isinstance(first, OpenTask)
-        assert isinstance(second, OpenTask)
+        assert first.task
+        assert second.task
 
 
 async def test_too_many_open_tasks_are_refused_but_a_repeat_is_not() -> None:
     limits = LimitSettings(max_tasks_per_principal=1, max_open_tasks=10)
     async with office(limits=limits) as desk, asyncio.timeout(60):
-        first = await desk.admit(order("m1"))
-        assert isinstance(first, OpenTask)
+        first = (await desk.admit(order("m1"))).task
+        assert first
 
         with pytest.raises(LimitExceededError):
             await desk.admit(order("m2"))
-        assert isinstance(await desk.admit(order("m1")), TaskRow)
+        assert (await desk.admit(order("m1"))).task is None
 
         await first.cancel()
-        assert isinstance(await desk.admit(order("m2")), OpenTask)
+        assert (await desk.admit(order("m2"))).task
 
 
 # --- what A2A 1.1 will number -----------------------------------------------------------------
@@ -508,9 +504,9 @@ async def test_what_comes_for_a_task_that_is_left_to_another_replica_is_for_that
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with office() as desk:
-        task, other = [await desk.admit(order(one)) for one in ("m1", "m2")]
-        assert isinstance(task, OpenTask)
-        assert isinstance(other, OpenTask)
+        task, other = [(await desk.admit(order(one))).task for one in ("m1", "m2")]
+        assert task
+        assert other
         await task.log.append([Started()])
         left, going, commit = asyncio.Event(), asyncio.Event(), desk.writer.commit
 

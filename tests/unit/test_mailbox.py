@@ -34,9 +34,10 @@ from opencode_a2a.messages import Message, Part, PromptPart, PushConfig, Routing
 from opencode_a2a.rights import Budget, Rights
 from opencode_a2a.store.database import Database, Replica
 from opencode_a2a.tasks import mailbox as module
+from opencode_a2a.tasks.command import SendCommand
 from opencode_a2a.tasks.mailbox import NOBODY, UNSURE, Mailbox, dump_error, load_error
 from opencode_a2a.tasks.outbox import Outbox
-from opencode_a2a.tasks.service import SendCommand, TaskService
+from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.turns.fleet import Fleet, NotOwnerError
 from opencode_a2a.turns.sessions import WorkspaceRoot
 from tests.support import stores
@@ -380,7 +381,7 @@ async def test_a_message_is_the_same_elsewhere() -> None:
     plain = replace(command, task_id=None, push=None, output_modes=None)
     assert SendCommand.load(plain.dump()) == plain
     assert SendCommand.load(plain.dump()).digest == plain.digest
-    later = command.dump().replace(b'"told":', b'"later":1,"told":', 1)
+    later = command.dump().replace(b'"seen":', b'"later":1,"seen":', 1)
     later = later.replace(b'"turns":2', b'"turns":2,"later":1', 1)
     assert SendCommand.load(later) == command
 

@@ -29,10 +29,10 @@ from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks import outbox as module
+from opencode_a2a.tasks.command import SendCommand
 from opencode_a2a.tasks.log import LogWriter, TaskLog, load_task
-from opencode_a2a.tasks.open import OpenTask
 from opencode_a2a.tasks.outbox import Notification, Outbox, Receipt
-from opencode_a2a.tasks.service import SendCommand, TaskService
+from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.tasks.state import TERMINAL, Entry
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.errands import Errands
@@ -95,9 +95,7 @@ class Desk:
         message = Message(f"m-{next(self._numbers)}", "user", [Part("text", text="hello")])
         request = TurnRequest((PromptPart(text="hello"),))
         command = SendCommand(Principal("ann"), message, request, push=push)
-        task = await self.tasks.admit(command, self.member)
-        assert isinstance(task, OpenTask)
-        return task.log
+        return (await self.tasks.admissions.admit(command, self.member)).log
 
     async def row(self, log: TaskLog, state: str) -> HookRow:
         """Wait for a state of the one webhook of a task."""

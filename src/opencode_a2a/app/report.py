@@ -127,8 +127,8 @@ class ServiceReport:
     async def health(self, caller: Caller) -> JsonObject:
         """Return the body of ``/health`` for a caller."""
         settings = self._settings
-        spent = await self._tasks.spent(None if caller.supervises else caller.principal)
-        budget = await self._tasks.budget_of(caller.principal, caller.budget)
+        spent = await self._tasks.budgets.spent(None if caller.supervises else caller.principal)
+        budget = await self._tasks.budgets.figures(caller.principal, caller.budget)
         return {
             "status": "ok",
             "service": "opencode-a2a",

@@ -39,5 +39,5 @@ class BudgetUse(Payload):
 @BUDGET.method("opencode.budget.get", Access.READ, local=True)
 async def get_budget(call: Call, params: Routed) -> BudgetUse:
     """Return what the caller has used today, what is left, and when the next day begins."""
-    figures = await call.deps.tasks.budget_of(call.principal, call.caller.budget)
+    figures = await call.deps.tasks.budgets.figures(call.principal, call.caller.budget)
     return BudgetUse(**asdict(figures))

@@ -135,7 +135,7 @@ class Call:
         joins = self.member.errands.follows(session.id)
         joins = joins or session.id in self.interrupts.sessions_with_turn
         limits = self.caller.budget
-        await self.deps.tasks.check_budget(self.principal, limits, another=not joins)
+        await self.deps.tasks.budgets.check(self.principal, limits, begins_turn=not joins)
         async with self.member.errands.following(self.principal, session, self.rights) as work:
             try:
                 agent, _ = await sessions.rights.restrict(work, agent, at, tools)

@@ -38,10 +38,11 @@ from opencode_a2a.peers.network import Fetch, looking_for
 from opencode_a2a.server.card import Cards
 from opencode_a2a.server.content import read_metadata, read_output_modes, read_prompt
 from opencode_a2a.server.push import WebhookSender
+from opencode_a2a.tasks.command import AnswerExpectedError, SendCommand, Submitted
 from opencode_a2a.tasks.outbox import Outbox
 from opencode_a2a.tasks.readers import LogReader
-from opencode_a2a.tasks.service import AnswerExpectedError, SendCommand, Submitted, TaskService
-from opencode_a2a.tasks.state import Cursor, Query, TaskState
+from opencode_a2a.tasks.service import TaskService
+from opencode_a2a.tasks.state import Cursor, Query, State, TaskState
 from opencode_a2a.telemetry import AUDIT
 
 LISTS_AUDITED_SECONDS = 60.0
@@ -118,10 +119,6 @@ class Operations:
         push, principal = request.push, call.caller.principal
         if push is not None:
             await self._check_push(push, principal)
-            if request.task_id is not None:
-                await self._outbox.check_room(
-                    await self._tasks.log(principal, request.task_id), push
-                )
         message = request.message
         routing, delivery = read_metadata(request.metadata, message.metadata)
         routing = replace(routing, hops=call.hops)
@@ -143,11 +140,37 @@ class Operations:
         try:
             submitted = await self._tasks.submit(command)
         except AnswerExpectedError as error:
-            raise _unanswered(error) from None
-        if push is not None and not submitted.new:
-            # If the task has this webhook already, it must not start anew.
+            raise await self._unanswered(principal, error) from None
+        if push is not None and submitted.repeat:
+            # A repeat may bring another webhook; one that was stored before keeps its place.
             await self._tasks.put_webhook(principal, submitted.log.ref.id, push, anew=False)
         return submitted
+
+    async def _unanswered(
+        self, principal: Principal, error: AnswerExpectedError
+    ) -> UnsupportedOperationError:
+        """Return the error that says which task waits, and for what.
+
+        The text says it all, since most clients show nothing else of an error.
+        """
+        states = [(await self._tasks.log(principal, task_id)).state for task_id in error.task_ids]
+        waiting = [state for state in states if state.status.state is State.INPUT_REQUIRED]
+        instead = "or set metadata.opencode.new_task to true for a new task"
+        if not waiting:  # the tasks have been answered meanwhile
+            return UnsupportedOperationError(error.message)
+        if len(waiting) > 1:
+            ids = [state.ref.id for state in waiting]
+            return UnsupportedOperationError(
+                f"{error} Name one with taskId, {instead}: {', '.join(ids)}", task_ids=[*ids]
+            )
+        (state,) = waiting
+        question = interrupt_text(state.status.pending)
+        return UnsupportedOperationError(
+            f"This message was not taken as the answer that task {state.ref.id} waits for. {error} "
+            f"Answer the task first, {instead}.\n\n{question}",
+            task_id=state.ref.id,
+            question=question,
+        )
 
     async def get(self, call: OperationCall, params: TaskParams) -> JsonObject:
         whose = await self._whose(call, params.task_id, "GetTask")
@@ -257,29 +280,6 @@ class Operations:
     async def extended_card(self, call: OperationCall, params: NoParams) -> JsonObject:
         await self._cards.refresh()
         return self._cards.extended(call.version)
-
-
-def _unanswered(error: AnswerExpectedError) -> UnsupportedOperationError:
-    """Return the error that says which task waits, and for what.
-
-    The text says it all, since most clients show nothing else of an error.
-    """
-    instead = "or set metadata.opencode.new_task to true for a new task"
-    if not error.waiting:  # the tasks have been answered meanwhile
-        return UnsupportedOperationError(str(error))
-    if len(error.waiting) > 1:
-        ids = [state.ref.id for state in error.waiting]
-        return UnsupportedOperationError(
-            f"{error} Name one with taskId, {instead}: {', '.join(ids)}", task_ids=[*ids]
-        )
-    (state,) = error.waiting
-    question = interrupt_text(state.status.pending)
-    return UnsupportedOperationError(
-        f"This message was not taken as the answer that task {state.ref.id} waits for. {error} "
-        f"Answer the task first, {instead}.\n\n{question}",
-        task_id=state.ref.id,
-        question=question,
-    )
 
 
 def _owned(rendered: JsonObject, state: TaskState, call: OperationCall) -> JsonObject:

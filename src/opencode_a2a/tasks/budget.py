@@ -1,4 +1,4 @@
-"""What a caller may still spend today, and why a message is refused when that is nothing.
+"""Budgets: what a caller has spent today and may still spend.
 
 The figures are OpenCode's: a model without a price costs nothing, and has to be limited by tokens.
 A message is admitted while anything is left; the turn that crosses the limit is not stopped.
@@ -14,18 +14,21 @@ from opencode_a2a.errors import BudgetExhaustedError
 from opencode_a2a.ids import Principal
 from opencode_a2a.rights import Budget
 from opencode_a2a.store import spending
+from opencode_a2a.store import tasks as task_rows
+from opencode_a2a.store.database import Database
 from opencode_a2a.store.spending import DAY_MS, Spent
 from opencode_a2a.tasks.state import State
 from opencode_a2a.telemetry import AUDIT, now_ms
+from opencode_a2a.turns.fleet import Fleet
 
 RUNNING = (State.SUBMITTED, State.WORKING)
 RUNNING_RETRY_SECONDS = 5
-"""When to try again if it is not known when a turn will end."""
+"""Advice to a caller who has too many turns: nobody knows when one of them will end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a caller has used today and may still use; None where there is no limit."""
+    """What a caller has used today, and may still use; a limit is None where there is none."""
 
     cost: float
     cost_per_day: float | None
@@ -37,22 +40,71 @@ class Figures:
     turns: int | None
     resets_at: str
 
+    @classmethod
+    def of(cls, spent: Spent, running: int, budget: Budget) -> "Figures":
+        cost_per_day, tokens_per_day = budget.cost_per_day or None, budget.tokens_per_day or None
+        return cls(
+            round(spent.cost, 6),
+            cost_per_day,
+            # The turn that crosses a limit is not stopped, so more may be used than there was.
+            None if cost_per_day is None else round(max(0.0, cost_per_day - spent.cost), 6),
+            spent.tokens,
+            tokens_per_day,
+            None if tokens_per_day is None else max(0, tokens_per_day - spent.tokens),
+            running,
+            budget.turns or None,
+            _resets_at(now_ms()),
+        )
 
-def figures(spent: Spent, running: int, budget: Budget) -> Figures:
-    cost, cost_per_day = round(spent.cost, 6), budget.cost_per_day or None
-    tokens_per_day = budget.tokens_per_day or None
-    return Figures(
-        cost,
-        cost_per_day,
-        # The turn that crosses a limit is not stopped, so more may be used than there was.
-        None if cost_per_day is None else round(max(0.0, cost_per_day - spent.cost), 6),
-        spent.tokens,
-        tokens_per_day,
-        None if tokens_per_day is None else max(0, tokens_per_day - spent.tokens),
-        running,
-        budget.turns or None,
-        _resets_at(now_ms()),
-    )
+
+class Budgets:
+    """Reads what callers have used, and refuses work that exceeds their budget."""
+
+    def __init__(self, database: Database, fleet: Fleet) -> None:
+        self._database = database
+        self._fleet = fleet
+
+    async def check(self, principal: Principal, budget: Budget, *, begins_turn: bool) -> None:
+        """Raise BudgetExhaustedError if a caller may give no more work, or begin no turn, now.
+
+        Work for a turn that runs already does not count against the number of turns.
+        """
+
+        def read(connection: Connection) -> int:
+            check_spent(connection, principal, budget)
+            return task_rows.tally(connection, RUNNING, principal)
+
+        if budget.cost_per_day or budget.tokens_per_day or budget.turns:
+            try:
+                running = await self._database.read(read)
+                if begins_turn:
+                    # The caller begins an errand before anything else is awaited.
+                    check_turns(running + self._fleet.errands_of(principal) + 1, budget)
+            except BudgetExhaustedError as error:
+                note_refusal(principal, error)
+                raise
+
+    async def spent(self, principal: Principal | None) -> Spent:
+        """Return what the turns of a principal, or of all, have used today."""
+        day = spending.day_of(now_ms())
+        return await self._database.read(
+            lambda connection: (
+                spending.read_all(connection, day)
+                if principal is None
+                else spending.read(connection, principal, day)
+            )
+        )
+
+    async def figures(self, principal: Principal, budget: Budget) -> Figures:
+        """Return what a caller has used today, and may still use."""
+        day = spending.day_of(now_ms())
+
+        def read(connection: Connection) -> tuple[Spent, int]:
+            running = task_rows.tally(connection, RUNNING, principal)
+            return spending.read(connection, principal, day), running
+
+        spent, running = await self._database.read(read)
+        return Figures.of(spent, running + self._fleet.errands_of(principal), budget)
 
 
 def _resets_at(now: int) -> str:
@@ -79,7 +131,7 @@ def check_spent(connection: Connection, principal: Principal, budget: Budget) ->
 
 
 def check_turns(running: int, budget: Budget) -> None:
-    """Raise BudgetExhaustedError if a caller has too many turns, with the one that is asked for."""
+    """Raise BudgetExhaustedError if a caller runs too many turns; ``running`` has the new one."""
     most = budget.turns
     if 0 < most < running:
         text = f"This caller has {most} turns running, which is the limit; wait for one to end"
@@ -106,7 +158,7 @@ def _refusal(
 
 
 def note_refusal(principal: Principal, error: BudgetExhaustedError) -> None:
-    """Leave a record of a refusal; in the task of the request, which the record then names."""
+    """Count and audit a refusal; called in the request's task, so that the record names it."""
     limit = str(error.data["budget"])
     metrics.BUDGET_REJECTED.labels(limit).inc()
     AUDIT.info("budget refused", principal=principal, limit=limit)

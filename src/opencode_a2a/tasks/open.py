@@ -281,10 +281,25 @@ class OpenTask:
             else:
                 await self.log.next_stop()
 
-    async def end(self, end: Finished, also: Write | None = None) -> None:
-        """End a task that has no turn; ``also`` is stored with the end."""
+    async def cancel_plan(self, message: Message, also: Write, plan: Interrupted) -> None:
+        """Cancel a task because a message rejects its plan; ``also`` is stored with that.
+
+        Message and end are stored together: a task that was answered so waits for nobody.
+        """
+        self._check_paused(plan)
+        if not await self.end(Finished(Outcome.CANCELED), also, message):
+            raise UnsupportedOperationError(ENDED)
+
+    async def end(
+        self, end: Finished, also: Write | None = None, message: Message | None = None
+    ) -> bool:
+        """End a task that has no turn; False if it had ended.
+
+        ``also`` is stored with the end, and so is the message that asked for it, if there is one.
+        """
         plan = self.log.state.status.plan
-        await self.log.append([end], also)
+        events = [end] if message is None else [Answered(message), end]
+        stored = await self.log.append(events, also)
         self._on_change(self)
         if plan is not None:
             late = end.outcome is not Outcome.CANCELED
@@ -293,6 +308,7 @@ class OpenTask:
             await self._turns.interrupts.settle(self._owner, plan, settled)
         if self._expiry is not None and self._expiry is not asyncio.current_task():
             self._expiry.cancel()
+        return stored
 
     def lose(self) -> None:
         """Fail the task because its OpenCode is lost; nothing is asked of that."""

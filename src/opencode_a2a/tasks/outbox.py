@@ -206,11 +206,15 @@ class Outbox(DurableReader):
         self, connection: Connection, task_no: int, ref: TaskRef, config: PushConfig, acked: int = 0
     ) -> HookRow:
         """Store a webhook in the transaction of the connection; raise LimitExceededError."""
-        config_id = _config_id(config, ref) or str(uuid4())
-        self._check_room(connection, task_no, ref, config_id)
+        self._check_room(connection, task_no, ref, _config_id(config, ref) or "")
+        return self._put(connection, task_no, ref, config, acked)
+
+    def _put(
+        self, connection: Connection, task_no: int, ref: TaskRef, config: PushConfig, acked: int
+    ) -> HookRow:
         row = HookRow(
             task_no=task_no,
-            config_id=config_id,
+            config_id=_config_id(config, ref) or str(uuid4()),
             key=secrets.token_hex(8),
             principal=ref.principal,
             version=config.version,
@@ -231,6 +235,23 @@ class Outbox(DurableReader):
                 self._check_room(connection, log.no, log.ref, named)
 
         await self._database.read(check)
+
+    def storing(self, log: TaskLog, config: PushConfig) -> Callable[[Connection], Begin | None]:
+        """Return the write that stores, with a message on a task, the webhook that it brings.
+
+        That is told what follows the message. The write returns what begins to serve it, None if a
+        webhook just like it is served. It raises nothing, since entries of other tasks are stored
+        by the same transaction: call ``check_room`` before.
+        """
+        acked = _last_change(log.state)
+
+        def write(connection: Connection) -> Begin | None:
+            if _served(connection, log, config) is not None:
+                return None
+            row = self._put(connection, log.no, log.ref, config, acked)
+            return lambda log: self._begin(row, log)
+
+        return write
 
     def _check_room(
         self, connection: Connection, task_no: int, ref: TaskRef, config_id: str
@@ -257,7 +278,7 @@ class Outbox(DurableReader):
         it goes on, with what its receiver has not taken yet.
         """
         state = await log.firm_state()
-        last = state.state_changes[-1].seq if state.state_changes else state.unremembered
+        last = _last_change(state)
         present = state.status.state.terminal or state.status.state.interrupted
         acked = last - 1 if present else last
 
@@ -565,6 +586,10 @@ def _afresh(row: HookRow) -> HookRow:
 def _config_id(config: PushConfig, ref: TaskRef) -> str | None:
     """Return the id that a webhook is to have: in 0.3 a task has one, with the task's own id."""
     return config.id or (ref.id if config.version == SNAPSHOTS else None)
+
+
+def _last_change(state: TaskState) -> int:
+    return state.state_changes[-1].seq if state.state_changes else state.unremembered
 
 
 def _served(connection: Connection, log: TaskLog, config: PushConfig) -> HookRow | None:

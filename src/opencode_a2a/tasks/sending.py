@@ -1,0 +1,493 @@
+"""Sending: what becomes of a message.
+
+``Sending.submit`` has the rules. A message continues the task that it names, or the one of its
+context that waits for an answer; every other message starts a task. A repeat leads to the task of
+the first, and one that was refused for good stays refused. Everything here runs where the task
+runs: ``NotOwnerError`` says that this is another replica (see ``TaskService.submit``).
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from weakref import WeakValueDictionary
+
+from sqlalchemy.engine import Connection
+
+from opencode_a2a.errors import (
+    AuthorizationForbiddenError,
+    InterruptNotFoundError,
+    InvalidParamsError,
+    ServiceError,
+    UnsupportedOperationError,
+    Violation,
+)
+from opencode_a2a.events import Interrupted
+from opencode_a2a.ids import Principal
+from opencode_a2a.messages import ANYWHERE, Added, PromptPart, Routing, TurnRequest
+from opencode_a2a.store import tasks as task_rows
+from opencode_a2a.store.database import Database, Write
+from opencode_a2a.store.tasks import TaskRow
+from opencode_a2a.tasks.admission import Admissions
+from opencode_a2a.tasks.budget import Budgets
+from opencode_a2a.tasks.command import (
+    FINAL_REFUSALS,
+    AnswerExpectedError,
+    SendCommand,
+    Submitted,
+    load_refusal,
+    record,
+)
+from opencode_a2a.tasks.log import TaskLog, load_task
+from opencode_a2a.tasks.lookup import TaskLookup
+from opencode_a2a.tasks.open import ENDED, WORKING, OpenTask, OpenTasks
+from opencode_a2a.tasks.outbox import Outbox
+from opencode_a2a.tasks.readers import Begin
+from opencode_a2a.tasks.state import (
+    OPEN,
+    State,
+    TaskState,
+    load_request,
+)
+from opencode_a2a.turns.answers import (
+    Answer,
+    NotUnderstoodError,
+    OutdatedAnswerError,
+    PlanDecision,
+    decide,
+    only_an_answer,
+    understand,
+)
+from opencode_a2a.turns.fleet import Fleet, NotOwnerError
+from opencode_a2a.turns.rights import DEFAULT_AGENT
+from opencode_a2a.turns.sessions import (
+    COMMAND_FIELD,
+    DIRECTORY_FIELD,
+    PLAN_FIELD,
+    SESSION_FIELD,
+    WORKSPACE_FIELD,
+)
+from opencode_a2a.turns.turn import Turns
+
+SEVERAL = "Several tasks of this context wait for an answer."
+SETTLED = "The request was settled before this answer came"
+APPROVED = "The plan is approved. Carry it out."
+"""The prompt for an approved plan; a remark follows."""
+NOT_ALLOWED = (
+    "The plan cannot be carried out with this credential and profile, which allow no changes; it "
+    "can be changed, or the task be canceled"
+)
+UNASKED = (
+    "A command can run shell commands without permission, and this credential or profile has to "
+    "ask for, or refrain from, changes; send a message without metadata.opencode.command"
+)
+UNWATCHED = (
+    "cannot be used where nobody is waited for (unattended); set metadata.opencode.agent to plan "
+    "to get a plan as the answer"
+)
+ALREADY_AT_WORK = "comes too late for a task that works; send the message without taskId"
+SEEN_SECONDS = 0.5
+"""How long to wait for the notification that another replica has shown what a task asks."""
+
+
+class Sending:
+    """Takes messages for the OpenCodes of this replica."""
+
+    def __init__(
+        self,
+        database: Database,
+        fleet: Fleet,
+        outbox: Outbox,
+        open_tasks: OpenTasks,
+        lookup: TaskLookup,
+        admissions: Admissions,
+        budgets: Budgets,
+    ) -> None:
+        self._database = database
+        self._fleet = fleet
+        self._outbox = outbox
+        self._open = open_tasks
+        self._lookup = lookup
+        self._admissions = admissions
+        self._budgets = budgets
+        self.answering: WeakValueDictionary[tuple[Principal, str], asyncio.Lock] = (
+            WeakValueDictionary()
+        )
+        """Held while a message on a task, or the reply to an interrupt, is handled: a copy of it
+        waits, and is then known as a copy. A lock exists for as long as somebody refers to it."""
+
+    async def submit(self, command: SendCommand) -> Submitted:
+        """Start a task, or continue the one that the message is meant for.
+
+        Raise NotOwnerError if another replica runs the task, or is to run it.
+        """
+        # A message that names a task is for that task.
+        if command.task_id is not None:
+            return await self._continue(command, command.task_id)
+        # One that names a context in which a task waits for an answer is that answer: behind a
+        # task that waits for it, it would wait for ever.
+        elsewhere = await self._elsewhere(command)
+        waiting = await self._waiting(command, elsewhere)
+        if len(waiting) == 1:
+            return await self._continue(command, waiting[0].ref.id)
+        if waiting:
+            return await self._refuse_ambiguous(command, waiting)
+        # Every other message starts a task.
+        return await self._start(command, elsewhere)
+
+    # Which task a message is for
+
+    async def _elsewhere(self, command: SendCommand) -> list[tuple[TaskRow, Routing]]:
+        """Return the caller's tasks that other replicas run, and where each was to run.
+
+        If the message names a context, only those in it; if it names nothing, none.
+        """
+        if not _names_work(command) or not self._database.has_other_replicas:
+            return []
+        states = [State.INPUT_REQUIRED] if command.context_id is None else list(OPEN)
+        wanted = (command.principal, states, command.context_id)
+        rows = await self._database.read(
+            lambda connection: task_rows.of_principal(connection, *wanted)
+        )
+        return [
+            (row, load_request(row.request).routing)
+            for row in rows
+            if row.request is not None
+            and self._open.get(row.id) is None
+            and not self._fleet.owns(row.upstream)
+        ]
+
+    async def _waiting(
+        self, command: SendCommand, elsewhere: Sequence[tuple[TaskRow, Routing]]
+    ) -> list[TaskLog]:
+        """Return the logs of the tasks whose answer a message that names no task may be.
+
+        They are the caller's own and wait in the context that the message names, in the session
+        that it names, or are named among its references. Of several, a reference decides.
+        """
+        if not _names_work(command) or command.request.routing.new_task:
+            return []
+        waiting = [
+            task.log
+            for task in self._open.waiting()
+            if self._awaits(command, task.log.state, task.routing)
+        ]
+        for row, routing in elsewhere:
+            if self._awaits(command, load_task(row), routing):
+                waiting.append(await self._lookup.log_of(row))
+        references = command.message.reference_task_ids
+        return [log for log in waiting if log.ref.id in references] or waiting
+
+    def _awaits(self, command: SendCommand, state: TaskState, task_routing: Routing) -> bool:
+        """Whether a task, which was to run at ``task_routing``, waits for a message like this."""
+        ref, status, routing = state.ref, state.status, command.request.routing
+        if ref.principal != command.principal or status.state is not State.INPUT_REQUIRED:
+            return False
+        if command.context_id is None and routing.session_id is None:
+            return ref.id in command.message.reference_task_ids
+        if command.context_id not in (None, ref.context_id):
+            return False
+        # A message for another place is no answer, and does not have to wait.
+        if routing.session_id is not None:
+            return routing.session_id == status.session_id
+        names_place = routing.directory is not None or routing.workspace_id is not None
+        # All OpenCodes have the same places.
+        sessions = self._fleet.first.turns.sessions
+        return not names_place or sessions.same_place(routing, task_routing)
+
+    async def _refuse_ambiguous(
+        self, command: SendCommand, waiting: Sequence[TaskLog]
+    ) -> Submitted:
+        """Refuse a message that may answer several tasks; a repeat gets what the first got."""
+        earlier = await self._earlier(command)
+        if earlier is not None:
+            return Submitted(await self._lookup.log_of(earlier), 0, repeat=True)
+        for log in waiting:
+            await log.firm_state()
+        refusal = AnswerExpectedError(SEVERAL, task_ids=[log.ref.id for log in waiting])
+        if only_an_answer(command.message):
+            for log in waiting:
+                await self._database.write(record(command, log, refusal=refusal))
+        raise refusal
+
+    async def _earlier(self, command: SendCommand, task_id: str | None = None) -> TaskRow | None:
+        """Return the task that this very message led to before; raise its refusal again.
+
+        With ``task_id`` also if the message named that task then, and does not do so now.
+        """
+        message = (command.principal, command.message.message_id)
+        digests = dict.fromkeys((command.digest, replace(command, task_id=task_id).digest))
+
+        def read(connection: Connection) -> tuple[TaskRow, bytes | None] | None:
+            found = (task_rows.find_message(connection, *message, digest) for digest in digests)
+            return next(filter(None, found), None)
+
+        row, refusal = await self._database.read(read) or (None, None)
+        if refusal is not None:
+            raise load_refusal(refusal)
+        return row
+
+    # A new task
+
+    async def _start(
+        self, command: SendCommand, elsewhere: Sequence[tuple[TaskRow, Routing]]
+    ) -> Submitted:
+        routing = command.request.routing
+        if routing != ANYWHERE:
+            # A repeat does not fail because its directory, agent or session is gone by now.
+            earlier = await self._earlier(command)
+            if earlier is not None:
+                return Submitted(await self._lookup.log_of(earlier), 0, repeat=True)
+        for row, task_routing in elsewhere:
+            if self._admissions.joins(command, row, task_routing):
+                raise NotOwnerError(row.upstream)  # its session may not be stored yet
+        member = await self._fleet.member_for(command.principal, command.context_id, routing)
+        await member.turns.reachable()
+        if routing != ANYWHERE:
+            await _check(command.principal, command.request, member.turns)
+        member.check_owned()  # it may have been given up meanwhile
+        admission = await self._admissions.admit(command, member)
+        if admission.task is None:
+            return Submitted(admission.log, 0, repeat=True)
+        admission.task.start(command.request, new_context=command.context_id is None)
+        return Submitted(admission.log, admission.log.state.seq)
+
+    # A task that exists
+
+    async def _continue(self, command: SendCommand, task_id: str) -> Submitted:
+        """Take a message on a task: an answer, another try after a sign-in, or a further prompt."""
+        row = await self._lookup.row(command.principal, task_id)
+        if command.context_id is not None and command.context_id != row.context_id:
+            raise invalid("message.contextId", "is not the context of this task; leave it out")
+        self._lookup.check_owned(row)
+        copies = (command.principal, command.message.message_id)
+        async with self.answering.setdefault(copies, asyncio.Lock()):
+            earlier = await self._earlier(command, task_id)
+            if earlier is not None:
+                return await self._repeat(command, earlier)
+            task = self._open.get(task_id)
+            if task is None:
+                self._lookup.check_owned(row)
+                raise UnsupportedOperationError(ENDED)
+            task.check_owned()
+            await task.member.turns.reachable()
+            state = await task.log.firm_state()
+            match state.status.state:
+                case State.INPUT_REQUIRED:
+                    return await self._answer(command, task)
+                case State.AUTH_REQUIRED:
+                    return await self._try_again(command, task)
+                case _:
+                    return await self._add(command, task)
+
+    async def _repeat(self, command: SendCommand, earlier: TaskRow) -> Submitted:
+        """Return what became of a message that was taken before."""
+        task = self._open.get(earlier.id)
+        if task is not None:
+            await task.repeat(command.message)
+        log = await self._lookup.log_of(earlier)
+        if command.message not in log.state.history:
+            self._lookup.check_owned(earlier)
+            raise InterruptNotFoundError(SETTLED)
+        return Submitted(log, 0, repeat=True)
+
+    async def _answer(self, command: SendCommand, task: OpenTask) -> Submitted:
+        """Take a message as the answer to what a task asks: its interrupts, or its plan."""
+        state, log = task.log.state, task.log
+        newest = max((one.number or 0 for one in state.status.pending), default=0)
+        until = time.monotonic() + SEEN_SECONDS
+        while (seen := max(log.seen_number, command.seen.get(log.ref.id, 0))) < newest:
+            # Another replica notifies this one of what it has shown; that may be on its way.
+            if not self._database.has_other_replicas or time.monotonic() > until:
+                break
+            await asyncio.sleep(SEEN_SECONDS / 20)
+        task.check_owned()
+        try:
+            if (plan := state.status.plan) is not None:
+                decision = decide(command.message, plan, seen)
+                return await self._decide(command, task, plan, decision)
+            meaning = understand(command.message, state.status.pending, seen)
+        except NotUnderstoodError as error:
+            log.note_seen(state.status)  # the refusal shows it
+            outdated, text = isinstance(error, OutdatedAnswerError), str(error)
+            refusal: ServiceError = AnswerExpectedError(text, task_ids=[log.ref.id])
+            if command.task_id is not None and not outdated:
+                refusal = InvalidParamsError(text, violations=(Violation("message.parts", text),))
+            # Sent again, it must not answer what it was not meant for. A message that names no
+            # task, and could be something else than an answer, may yet start one.
+            if command.task_id is not None or outdated or only_an_answer(command.message):
+                await self._database.write(record(command, log, refusal=refusal))
+            raise refusal from None
+        answer = Answer(meaning.reply, command.principal, command.message, command.request.rights)
+        requests = [asked.request_id for asked in meaning.asked]
+        try:
+            return await self._take(command, task, lambda also: task.answer(requests, answer, also))
+        except ServiceError as refused:
+            if isinstance(refused, FINAL_REFUSALS):
+                await self._database.write(record(command, log, refusal=refused))
+            raise
+
+    async def _decide(
+        self, command: SendCommand, task: OpenTask, plan: Interrupted, decision: PlanDecision
+    ) -> Submitted:
+        """Cancel a task, have its plan carried out, or have the plan changed."""
+        routing, planned = command.request.routing, task.routing
+        if decision.wanted == "cancel":
+            return await self._take(
+                command, task, lambda also: task.cancel_plan(command.message, also, plan)
+            )
+        self._check_place(routing, task)
+        go, following = decision.wanted == "go", _next_routing(routing, planned)
+        agent = following.agent
+        if routing.agent is not None:
+            named = replace(planned, session_id=None, agent=routing.agent)
+            await task.member.turns.sessions.check(command.principal, named)
+        if go and agent is None:
+            # OpenCode would go on with the agent that planned.
+            agent = task.member.turns.settings.opencode.agent or DEFAULT_AGENT
+        request = replace(
+            command.request,
+            routing=replace(following, agent=agent, command=None, plan=not go),
+            # A profile that was named for the plan holds for what comes of it.
+            rights=command.request.rights & planned.rights,
+            delivery=None,
+        )
+        if go:
+            if (request.rights & task.member.turns.rights).changes == "deny":
+                raise AuthorizationForbiddenError(NOT_ALLOWED)
+            text = "\n\n".join(filter(None, (APPROVED, decision.remark)))
+            request = replace(request, prompt=(PromptPart(text=text),))
+        _check_watched(request)
+        await self._budgets.check(command.principal, command.budget, begins_turn=True)
+        return await self._resume(command, task, request, plan)
+
+    async def _try_again(self, command: SendCommand, task: OpenTask) -> Submitted:
+        """Run another turn of a task that waits for a sign-in."""
+        named = command.request.routing
+        self._check_place(named, task)
+        # What was to be planned is not done without a plan, and nobody gets more rights by
+        # another try.
+        routing = replace(_next_routing(named, task.routing), plan=named.plan or task.routing.plan)
+        rights = command.request.rights & task.rights
+        request = replace(command.request, routing=routing, rights=rights)
+        if routing != ANYWHERE:
+            await _check(command.principal, request, task.member.turns)
+        await self._budgets.check(command.principal, command.budget, begins_turn=True)
+        return await self._resume(command, task, request, None)
+
+    async def _resume(
+        self,
+        command: SendCommand,
+        task: OpenTask,
+        request: TurnRequest,
+        plan: Interrupted | None,
+    ) -> Submitted:
+        return await self._take(
+            command,
+            task,
+            lambda also: task.resume(command.message, request, also, plan),
+            request,
+        )
+
+    async def _add(self, command: SendCommand, task: OpenTask) -> Submitted:
+        """Hand a message to the turn that runs."""
+        state, routing = task.log.state.status.state, command.request.routing
+        late = command.request.delivery is None and only_an_answer(command.message)
+        if command.task_id is None or late or state.terminal:
+            refusal = UnsupportedOperationError(ENDED if state.terminal else WORKING)
+            if late:  # sent again, it must not answer what is asked next
+                await self._database.write(record(command, task.log, refusal=refusal))
+            raise refusal
+        self._check_place(routing, task)
+        if routing.plan and not task.routing.plan:
+            raise invalid(PLAN_FIELD, ALREADY_AT_WORK)
+        if routing.command is not None:
+            raise invalid(COMMAND_FIELD, ALREADY_AT_WORK)
+        await self._budgets.check(command.principal, command.budget, begins_turn=False)
+        added = Added(command.message, command.request)
+        return await self._take(command, task, lambda also: task.add(added, also))
+
+    async def _take(
+        self,
+        command: SendCommand,
+        task: OpenTask,
+        act: Callable[[Write], Awaitable[None]],
+        request: TurnRequest | None = None,
+    ) -> Submitted:
+        """Have ``act`` take a message on a task, and record it in the same transaction.
+
+        The webhook that it brings is part of that: a message whose webhook cannot be stored is not
+        taken. ``request`` is that of the turn that the message begins.
+        """
+        log, seq, push = task.log, task.log.state.seq, command.push
+        recording = record(command, log, request)
+        if push is None:
+            await act(recording)
+            return Submitted(log, seq)
+        await self._outbox.check_room(log, push)
+        store_webhook, begin = self._outbox.storing(log, push), list[Begin | None]()
+
+        def also(connection: Connection) -> None:
+            recording(connection)
+            begin[:] = [store_webhook(connection)]  # again, if the first transaction fails
+
+        async def take() -> None:
+            await act(also)
+            for begin_webhook in filter(None, begin):
+                begin_webhook(log)
+
+        # The sender may go away, but the webhook has to be served.
+        await asyncio.shield(asyncio.ensure_future(take()))
+        return Submitted(log, seq)
+
+    def _check_place(self, routing: Routing, task: OpenTask) -> None:
+        """Refuse a message that names another place than its task runs in."""
+        field, named = None, routing.workspace_id or routing.directory
+        if routing.session_id not in (None, task.log.state.status.session_id):
+            field = SESSION_FIELD
+        elif named and not task.member.turns.sessions.same_place(routing, task.routing):
+            field = WORKSPACE_FIELD if routing.workspace_id else DIRECTORY_FIELD
+        if field is not None:
+            raise invalid(field, "is not where this task runs; leave it out")
+
+
+def _names_work(command: SendCommand) -> bool:
+    """Whether a message names a context, a session or tasks that it belongs to."""
+    references = command.message.reference_task_ids
+    return bool(command.context_id or command.request.routing.session_id or references)
+
+
+def invalid(field: str, text: str) -> InvalidParamsError:
+    """Return the refusal of one field."""
+    return InvalidParamsError(f"{field} {text}", violations=(Violation(field, text),))
+
+
+def _next_routing(named: Routing, earlier: Routing) -> Routing:
+    """Return where the next turn of a task runs: as the one before it, unless the message says."""
+    return replace(
+        earlier,
+        model=named.model or earlier.model,
+        agent=named.agent or earlier.agent,
+        command=named.command,
+        rights=named.rights & earlier.rights,
+        output_schema=named.output_schema or earlier.output_schema,
+        hops=named.hops,
+    )
+
+
+async def _check(principal: Principal, request: TurnRequest, turns: Turns) -> None:
+    """Refuse a prompt that cannot be run, or not with these rights, before it is stored."""
+    routing = request.routing
+    if routing.command is not None:
+        if (request.rights & turns.rights).changes != "allow":
+            raise AuthorizationForbiddenError(UNASKED)
+        if any(part.text is None for part in request.prompt):
+            raise invalid("message.parts", "must be text alone: a command takes no files")
+    await turns.sessions.check(principal, routing, request.text)
+    _check_watched(request)
+
+
+def _check_watched(request: TurnRequest) -> None:
+    """Refuse a plan where nobody is there to approve it."""
+    if request.routing.plan and not request.rights.waits:
+        raise invalid(PLAN_FIELD, UNWATCHED)
