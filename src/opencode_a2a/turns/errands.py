@@ -99,7 +99,10 @@ class Errand:
                         async with asyncio.timeout(TICK_SECONDS):
                             items = await self.subscription.batch(lambda _: None)
                     compare = await self._hear(items) or not items
-                    if not await self.interrupts.answer_due() or self.interrupts.forged is not None:
+                    if (
+                        not await self.interrupts.give_due_answers()
+                        or self.interrupts.forged is not None
+                    ):
                         self.interrupts.forged = None
                         await self._opencode.abort_session(self._root)
                         compare = True

@@ -321,7 +321,7 @@ class Fleet:
             with suppress(NotOwnerError):
                 member = self.first if self.alone else await self._holder(session)
             if member is not None and member in members:
-                answered = await self.first.turns.interrupts.answered(owner)
+                answered = await self.first.turns.interrupts.stored_answers(owner)
                 member.errands.take_up(owner, asked, answered)
 
     async def watch(self, lose: Callable[[Member], None]) -> None:

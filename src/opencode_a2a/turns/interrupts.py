@@ -327,7 +327,7 @@ class Interrupts:
         )
         return grant
 
-    async def answered(self, owner: Owner) -> list[tuple[Interrupted, Answer]]:
+    async def stored_answers(self, owner: Owner) -> list[tuple[Interrupted, Answer]]:
         """Return the answers to what a task or an errand asked that count, or may count yet.
 
         One that has settled its interrupt is among them: the service may have been killed
@@ -374,7 +374,7 @@ class WorkInterrupts:
     """The interrupts of one turn, or of one errand.
 
     Its owner passes all events of the session through ``screen``, says with ``note_logged`` that
-    they are in the log, has due answers given with ``answer_due``, and looks at ``stale`` and
+    they are in the log, has due answers given with ``give_due_answers``, and looks at ``stale`` and
     ``forged`` afterwards.
     """
 
@@ -529,7 +529,7 @@ class WorkInterrupts:
 
     # Answered
 
-    async def answer_due(self) -> bool:
+    async def give_due_answers(self) -> bool:
         """Give the answers that are due; False when the turn has to end instead."""
         now = asyncio.get_running_loop().time()
         for interrupt in [*self.open.values()]:

@@ -94,8 +94,10 @@ class BoundSession:
 
     session_id: SessionId
     location: Location
-    named: bool = False
-    """The caller chose it; it is theirs once the prompt was taken."""
+    claimed: bool = False
+    """It was asked for by its id: by the caller, or by an earlier turn or process of the task. No
+    other session can stand in for it, and the claim on it lapses unless ``Sessions.confirm`` says
+    that OpenCode took the prompt."""
     link: Write | None = None
     """Lets the context keep a new session; to be written before the session is prompted."""
     replaces: bool = False
@@ -342,13 +344,13 @@ class Sessions:
         session = await self._load(session_id)
         if not await self._hold(principal, session_id, self._claim_ms):
             raise SessionNotFoundError
-        return replace(session, named=True)
+        return replace(session, claimed=True)
 
     async def confirm(
         self, session: BoundSession, principal: Principal, context_id: ContextId, routing: Routing
     ) -> None:
         """Let the context keep a session that the caller named, now that it took the prompt."""
-        if session.named:
+        if session.claimed:
             _, name = self.locate(routing)
             place = (principal, context_id, name)
             await self._database.write(self._link(place, session.session_id))
