@@ -176,7 +176,7 @@ class Errand:
         over = not busy and (self._begun or asyncio.get_running_loop().time() >= self._latest)
         if over:
             # OpenCode forgets nothing that was asked in a turn that is over.
-            await self.interrupts.reject_all(self.subscription.sessions)
+            await self.interrupts.reject_leftovers(self.subscription.sessions)
             asked = [one.asked for one in self.interrupts.open.values()]
             await self._screen([Resumed(one.request_id, one.type, "void") for one in asked])
         return over

@@ -315,7 +315,7 @@ class Fleet:
 
     async def recover_errands(self, members: Collection[Member]) -> None:
         """Take up work without a task, which was asking something when its process ended."""
-        for owner, asked in await self.first.turns.interrupts.left():
+        for owner, asked in await self.first.turns.interrupts.of_errands():
             session = SessionId(owner.context_id.removeprefix(DERIVED_CONTEXT))
             member = None
             with suppress(NotOwnerError):

@@ -1,31 +1,31 @@
 """Interrupts: permissions and questions that stop a turn until somebody answers.
 
-``WorkInterrupts`` has those of one turn, or of one errand (see ``errands``), from the request to
-its end. It calls ``Interrupts``, which all share: what is open now, the table, and the way to
-OpenCode. Whoever brings the answer of a person (``tasks``, ``extensions``) gives it to the
-``WorkInterrupts`` that asked. An ``Interrupt`` goes through these stages:
+``WorkInterrupts`` holds the interrupts of one turn, or of one errand (see ``errands``), from the
+request to its end. It calls ``Interrupts``, which all turns and errands share: the interrupts that
+are open now, the table, and the way to OpenCode. ``tasks`` and ``extensions`` bring the answer of a
+person to the ``WorkInterrupts`` that asked. An ``Interrupt`` goes through these stages:
 
 =========  ============================================================  ====================
 stage      what happens                                                  next stage
 =========  ============================================================  ====================
-NEW        it is stored with its number and deadline, for a person       WAITING
-           the same, but a rule or a grant has the answer                DUE
+NEW        it is stored with number and deadline: a person is asked      WAITING
+           it is stored: a rule or a grant has the answer                DUE
 WAITING    a person answers                                              SENDING
-           a grant is given that covers it                               DUE
+           a person gives a grant that covers it                         DUE
            the deadline passes: the default answer is given              SENDING
-           the same, but the turn is to end then                         EXPIRED
-DUE        the turn looks what is due                                    SENDING
+           the deadline passes, and the default is to end the turn       EXPIRED
+DUE        the turn gives the answers that are due                       SENDING
            a person answers before that, if OpenCode was given nothing   SENDING
 SENDING    OpenCode takes the answer, or does not know the request       DELIVERED
            OpenCode cannot be reached with a person's answer             WAITING
-           the same, with an answer that was due                         DUE
+           OpenCode cannot be reached with an answer that was due        DUE
 DELIVERED  OpenCode does not confirm a person's answer in time           WAITING
 any        OpenCode says that it is settled, or no longer lists it       SETTLED
 =========  ============================================================  ====================
 
-An answer is stored before OpenCode is given it, and counts when OpenCode says so. After a restart
-an interrupt is WAITING, with what is left of its time, or DUE if there is an answer. Each leaves
-one audit record when it is settled.
+An answer is stored before OpenCode is given it, and counts when OpenCode confirms it. After a
+restart an interrupt is WAITING, with the rest of its time, or DUE if an answer is stored. Each
+interrupt leaves one audit record when it is settled.
 """
 
 import asyncio
@@ -75,11 +75,11 @@ from opencode_a2a.turns.grants import Grant, Grants, Scope, give
 logger = structlog.get_logger(__name__)
 
 CONFIRM_SECONDS = 10.0
-"""How long OpenCode may take to say that an interrupt is settled once it took the answer."""
+"""Seconds in which OpenCode has to confirm an answer that it took."""
 CONNECT_SECONDS = 10.0
-"""How long an answer waits for its turn to be connected, after a restart of the service."""
+"""Seconds that an answer waits for its turn to be connected after a restart of the service."""
 RULE, CLOCK, ELSEWHERE = "rule", "deadline", "elsewhere"
-"""Recorded as the one who settled an interrupt when that was not a principal."""
+"""Recorded as ``by`` when an interrupt was not settled by a principal or a grant."""
 EXPIRED_MESSAGE = "Nobody answered in time. Go on without it, or say what you could not do."
 DENIED_MESSAGE = "A rule of this service forbids it. Go on without it."
 STOPPED_MESSAGE = "The turn stopped before OpenCode confirmed the answer; try again"
@@ -89,7 +89,7 @@ UNATTENDED_MESSAGE = (
 
 
 class Stage(Enum):
-    """Where an interrupt is in its life; the table above says how it moves on."""
+    """How far an interrupt has come; the table above says how it moves on."""
 
     NEW = auto()
     WAITING = auto()
@@ -101,27 +101,28 @@ class Stage(Enum):
 
 
 ANSWERABLE = (Stage.WAITING, Stage.DUE)
+"""Stages in which OpenCode is being given no answer."""
 
 
 @dataclass(eq=False, slots=True)
 class Interrupt:
-    """A permission or question that OpenCode waits for."""
+    """A permission or question on whose answer OpenCode waits."""
 
     asked: Interrupted
     asker: "WorkInterrupts"
-    """Whose turn or errand it stops."""
+    """The interrupts of the turn or errand that it stops."""
     stage: Stage = Stage.NEW
     for_person: bool = True
-    """A person is asked; neither a rule nor a grant had the answer."""
+    """Whether a person is asked, since neither a rule nor a grant had the answer."""
     due: Answer | None = None
-    """What to give when it is due."""
+    """The answer to give in the stage DUE."""
     answer: Answer | None = None
-    """The latest answer that OpenCode may have; once it is settled, the one that settled it."""
+    """The latest answer that OpenCode may have; when SETTLED, the one that counted, if any."""
     implied: Answer | None = None
     """An answer to another request by which OpenCode may settle this one too."""
     timer: asyncio.TimerHandle | None = None
     logged: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once the log of the task says how it was settled."""
+    """Set once the log of the task says how it was settled, or the work stopped before that."""
 
     @property
     def waits(self) -> bool:
@@ -134,13 +135,13 @@ class Interrupt:
 
 
 def rule_action(settings: InterruptSettings, asked: Interrupted) -> Action:
-    """Say what the rules do with a permission: all its patterns have to agree to allow it."""
+    """Return what the rules do with a permission; they allow it only if they allow each pattern."""
     if asked.type != "permission" or asked.permission is None:
         return "ask"
     actions: set[Action] = set()
     for pattern in asked.patterns or ["*"]:
         action: Action = "ask"
-        for rule in settings.permission_rules:  # the last one that fits decides
+        for rule in settings.permission_rules:  # the last rule that fits decides
             if fnmatchcase(asked.permission, rule.permission) and fnmatchcase(
                 pattern, rule.pattern
             ):
@@ -152,12 +153,60 @@ def rule_action(settings: InterruptSettings, asked: Interrupted) -> Action:
 
 
 def expiry(settings: InterruptSettings, asked: Interrupted) -> Reply | None:
-    """Return the answer at the deadline; None ends the turn."""
+    """Return the answer to give at the deadline; None if the turn ends instead."""
     if settings.interrupt_default_action == "end-turn":
         return None
     if asked.type == "question":
         return QuestionReply([[EXPIRED_MESSAGE] for _ in asked.questions])
     return PermissionReply("reject", EXPIRED_MESSAGE)
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """How an interrupt ended, and by whose answer."""
+
+    resumed: Resumed
+    """The event, completed for the log."""
+    answer: Answer | None = None
+    """The answer that counted."""
+    answered_past_us: bool = False
+    """Whether OpenCode was answered by nobody that this service knows of."""
+
+
+def settlement(
+    interrupt: Interrupt, event: Resumed, *, ran: bool, ending: bool, busy: bool
+) -> Settlement:
+    """Find out whose answer settled an interrupt.
+
+    ``ran`` says that the tool call which asked was carried out, ``ending`` that the turn is over,
+    and ``busy`` that OpenCode was at work when its state was last read. OpenCode does not say whose
+    answer it took, and an interrupt that is only missing from its list (``void``) not even which.
+    """
+    answer, implied, void = interrupt.answer, interrupt.implied, event.resolution == "void"
+    if interrupt.stage is Stage.EXPIRED:
+        return Settlement(replace(event, by=CLOCK, resolution="expired"))
+    # A call that has asked and was carried out was allowed to by somebody.
+    allowed = interrupt.asked.type == "permission" and ran
+    if answer is not None:
+        if not void:
+            taken = answer.resolution == event.resolution
+        elif allowed and answer.resolution != "rejected":
+            taken = True
+        else:
+            # A request that vanished has taken the answer that was on its way to it.
+            taken = interrupt.stage is Stage.DELIVERED or not ending
+        if taken:
+            resolution = "expired" if answer.by == CLOCK else answer.resolution
+            return Settlement(replace(event, by=answer.by, resolution=resolution), answer)
+    if implied is not None and event.resolution in (implied.resolution, "void"):
+        counted = implied if implied.resolution == "rejected" else None
+        return Settlement(replace(event, by=implied.by), counted)
+    if void and allowed:
+        event, void = replace(event, resolution="once"), False
+    if void:
+        # It was dropped with the end of the turn, or, while OpenCode works on, answered.
+        return Settlement(event, answered_past_us=busy and not ending)
+    return Settlement(replace(event, by=ELSEWHERE), answered_past_us=True)
 
 
 class Interrupts:
@@ -169,15 +218,16 @@ class Interrupts:
         self.grants = Grants(database)
         self.settings = settings.interrupts
         self.console_answers = settings.console_answers
-        """OpenCode may be answered past this service, by a person at its own terminal."""
+        """Whether people may answer past this service, at OpenCode's own terminal."""
         self._rights = settings.auth.rights
         self.sessions_with_turn: dict[SessionId, WorkInterrupts] = {}
-        """Sessions in which the turn of a task runs: it is asked whatever the session asks."""
+        """The turn that runs in a session: it is asked everything that the session asks."""
         self.open: dict[RequestId, Interrupt] = {}
-        """What is not settled yet: nobody else is asked the same."""
+        """Interrupts that are not settled. A turn and an errand may follow the same session; the
+        first of them to hear of a request asks it, and the other does not."""
 
     def check(self, owner: Owner | None, asked: Interrupted, answer: Answer) -> None:
-        """Raise when a person may not answer an interrupt like this."""
+        """Raise an error if a person may not give this answer to an interrupt."""
         reply = answer.reply
         kind = "permission" if isinstance(reply, PermissionReply) else "question"
         if kind != asked.type:
@@ -216,7 +266,7 @@ class Interrupts:
                 pass
 
     async def reply(self, asked: Interrupted, reply: Reply, at: Location) -> None:
-        """Give OpenCode an answer."""
+        """Send OpenCode a reply."""
         match reply:
             case PermissionReply():
                 await self.opencode.reply_permission(
@@ -227,8 +277,8 @@ class Interrupts:
             case QuestionRejection():
                 await self.opencode.reject_question(asked.request_id, at=at)
 
-    async def ask(self, owner: Owner, asked: Interrupted, *, numbered: bool) -> Interrupted:
-        """Store an interrupt and return it with its number, its deadline and what happens then."""
+    async def store_asked(self, owner: Owner, asked: Interrupted, *, numbered: bool) -> Interrupted:
+        """Store an interrupt; return it with its number, its deadline and the default then."""
         settings, now = self.settings, now_ms()
         default = "the request is rejected and the turn continues"
         if expiry(settings, asked) is None:
@@ -270,10 +320,10 @@ class Interrupts:
         *,
         insist: bool = False,
     ) -> None:
-        """Store an answer, and what belongs to it, before OpenCode is given it; all or nothing.
+        """Store an answer before OpenCode is given it, and run ``also`` in the same transaction.
 
-        Without this a service that is killed in between would take the caller's repeat for
-        the answer to the next interrupt.
+        Otherwise a service that is killed in between would take the caller's repeat for the
+        answer to the next interrupt. ``insist`` waits for a database that is away.
         """
 
         def write(connection: Connection) -> None:
@@ -287,9 +337,9 @@ class Interrupts:
     async def settle(
         self, owner: Owner, asked: Interrupted, resumed: Resumed, scope: Scope | None = None
     ) -> Grant | None:
-        """Write down how an interrupt ended, in the table and in the audit log.
+        """Record in the table and in the audit log how an interrupt ended.
 
-        With a scope the person has allowed more than this request: return the grant.
+        With a scope the person has allowed more than this request: store and return the grant.
         """
         now = now_ms()
 
@@ -328,14 +378,14 @@ class Interrupts:
         return grant
 
     async def stored_answers(self, owner: Owner) -> list[tuple[Interrupted, Answer]]:
-        """Return the answers to what a task or an errand asked that count, or may count yet.
+        """Return the interrupts of a task or an errand whose stored answer counts, or may yet.
 
-        One that has settled its interrupt is among them: the service may have been killed
-        before the log of the task said so, or before others were settled by it too.
+        That includes answers which have settled their interrupt: the service may have been killed
+        before the log of the task said so, or before others were settled by them too.
         """
         where = (owner.task_id or "", owner.context_id)
         found: list[tuple[Interrupted, Answer]] = []
-        # What asks may be working, and cannot do without: however long the database is away.
+        # The work may be running, and cannot go on without: wait for a database that is away.
         for row in await self._database.write_until_stored(
             lambda c: interrupt_rows.answered(c, *where)
         ):
@@ -344,8 +394,8 @@ class Interrupts:
                 found.append((Interrupted.load(orjson.loads(row.asked)), answer))
         return found
 
-    async def left(self) -> list[tuple[Owner, Interrupted]]:
-        """Return what an earlier process asked for work that no task follows."""
+    async def of_errands(self) -> list[tuple[Owner, Interrupted]]:
+        """Return the interrupts of errands that an earlier process left open, and their owners."""
         found: list[tuple[Owner, Interrupted]] = []
         for row in await self._database.read(interrupt_rows.left):
             # An earlier version did not store the rights; the deployment may allow less now.
@@ -356,7 +406,7 @@ class Interrupts:
         return found
 
     async def pending(self, principal: Principal | None, kind: str) -> list[Interrupt]:
-        """Return what a principal is asked now, or everybody, the most urgent first."""
+        """Return the interrupts that a principal is asked now, or everybody; most urgent first."""
         found = await self._database.read(
             lambda connection: interrupt_rows.pending(connection, principal, kind)
         )
@@ -364,7 +414,7 @@ class Interrupts:
         return [one for one in waiting if one is not None and one.waits]
 
     async def find(self, request_id: str) -> InterruptRow | None:
-        """Return what is stored about an interrupt, settled ones included."""
+        """Return the row of an interrupt, also of a settled one."""
         return await self._database.read(
             lambda connection: interrupt_rows.find(connection, request_id)
         )
@@ -373,33 +423,37 @@ class Interrupts:
 class WorkInterrupts:
     """The interrupts of one turn, or of one errand.
 
-    Its owner passes all events of the session through ``screen``, says with ``note_logged`` that
-    they are in the log, has due answers given with ``give_due_answers``, and looks at ``stale`` and
-    ``forged`` afterwards.
+    The turn begins with ``restore`` and ``connect``, and ends with ``close``. In between it passes
+    all events of the session through ``screen``, says with ``note_logged`` that they are in the
+    log, has due answers given with ``give_due_answers``, and looks at ``stale`` and ``forged``
+    afterwards. If it stops OpenCode, it says so with ``refuse_all``, ``go_on`` and
+    ``reject_leftovers``. Other tasks of asyncio call ``answer`` and ``repeat`` for a person.
     """
 
     def __init__(self, interrupts: Interrupts, owner: Owner, wake: Callable[[], None]) -> None:
         self._interrupts = interrupts
         self.owner = owner
         self.changed = asyncio.Event()
-        """Set when the turn begins or ceases to wait for a person; then there is another one."""
+        """Set when the turn begins or ceases to wait for a person, and replaced by a new event."""
         self._wake = wake
         self._location = Location()
         self._connected = asyncio.Event()
-        """Set once answers can be given, or never will be."""
+        """Set once answers can be given, or when that will never be."""
         self._closed = False
         self.open: dict[RequestId, Interrupt] = {}
-        """Those that are not settled, of people and of rules."""
+        """Interrupts that are not settled, whether a person is asked or not."""
         self._settled: list[Interrupt] = []
-        """Settled, and about to be written to the log."""
+        """Interrupts that are settled, but not yet in the log."""
         self._refusing: Answer | None = None
-        """Whoever stops what runs refuses all that it asks, also what is heard of only now."""
+        """The refusal by the person who has the turn stopped; it is also for requests that are
+        heard of only afterwards."""
         self.busy = False
-        """OpenCode was at work when its state was last read."""
+        """Whether OpenCode was at work when its state was last read."""
         self.stale = False
         """OpenCode does not know an interrupt that is open here: its state has to be read."""
         self.forged: Interrupted | None = None
-        """Answered past this service, where that is not allowed: the turn has to be stopped."""
+        """An interrupt that was answered past this service, where that is not allowed: the turn
+        has to be stopped."""
 
     @property
     def waiting(self) -> bool:
@@ -407,22 +461,22 @@ class WorkInterrupts:
         return any(interrupt.waits for interrupt in self.open.values())
 
     def restore(self, asked: Interrupted) -> None:
-        """Take up an interrupt from before a restart, with what is left of its time."""
+        """Reopen an interrupt from before a restart, with the rest of its time."""
         interrupt = Interrupt(asked, self, Stage.WAITING)
         self.open[asked.request_id] = self._interrupts.open[asked.request_id] = interrupt
         left = ((asked.expires_at or 0) - now_ms()) / 1000
         self._arm(interrupt, left if self.owner.rights.waits else 0)
 
     def connect(
-        self, location: Location, answered: Sequence[tuple[Interrupted, Answer]] = ()
+        self, location: Location, stored_answers: Sequence[tuple[Interrupted, Answer]] = ()
     ) -> None:
-        """Begin to answer; ``answered`` is what an earlier process stored.
+        """Begin to give answers, first those that an earlier process stored.
 
-        Whether OpenCode got such an answer is not known. It is given once more, to the same
-        request: OpenCode refuses it if it is not pending.
+        Nobody knows whether OpenCode got these. They are given once more, to the same requests:
+        OpenCode refuses an answer to a request that is not pending.
         """
         self._location = location
-        for asked, answer in answered:
+        for asked, answer in stored_answers:
             interrupt = self.open.get(asked.request_id)
             if interrupt is not None and interrupt.stage is Stage.WAITING:
                 interrupt.answer = answer
@@ -432,13 +486,13 @@ class WorkInterrupts:
         self._connected.set()
 
     def close(self) -> None:
-        """Stop; what is open stays open in OpenCode, and for the next process."""
+        """Stop; interrupts that are open stay open in OpenCode, and for the next process."""
         self._closed = True
         for request_id, interrupt in self.open.items():
             self._interrupts.open.pop(request_id, None)
             if interrupt.timer is not None:
                 interrupt.timer.cancel()
-        # Those who answer would wait in vain.
+        # Whoever answers now would wait in vain.
         self._connected.set()
         for interrupt in (*self._settled, *self.open.values()):
             interrupt.logged.set()
@@ -447,7 +501,7 @@ class WorkInterrupts:
     # Asked
 
     async def screen(self, events: list[TurnEvent]) -> list[TurnEvent | Answered]:
-        """Give interrupts an owner and a deadline, and name who settled them."""
+        """Return events for the log: interrupts with owner and deadline, ends with who answered."""
         if not any(isinstance(event, Interrupted | Resumed) for event in events):
             return [*events]
         out: list[TurnEvent | Answered] = []
@@ -457,12 +511,20 @@ class WorkInterrupts:
         for event in events:
             match event:
                 case Interrupted():
-                    if event.request_id not in self._interrupts.open:  # else another is asked
+                    if event.request_id not in self._interrupts.open:  # else it is asked already
                         out.append(await self._ask(event))
                 case Resumed():
                     interrupt = self.open.pop(event.request_id, None)
-                    if interrupt is not None:  # else it was another's
-                        out += await self._settle(interrupt, event, ending=ending, ran=ran)
+                    if interrupt is not None:  # else other work asked
+                        asked = interrupt.asked
+                        settled = settlement(
+                            interrupt,
+                            event,
+                            ran=asked.call_id in ran,
+                            ending=ending,
+                            busy=self.busy,
+                        )
+                        out += await self._settle(interrupt, settled)
                 case _:
                     out.append(event)
         self.changed.set()
@@ -470,30 +532,15 @@ class WorkInterrupts:
         return out
 
     async def _ask(self, asked: Interrupted) -> TurnEvent:
-        """Put an interrupt to a person, or to a rule; return what the log says of it."""
+        """Ask a person, unless the answer is known; return the event for the log."""
         # A grant is for one directory, so that it has to be known.
         asked = replace(asked, directory=asked.directory or self._location.directory)
         interrupt = Interrupt(asked, self, implied=self._refusing)
         # Before anything is awaited: an errand in the same session must not ask it as well.
         self._interrupts.open[asked.request_id] = interrupt
-        rights, action = self.owner.rights, rule_action(self._interrupts.settings, asked)
-        action, reason = rights.narrow(asked.permission or QUESTION, action), ""
-        if action == "ask":
-            grant = await self._interrupts.grants.covering(self.owner, asked)
-            if grant is not None:
-                interrupt.due = Answer(PermissionReply("once"), grant.by)
-                action, reason = "allow", f"allowed before, by {grant.by}"
-        else:
-            reply: Reply = PermissionReply("once")
-            if asked.type == "question":
-                reply = QuestionReply([[UNATTENDED_MESSAGE] for _ in asked.questions])
-            elif action == "deny":
-                message = DENIED_MESSAGE if rights.waits else UNATTENDED_MESSAGE
-                reply = PermissionReply("reject", message)
-            interrupt.due = Answer(reply, RULE)
-            reason = "answered by a rule of this service"
+        known = await self._known_answer(asked)
         if asked.call_id is not None and asked.tool_input is None:
-            # OpenCode stores what the tool was called with a moment after it asks.
+            # OpenCode stores the input of the tool call a moment after it asks.
             try:
                 called = await snapshot.tool_call(
                     self._interrupts.opencode, asked.session_id, asked.call_id
@@ -502,25 +549,42 @@ class WorkInterrupts:
                     asked = replace(asked, tool=called.tool, tool_input=called.state.input)
             except UpstreamError as error:
                 logger.warning("input of a tool call not known", error=error.message)
-        # Only what a task puts to a person has a number: nobody has to name anything else.
-        interrupt.for_person = interrupt.due is None
+        # Only a request that a task puts to a person has a number: nobody has to name others.
+        interrupt.for_person = known is None
         numbered = interrupt.for_person and self.owner.task_id is not None
-        asked = interrupt.asked = await self._interrupts.ask(self.owner, asked, numbered=numbered)
-        self.open[asked.request_id] = interrupt
-        if interrupt.due is None:
+        asked = await self._interrupts.store_asked(self.owner, asked, numbered=numbered)
+        interrupt.asked, self.open[asked.request_id] = asked, interrupt
+        if known is None:
             interrupt.stage = Stage.WAITING
             self._arm(interrupt, self._interrupts.settings.interrupt_request_ttl_seconds)
             return asked
-        self._make_due(interrupt, interrupt.due)
-        status = "denied" if action == "deny" else "allowed"
+        self._make_due(interrupt, known)
+        status = "allowed" if known.resolution == "once" else "denied"
+        reason = "answered by a rule of this service"
+        if known.by != RULE:
+            reason = f"allowed before, by {known.by}"
         if asked.type == "question":
             subject = " ".join(question.question for question in asked.questions)
             return Progressed("question", status, asked.request_id, subject, reason=reason)
         subject = f"{asked.permission}: {', '.join(asked.patterns)}"
         return Progressed("permission", status, asked.request_id, subject, reason=reason)
 
+    async def _known_answer(self, asked: Interrupted) -> Answer | None:
+        """Return the answer by a rule, the rights of the work, or a grant; None asks a person."""
+        rights, action = self.owner.rights, rule_action(self._interrupts.settings, asked)
+        action = rights.narrow(asked.permission or QUESTION, action)
+        if action == "ask":
+            grant = await self._interrupts.grants.covering(self.owner, asked)
+            return None if grant is None else Answer(PermissionReply("once"), grant.by)
+        if asked.type == "question":
+            return Answer(QuestionReply([[UNATTENDED_MESSAGE] for _ in asked.questions]), RULE)
+        if action == "allow":
+            return Answer(PermissionReply("once"), RULE)
+        message = DENIED_MESSAGE if rights.waits else UNATTENDED_MESSAGE
+        return Answer(PermissionReply("reject", message), RULE)
+
     def _arm(self, interrupt: Interrupt, seconds: float) -> None:
-        """Have the turn look what is due when the time of an interrupt is over."""
+        """Wake the turn when the time of an interrupt is over, to give the default answer."""
         interrupt.timer = asyncio.get_running_loop().call_later(max(0.0, seconds), self._wake)
 
     def _make_due(self, interrupt: Interrupt, answer: Answer) -> None:
@@ -530,12 +594,12 @@ class WorkInterrupts:
     # Answered
 
     async def give_due_answers(self) -> bool:
-        """Give the answers that are due; False when the turn has to end instead."""
+        """Give OpenCode the answers that are due; False if the turn has to end instead."""
         now = asyncio.get_running_loop().time()
         for interrupt in [*self.open.values()]:
             asked, before, answer = interrupt.asked, interrupt.stage, interrupt.due
             if before is Stage.WAITING and interrupt.timer and interrupt.timer.when() <= now:
-                answer = interrupt.answer  # a person's, which could not be delivered
+                answer = interrupt.answer  # of a person, which could not be delivered
                 if answer is None:
                     reply = expiry(self._interrupts.settings, asked)
                     if reply is None:
@@ -564,11 +628,11 @@ class WorkInterrupts:
     async def answer(
         self, request_ids: Sequence[str], answer: Answer, also: Write | None = None
     ) -> None:
-        """Answer for a person; return once OpenCode has taken the answer to all of them.
+        """Answer for a person; return once OpenCode has confirmed the answer to each request.
 
-        ``also`` is written together with the answer, before OpenCode gets it.
+        ``also`` runs in the transaction that stores the answer, before OpenCode gets it.
         """
-        await self._wait_connected()  # then what an earlier process stored is known
+        await self._wait_connected()  # then the answers that an earlier process stored are known
         found: list[Interrupt] = []
         for request_id in request_ids:
             interrupt = self.open.get(RequestId(request_id))
@@ -605,9 +669,9 @@ class WorkInterrupts:
             raise _outcome(found, failed)
 
     async def repeat(self, message: Message) -> None:
-        """Make sure that OpenCode gets the answer in a message that was taken before."""
+        """Make sure that OpenCode gets the answer in a message that was accepted before."""
         await self._wait_connected()
-        # What is settled but not in the log yet is no longer open; its outcome is waited for too.
+        # Those that are settled but not in the log yet are no longer open; wait for these too.
         for interrupt in (*self._settled, *self.open.values()):
             known = (interrupt.answer, interrupt.due)
             answer = next((one for one in known if one and one.message == message), None)
@@ -617,10 +681,10 @@ class WorkInterrupts:
                 interrupt.stage = Stage.SENDING
                 await self._send_and_confirm(interrupt, answer)
             else:
-                await self._confirmed(interrupt, answer)
+                await self._wait_confirmed(interrupt, answer)
 
     async def _wait_connected(self) -> None:
-        """Wait until answers can be given; after a restart of the service it takes a moment."""
+        """Wait until answers can be given, which takes a moment after a restart of the service."""
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await self._connected.wait()
@@ -632,9 +696,9 @@ class WorkInterrupts:
             raise UpstreamUnreachableError(STOPPED_MESSAGE)
 
     async def _send_and_confirm(self, interrupt: Interrupt, answer: Answer) -> None:
-        """Give OpenCode an answer, and wait until it says that the answer counts."""
+        """Give OpenCode an answer, and wait until OpenCode confirms that it counts."""
         try:
-            if interrupt.stage is Stage.SENDING:  # else it was settled with another one
+            if interrupt.stage is Stage.SENDING:  # else it was settled together with another one
                 await self._send(interrupt, answer)
         except UpstreamNotFoundError:
             if answer not in (interrupt.answer, interrupt.implied):
@@ -643,17 +707,16 @@ class WorkInterrupts:
             if interrupt.stage is Stage.SENDING:
                 interrupt.stage = Stage.WAITING
             raise
-        await self._confirmed(interrupt, answer)
+        await self._wait_confirmed(interrupt, answer)
 
     async def _send(self, interrupt: Interrupt, answer: Answer) -> None:
         """Give OpenCode an answer that is stored."""
         asked, earlier, interrupt.answer = interrupt.asked, interrupt.answer, answer
-        if answer.resolution in ("rejected", "always"):
-            self._note_implied(asked, answer)
+        self._note_implied(asked, answer)
         try:
             await self._interrupts.reply(asked, answer.reply, self._at(asked))
         except UpstreamNotFoundError:
-            # It is not pending: an earlier try got through, or an answer from elsewhere.
+            # It is not pending: OpenCode took an earlier try, or an answer from elsewhere.
             if interrupt.stage is Stage.SENDING:
                 interrupt.answer, interrupt.stage = earlier, Stage.DELIVERED
             for other in self.open.values():
@@ -665,8 +728,8 @@ class WorkInterrupts:
         if interrupt.stage is Stage.SENDING:
             interrupt.stage = Stage.DELIVERED
 
-    async def _confirmed(self, interrupt: Interrupt, answer: Answer) -> None:
-        """Wait until OpenCode says that an interrupt is settled; raise if not by this answer."""
+    async def _wait_confirmed(self, interrupt: Interrupt, answer: Answer) -> None:
+        """Wait until an interrupt is settled; raise an error if not by this answer."""
         try:
             async with asyncio.timeout(CONFIRM_SECONDS):
                 await interrupt.logged.wait()
@@ -684,14 +747,28 @@ class WorkInterrupts:
     # Settled
 
     async def _settle(
-        self, interrupt: Interrupt, event: Resumed, *, ending: bool, ran: Container[str | None]
+        self, interrupt: Interrupt, settled: Settlement
     ) -> list[TurnEvent | Answered]:
-        """Write down how an interrupt ended; return what the log says of it."""
-        asked = interrupt.asked
+        """Record how an interrupt ended, and its consequences; return the events for the log."""
+        asked, resumed, counted = interrupt.asked, settled.resumed, settled.answer
         self._interrupts.open.pop(asked.request_id, None)
         if interrupt.timer is not None:
             interrupt.timer.cancel()
-        resumed, counted = self._attribute(interrupt, event, ending=ending, ran=ran)
+        if counted is not None and counted is interrupt.answer:
+            self._note_implied(asked, counted)  # also for requests that came since it was sent
+        if settled.answered_past_us and not self._interrupts.console_answers:
+            self.forged = asked
+            AUDIT.warning(
+                "interrupt answered past the service",
+                request_id=asked.request_id,
+                type=asked.type,
+                task_id=self.owner.task_id,
+                principal=self.owner.principal,
+                session_id=asked.session_id,
+                permission=asked.permission,
+                patterns=asked.patterns,
+                resolution=resumed.resolution,
+            )
         interrupt.stage, interrupt.answer = Stage.SETTLED, counted
         self._settled.append(interrupt)
         scope = None
@@ -707,61 +784,19 @@ class WorkInterrupts:
         return [resumed] if message is None else [Answered(message), resumed]
 
     def note_logged(self) -> None:
-        """Note that all that was screened is in the log: whoever answered may go on."""
+        """Note that the screened events are in the log: callers of ``answer`` may return."""
         for interrupt in self._settled:
             interrupt.logged.set()
         self._settled.clear()
 
-    def _attribute(
-        self, interrupt: Interrupt, event: Resumed, *, ending: bool, ran: Container[str | None]
-    ) -> tuple[Resumed, Answer | None]:
-        """Say whose answer settled an interrupt, and how; notice answers that nobody gave here."""
-        asked, answer, void = interrupt.asked, interrupt.answer, event.resolution == "void"
-        if interrupt.stage is Stage.EXPIRED:
-            return replace(event, by=CLOCK, resolution="expired"), None
-        # A call that has asked and has done its work was allowed to by somebody.
-        done = asked.type == "permission" and asked.call_id in ran
-        if answer is not None:
-            # One that is gone without a word has taken the answer that was on its way to it.
-            taken = interrupt.stage is Stage.DELIVERED or not ending
-            if not void:
-                taken = answer.resolution == event.resolution
-            elif done and answer.resolution != "rejected":
-                taken = True
-            if taken:
-                if answer.resolution in ("rejected", "always"):
-                    self._note_implied(asked, answer)  # also for what was heard since it was sent
-                resolution = "expired" if answer.by == CLOCK else answer.resolution
-                return replace(event, by=answer.by, resolution=resolution), answer
-        implied = interrupt.implied
-        if implied is not None and event.resolution in (implied.resolution, "void"):
-            counted = implied if implied.resolution == "rejected" else None
-            return replace(event, by=implied.by), counted
-        if void and done:
-            event, void = replace(event, resolution="once"), False
-        if void and (ending or not self.busy):
-            return event, None
-        if not self._interrupts.console_answers:
-            self.forged = asked
-            AUDIT.warning(
-                "interrupt answered past the service",
-                request_id=asked.request_id,
-                type=asked.type,
-                task_id=self.owner.task_id,
-                principal=self.owner.principal,
-                session_id=asked.session_id,
-                permission=asked.permission,
-                patterns=asked.patterns,
-                resolution=event.resolution,
-            )
-        return event if void else replace(event, by=ELSEWHERE), None
-
     def _note_implied(self, asked: Interrupted, answer: Answer) -> None:
-        """Note which others OpenCode may settle with the answer to one.
+        """Note which other interrupts OpenCode may settle with the answer to one.
 
-        After a refusal it refuses all that is pending in the session; after its own "always" it
-        allows what that covers.
+        After a refusal OpenCode refuses all that is pending in the session; after its own "always"
+        it allows what that covers.
         """
+        if answer.resolution not in ("rejected", "always"):
+            return
         for other in self.open.values():
             same = answer.resolution == "rejected" or other.asked.permission == asked.permission
             if same and other.asked.session_id == asked.session_id:
@@ -770,22 +805,22 @@ class WorkInterrupts:
     # Stopped
 
     def refuse_all(self, by: Principal) -> None:
-        """Note that a person has the turn stopped, and so refuses what it asks."""
+        """Note that a person has the turn stopped, and so refuses everything that it asks."""
         self._refusing = Answer(PermissionReply("reject"), by)
         for interrupt in self.open.values():
             interrupt.implied = self._refusing
 
     def go_on(self) -> None:
-        """Note that the turn goes on after it was stopped: what it asks now is asked."""
+        """Note that the turn goes on after it was stopped: new requests are asked again."""
         self._refusing = None
 
-    async def reject_all(self, sessions: Container[SessionId]) -> None:
-        """Clear what is pending after the turn was stopped: OpenCode does not."""
+    async def reject_leftovers(self, sessions: Container[SessionId]) -> None:
+        """Reject the requests that are pending after the turn was stopped: OpenCode does not."""
         for interrupt in [*self.open.values()]:
             await self._reject(interrupt.asked)
         permissions, questions = await snapshot.pending(self._interrupts.opencode, self._location)
         for request in (*(permissions or ()), *(questions or ())):
-            if request.session_id in sessions:  # asked in the very last moment, and not heard
+            if request.session_id in sessions:  # asked at the last moment, and not heard of
                 await self._reject(interrupted(request, None, self._location.directory))
 
     async def _reject(self, asked: Interrupted) -> None:
@@ -800,9 +835,9 @@ class WorkInterrupts:
 
 
 def _outcome(found: Sequence[Interrupt], failed: dict[Interrupt, ServiceError]) -> ServiceError:
-    """Return the error to an answer that did not count for all that it was given to.
+    """Return the error for an answer that did not count for all its requests.
 
-    One that may yet count if it is sent again decides.
+    An error that passes if the answer is sent again decides.
     """
     errors = [*failed.values()]
     error = next((one for one in errors if isinstance(one, UpstreamError)), errors[0])

@@ -766,7 +766,9 @@ class Attempt:
                 # The id is the same after a crash, so that the stored row and its number are found.
                 request_id = RequestId(f"plan_{turn.request.user_message_id}")
                 asked = Interrupted(request_id, "plan", self._session.session_id)
-                out.append(await self._turns.interrupts.ask(turn.owner, asked, numbered=True))
+                out.append(
+                    await self._turns.interrupts.store_asked(turn.owner, asked, numbered=True)
+                )
         return out
 
     # Decide
@@ -1013,7 +1015,7 @@ class Attempt:
         try:
             async with asyncio.timeout(seconds):
                 await opencode.abort_session(session.session_id)
-                await self._interrupts.reject_all(sessions)
+                await self._interrupts.reject_leftovers(sessions)
                 while True:
                     busy = sessions & set(await opencode.session_status(at=session.location))
                     if call is not None and not busy:
