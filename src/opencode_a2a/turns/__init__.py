@@ -1,1 +1,1 @@
-"""Which session, one turn at a time, interrupts. Imports neither A2A nor HTTP."""
+"""Turns in OpenCode: their sessions, their prompts, and the interrupts that wait for a person."""

@@ -1,7 +1,7 @@
 """What a person may answer to an interrupt, and what it means. Pure.
 
-Any A2A client can answer with a plain message: a word, an option, a number, a free text, or
-a data part with the same in a form for programs.
+Any A2A client can answer with a plain message: a word, an option, a number, free text, or a data
+part that says the same in a form for programs.
 """
 
 import re
@@ -21,9 +21,9 @@ from opencode_a2a.turns.grants import Scope
 class PermissionReply:
     reply: Literal["once", "always", "reject"]
     message: str | None = None
-    """Given to the model when the answer is no; it then goes on instead of stopping."""
+    """The reason for a no. The model is given it, and then goes on instead of stopping."""
     scope: Scope | None = None
-    """Where "once" also allows what comes later and fits the patterns of the request."""
+    """With "once": where later requests that fit the patterns of this one are allowed too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,16 @@ _KINDS = {kind.__name__: kind for kind in (PermissionReply, QuestionReply, Quest
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A reply to an interrupt, and whose it is: a principal's, a rule's or the deadline's."""
+    """A reply to an interrupt, and who gives it."""
 
     reply: Reply
     by: str
+    """A principal, a grant, or one of the words of ``interrupts`` for rule and deadline."""
     message: Message | None = None
     """The message that it came in."""
     rights: Rights = field(default=FULL, compare=False)
-    """What whoever answers may have done; not stored, since it is checked before that."""
+    """The rights of the credential that answers; checked before the answer is stored, and not
+    stored with it."""
 
     @property
     def resolution(self) -> Resolution:
@@ -73,16 +75,16 @@ class Answer:
 
 
 class NotUnderstoodError(Exception):
-    """The answer means nothing here; the text says what would."""
+    """The message is not an answer to a pending request; the text says what would be."""
 
 
 class OutdatedAnswerError(NotUnderstoodError):
-    """The answer was for something else than what is asked now."""
+    """The message answers a request that is not pending, or one that was not shown before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What a message says: the interrupts that it answers, and how."""
+    """What a message means: the interrupts that it answers, and the reply to them."""
 
     asked: tuple[Interrupted, ...]
     reply: Reply
@@ -90,11 +92,11 @@ class Meaning:
 
 @dataclass(frozen=True, slots=True)
 class PlanDecision:
-    """What a person wants with a plan: have it carried out, changed, or dropped."""
+    """What a person wants done with a plan: carry it out, change it, or drop it."""
 
     wanted: Literal["go", "revise", "cancel"]
     remark: str | None = None
-    """What is to be kept in mind when it is carried out."""
+    """A remark for the agent that carries the plan out."""
 
 
 _WORDS: dict[str, Literal["once", "always", "reject"]] = {
@@ -126,18 +128,18 @@ _NUMBERED = re.compile(r"#?(?P<number>\d{1,9})(?P<sign>\s*[:.)])?\s+(?P<rest>.*)
 """An answer to a question among several requests: ``2: Red``."""
 
 
-def understand(message: Message, pending: Sequence[Interrupted], told: int) -> Meaning:
-    """Return what a message means; raise NotUnderstoodError if it cannot be told for sure.
+def understand(message: Message, pending: Sequence[Interrupted], seen: int) -> Meaning:
+    """Return what a message means; raise NotUnderstoodError if that is not certain.
 
-    An answer may name requests by number or id. A plain one is for what was shown: ``told`` is the
-    highest number that a reader of the task was given. What was asked since is not meant, and
-    what was shown and is over is not replaced by what is asked now.
+    An answer may name requests by number or id. One that names none is for the request that was
+    shown: ``seen`` is the highest number that a reader of the task was given. It is not for
+    requests that came later, even if the one that was shown is settled.
     """
     if any(part.kind in ("raw", "url") for part in message.parts):
         raise NotUnderstoodError("An answer is text or data, without files.")
     for part in message.parts:
         if isinstance(part.data, dict):
-            return _from_data(part.data, pending, told)
+            return _from_data(part.data, pending, seen)
     text = message.text.strip()
     first, _, rest = text.partition(" ")
     if _REQUEST_ID.fullmatch(first.rstrip(":")):
@@ -148,14 +150,14 @@ def understand(message: Message, pending: Sequence[Interrupted], told: int) -> M
         numbers = [
             int(number) for number in re.findall(r"\d+", said["before"] or said["after"] or "")
         ]
-        # To a question that is open to any words, "12 no" may be an answer in itself.
-        if numbers and min(numbers) <= max(told, *(asked.number or 0 for asked in pending)):
+        # To a question that accepts free text, "12 no" may be an answer in itself.
+        if numbers and min(numbers) <= max(seen, *(asked.number or 0 for asked in pending)):
             named = _with_numbers(numbers, pending)
         elif said["all_before"] or said["all_after"] or said["all_last"]:
-            named = _every_permission(pending, told)
+            named = _every_permission(pending, seen)
         else:
-            named = _shown(pending, told)
-            if numbers and named[0].type == "permission":  # a number is never left unheard
+            named = _shown(pending, seen)
+            if numbers and named[0].type == "permission":  # a number is never ignored
                 named = _with_numbers(numbers, pending)
         if named[0].type == "question":
             answer = _NUMBERED.fullmatch(text) if numbers else None
@@ -166,19 +168,19 @@ def understand(message: Message, pending: Sequence[Interrupted], told: int) -> M
         found = [one for one in pending if one.number == int(numbered["number"])]
         if found and found[0].type == "question":
             return Meaning((found[0],), _question(numbered["rest"].strip(), found[0]))
-    named = _shown(pending, told)
+    named = _shown(pending, seen)
     return Meaning(named, _reply(text, named[0]))
 
 
 GO_ALONE = 'Send "go" alone, without files or data.'
 
 
-def decide(message: Message, asked: Interrupted, told: int) -> PlanDecision:
-    """Return what a message wants with a plan; all that is not "go" is a change to it.
+def decide(message: Message, asked: Interrupted, seen: int) -> PlanDecision:
+    """Return what a message wants done with a plan; anything but "go" and "cancel" changes it.
 
-    A "go" with a condition is not one: only what follows a colon is a remark.
+    A "go" with a condition is a change: only text after a colon is a remark.
     """
-    _told([asked], told)
+    _only_seen([asked], seen)
     for part in message.parts:
         match part.data:
             case {"reply": str(word), **rest} if word.strip().lower() in _GO:
@@ -214,7 +216,7 @@ def decide(message: Message, asked: Interrupted, told: int) -> PlanDecision:
 
 
 def same_request(one: Interrupted, other: Interrupted) -> bool:
-    """Whether two permissions ask for exactly the same, so that one answer is for both."""
+    """Whether two permissions ask for exactly the same, so that one answer holds for both."""
 
     def content(asked: Interrupted) -> tuple[object, ...]:
         what = (asked.permission, asked.patterns, asked.always, asked.metadata)
@@ -224,7 +226,7 @@ def same_request(one: Interrupted, other: Interrupted) -> bool:
 
 
 def groups(pending: Sequence[Interrupted]) -> list[tuple[Interrupted, ...]]:
-    """Return what is asked, with requests that ask for exactly the same put together."""
+    """Return the requests in groups that ask for exactly the same."""
     found: list[list[Interrupted]] = []
     for asked in pending:
         alike = next((group for group in found if same_request(group[0], asked)), None)
@@ -252,9 +254,9 @@ def _with_id(request_id: object, pending: Sequence[Interrupted]) -> Interrupted:
 def _with_numbers(
     numbers: Sequence[int], pending: Sequence[Interrupted]
 ) -> tuple[Interrupted, ...]:
-    """Return the requests with these numbers, and with each the same ones that came before it.
+    """Return the requests with these numbers, each with earlier requests for exactly the same.
 
-    They are shown together, by the highest number among them.
+    Requests for the same are shown as one, by the highest number among them.
     """
     found: dict[str, Interrupted] = {}
     for number in numbers:
@@ -272,8 +274,9 @@ def _with_numbers(
     return tuple(found.values())
 
 
-def _told(pending: Sequence[Interrupted], told: int) -> list[Interrupted]:
-    shown = [asked for asked in pending if (asked.number or 0) <= told]
+def _only_seen(pending: Sequence[Interrupted], seen: int) -> list[Interrupted]:
+    """Return the requests that a reader of the task was given; raise an error if there are none."""
+    shown = [asked for asked in pending if (asked.number or 0) <= seen]
     if not shown:
         raise OutdatedAnswerError(
             "What is asked now was not shown to you before this answer, so that it may be meant "
@@ -282,16 +285,16 @@ def _told(pending: Sequence[Interrupted], told: int) -> list[Interrupted]:
     return shown
 
 
-def _every_permission(pending: Sequence[Interrupted], told: int) -> tuple[Interrupted, ...]:
-    found = tuple(asked for asked in _told(pending, told) if asked.type == "permission")
+def _every_permission(pending: Sequence[Interrupted], seen: int) -> tuple[Interrupted, ...]:
+    found = tuple(asked for asked in _only_seen(pending, seen) if asked.type == "permission")
     if not found:
         raise NotUnderstoodError(f"No permission is asked for. {accepted(pending[0])}")
     return found
 
 
-def _shown(pending: Sequence[Interrupted], told: int) -> tuple[Interrupted, ...]:
-    """Return the one request that was shown, with those that ask for exactly the same."""
-    shown = groups(_told(pending, told))
+def _shown(pending: Sequence[Interrupted], seen: int) -> tuple[Interrupted, ...]:
+    """Return the one request that was shown, with requests for exactly the same."""
+    shown = groups(_only_seen(pending, seen))
     if len(shown) > 1:
         raise NotUnderstoodError(
             "Several requests are pending; begin the answer with the number of the one you mean, "
@@ -301,7 +304,7 @@ def _shown(pending: Sequence[Interrupted], told: int) -> tuple[Interrupted, ...]
 
 
 def _reply(text: str, asked: Interrupted) -> Reply:
-    """Understand the answer to one request, without what names it."""
+    """Return the reply to one request; ``text`` no longer has the request's number or id."""
     if not text:
         raise NotUnderstoodError(f"The message is empty. {accepted(asked)}")
     if asked.type == "question":
@@ -316,7 +319,7 @@ def _permission(said: re.Match[str], asked: Interrupted) -> PermissionReply:
     reply = _WORDS[said["word"].lower()]
     reason = said["rest"].strip().lstrip(":,.;!-").strip()
     if reason and reply != "reject":
-        # "yes, but only the first file" is no permission for all of it.
+        # "yes, but only the first file" does not permit all of it.
         raise NotUnderstoodError(f"A permission has no conditions. {accepted(asked)}")
     scope = _SCOPES[said["scope"].lower()] if said["scope"] else None
     if scope and reply == "always":
@@ -341,7 +344,7 @@ def only_an_answer(message: Message) -> bool:
 
 
 def accepted(asked: Interrupted) -> str:
-    """Say what would be understood."""
+    """Return the sentence that says which answers are understood."""
     if asked.type == "plan":
         return (
             'Answer "go" (or "yes") to have it carried out, with a remark after a colon if you '
@@ -403,8 +406,8 @@ def _label(text: str, question: Question) -> str | None:
     return None
 
 
-def _from_data(data: JsonObject, pending: Sequence[Interrupted], told: int) -> Meaning:
-    """Understand a data part; its fields are those of the methods that answer, or a number."""
+def _from_data(data: JsonObject, pending: Sequence[Interrupted], seen: int) -> Meaning:
+    """Return what a data part means; it has the fields of the methods that answer, or a number."""
     request_id, number, all_of_them = data.get("request_id"), data.get("number"), data.get("all")
     if request_id is not None:
         named = (_with_id(request_id, pending),)
@@ -413,7 +416,7 @@ def _from_data(data: JsonObject, pending: Sequence[Interrupted], told: int) -> M
     elif number is not None or all_of_them not in (None, False, True):
         raise NotUnderstoodError('"number" must be a number, and "all" true or false.')
     else:
-        named = _every_permission(pending, told) if all_of_them else _shown(pending, told)
+        named = _every_permission(pending, seen) if all_of_them else _shown(pending, seen)
     return Meaning(named, _data_reply(data, named[0]))
 
 

@@ -1,9 +1,9 @@
-"""Errands: work that was begun by method, such as ``opencode.sessions.prompt_async``.
+"""Errands: work that a method began, such as ``opencode.sessions.prompt_async``.
 
-No task reports what comes of an errand, but its session is followed for the permissions and
-questions that it raises: they have the same owner, rules, deadline and audit record as those of
-a task. ``extensions`` has a session followed before it gives it a prompt or a command; ``app``
-takes up what an earlier process left.
+No task reports the result of an errand. Its session is followed for the permissions and questions
+that it raises, which have an owner, rules, a deadline and an audit record like those of a task,
+and for what it spends. ``extensions`` has a session followed before giving it a prompt or a
+command; ``fleet`` recovers the errands of an earlier process.
 """
 
 import asyncio
@@ -40,13 +40,14 @@ from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 logger = structlog.get_logger(__name__)
 
 TICK_SECONDS = 5.0
+"""Seconds without an event after which a session is looked at, or OpenCode is tried again."""
 UNBEGUN_SECONDS = 15.0
-"""How long an OpenCode that gets no CPU time may take to begin; a prompt that wants no reply never
-does."""
+"""Seconds that an OpenCode which gets no CPU time may take to begin. With a prompt that wants no
+reply it never begins."""
 
 
 class Errand:
-    """A session at work for which there is no task."""
+    """A session that works without a task, and its interrupts."""
 
     def __init__(
         self,
@@ -63,35 +64,35 @@ class Errand:
         self._root = root
         self.location = location
         self.works: list[Work] = []
-        """What the session was given to do."""
+        """Everything that the session was given to do, and that has to keep to rights."""
         self.principal = owner.principal
         self._used: dict[MessageId, Usage] = {}
-        """By step, sub-agents' included."""
+        """What each step has used so far, sub-agents' steps included."""
         self.subscription = feed.follow(root)
         self.interrupts = WorkInterrupts(interrupts, owner, self.subscription.wake)
         self.interrupts.connect(location)
         self.expect()
 
     def conclude(self) -> None:
-        """Expect no more: it is done as soon as it is not at work."""
+        """Expect no further work: the errand is over as soon as the session is idle."""
         self._latest = asyncio.get_running_loop().time()
         self.subscription.wake()
 
     def expect(self) -> None:
-        """Expect work to begin."""
+        """Expect work to begin: an idle session does not end the errand yet."""
         self._begun = False
-        """OpenCode was seen at work."""
+        """Whether OpenCode was seen at work."""
         self._latest = asyncio.get_running_loop().time() + UNBEGUN_SECONDS
-        """When it counts as done though it was not seen at work."""
+        """When an idle session ends the errand though it was never seen at work."""
 
     async def run(self) -> None:
-        """Follow the session until it has done its work."""
+        """Follow the session until its work is done."""
         compare = True
         try:
             while True:
                 try:
                     given = len(self.works)
-                    # Unless it was given more to do meanwhile, it is done.
+                    # It is done, unless it was given more to do meanwhile.
                     if compare and await self._compare() and len(self.works) == given:
                         return
                     items: list[FeedItem] = []
@@ -119,13 +120,13 @@ class Errand:
             self.interrupts.close()
 
     async def _hear(self, items: list[FeedItem]) -> bool:
-        """Deal with events; return whether to compare with what OpenCode has pending."""
+        """Handle events; return whether to compare with OpenCode's state."""
         events: list[TurnEvent] = []
         compare, spent = False, Spent()
         for item in items:
             match item:
                 case PermissionAsked() | QuestionAsked():
-                    # A turn that runs in the session asks for itself.
+                    # A turn in the same session asks for both.
                     if self._root not in self._all.sessions_with_turn:
                         events.append(interrupted(item, None, item.directory))
                 case RequestSettled():
@@ -134,7 +135,7 @@ class Errand:
                     idle = isinstance(status, StatusIdle)
                     compare, self._begun = compare or idle, self._begun or not idle
                 case MessageUpdated(info=AssistantMessage() as info):
-                    if self._root not in self._all.sessions_with_turn:  # which counts by itself
+                    if self._root not in self._all.sessions_with_turn:  # which counts it itself
                         now, before = usage(info), self._used.get(info.id, Usage())
                         self._used[info.id] = now
                         more = max(0.0, now.cost - before.cost), max(0, now.total - before.total)
@@ -145,7 +146,7 @@ class Errand:
                     pass
         await self._screen(events)
         if spent != Spent():
-            # At once: it counts whatever becomes of the rest, and of this process.
+            # At once: it counts whatever becomes of the errand, and of this process.
             used: dict[tuple[str, int], Spent] = {(self.principal, day_of(now_ms())): spent}
             await self._database.write_until_stored(
                 lambda connection: spending.add(connection, used)
@@ -153,7 +154,7 @@ class Errand:
         return compare
 
     async def _compare(self) -> bool:
-        """Compare with what OpenCode has pending; return whether the session is done."""
+        """Compare with OpenCode's pending requests and status; return whether the work is done."""
         statuses = await self._opencode.session_status(at=self.location)
         permissions, questions = await snapshot.pending(self._opencode, self.location)
         self.interrupts.busy = busy = self._root in statuses
@@ -167,7 +168,7 @@ class Errand:
         gone = [one for one in asked if listed[one.type] and one.request_id not in pending]
         events: list[TurnEvent] = [Resumed(one.request_id, one.type, "void") for one in gone]
         if self._root not in self._all.sessions_with_turn:
-            # What is known already is not asked again.
+            # Those that are open already are not asked again.
             directory = self.location.directory
             events += [interrupted(request, None, directory) for request in pending.values()]
         await self._screen(events)
@@ -175,7 +176,7 @@ class Errand:
             self._begun = True
         over = not busy and (self._begun or asyncio.get_running_loop().time() >= self._latest)
         if over:
-            # OpenCode forgets nothing that was asked in a turn that is over.
+            # OpenCode itself keeps requests pending when the work that asked is over.
             await self.interrupts.reject_leftovers(self.subscription.sessions)
             asked = [one.asked for one in self.interrupts.open.values()]
             await self._screen([Resumed(one.request_id, one.type, "void") for one in asked])
@@ -187,7 +188,7 @@ class Errand:
 
 
 class Errands:
-    """All sessions that work without a task."""
+    """All sessions of one OpenCode that work without a task."""
 
     def __init__(
         self, database: Database, feed: Feed, interrupts: Interrupts, rights: SessionRights
@@ -202,7 +203,7 @@ class Errands:
     async def following(
         self, principal: Principal, session: Session, rights: Rights
     ) -> AsyncGenerator[Work]:
-        """Follow a session from before it is given work until it is done with it."""
+        """Follow a session, which is given work inside, until that work is done."""
         owner = Owner(None, ContextId(f"{DERIVED_CONTEXT}{session.id}"), principal, rights)
         errand = self._follow(session.id, session.directory, owner)
         errand.expect()
@@ -214,7 +215,7 @@ class Errands:
             if work.begun is None:
                 errand.works.remove(work)
                 self._rights.end(work)
-            # It may have been begun all the same, and cost something: OpenCode knows.
+            # OpenCode may have begun it all the same, and it may cost something.
             errand.conclude()
             raise
 
@@ -225,7 +226,7 @@ class Errands:
         return bool(self._running)
 
     def working(self) -> set[SessionId]:
-        """Return the sessions that do not wait for a person."""
+        """Return the sessions whose errand does not wait for a person."""
         return {
             session
             for session, (errand, _) in self._running.items()
@@ -237,23 +238,26 @@ class Errands:
         errands = (errand for errand, _ in self._running.values())
         return sum(one.principal == principal and not one.interrupts.waiting for one in errands)
 
-    def take_up(
-        self, owner: Owner, asked: Interrupted, answered: Sequence[tuple[Interrupted, Answer]]
+    def recover(
+        self, owner: Owner, asked: Interrupted, answers: Sequence[tuple[Interrupted, Answer]]
     ) -> None:
-        """Follow what was asked, and not settled, when the service stopped."""
+        """Follow a session again in which an interrupt was open when the service stopped.
+
+        ``answers`` are those that are stored for the errand.
+        """
         root = SessionId(owner.context_id.removeprefix(DERIVED_CONTEXT))
         errand = self._follow(root, asked.directory, owner)
         if not errand.works:
             work = self._rights.register(root, FULL)
-            work.begun = FULL  # it may have been joined by others; no narrower prompt joins it
+            work.begun = FULL  # other work may have joined it; no narrower prompt may
             errand.works.append(work)
         errand.subscription.adopt(asked.session_id)
         errand.interrupts.restore(asked)
-        errand.interrupts.connect(errand.location, answered)
+        errand.interrupts.connect(errand.location, answers)
         errand.subscription.wake()
 
     async def close(self) -> None:
-        """Stop following; what is asked stays open for the next start."""
+        """Stop following; interrupts stay open for the next start."""
         tasks = [task for _, task in self._running.values()]
         for task in tasks:
             task.cancel()

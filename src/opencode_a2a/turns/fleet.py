@@ -322,7 +322,7 @@ class Fleet:
                 member = self.first if self.alone else await self._holder(session)
             if member is not None and member in members:
                 answered = await self.first.turns.interrupts.stored_answers(owner)
-                member.errands.take_up(owner, asked, answered)
+                member.errands.recover(owner, asked, answered)
 
     async def watch(self, lose: Callable[[Member], None]) -> None:
         """Notice which members are away, and call ``lose`` for one that was away for too long."""

@@ -1,8 +1,8 @@
 """Grants: permissions that a person gave for more than one request.
 
-A person who allows a permission "for this task" or "for this conversation" allows what OpenCode
-itself would allow from then on, by the patterns that the request names, but for that task or
-context alone. OpenCode is never told: each later request is answered with "once" by the grant.
+A person who allows a permission "for this task" or "for this conversation" allows what OpenCode's
+own "always" would allow, by the patterns that the request names, but for that task or context
+alone. OpenCode does not know of it: the service answers each later request with "once".
 """
 
 from collections.abc import Sequence
@@ -26,26 +26,28 @@ Scope = Literal["task", "context"]
 
 @dataclass(frozen=True, slots=True)
 class Grant:
+    """What a person has allowed for a task or a context."""
+
     id: str
     principal: Principal
     context_id: ContextId
     task_id: TaskId | None
-    """None when it is for the whole context."""
+    """The only task that it is for; None if it is for the whole context."""
     directory: str
     permission: str
     patterns: tuple[str, ...]
-    """Those of OpenCode, which say what "always" would allow."""
+    """OpenCode's patterns for what "always" would allow."""
     request_id: RequestId
-    """The request that was answered with it."""
+    """The request that the person answered with it."""
     given_at: int
 
     @property
     def by(self) -> str:
-        """Recorded as the one who settled an interrupt."""
+        """Recorded as ``by`` when the grant settles an interrupt."""
         return f"grant:{self.id}"
 
     def covers(self, owner: Owner, asked: Interrupted) -> bool:
-        """Whether the person has allowed a request with this grant."""
+        """Whether this grant allows a request."""
         return (
             asked.type == "permission"
             and (owner.principal, owner.context_id) == (self.principal, self.context_id)
@@ -60,15 +62,15 @@ class Grant:
 
 
 class Grants:
-    """What people have allowed, as it is stored."""
+    """The stored grants."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def covering(self, owner: Owner, asked: Interrupted) -> Grant | None:
-        """Return the grant by which a person has allowed this already.
+        """Return the grant by which a person has allowed a request before.
 
-        A database that is away is waited for: the request would be lost otherwise.
+        Wait for a database that is away: the request would be lost otherwise.
         """
         found = await self._database.write_until_stored(
             lambda connection: grant_rows.of_context(connection, owner.principal, owner.context_id)
@@ -76,14 +78,17 @@ class Grants:
         return next((grant for grant in map(_load, found) if grant.covers(owner, asked)), None)
 
     async def held(self, principal: Principal, ended: Sequence[str], most: int) -> list[Grant]:
-        """Return what a principal has allowed and what still holds, newest first."""
+        """Return the grants of a principal that still hold, newest first.
+
+        Those for a task no longer hold when its state is one of ``ended``.
+        """
         found = await self._database.read(
             lambda connection: grant_rows.listed(connection, principal, ended, most)
         )
         return [*map(_load, found)]
 
     async def revoke(self, principal: Principal, grant_id: str) -> None:
-        """End a grant: what it would have allowed is asked from now on."""
+        """End a grant: a person is asked again for what it allowed."""
         now = now_ms()
         if not await self._database.write(
             lambda connection: grant_rows.revoke(connection, principal, grant_id, now)
@@ -93,7 +98,7 @@ class Grants:
 
 
 def give(connection: Connection, owner: Owner, asked: Interrupted, scope: Scope, now: int) -> Grant:
-    """Store what a person allowed with the answer to a request, unless it is stored already."""
+    """Store the grant that a person gave with an answer, unless it is stored already."""
     row = GrantRow(
         id=str(uuid4()),
         principal=owner.principal,
@@ -123,7 +128,7 @@ def _load(row: GrantRow) -> Grant:
 
 
 def fits(text: str, pattern: str) -> bool:
-    """Whether a text fits a pattern, by the rules of OpenCode 1.x."""
+    """Whether a text fits a pattern by the rules of OpenCode 1.x."""
     text, pattern = text.replace("\\", "/"), pattern.replace("\\", "/")
     # "ls *" is for a bare "ls" too.
     return (pattern.endswith(" *") and _matches(text, pattern[:-2])) or _matches(text, pattern)
@@ -132,8 +137,8 @@ def fits(text: str, pattern: str) -> bool:
 def _matches(text: str, pattern: str) -> bool:
     """Compare without a regular expression, which some patterns would keep busy for hours.
 
-    After a mismatch only the last star takes one character more: an earlier one need not, since
-    whatever it could take the last one can take as well.
+    After a mismatch only the last star takes one more character: whatever an earlier star could
+    take instead, the last one can take as well.
     """
     at = place = 0
     star, tried = -1, 0

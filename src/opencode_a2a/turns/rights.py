@@ -1,8 +1,9 @@
-"""What a session may do while it works for somebody: rights, as OpenCode's rules of the session.
+"""What a session may do while it works for somebody: rights, expressed as OpenCode's session rules.
 
-``turn`` and the methods that give a session work call ``SessionRights`` first. OpenCode's rules of
-a session come after those of its agent, the last that fits decides, and further ones can only be
-added at the end. So what is added here repeats what the agent may do, narrowed, behind a mark.
+``turn``, and the methods that give a session work, call ``SessionRights`` first. In OpenCode the
+rules of a session follow those of its agent, the last rule that fits decides, and a session's rules
+can only be appended to. So this module appends a mark, and after it the rules of the agent,
+narrowed to the rights.
 """
 
 import asyncio
@@ -18,16 +19,16 @@ from opencode_a2a.opencode.types import PermissionRule, Session, SessionChanges
 from opencode_a2a.rights import FULL, QUESTION, READING, SUBAGENT, Action, Rights
 
 MARK = PermissionRule(permission="opencode-a2a", pattern="*", action="deny")
-"""Stands before the rules of this service; there is no such permission."""
+"""Precedes the rules of this service in a session; there is no such permission."""
 DEFAULT_AGENT = "build"
 KNOWN_SESSIONS = 10_000
 
 
 def narrowed(rights: Rights, base: Sequence[PermissionRule]) -> list[PermissionRule]:
-    """Return rules which, after those of an agent, leave it what the rights allow of them."""
+    """Return rules to append to those of an agent: they leave what the rights allow."""
     rules: list[PermissionRule] = []
     if rights.changes == "deny" or not any(r.permission == r.pattern == "*" for r in base):
-        # What no rule names is asked for.
+        # OpenCode asks for permissions that no rule covers.
         rules.append(_rule("*", "*", rights.narrow("*", "ask")))
     if rights.changes != "deny":
         rules += [
@@ -38,13 +39,13 @@ def narrowed(rights: Rights, base: Sequence[PermissionRule]) -> list[PermissionR
         names = (*sorted(READING), SUBAGENT)
     elif not rights.waits:
         names = (QUESTION,)
-    for name in names:  # a rule for `*` was narrowed as one for changes
+    for name in names:  # rules for `*` were narrowed as if they were about changes
         rules += projected(rights, base, name)
     return rules
 
 
 def projected(rights: Rights, base: Sequence[PermissionRule], name: str) -> list[PermissionRule]:
-    """Return the rules for one permission that follow from rights and the rules of an agent."""
+    """Return the rules for one permission: those of an agent that cover it, narrowed."""
     own = [_rule(name, r.pattern, rights.narrow(name, r.action)) for r in base if r.covers(name)]
     return [_rule(name, "*", rights.narrow(name, "ask")), *own]
 
@@ -54,62 +55,63 @@ def _rule(permission: str, pattern: str, action: Action) -> PermissionRule:
 
 
 def foreign(session: Session) -> list[PermissionRule]:
-    """Return the rules of a session that are not of this service."""
+    """Return the rules of a session that this service did not add."""
     rules = session.permission
     return rules[: rules.index(MARK)] if MARK in rules else rules
 
 
 @dataclass(eq=False, slots=True)
 class Work:
-    """What a session works on, or is about to, for somebody."""
+    """A turn or an errand, as work in a session that has to keep to rights."""
 
     session_id: SessionId
     rights: Rights
     begun: Rights | None = None
-    """What it was begun with: its rights, or less if it joined other work. None: it was not."""
+    """The rights that it began with: its own, or less if it joined other work. None before that."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class WiderWorkError(Exception):
-    """A prompt would join work with wider rights than its own."""
+    """A prompt would join work that has wider rights than the prompt."""
 
     def __init__(self, work: Work | None) -> None:
         super().__init__("Work with wider rights is running in the session")
         self.work = work
-        """None if it is not known: it was begun at OpenCode's own terminal, or before a restart."""
+        """The wider work. None if this process did not begin it: somebody did at OpenCode's own
+        terminal, or an earlier process."""
 
 
 class SessionRights:
-    """The rights of the sessions that work, and the rules that were added for them."""
+    """Makes the sessions of one OpenCode keep to the rights of the work that they do."""
 
     def __init__(
         self, opencode: OpenCode, lineage: Callable[[SessionId], Awaitable[Sequence[SessionId]]]
     ) -> None:
-        """Use ``lineage``, which returns a session and those above it."""
+        """Use ``lineage`` to find the ancestors of a session; it returns the session first."""
         self._opencode = opencode
         self._lineage = lineage
         self._work: dict[SessionId, list[Work]] = {}
         self._marked: OrderedDict[SessionId, None] = OrderedDict()
-        """Sessions that have rules of this service."""
+        """Sessions to which this service has added rules."""
         self._limiting: WeakValueDictionary[SessionId, asyncio.Lock] = WeakValueDictionary()
-        """Held while rules are set, so that nothing begins before they are."""
+        """Held while the rules of a session are set, so that no other work begins meanwhile."""
 
     def note(self, session: Session) -> None:
-        """Remember whether a session has rules of this service, of an earlier process perhaps."""
+        """Remember a session with rules that this service, or an earlier process of it, added."""
         if MARK in session.permission:
             self._marked[session.id] = None
             if len(self._marked) > KNOWN_SESSIONS:
-                # It stays as narrow as it is until its next narrowed prompt.
+                # The session that is forgotten stays narrow until its next narrowed prompt.
                 self._marked.popitem(last=False)
 
     def register(self, session_id: SessionId, rights: Rights) -> Work:
-        """Note what a session is going to work on, until ``end``."""
+        """Register work that a session is about to be given; ``end`` ends it."""
         work = Work(session_id, rights)
         self._work.setdefault(session_id, []).append(work)
         return work
 
     def end(self, work: Work) -> None:
-        """Forget some work; whoever gave it and whoever follows it may both say so."""
+        """End some work; a second call does nothing, since two parts of the service may call."""
         if work.done.is_set():
             return
         work.done.set()
@@ -126,12 +128,12 @@ class SessionRights:
         *,
         widens: bool = False,
     ) -> tuple[str | None, dict[str, bool] | None]:
-        """Have a session keep to the rights of some work, before it is given a prompt for it.
+        """Make a session keep to the rights of some work, before it is given a prompt for it.
 
         OpenCode reads the rules of a session once, when it begins to work. A prompt that comes
         later joins that work, under its rules: raise WiderWorkError if they are wider. ``tools``
-        takes tools away. Return the agent to prompt, and what the prompt has to say as ``tools``:
-        nothing, unless it ``widens`` the session.
+        takes tools away. Return the agent to prompt, and the field ``tools`` of the prompt, which
+        is None unless the prompt ``widens`` the session.
         """
         lineage: Sequence[SessionId] = [work.session_id]
         if work.rights != FULL:  # nothing is wider than that
@@ -175,9 +177,9 @@ class SessionRights:
         at: Location,
         tools: Mapping[str, bool] | None = None,
     ) -> str:
-        """Have a session keep to rights from its next prompt on; return the agent they are for.
+        """Make a session keep to rights from its next prompt on; return the agent to prompt.
 
-        ``tools`` takes tools away, or gives back what the rights allow of them.
+        ``tools`` takes tools away (False), or gives back what the rights allow of them (True).
         """
         session = await self._opencode.session(session_id)
         agents = {one.name: one for one in await self._opencode.agents(at=at)}
@@ -204,10 +206,10 @@ class SessionRights:
     async def widen(
         self, session_id: SessionId, agent: str | None, at: Location
     ) -> dict[str, bool] | None:
-        """Take back what narrowed a session; return what its next prompt has to say as ``tools``.
+        """Take back the rules that narrowed a session; return ``tools`` for its next prompt.
 
-        With ``tools`` OpenCode replaces all rules of a session. Rules that cannot be said so are
-        repeated instead, but then sub-agents still get what was denied before.
+        With ``tools`` OpenCode replaces all rules of a session. Rules that it cannot express are
+        appended again instead (None), but then sub-agents still inherit the denials from before.
         """
         session = await self._opencode.session(session_id)
         kept = foreign(session)

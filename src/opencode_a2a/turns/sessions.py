@@ -1,10 +1,9 @@
 """Which OpenCode session a turn runs in, where, and whose it is.
 
-A context has one session for each place it runs in; it is made on the first turn and kept. A
-caller may name a session: one that belongs to nobody is claimed for the length of the prompt
-and becomes the caller's when the prompt was taken. Sessions of others do not exist for a
-caller, and neither do those that sub-agents of others ran in. Turns of one session run one after
-the other.
+A context has one session for each place it runs in, which is created for the first turn there and
+kept. A caller may name a session: one that belongs to nobody is claimed for the length of the
+prompt, and becomes the caller's when OpenCode takes the prompt. To a caller the sessions of others,
+and of their sub-agents, do not exist. Turns of one session run one after the other.
 """
 
 import asyncio
@@ -35,16 +34,16 @@ DIRECTORY_FIELD = "metadata.opencode.directory"
 WORKSPACE_FIELD = "metadata.opencode.workspace.id"
 PLAN_FIELD = "metadata.opencode.plan"
 PLAN_AGENT = "plan"
-"""The agent of OpenCode's that plans. It is also told not to change anything (1.18), and what it is
-allowed to do is narrowed here: by itself it may run any command."""
+"""OpenCode's agent that plans. OpenCode only tells it not to change anything (1.18), and lets it
+run any command; this service narrows its rights."""
 COMMAND_FIELD = "metadata.opencode.command"
 AGENT_FIELD = "metadata.opencode.agent"
 DERIVED_CONTEXT = "ctx:opencode-session:"
-"""Contexts of sessions that were listed, not begun, through this service."""
+"""Begins the id of a context that stands for a session which this service did not create."""
 RECENT_SESSIONS = 1000
-"""How many are looked through for one that was made moments ago."""
+"""How many sessions are searched for one that was created moments ago."""
 MAX_DEPTH = 16
-"""How deep sub-agents may be nested; a session below that is nobody's to use."""
+"""How deep sub-agents may be nested; nobody may use a session below that."""
 
 Place = tuple[Principal, ContextId, str]
 """A context in one place it runs in: a directory or a workspace, empty for the root."""
@@ -53,9 +52,9 @@ V = TypeVar("V")
 
 
 class WorkspaceRoot:
-    """The directories that callers may name.
+    """The directory below which callers may choose one.
 
-    Without a root, everything runs where OpenCode was started, and nothing can be chosen.
+    Without a root, everything runs where OpenCode was started, and callers cannot choose.
     """
 
     def __init__(self, root: Path | None, *, allow_override: bool) -> None:
@@ -77,8 +76,8 @@ class WorkspaceRoot:
             raise _wrong(field, "may not be chosen here; leave it out")
         if not self.holds(path):
             raise _wrong(field, "must be inside the workspace")
-        # Unlike pathlib, os.path takes a name that is too long for one that does not exist. A root
-        # that is not on this machine cannot be checked.
+        # For a name that is too long os.path says that it does not exist; pathlib raises an error.
+        # A root on another machine cannot be checked.
         if os.path.isdir(self.root) and not os.path.isdir(path):
             raise _wrong(field, "must be an existing directory")
         return path
@@ -101,11 +100,15 @@ class BoundSession:
     link: Write | None = None
     """Lets the context keep a new session; to be written before the session is prompted."""
     replaces: bool = False
-    """The context had a session in an OpenCode that is lost."""
+    """Whether the context had a session before, in an OpenCode that is lost."""
 
 
 class Sessions:
-    """The sessions of one OpenCode, whose name is ``upstream``."""
+    """The sessions of one OpenCode, whose name is ``upstream``.
+
+    First come the methods that say whose a session is, then those that find or create the session
+    for a turn.
+    """
 
     def __init__(
         self,
@@ -118,28 +121,30 @@ class Sessions:
         self.places = Places(database, upstream)
         self.rights = SessionRights(opencode, self._lineage)
         self.turn_locks: WeakValueDictionary[SessionId, asyncio.Lock] = WeakValueDictionary()
-        """Held by the turn that runs in a session. A lock exists for as long as somebody holds it
-        or waits for it, here and below."""
+        """Held by the turn that runs in a session. A lock exists for as long as a turn holds it or
+        waits for it."""
         self._database = database
         self._opencode = opencode
         self._workspace = workspace
         self._upstream = upstream
         self._claim_ms = int(claim_seconds * 1000)
-        self._making: WeakValueDictionary[Place, asyncio.Lock] = WeakValueDictionary()
+        self._creating: WeakValueDictionary[Place, asyncio.Lock] = WeakValueDictionary()
+        """Held while a turn finds or creates the session of a context in a place."""
         self._unanswered: OrderedDict[Place, str] = OrderedDict()
-        """The keys of sessions that OpenCode was asked to make, until it has answered."""
+        """The keys of sessions that OpenCode was asked to create, until it answers."""
         self._known: OrderedDict[SessionId, BoundSession] = OrderedDict()
+        """Sessions that OpenCode was seen to have, so that it need not be asked again."""
         self._parents: OrderedDict[SessionId, SessionId | None] = OrderedDict()
-        """Whose sub-agent a session was made for; OpenCode never changes it."""
+        """The parent of each sub-agent's session; OpenCode never changes it."""
         self._links: OrderedDict[Place, SessionId] = OrderedDict()
-        """The sessions of contexts, as they are stored or about to be."""
+        """The session of each context in a place, as it is stored or about to be."""
         self._owners: OrderedDict[SessionId, Principal] = OrderedDict()
-        """Whose those sessions are."""
+        """The owners of the sessions in ``_links``."""
 
-    # Whose a session is: the one rule for turns, methods and lists
+    # Whose a session is: one rule for turns, methods and lists
 
     async def _lineage(self, session_id: SessionId) -> list[SessionId]:
-        """Return the session and its ancestors: a sub-agent's session has its root's owner."""
+        """Return a session and its ancestors: a sub-agent's session belongs to its root's owner."""
         lineage = [session_id]
         while True:
             last = lineage[-1]
@@ -159,29 +164,29 @@ class Sessions:
     async def _strangers(
         self, principal: Principal, session_ids: Sequence[SessionId]
     ) -> set[SessionId]:
-        """Return which of these sessions belong to somebody else."""
+        """Return the sessions among these that belong to another principal."""
         if not session_ids:
             return set()
-        # What was linked a moment ago may not be stored yet.
+        # A link that was made a moment ago may not be stored yet.
         theirs = {s for s in session_ids if self._owners.get(s, principal) != principal}
         return theirs | await self._database.read(
             lambda connection: links.strangers(connection, principal, session_ids, now_ms())
         )
 
     def _inside(self, session: Session) -> bool:
-        """Whether a session runs where a caller may."""
+        """Whether a session runs where callers may run one."""
         return session.workspace_id is not None or self._workspace.holds(session.directory)
 
     async def visible(self, principal: Principal, sessions: Sequence[Session]) -> list[Session]:
-        """Return those sessions that a caller may know of and use."""
+        """Return the sessions that a caller may know of and use."""
         for session in sessions:
             _keep(self._parents, session.id, session.parent_id)
         lineages: dict[SessionId, list[SessionId]] = {}
         for session in filter(self._inside, sessions):
             with suppress(SessionNotFoundError):
                 lineages[session.id] = await self._lineage(session.id)
-        everybody = dict.fromkeys(one for lineage in lineages.values() for one in lineage)
-        hidden = await self._strangers(principal, [*everybody])
+        involved = dict.fromkeys(one for lineage in lineages.values() for one in lineage)
+        hidden = await self._strangers(principal, [*involved])
         return [
             session
             for session in sessions
@@ -197,7 +202,7 @@ class Sessions:
         raise SessionNotFoundError(session_id=session_id[:128])
 
     async def owns(self, principal: Principal, session: Session) -> bool:
-        """Whether a session, or the one whose sub-agent it belongs to, is the caller's own."""
+        """Whether a session, or an ancestor of it, belongs to the caller."""
         for session_id in await self._lineage(session.id):
             owner = self._owners.get(session_id)
             if owner is None:
@@ -209,14 +214,17 @@ class Sessions:
         return False
 
     async def own(self, principal: Principal, session: Session) -> None:
-        """Write down that a session made for a caller is theirs."""
+        """Store that a session which was created for a caller belongs to them."""
         await self._database.write(
             lambda connection: links.own(connection, principal, session.id, self._upstream)
         )
         self._remember(session)
 
     async def _hold(self, principal: Principal, session_id: SessionId, ms: int | None) -> bool:
-        """Claim a session with its ancestors, for a time or for good; False if it is another's."""
+        """Claim a session with its ancestors; return False if it belongs to somebody else.
+
+        The claim lasts so many milliseconds, or for ever with None.
+        """
         lineage = await self._lineage(session_id)
         if any(self._owners.get(one, principal) != principal for one in lineage):
             return False
@@ -229,13 +237,13 @@ class Sessions:
         )
 
     async def release(self, principal: Principal, session_id: SessionId) -> None:
-        """Give up the claim on a session that did not take the prompt."""
+        """Give up the claim on a session in which nothing was changed."""
         lineage = await self._lineage(session_id)
         await self._database.write(lambda connection: links.release(connection, principal, lineage))
 
     @asynccontextmanager
     async def claimed(self, principal: Principal, session_id: SessionId) -> AsyncGenerator[None]:
-        """Hold a session while it is changed; once it was, it belongs to the caller."""
+        """Claim a session while it is changed; after the change it belongs to the caller."""
         if not await self._hold(principal, session_id, self._claim_ms):
             raise SessionNotFoundError(session_id=session_id)
         try:
@@ -248,9 +256,9 @@ class Sessions:
     # Which session a turn runs in
 
     async def check(self, principal: Principal, routing: Routing, arguments: str = "") -> None:
-        """Refuse what the caller may not use or what is not there, before a task exists.
+        """Refuse a routing that names something missing or forbidden, before a task exists.
 
-        ``arguments`` are for the command, if one is to be run.
+        ``arguments`` are those of the command, if there is one.
         """
         location, _ = self.locate(routing)
         workspace = routing.workspace_id
@@ -281,7 +289,7 @@ class Sessions:
         self, routing: Routing, name: str, arguments: str, at: Location
     ) -> None:
         if routing.plan or routing.output_schema is not None:
-            # Its shell commands run at once, and OpenCode gives its answer in no form.
+            # OpenCode runs a command's shell commands at once, and takes no schema with a command.
             raise _missing(COMMAND_FIELD, "cannot be used with a plan or a schema for the answer")
         commands = {one.name: one for one in await self._opencode.command_sources(at=at)}
         if name not in commands:
@@ -294,14 +302,14 @@ class Sessions:
     ) -> BoundSession:
         """Return the session for a turn: the one named, the context's own, or a new one.
 
-        ``fresh`` says that the context was made for this very turn, so that it has none.
+        ``fresh`` says that the context was created for this turn, so that it has none.
         """
         location, name = self.locate(routing)
         if routing.session_id is not None:
             return await self._claim(principal, SessionId(routing.session_id))
         place = (principal, context_id, name)
-        # A second message of a context that has only just been made must find the same session.
-        async with self._making.setdefault(place, asyncio.Lock()):
+        # A second message of a context that has only just been created must find the same session.
+        async with self._creating.setdefault(place, asyncio.Lock()):
             session_id, elsewhere = self._links.get(place), False
             if session_id is None and not fresh:
                 found = await self._database.read(
@@ -317,8 +325,8 @@ class Sessions:
                     return await self._load(session_id)
                 except SessionNotFoundError:
                     await self.forget(session_id)
-            # OpenCode may make a session and its answer get lost. Then that session is found by a
-            # key in its metadata, so that another try does not leave a second one behind.
+            # OpenCode may create a session whose answer gets lost. A key in its metadata lets the
+            # next try find it, instead of leaving it behind and creating another.
             key, session = self._unanswered.get(place), None
             if key is not None:
                 for recent in await self._opencode.sessions(at=location, limit=RECENT_SESSIONS):
@@ -338,7 +346,7 @@ class Sessions:
             return replace(self._remember(session), link=link, replaces=elsewhere)
 
     async def _claim(self, principal: Principal, session_id: SessionId) -> BoundSession:
-        """Return a session that the caller named, claimed for the length of the prompt."""
+        """Return a session that was asked for by its id, claimed for the length of the prompt."""
         if not well_formed("ses", session_id):
             raise SessionNotFoundError
         session = await self._load(session_id)
@@ -349,7 +357,7 @@ class Sessions:
     async def confirm(
         self, session: BoundSession, principal: Principal, context_id: ContextId, routing: Routing
     ) -> None:
-        """Let the context keep a session that the caller named, now that it took the prompt."""
+        """Let the context keep a claimed session, now that OpenCode took the prompt in it."""
         if session.claimed:
             _, name = self.locate(routing)
             place = (principal, context_id, name)
@@ -357,7 +365,7 @@ class Sessions:
             await self._hold(principal, session.session_id, None)
 
     def _link(self, place: Place, session_id: SessionId) -> Write:
-        """Let a context use a session from now on; return what has to be written for it."""
+        """Let a context use a session from now on; return the write that stores it."""
         _keep(self._links, place, session_id)
         _keep(self._owners, session_id, place[0])
         return lambda connection: links.link(
@@ -365,7 +373,7 @@ class Sessions:
         )
 
     async def forget(self, session_id: SessionId) -> None:
-        """Drop what is known of a session that no longer exists."""
+        """Forget a session that no longer exists, here and in the database."""
         self._known.pop(session_id, None)
         self._owners.pop(session_id, None)
         for place in [place for place, known in self._links.items() if known == session_id]:
@@ -377,7 +385,10 @@ class Sessions:
         return session_id in self._known or session_id in self._parents
 
     def forget_links(self) -> None:
-        """Ask the store again which session a context has: another OpenCode may have it now."""
+        """Have the sessions of contexts read from the database again.
+
+        Another OpenCode may have them by now.
+        """
         self._links.clear()
 
     def same_place(self, one: Routing, other: Routing) -> bool:
@@ -385,7 +396,7 @@ class Sessions:
         return self.locate(one)[1] == self.locate(other)[1]
 
     def locate(self, routing: Routing) -> tuple[Location, str]:
-        """Return where a turn is to run, and the name under which its session is kept."""
+        """Return where a turn runs, and the name of that place in the links of contexts."""
         if routing.workspace_id is not None:
             if not well_formed("wrk", routing.workspace_id):
                 raise _missing(WORKSPACE_FIELD, "no such workspace")
@@ -401,7 +412,7 @@ class Sessions:
 
     def _remember(self, session: Session) -> BoundSession:
         if not self._inside(session):
-            raise SessionNotFoundError  # for the caller it does not exist
+            raise SessionNotFoundError  # to the caller it does not exist
         _keep(self._parents, session.id, session.parent_id)
         self.rights.note(session)
         bound = BoundSession(session.id, Location(directory=session.directory))
@@ -410,7 +421,7 @@ class Sessions:
 
 
 def _keep(known: OrderedDict[K, V], key: K, value: V) -> None:
-    """Remember the latest of what there may be any number of."""
+    """Remember an entry as the latest, and forget the oldest if there are too many."""
     known[key] = value
     known.move_to_end(key)
     if len(known) > KNOWN_SESSIONS:

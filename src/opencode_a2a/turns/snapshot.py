@@ -1,6 +1,7 @@
-"""Reads from OpenCode what it has stored about a turn.
+"""Reads OpenCode's stored state of a turn.
 
-``turns.turn`` asks after a gap and at the end of a turn; ``opencode.reader`` makes sense of it.
+``turns.turn`` calls after a gap and at the end of a turn; ``opencode.reader`` compares the result
+with what it has emitted.
 """
 
 import asyncio
@@ -28,10 +29,11 @@ T = TypeVar("T")
 R = TypeVar("R", PermissionRequest, QuestionRequest)
 
 PAGE = 40
+"""Messages that are read at once."""
 INPUT_TRIES, INPUT_SECONDS = 10, 0.05
-"""How often, and how long apart, the input of a call that asks is looked for."""
+"""How often, and at which interval, the input of a tool call that asks is looked for."""
 SHARED_SECONDS = 1.0
-"""Turns of one directory share an answer for this long."""
+"""Seconds for which turns of one directory share an answer."""
 
 
 class Shared(Generic[T]):
@@ -46,7 +48,7 @@ class Shared(Generic[T]):
         self._asked: dict[Location, tuple[float, asyncio.Task[T]]] = {}
 
     async def of(self, location: Location, since: float) -> T:
-        """Return an answer that was asked for a moment ago at most, and not before ``since``."""
+        """Return an answer that was asked for at ``since`` or later, and at most a moment ago."""
         now = asyncio.get_running_loop().time()
         asked = self._asked.get(location)
         if asked is None or asked[0] < max(since, now - SHARED_SECONDS):
@@ -62,12 +64,12 @@ class Snapshots:
         self._opencode = opencode
         self._pending = Shared(lambda location: pending(opencode, location))
         self.statuses = Shared(lambda location: opencode.session_status(at=location))
-        """The sessions that are busy."""
+        """The statuses of the sessions that are busy."""
 
     async def read(
         self, session_id: SessionId, message_id: MessageId, location: Location, since: float
     ) -> Snapshot:
-        """Return all that is needed to continue after a gap, read at ``since`` or later."""
+        """Return what the reader needs to continue after a gap, read at ``since`` or later."""
         messages, statuses, (permissions, questions) = await asyncio.gather(
             messages_since(self._opencode, session_id, message_id),
             self.statuses.of(location, since),
@@ -84,7 +86,7 @@ class Snapshots:
     async def read_end(
         self, session_id: SessionId, prompts: Sequence[MessageId], children: Iterable[SessionId]
     ) -> Snapshot:
-        """Return all that is needed to end a turn whose sessions are idle."""
+        """Return what the reader needs to finish a turn whose sessions are idle."""
         messages = await messages_since(self._opencode, session_id, prompts[0])
         changed = any(isinstance(part, PatchPart) for m in messages for part in m.parts)
         diffs: list[FileDiff] = []
@@ -100,7 +102,7 @@ class Snapshots:
 async def messages_since(
     opencode: OpenCode, session_id: SessionId, message_id: MessageId
 ) -> list[MessageWithParts]:
-    """Return a session's messages from one on, all of them if it is not among them.
+    """Return the messages of a session from one on, or all if that one is not among them.
 
     Pages are read from the newest back until the message is found.
     """
@@ -127,8 +129,8 @@ async def pending(
 ) -> tuple[list[PermissionRequest] | None, list[QuestionRequest] | None]:
     """Return the requests that are pending in a directory; None for a list OpenCode cannot write.
 
-    One request that it cannot encode, such as a ``webfetch`` without a timeout (1.18), spoils the
-    whole list for as long as it is pending.
+    One request that OpenCode cannot encode, such as a ``webfetch`` without a timeout (1.18), spoils
+    the whole list for as long as it is pending.
     """
     return await asyncio.gather(
         _listed(opencode.permissions(at=location)), _listed(opencode.questions(at=location))
@@ -144,7 +146,10 @@ async def _listed(asked: Coroutine[None, None, list[R]]) -> list[R] | None:
 
 
 async def tool_call(opencode: OpenCode, session_id: SessionId, call_id: str) -> ToolPart | None:
-    """Return a call among a session's latest messages; older versions store it a moment late."""
+    """Return a tool call with its input from a session's latest messages, or None.
+
+    Older versions of OpenCode store it a moment late.
+    """
     for _ in range(INPUT_TRIES):
         for message in (await opencode.messages(session_id, limit=2)).items:
             for part in message.parts:

@@ -1,7 +1,7 @@
 """The tools of this service inside OpenCode: offered before a prompt, followed during a turn.
 
-``turn`` asks for both; what the tools do is the business of ``peers``, which asks here which turn a
-call comes from.
+``turn`` calls for both. ``peers`` carries the tool calls out, and asks here which turn a call comes
+from.
 """
 
 import asyncio
@@ -22,33 +22,35 @@ from opencode_a2a.opencode.types import McpServer, ToolPart, ToolRunning
 logger = structlog.get_logger(__name__)
 
 OFFER_SECONDS = 15.0
+"""Seconds that OpenCode may take to connect to the tools before a turn goes on without them."""
 HEARD_SECONDS = 2.0
-"""How long after a call OpenCode's event about it may come."""
+"""Seconds after a call in which OpenCode's event about it may come."""
 
 
 @dataclass(eq=False, slots=True)
 class CallingTurn:
-    """A turn, as far as a tool call has to know it."""
+    """A turn as a tool call sees it."""
 
     hops: int
     """How many agents its request went through."""
     tell: Callable[[Progressed], None]
+    """Reports the progress of a call to the turn."""
     principal: Principal | None = None
-    """Whose it is; None when it is not known which turn calls."""
+    """The owner of the turn; None if it is not known which turn calls."""
     running: dict[str, tuple[str, JsonObject]] = field(
         default_factory=dict[str, tuple[str, JsonObject]]
     )
-    """Tool and input of the calls that it has begun, by call id."""
+    """Tool and input of the calls that are running, by call id."""
     left: dict[str, Callable[[], None]] = field(default_factory=dict[str, Callable[[], None]])
-    """How to stop what still works for it elsewhere, by handle."""
+    """Functions that cancel tasks of other agents which still work for the turn, by handle."""
 
 
 class CallingTurns:
-    """The turns that run now, for finding the one that a tool call comes from.
+    """The turns that run now, to find the one that a tool call comes from.
 
-    A call names neither session nor turn, so the two are matched by tool and input. Where that is
-    ambiguous the turn stays unknown: nobody sees another's progress, and the longest way that a
-    request may have come is assumed.
+    A call names neither session nor turn, so it is matched by tool and input. Where that is
+    ambiguous the turn stays unknown: nobody sees another's progress, and the call counts as having
+    come through as many agents as any of the turns.
     """
 
     def __init__(self) -> None:
@@ -63,7 +65,7 @@ class CallingTurns:
         return turn
 
     def leave(self, turn: CallingTurn, *, canceled: bool) -> None:
-        """Forget a turn; when it was canceled, stop what works for it elsewhere."""
+        """Forget a turn; if it was canceled, stop the other agents that work for it."""
         self._turns.discard(turn)
         if canceled:
             for stop in turn.left.values():
@@ -74,7 +76,7 @@ class CallingTurns:
         self._change.set()
 
     async def find(self, tool: str, given: JsonObject) -> CallingTurn:
-        """Return the turn that a call comes from, or a stand-in for it."""
+        """Return the turn that a call comes from, or a stand-in if that is not known."""
         found = self._matching(tool, given)
         with suppress(TimeoutError):
             async with asyncio.timeout(HEARD_SECONDS):
@@ -93,11 +95,11 @@ class CallingTurns:
 
 
 class Tools:
-    """The MCP server of this service, as OpenCode is offered it.
+    """Offers the MCP server of this service to OpenCode.
 
-    OpenCode keeps its MCP servers by directory and in memory, so ours is looked for before every
-    prompt; one that is missing, or that an earlier run of this service left, is put there. It never
-    stands in OpenCode's configuration: that is an environment variable which every tool inherits,
+    OpenCode keeps its MCP servers by directory and in memory, so ours is looked up before every
+    prompt, and added if it is missing or was left by an earlier run of this service. It is never
+    written to OpenCode's configuration: that is an environment variable which every tool inherits,
     and would give the agent the server's token.
     """
 
@@ -111,7 +113,7 @@ class Tools:
         self._offered: set[Location] = set()
 
     async def offer(self, at: Location) -> None:
-        """Make sure that the model has the tools; a turn can do without them."""
+        """Make sure that the model has the tools, or log a warning: a turn can do without them."""
         error: str | None = None
         try:
             async with asyncio.timeout(OFFER_SECONDS):
