@@ -19,7 +19,7 @@ from opencode_a2a.tasks.log import TaskLog
 from opencode_a2a.tasks.open import OpenTask, OpenTasks
 from opencode_a2a.tasks.state import LogEvent
 from opencode_a2a.turns.interrupts import Interrupts, WorkInterrupts
-from opencode_a2a.turns.sessions import BoundSession, Sessions
+from opencode_a2a.turns.sessions import BoundSession, Sessions, TurnLock
 from opencode_a2a.turns.turn import Log, Turn
 from tests.support import stores
 from tests.support.answers import Answer, RefusedError, Update, Wire, fold
@@ -475,7 +475,7 @@ async def test_a_cancel_before_a_turn_is_taken_up_again_stops_it_in_opencode(
     async with started(opencode, tmp_path, **STORED) as service:
         asked = await Caller(service).send("run it")
 
-    other = asyncio.Lock()
+    other = TurnLock()
     if opencode_is == "at another turn of the session":
         await other.acquire()
 

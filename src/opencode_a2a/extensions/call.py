@@ -26,7 +26,7 @@ from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.turns.fleet import Fleet, Member
 from opencode_a2a.turns.interrupts import Interrupts
 from opencode_a2a.turns.rights import WiderWorkError
-from opencode_a2a.turns.sessions import WORKSPACE_FIELD, Sessions, WorkspaceRoot
+from opencode_a2a.turns.sessions import WORKSPACE_FIELD, Sessions, TurnLock, WorkspaceRoot
 
 
 class NotHereError(Exception):
@@ -175,8 +175,8 @@ class Call:
         for a permission meanwhile, and that is put to the owner.
         """
         async with self.changing(session_id) as session:
-            lock = self.sessions.turn_locks.setdefault(session.id, asyncio.Lock())
-            if lock.locked():
+            lock = self.sessions.turn_locks.setdefault(session.id, TurnLock())
+            if lock.users:
                 raise SessionBusyError(
                     "A turn is running in the session; wait for it to end, or stop it with "
                     "opencode.sessions.abort",

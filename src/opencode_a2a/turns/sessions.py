@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Hashable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
@@ -103,6 +103,26 @@ class BoundSession:
     """Whether the context had a session before, in an OpenCode that is lost."""
 
 
+class TurnLock(asyncio.Lock):
+    """Held by the turn, or the method, that works in a session."""
+
+    users = 0
+    """How many hold it or wait for it. ``locked`` is no substitute: it is False at the moment at
+    which the lock passes from one to the next."""
+
+    async def acquire(self) -> Literal[True]:
+        self.users += 1
+        try:
+            return await super().acquire()
+        except BaseException:
+            self.users -= 1
+            raise
+
+    def release(self) -> None:
+        self.users -= 1
+        super().release()
+
+
 class Sessions:
     """The sessions of one OpenCode, whose name is ``upstream``.
 
@@ -120,9 +140,8 @@ class Sessions:
     ) -> None:
         self.places = Places(database, upstream)
         self.rights = SessionRights(opencode, self._lineage)
-        self.turn_locks: WeakValueDictionary[SessionId, asyncio.Lock] = WeakValueDictionary()
-        """Held by the turn that runs in a session. A lock exists for as long as a turn holds it or
-        waits for it."""
+        self.turn_locks: WeakValueDictionary[SessionId, TurnLock] = WeakValueDictionary()
+        """The turn lock of each session; it exists for as long as somebody holds or wants it."""
         self._database = database
         self._opencode = opencode
         self._workspace = workspace

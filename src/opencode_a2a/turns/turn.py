@@ -65,7 +65,7 @@ from opencode_a2a.turns.additions import Addition, Additions
 from opencode_a2a.turns.interrupts import Interrupts, WorkInterrupts
 from opencode_a2a.turns.limits import DRAIN_SECONDS, TurnLimits
 from opencode_a2a.turns.rights import KNOWN_SESSIONS, WiderWorkError
-from opencode_a2a.turns.sessions import PLAN_AGENT, BoundSession, Sessions
+from opencode_a2a.turns.sessions import PLAN_AGENT, BoundSession, Sessions, TurnLock
 from opencode_a2a.turns.snapshot import Snapshots
 from opencode_a2a.turns.tools import Tools
 
@@ -243,7 +243,7 @@ class Turn:
         self._preparing: asyncio.Task[None] | None = None
         """The asyncio task that runs the turn, as long as the turn waits for its session."""
         self._attempt: Attempt | None = None
-        self._lock: asyncio.Lock | None = None
+        self._lock: TurnLock | None = None
         """The turn lock of the session, while this turn holds it."""
         self.interrupts = WorkInterrupts(turns.interrupts, owner, self._wake)
         # A person can answer them at once; OpenCode gets the answers when it is connected.
@@ -354,12 +354,9 @@ class Turn:
 
     async def _wait_for_lock(self, session_id: SessionId, log: Log) -> None:
         """Wait for the earlier turns of a session, and report what they do meanwhile."""
-        # The lock exists for as long as a turn holds it or waits for it. At the moment at which it
-        # passes from one turn to the next it is not locked, but this turn has to wait all the same.
-        locks = self.turns.sessions.turn_locks
-        queued, lock = session_id in locks, locks.setdefault(session_id, asyncio.Lock())
+        lock = self.turns.sessions.turn_locks.setdefault(session_id, TurnLock())
         reporting: asyncio.Task[None] | None = None
-        if queued:
+        if lock.users:
             reporting = asyncio.create_task(self._report_queue(session_id, log))
         try:
             await lock.acquire()
