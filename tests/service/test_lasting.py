@@ -409,6 +409,26 @@ async def test_turns_from_before_a_restart_go_on_whatever_the_limit_of_turns_is_
 
 
 @pytest.mark.sqlite_only
+@pytest.mark.requirement("I3")
+async def test_a_turn_that_the_settings_no_longer_allow_is_stopped_in_opencode(
+    opencode: FakeOpenCode, tmp_path: Path
+) -> None:
+    (opencode.workspace / "below").mkdir()
+    hold = opencode.hold(count=2)
+    async with started(opencode, tmp_path, **STORED) as service:
+        directory = {"opencode": {"directory": "below"}}
+        begun = await Caller(service).begin("hello", metadata=directory)
+        await hold.reached.wait()
+
+    settings = {**STORED, "A2A_ALLOW_DIRECTORY_OVERRIDE": "false"}
+    async with started(opencode, tmp_path, **settings) as service:
+        ended = await Caller(service).ended(begun.id)
+        at_work = opencode.at_work
+
+    assert (ended.state, at_work) == ("failed", False)
+
+
+@pytest.mark.sqlite_only
 @pytest.mark.requirement("I5")
 async def test_an_answer_to_a_turn_that_cannot_be_taken_up_again_is_refused_at_once(
     opencode: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

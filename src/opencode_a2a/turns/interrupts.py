@@ -468,12 +468,18 @@ class WorkInterrupts:
         self._arm(interrupt, left if self.owner.rights.waits else 0)
 
     def connect(
-        self, location: Location, stored_answers: Sequence[tuple[Interrupted, Answer]] = ()
+        self,
+        location: Location,
+        stored_answers: Sequence[tuple[Interrupted, Answer]] = (),
+        *,
+        answering: bool = True,
     ) -> None:
         """Begin to give answers, first those that an earlier process stored.
 
         Nobody knows whether OpenCode got these. They are given once more, to the same requests:
-        OpenCode refuses an answer to a request that is not pending.
+        OpenCode refuses an answer to a request that is not pending. Without ``answering`` the turn
+        is about to be stopped: no answer is given, and callers of ``answer`` wait until it has
+        ended.
         """
         self._location = location
         for asked, answer in stored_answers:
@@ -483,7 +489,8 @@ class WorkInterrupts:
                 self._make_due(interrupt, answer)
             if answer.resolution == "always":
                 self._note_implied(asked, answer)
-        self._connected.set()
+        if answering:
+            self._connected.set()
 
     def close(self) -> None:
         """Stop; interrupts that are open stay open in OpenCode, and for the next process."""

@@ -235,6 +235,8 @@ class Turn:
         added = logged.added if logged is not None else ()
         self.additions = Additions(added)
         self.canceled = False
+        self.refusal: Failure | None = None
+        """Why a recovered turn may not go on, and is only stopped in OpenCode."""
         routing = request.routing
         if session_id is not None and routing.session_id is None:
             routing = replace(routing, session_id=session_id)
@@ -306,8 +308,8 @@ class Turn:
     async def _begin(self, log: Log) -> BoundSession | None:
         """Take a session and wait for its earlier turns; None if the turn was canceled first.
 
-        Wait for an OpenCode that is away. A canceled turn whose prompt an earlier process may
-        have sent still gets its session, to be aborted there.
+        Wait for an OpenCode that is away. A turn whose prompt an earlier process may have sent gets
+        its session in any case: if it is canceled, or may not use it any more, to be aborted there.
         """
         turns, owner, session = self.turns, self.owner, None
         # A recovered turn waits for OpenCode for as long as it takes.
@@ -348,6 +350,14 @@ class Turn:
                 raise  # the service is shutting down
             task.uncancel()
             return await self._begin_canceled(log, session)
+        except ServiceError as error:
+            bound = self.emitted.bound
+            if bound is None or not self.emitted.started:
+                raise
+            # It may be running in OpenCode, where nobody would follow it.
+            self.refusal = Failure(error.reason, error.message)
+            location = Location(directory=bound.directory)
+            return BoundSession(bound.session_id, location, claimed=True)
         finally:
             self._preparing = None
         return session
@@ -646,7 +656,8 @@ class Attempt:
                 self._prompts.send(turn.request)
         else:
             answers = await self._turns.interrupts.stored_answers(turn.owner)
-            self._interrupts.connect(session.location, answers)
+            stopping = turn.canceled or turn.refusal is not None
+            self._interrupts.connect(session.location, answers, answering=not stopping)
             await self._log.append([bound], session.link)
         self._tick()
         while not self._reader.finished:
@@ -778,8 +789,8 @@ class Attempt:
             await turns.sessions.confirm(session, owner.principal, owner.context_id, routing)
             self._session = replace(session, claimed=False)
         # What ends the turn from outside comes first: OpenCode may never say another word.
-        if self._turn.canceled:
-            return await self._abort(None)
+        if self._turn.canceled or self._turn.refusal is not None:
+            return await self._abort(self._turn.refusal)
         if self._interrupts.forged is not None:
             return await self._abort(FORGED)
         if not await self._interrupts.give_due_answers():
