@@ -5,7 +5,6 @@ sessions the caller may use and which directories they may name. It is about one
 ``dispatch`` chooses which. Methods and wire formats are not known here.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field

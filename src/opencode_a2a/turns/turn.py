@@ -789,7 +789,9 @@ class Attempt:
             await turns.sessions.confirm(session, owner.principal, owner.context_id, routing)
             self._session = replace(session, claimed=False)
         # What ends the turn from outside comes first: OpenCode may never say another word.
-        if self._turn.canceled or self._turn.refusal is not None:
+        if self._turn.canceled:
+            return await self._abort(None)
+        if self._turn.refusal is not None:
             return await self._abort(self._turn.refusal)
         if self._interrupts.forged is not None:
             return await self._abort(FORGED)
