@@ -351,13 +351,11 @@ class Turn:
             task.uncancel()
             return await self._begin_canceled(log, session)
         except ServiceError as error:
-            bound = self.emitted.bound
-            if bound is None or not self.emitted.started:
+            session = self._logged_session
+            if session is None or self._lock is None:
                 raise
             # It may be running in OpenCode, where nobody would follow it.
             self.refusal = Failure(error.reason, error.message)
-            location = Location(directory=bound.directory)
-            return BoundSession(bound.session_id, location, claimed=True)
         finally:
             self._preparing = None
         return session
@@ -378,20 +376,27 @@ class Turn:
 
     async def _begin_canceled(self, log: Log, session: BoundSession | None) -> BoundSession | None:
         """End a canceled turn, unless it may run in OpenCode: then return the session to abort."""
-        emitted = self.emitted
-        if emitted.bound is None or not emitted.started:
+        logged = self._logged_session
+        if logged is None:
             await log.append([Finished(Outcome.CANCELED)], session and session.link)
             return None
-        bound, seconds = emitted.bound, self.turns.interrupts.settings.cancel_abort_timeout_seconds
         if self._lock is None:
+            seconds = self.turns.interrupts.settings.cancel_abort_timeout_seconds
             try:
                 async with asyncio.timeout(seconds):
-                    await self._wait_for_lock(bound.session_id, log)
+                    await self._wait_for_lock(logged.session_id, log)
             except TimeoutError:  # another turn runs in the session; an abort would stop that one
                 await self._end_unfollowed(log, Finished(Outcome.CANCELED, failure=UNCONFIRMED))
                 return None
-        location = Location(directory=bound.directory)
-        return session or BoundSession(bound.session_id, location, claimed=True)
+        return session or logged
+
+    @property
+    def _logged_session(self) -> BoundSession | None:
+        """The session in which an earlier process may have sent the prompt."""
+        bound = self.emitted.bound
+        if bound is None or not self.emitted.started:
+            return None
+        return BoundSession(bound.session_id, Location(directory=bound.directory), claimed=True)
 
     async def _end_unfollowed(self, log: Log, end: Finished) -> None:
         """End a turn that follows no session; what it was asking is void."""
