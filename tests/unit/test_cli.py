@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from opencode_a2a import __version__
 from opencode_a2a.cli import COMMANDS, main
-from opencode_a2a.cli.doctor import check_database, check_issuer, check_port, judge_version
+from opencode_a2a.cli.doctor import check_database_file, check_issuer, check_port, judge_version
 from opencode_a2a.cli.screen import Screen
 from opencode_a2a.config import SETTINGS, ServiceSettings, Settings, TaskSettings, load
 from opencode_a2a.peers.answer import PeerProgress, TaskStatusChanged
@@ -213,7 +213,7 @@ def test_a_database_that_cannot_be_made_is_found(tmp_path: Path) -> None:
 
     def check(name: str) -> bool:
         url = f"sqlite:///{tmp_path}/{name}"
-        return check_database(Settings(tasks=TaskSettings(task_store_database_url=url))).failed
+        return check_database_file(Settings(tasks=TaskSettings(task_store_database_url=url))).failed
 
     assert check("file/x.db")
     assert not check("x.db")

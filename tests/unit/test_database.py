@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from opencode_a2a.databases import KINDS
 from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.ids import MAIN, ContextId, Principal, SessionId
 from opencode_a2a.store import links
 from opencode_a2a.store import tasks as task_rows
-from opencode_a2a.store.database import Database, DatabaseError
+from opencode_a2a.store.database import Database, make_engine
+from opencode_a2a.store.engine import DatabaseError
 from opencode_a2a.store.schema import STEPS, version
 from opencode_a2a.store.tasks import TaskRow
 from tests.support import stores
@@ -25,6 +27,12 @@ def url(path: Path) -> str:
 
 def select_version(connection: sa.Connection) -> int:
     return connection.execute(sa.select(version.c.version)).scalar_one()
+
+
+def test_every_kind_of_database_is_tested_and_has_an_engine() -> None:
+    assert {kind.schemes[0] for kind in KINDS} == {*stores.ENGINES}
+    for kind in KINDS:
+        assert make_engine(kind.example).kind is kind
 
 
 async def test_the_file_is_for_its_owner_only(tmp_path: Path) -> None:

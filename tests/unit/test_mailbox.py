@@ -32,7 +32,8 @@ from opencode_a2a.extensions.dispatch import Dispatcher
 from opencode_a2a.ids import Caller, ModelRef, Principal, TaskId
 from opencode_a2a.messages import Message, Part, PromptPart, PushConfig, Routing, TurnRequest
 from opencode_a2a.rights import Budget, Rights
-from opencode_a2a.store.database import Database, Replica
+from opencode_a2a.store.database import Database
+from opencode_a2a.store.engine import Replica
 from opencode_a2a.tasks import mailbox as module
 from opencode_a2a.tasks.command import SendCommand
 from opencode_a2a.tasks.mailbox import NOBODY, UNSURE, Mailbox, dump_error, load_error

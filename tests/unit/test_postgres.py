@@ -22,7 +22,8 @@ from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.opencode.managed import free_port
 from opencode_a2a.store import replicas, schema, spending
 from opencode_a2a.store import tasks as task_rows
-from opencode_a2a.store.database import Database, DatabaseError, Replica, claim, examine
+from opencode_a2a.store.database import Database, claim_work, examine
+from opencode_a2a.store.engine import DatabaseError, Replica
 from opencode_a2a.store.replicas import UpstreamRow
 from opencode_a2a.store.spending import Spent
 from opencode_a2a.store.tasks import TaskRow
@@ -319,7 +320,7 @@ async def test_a_commit_in_doubt_is_told_late_when_the_database_is_back(
         relay.cut, began = Cut.AFTER, loop.time()
         relay.on_cut = server.kill
         with pytest.raises(StoreUnavailableError):
-            await database.write(add(2), late=told.set_result)
+            await database.write(add(2), on_late_commit=told.set_result)
         assert loop.time() - began < 5
         with pytest.raises(StoreUnavailableError):
             await database.write(add(3))
@@ -414,6 +415,43 @@ async def test_figures_are_added_to_in_one_order_so_that_nobody_waits_in_a_circl
         assert await database.read(lambda c: spending.read(c, "bob", 1)) == Spent(1.5, 30)
 
 
+async def test_principals_without_open_tasks_cost_nothing_where_open_tasks_are_counted(
+    url: str,
+) -> None:
+    fill = (
+        "INSERT INTO tallies SELECT 'p' || i, state, n FROM generate_series(1, 3000) i,"
+        " (VALUES ('working', 0), ('completed', 7)) AS ended(state, n)"
+    )
+    looked_at = (
+        "SELECT seq_tup_read + coalesce(idx_tup_fetch, 0) FROM pg_stat_xact_user_tables"
+        " WHERE relid = 'tallies'::regclass"
+    )
+
+    def count(connection: Connection) -> tuple[int, int]:
+        found = task_rows.tally(connection, ["submitted", "working"])
+        return found, connection.exec_driver_sql(looked_at).scalar_one()
+
+    async with Database(url) as database:
+        await database.write(add(1))
+        await database.write(lambda c: c.exec_driver_sql(fill).close())
+        found, rows = await database.write(count)
+
+    assert found == 1
+    assert rows < 10
+
+
+@pytest.mark.both_databases
+async def test_a_budget_counts_what_the_same_transaction_spends(tmp_path: Path) -> None:
+    def spend(connection: Connection) -> Spent:
+        spending.add(connection, {("alice", 1): Spent(0.5, 10)})
+        return spending.read(connection, "alice", 1)
+
+    async with Database(stores.url(tmp_path)) as database:
+        assert await database.write(spend) == Spent(0.5, 10)
+        assert await database.write(spend) == Spent(1.0, 20)
+        assert await database.read(lambda c: spending.read(c, "alice", 1)) == Spent(1.0, 20)
+
+
 async def test_a_transaction_counts_what_it_adds_itself(url: str) -> None:
     def admit(number: int) -> Callable[[Connection], int]:
         def write(connection: Connection) -> int:
@@ -464,7 +502,7 @@ async def test_what_one_replica_forgets_another_does_not_count_again(url: str) -
     begun, over = threading.Event(), threading.Event()
 
     def forget(connection: Connection) -> int:
-        if not claim(connection, "sweep"):
+        if not claim_work(connection, "sweep"):
             return 0
         found = task_rows.forget_tasks(connection, ["completed"], before=10, limit=10)
         begun.set()

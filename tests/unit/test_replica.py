@@ -16,7 +16,8 @@ from opencode_a2a.opencode.managed import ManagedOpenCode
 from opencode_a2a.opencode.upstream import Upstream
 from opencode_a2a.store import replicas
 from opencode_a2a.store import tasks as task_rows
-from opencode_a2a.store.database import Database, DatabaseError, Replica
+from opencode_a2a.store.database import Database
+from opencode_a2a.store.engine import DatabaseError, Replica
 from opencode_a2a.store.replicas import UpstreamRow
 from opencode_a2a.store.tasks import Segment, TaskRow
 from opencode_a2a.tasks.caretaker import UNOWNED, UNSTOPPED, end_unowned

@@ -22,7 +22,8 @@ from opencode_a2a.ids import ContextId, MessageId, Principal, RequestId, Session
 from opencode_a2a.messages import Message, Part
 from opencode_a2a.store import listener
 from opencode_a2a.store import tasks as task_rows
-from opencode_a2a.store.database import Database, Link, Replica, examine
+from opencode_a2a.store.database import Database, examine
+from opencode_a2a.store.engine import Link, Replica
 from opencode_a2a.store.postgres import TIMEOUTS
 from opencode_a2a.store.tasks import Segment, TaskRow
 from opencode_a2a.tasks import log as live

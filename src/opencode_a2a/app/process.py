@@ -13,7 +13,7 @@ from opencode_a2a.announcement import announced
 from opencode_a2a.app.service import Service, create_app
 from opencode_a2a.config import Settings, SettingsError, StateError, import_hint
 from opencode_a2a.opencode.process import OpenCodeStartError, UnsupportedOpenCodeError
-from opencode_a2a.store.database import DatabaseError
+from opencode_a2a.store.engine import DatabaseError
 from opencode_a2a.store.sqlite import EarlierDatabaseError
 from opencode_a2a.web.auth import check_state
 from opencode_a2a.web.server import BindError, bind, ended_by_signals, prepare_process, server

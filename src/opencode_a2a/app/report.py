@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from opencode_a2a import __version__, telemetry
-from opencode_a2a.config import Settings, database_file, show
+from opencode_a2a.config import Settings, show
+from opencode_a2a.databases import database_file
 from opencode_a2a.errors import ServiceError, SessionNotFoundError, UpstreamError
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import Caller

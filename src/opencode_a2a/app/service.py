@@ -52,7 +52,8 @@ from opencode_a2a.server.push import WebhookSender
 from opencode_a2a.server.rest import RestBinding
 from opencode_a2a.server.sse import Streams
 from opencode_a2a.signing import signing_keys
-from opencode_a2a.store.database import Database, DatabaseError, Link, Replica
+from opencode_a2a.store.database import Database
+from opencode_a2a.store.engine import DatabaseError, Link, Replica
 from opencode_a2a.tasks.log import LogWriter
 from opencode_a2a.tasks.open import OpenTasks
 from opencode_a2a.tasks.outbox import Outbox

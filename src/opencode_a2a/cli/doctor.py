@@ -25,11 +25,10 @@ from opencode_a2a.cli.serve import SettingsCommand, auto_demo_option, config_opt
 from opencode_a2a.config import (
     Settings,
     SettingsError,
-    database_file,
     import_hint,
-    is_postgresql,
     provider_configured,
 )
+from opencode_a2a.databases import database_file, is_shared
 from opencode_a2a.printable import one_line
 
 if TYPE_CHECKING:
@@ -116,10 +115,10 @@ def examine(
     yield from check_rules(settings)
     yield check_search(settings)
     yield from check_state(settings)
-    if is_postgresql(settings.database_url):
-        yield from check_postgresql(settings)
+    if is_shared(settings.database_url):
+        yield from check_shared_database(settings)
     else:
-        yield check_database(settings)
+        yield check_database_file(settings)
     yield check_space(settings)
     yield from check_certificate(settings)
     if settings.oidc.issuer:
@@ -320,7 +319,7 @@ def check_state(settings: Settings) -> Iterator[Finding]:
         yield Finding("state", str(directory))
 
 
-def check_database(settings: Settings) -> Finding:
+def check_database_file(settings: Settings) -> Finding:
     from opencode_a2a.store.earlier import Author, author_of
 
     file = database_file(settings.database_url)
@@ -343,8 +342,9 @@ def check_database(settings: Settings) -> Finding:
     return Finding("database", f"{place} cannot be written", another)
 
 
-def check_postgresql(settings: Settings) -> Iterator[Finding]:
-    from opencode_a2a.store.database import DatabaseError, Link, examine
+def check_shared_database(settings: Settings) -> Iterator[Finding]:
+    from opencode_a2a.store.database import examine
+    from opencode_a2a.store.engine import DatabaseError, Link
 
     link = Link(settings.tasks.task_store_pooled, settings.tasks.task_store_listen_url)
     try:

@@ -22,13 +22,12 @@ from opencode_a2a.config import (
     DatabaseUrl,
     Settings,
     SettingsError,
-    database_file,
     default_file,
-    is_postgresql,
     load,
     loopback,
     provider_configured,
 )
+from opencode_a2a.databases import database_file, is_shared, kind_of
 from opencode_a2a.printable import command
 
 ASKS = ("all", *SETTINGS["opencode.ask"].choices, "none")
@@ -242,16 +241,17 @@ def migrate(source: str, target: str | None, config: Path | None) -> None:
     settings = load_settings({}, config)
     file, url = database_file(source), target or settings.database_url
     into = database_file(url)
-    if is_postgresql(source):
-        fail("only SQLite can be imported; to move a PostgreSQL database, use pg_dump")
+    if is_shared(source):
+        kind = kind_of(source)
+        fail(f"only SQLite can be imported; to move a {kind.name} database, use {kind.copied_by}")
     if file is None or not file.is_file():
         fail(f"there is no database {file or 'in memory'}")
-    if into is None and not is_postgresql(url):
+    if into is None and not is_shared(url):
         fail("the settings keep tasks in memory; name a database with --to")
     if into is not None and into.exists() and into.samefile(file):
         fail("source and target are the same file; name another target with --to")
 
-    from opencode_a2a.store.database import DatabaseError  # half a second to import
+    from opencode_a2a.store.engine import DatabaseError  # half a second to import
     from opencode_a2a.tasks.earlier import ImportFailedError, import_database
 
     days = settings.tasks.task_retention_days

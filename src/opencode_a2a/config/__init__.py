@@ -46,8 +46,6 @@ from opencode_a2a.config.values import (
     CredentialEntry,
     DatabaseUrl,
     UpstreamEntry,
-    database_file,
-    is_postgresql,
     loopback,
 )
 
@@ -83,11 +81,9 @@ __all__ = [
     "TlsSettings",
     "TurnSettings",
     "UpstreamEntry",
-    "database_file",
     "default_file",
     "import_command",
     "import_hint",
-    "is_postgresql",
     "load",
     "load_for_calls",
     "loopback",

@@ -34,10 +34,10 @@ from opencode_a2a.config.values import (
     UNGUESSABLE,
     UpstreamEntry,
     default_state_dir,
-    is_postgresql,
     loopback,
     sendable,
 )
+from opencode_a2a.databases import is_shared, kind_of
 from opencode_a2a.rights import never_asked, unmatched
 
 _RETIRED = {
@@ -232,11 +232,12 @@ class _Loading:
                 if self.sources[key].startswith("--"):
                     others = "which everybody on this machine can see; give it as a variable"
                     yield f"A2A_{name.upper()}: has a password and is a flag, {others}"
-        if (tasks.task_store_pooled or tasks.task_store_listen_url) and not is_postgresql(
+        if (tasks.task_store_pooled or tasks.task_store_listen_url) and not is_shared(
             settings.database_url
         ):
             unused = "POOLED" if tasks.task_store_pooled else "LISTEN_URL"
-            yield f"A2A_TASK_STORE_{unused}: unused, since tasks are not in PostgreSQL"
+            kept = kind_of(settings.database_url).name
+            yield f"A2A_TASK_STORE_{unused}: unused, since tasks are kept in {kept}"
         if file and os.name == "posix":
             from_file = [key for key, source in self.sources.items() if source == str(file)]
             # Others may read the file unless it holds a secret.
@@ -256,7 +257,7 @@ def _address_advice(settings: Settings) -> Iterator[str]:
 
 def _has_password(url: str) -> bool:
     try:
-        return is_postgresql(url) and urlsplit(url).password is not None
+        return is_shared(url) and urlsplit(url).password is not None
     except ValueError:  # opening it will say what is wrong
         return False
 

@@ -47,10 +47,9 @@ from opencode_a2a.config.values import (
     UNGUESSABLE,
     Ask,
     UpstreamEntry,
-    database_file,
-    is_postgresql,
     loopback,
 )
+from opencode_a2a.databases import database_file, is_shared
 from opencode_a2a.ids import MAIN
 
 
@@ -117,7 +116,7 @@ class Settings(BaseModel):
                 name = f"{entry.name}-{number}" if count > 1 else entry.name
                 # Only this replica can reach it, also after a restart: its name says so.
                 here = entry.managed or (not entry.shared and _is_loopback(entry.url or ""))
-                if here and is_postgresql(self.database_url):
+                if here and is_shared(self.database_url):
                     name = f"{name}@{self.replica_name}"
                 opencode = own.model_copy(
                     update={
@@ -269,7 +268,7 @@ def show(value: object) -> str:
             return ",".join(show(item) for item in cast("tuple[object, ...]", value))
         case BaseModel():
             return value.model_dump_json(exclude_none=True)
-        case str() if is_postgresql(value):
+        case str() if is_shared(value):
             masked = re.sub(r"://([^:/@]*):.*@", r"://\1:********@", value)
             return re.sub(r"(password=)[^&]*", r"\1********", masked)
         case _:

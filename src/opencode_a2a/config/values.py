@@ -26,6 +26,7 @@ from pydantic import (
     model_validator,
 )
 
+from opencode_a2a import databases
 from opencode_a2a.rights import CAPABILITIES, Action, Capability, Profile
 
 
@@ -117,34 +118,6 @@ def _host(value: str) -> str:
     if not usable:
         raise ValueError("should be an IP address or a host name")
     return value
-
-
-def _database_url(value: str) -> str:
-    scheme, separator, rest = value.partition("://")
-    if separator and scheme in ("postgresql", "postgres", "postgresql+psycopg"):
-        return f"postgresql://{rest}"
-    if scheme not in ("sqlite", "sqlite+aiosqlite", "sqlite+pysqlite") or not separator:
-        raise ValueError(
-            "should be a URL of SQLite, such as sqlite:////var/lib/opencode-a2a/tasks.db, "
-            "or of PostgreSQL, such as postgresql://user@host:5432/database"
-        )
-    if rest.startswith(
-        "/file:"
-    ):  # a second syntax for paths, which could hide the location of a file
-        raise ValueError("should name a file as it is, not as file:…")
-    return f"sqlite://{rest}"
-
-
-def database_file(url: str) -> Path | None:
-    """Return the file of a SQLite URL; None for a database in memory or on a server."""
-    if is_postgresql(url):
-        return None
-    name = url.partition("://")[2].partition("?")[0].removeprefix("/")
-    return None if name in ("", ":memory:") else Path(name).absolute()
-
-
-def is_postgresql(url: str) -> bool:
-    return url.startswith("postgresql:")
 
 
 def _path(value: Path) -> Path:
@@ -248,7 +221,7 @@ Secret = Annotated[SecretStr, Field(min_length=1)]
 Token = Annotated[Secret, AfterValidator(_token)]
 SentToken = Annotated[Secret, AfterValidator(sendable)]
 BasicAuth = Annotated[Secret, AfterValidator(_basic_auth), AfterValidator(sendable)]
-DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
+DatabaseUrl = Annotated[str, AfterValidator(databases.normalize)]
 Level = Annotated[LogLevel, BeforeValidator(_log_level)]
 Host = Annotated[str, AfterValidator(_host)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]

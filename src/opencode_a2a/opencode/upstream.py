@@ -14,7 +14,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from opencode_a2a.config import VARIABLES, Settings, StateError, database_file, is_postgresql
+from opencode_a2a.config import VARIABLES, Settings, StateError
+from opencode_a2a.databases import database_file, is_shared, kind_of
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import MAIN
 from opencode_a2a.opencode.managed import ManagedOpenCode, passed_environment
@@ -118,7 +119,7 @@ def withheld(settings: Settings) -> set[str]:
     named += [entry.password_variable for entry in settings.opencode.upstreams]
     names = {*VARIABLES, *filter(None, named)}
     # PostgreSQL's driver takes the password from this variable if the URL has none.
-    return names | {"PGPASSWORD"} if is_postgresql(settings.database_url) else names
+    return names | kind_of(settings.database_url).secret_variables
 
 
 def managed_record(settings: Settings) -> Path | None:
@@ -128,7 +129,7 @@ def managed_record(settings: Settings) -> Path | None:
     None for a database that is only in memory.
     """
     url, file = settings.database_url, database_file(settings.database_url)
-    if is_postgresql(url):
+    if is_shared(url):
         # The same database stays the same when its password changes.
         place = url.rpartition("@")[2].encode()
     elif file is not None:

@@ -1,1 +1,1 @@
-"""Tables and queries of the SQLite database."""
+"""The database: engines, tables and queries."""

@@ -1,8 +1,7 @@
-"""Database files that may not be ours: recognised, and opened to be read without a change.
+"""Find out who wrote a SQLite file, and read a file of the earlier adapter without changing it.
 
-The earlier adapter (0.4 to 1.4) kept tasks in the A2A SDK's table. ``database`` refuses such a
-file, ``tasks.earlier`` imports it, ``cli`` says so. Nothing is ever written to the file, nor
-beside it.
+The earlier adapter (0.4 to 1.4) kept tasks in the table of the A2A SDK. ``store.sqlite`` refuses
+to open such a file, and ``tasks.earlier`` imports it. Nothing is ever written to it, nor beside it.
 """
 
 import shutil
@@ -15,7 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 JOURNALS = ("-wal", "-journal")
-"""What SQLite leaves beside a file while changes are not yet in it, also after a crash."""
+"""The suffixes of files that SQLite leaves beside its own while that lacks changes."""
 _SDK_COLUMNS = {"id", "context_id", "kind", "status", "artifacts", "history", "metadata"}
 
 
@@ -29,16 +28,16 @@ class Author(Enum):
 
 
 class SourceChangedError(Exception):
-    """Somebody writes to the database that is being read."""
+    """A program wrote to the database while it was being read."""
 
 
 def author_of(file: Path) -> Author:
-    """Look who wrote a database; raises ``sqlite3.Error`` if it is none."""
+    """Return who wrote a database; raise ``sqlite3.Error`` if the file is not one."""
     if not file.exists():
         return Author.EMPTY
     with closing(_immutable(file)) as connection:
         author = _author(connection)
-    if author is Author.EMPTY and _unfinished(file):  # even its tables are only in the journal
+    if author is Author.EMPTY and _unfinished(file):  # its tables may be in the journal
         with reading(file) as connection:
             author = _author(connection)
     return author
@@ -55,12 +54,12 @@ def _author(connection: sqlite3.Connection) -> Author:
 
 
 def columns_of(connection: sqlite3.Connection, table: str) -> set[str]:
-    """Return the columns of a table; none if there is no such table."""
+    """Return the columns of a table; an empty set if there is no such table."""
     return {row[0] for row in connection.execute("SELECT name FROM pragma_table_info(?)", [table])}
 
 
 def _immutable(file: Path) -> sqlite3.Connection:
-    """Open a file without locks and without files beside it; changes in a journal are not seen."""
+    """Open a file without locks, and without the changes in its journal."""
     return sqlite3.connect(f"file:{quote(str(file.absolute()))}?mode=ro&immutable=1", uri=True)
 
 
@@ -71,9 +70,9 @@ def _unfinished(file: Path) -> list[Path]:
 
 @contextmanager
 def reading(file: Path) -> Generator[sqlite3.Connection]:
-    """Open a database to read all of it; raises ``SourceChangedError`` if it changed meanwhile.
+    """Open a database to read all of it; raise ``SourceChangedError`` if it changed meanwhile.
 
-    A journal has to be worked off first, and that writes; it is done in a private copy.
+    To apply a journal is to write, so that is done in a private copy.
     """
 
     def mark() -> list[tuple[str, int, int]]:

@@ -1,4 +1,4 @@
-"""Grants: what a person has allowed for a task or a context, until it is revoked."""
+"""Queries of grants: permissions that a person gave for a task or a context."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +15,7 @@ class GrantRow:
     principal: str
     context_id: str
     task_id: str
-    """Empty when it is for the whole context."""
+    """Empty for a grant for the whole context."""
     directory: str
     permission: str
     patterns: bytes
@@ -25,12 +25,12 @@ class GrantRow:
 
 
 def add(connection: Connection, row: GrantRow) -> GrantRow:
-    """Store a grant and return it; one that says the same already is returned instead."""
+    """Store a grant and return it; if an equal one holds already, return that instead."""
     same = ("principal", "context_id", "task_id", "directory", "permission", "patterns")
     query = sa.select(grants).where(grants.c.revoked_at.is_(None))
     values = asdict(row)
-    found = connection.execute(query.where(*(grants.c[name] == values[name] for name in same)))
-    earlier = found.mappings().first()
+    equal = connection.execute(query.where(*(grants.c[name] == values[name] for name in same)))
+    earlier = equal.mappings().first()
     if earlier is not None:
         return GrantRow(**earlier)
     connection.execute(grants.insert().values(values))
@@ -38,7 +38,7 @@ def add(connection: Connection, row: GrantRow) -> GrantRow:
 
 
 def of_context(connection: Connection, principal: str, context_id: str) -> Sequence[GrantRow]:
-    """Return what a principal has allowed in a context, for all of it or for one of its tasks."""
+    """Return the grants of a principal that hold in a context or in one of its tasks."""
     mine = (grants.c.principal == principal, grants.c.context_id == context_id)
     query = sa.select(grants).where(*mine, grants.c.revoked_at.is_(None))
     return [GrantRow(**row) for row in connection.execute(query).mappings()]
@@ -47,7 +47,7 @@ def of_context(connection: Connection, principal: str, context_id: str) -> Seque
 def listed(
     connection: Connection, principal: str, ended: Sequence[str], most: int
 ) -> Sequence[GrantRow]:
-    """Return the grants of a principal that hold, newest first: not those of ended tasks."""
+    """Return the grants of a principal that hold, newest first, without those of ended tasks."""
     over = sa.exists().where(tasks.c.id == grants.c.task_id, tasks.c.state.in_(ended))
     query = sa.select(grants).where(
         grants.c.principal == principal, grants.c.revoked_at.is_(None), ~over
@@ -57,7 +57,7 @@ def listed(
 
 
 def revoke(connection: Connection, principal: str, grant_id: str, at: int) -> bool:
-    """End a grant; False if the principal has none of this id that holds."""
+    """Revoke a grant; False if the principal has no grant of this id that holds."""
     which = (grants.c.id == grant_id, grants.c.principal == principal)
     update = grants.update().where(*which, grants.c.revoked_at.is_(None))
     return connection.execute(update.values(revoked_at=at)).rowcount > 0

@@ -1,4 +1,4 @@
-"""Pending and settled interrupts: the deadline survives a restart, the record stays."""
+"""Queries of interrupts. A row keeps the deadline over a restart, and stays as a record."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from opencode_a2a.store.schema import interrupts, owners, tasks
 class InterruptRow:
     request_id: str
     task_id: str
-    """Empty when the work was begun by method and no task follows it."""
+    """Empty for work that was begun by method, without a task."""
     context_id: str
     principal: str
     type: str
@@ -25,16 +25,16 @@ class InterruptRow:
     settled_at: int | None = None
     settled_by: str | None = None
     answer: bytes | None = None
-    """The latest answer, stored before OpenCode was given it."""
+    """The latest answer, which is stored before OpenCode gets it."""
     number: int | None = None
     rights: bytes | None = None
-    """What the work may do; an earlier version did not store it."""
+    """The rights of the work that asks; None in a row of an earlier version."""
 
 
 def add(connection: Connection, row: InterruptRow, *, numbered: bool) -> InterruptRow:
-    """Store an interrupt and return it; one that is stored already is returned as it was.
+    """Store an interrupt and return it; if it is stored already, return that row.
 
-    If it is to be numbered, it gets the next number of its task.
+    ``numbered`` gives it the next number of its task, unless it has one.
     """
     earlier = find(connection, row.request_id)
     number = earlier and earlier.number
@@ -44,7 +44,7 @@ def add(connection: Connection, row: InterruptRow, *, numbered: bool) -> Interru
         )
         number = (connection.scalar(highest) or 0) + 1
     if earlier is not None:
-        if number != earlier.number:  # asked by an earlier program, or answered by a rule then
+        if number != earlier.number:  # of an earlier version, or answered by a rule at first
             connection.execute(_unsettled(row.request_id).values(number=number))
         return replace(earlier, number=number)
     row = replace(row, number=number)
@@ -76,7 +76,7 @@ def settle(
 
 
 def void(connection: Connection, task_id: str, at: int) -> None:
-    """Settle what a task asked that ended while nobody could answer."""
+    """Settle the pending interrupts of a task that ended before anybody answered."""
     pending = interrupts.update().where(
         interrupts.c.task_id == task_id, interrupts.c.resolution.is_(None)
     )
@@ -84,21 +84,21 @@ def void(connection: Connection, task_id: str, at: int) -> None:
 
 
 def _unsettled(request_id: str) -> sa.Update:
-    """Return an update of one interrupt: what is settled is never changed."""
+    """Return an update of one interrupt, which changes nothing if that is settled."""
     return interrupts.update().where(
         interrupts.c.request_id == request_id, interrupts.c.resolution.is_(None)
     )
 
 
 def find(connection: Connection, request_id: str) -> InterruptRow | None:
-    found = _select(connection, interrupts.c.request_id == request_id)
-    return found[0] if found else None
+    rows = _select(connection, interrupts.c.request_id == request_id)
+    return rows[0] if rows else None
 
 
 def upstream(connection: Connection, request_id: str, derived: str) -> str | None:
     """Return the OpenCode in which an interrupt waits: that of its task, or of its session.
 
-    The context of work without a task is that of its session: ``derived`` and its id.
+    The context of work without a task is ``derived`` followed by the id of its session.
     """
     session_id = sa.func.substr(interrupts.c.context_id, len(derived) + 1)
     where = interrupts.outerjoin(tasks, tasks.c.id == interrupts.c.task_id)
@@ -109,20 +109,20 @@ def upstream(connection: Connection, request_id: str, derived: str) -> str | Non
 
 
 def answered(connection: Connection, task_id: str, context_id: str) -> Sequence[InterruptRow]:
-    """Return what a task asked, or work without one in a context, and what has an answer."""
+    """Return the interrupts of a task, or of work without a task, that have an answer."""
     mine = (interrupts.c.task_id == task_id, interrupts.c.context_id == context_id)
     return _select(connection, *mine, interrupts.c.answer.is_not(None))
 
 
 def left(connection: Connection) -> Sequence[InterruptRow]:
-    """Return what is open and belongs to no task."""
+    """Return the pending interrupts of work without a task."""
     return _select(connection, interrupts.c.task_id == "", interrupts.c.resolution.is_(None))
 
 
 def pending(
     connection: Connection, principal: Principal | None, kind: str
 ) -> Sequence[InterruptRow]:
-    """Return what a principal is asked, or everybody, the most urgent first."""
+    """Return the pending interrupts of a principal or of all, the most urgent first."""
     mine = sa.true() if principal is None else interrupts.c.principal == principal
     return _select(connection, mine, interrupts.c.resolution.is_(None), interrupts.c.type == kind)
 

@@ -1,20 +1,31 @@
-"""Which session a context uses, and whom sessions, workspaces and worktrees belong to.
+"""Queries of the sessions that contexts use, and of the owners of sessions and workspaces.
 
-A session named by a caller is first only *claimed*: the claim ends by itself unless the turn
+A session that a caller names is at first only *claimed*. The claim ends by itself unless the turn
 that it was made for confirms it.
 """
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.ids import ContextId, Principal, SessionId
-from opencode_a2a.store.database import Database, Prepared
+from opencode_a2a.store.database import Database
+from opencode_a2a.store.engine import engine_of
 from opencode_a2a.store.schema import links, owners, places
+from opencode_a2a.store.statements import Prepared
 
-LONGEST_KEY = 512
+
+class LinkedSession(NamedTuple):
+    """The session of a context."""
+
+    session_id: SessionId
+    upstream: str
+    """The OpenCode that has it."""
+
+
 _LINKED = Prepared(
     "SELECT links.session_id, owners.upstream FROM links"
     " JOIN owners ON owners.session_id = links.session_id"
@@ -37,27 +48,27 @@ _OWNER = Prepared("SELECT principal, claimed_until FROM owners WHERE session_id 
 
 
 def index_key(connection: Connection, text: str) -> str:
-    """Return what stands for a directory in an index, whose rows end at 2.7 kB in PostgreSQL."""
-    data = text.encode(errors="surrogatepass")
-    if connection.dialect.name != "postgresql" or len(data) <= LONGEST_KEY:
+    """Return a text as it is stored in an index: a digest if it is too long for that."""
+    data, longest = text.encode(errors="surrogatepass"), engine_of(connection).longest_key
+    if longest is None or len(data) <= longest:
         return text
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def linked(
     connection: Connection, principal: Principal, context_id: ContextId, place: str
-) -> tuple[SessionId, str] | None:
-    """Return the session of a context, and which OpenCode has it."""
+) -> LinkedSession | None:
+    """Return the session that a context uses in a place."""
     key = index_key(connection, place)
     values = {"principal": principal, "context_id": context_id, "place": key}
-    found = _LINKED.run(connection, values).fetchone()
-    return (SessionId(found[0]), found[1]) if found else None
+    row = _LINKED.run(connection, values).fetchone()
+    return LinkedSession(*row) if row else None
 
 
 def upstream(connection: Connection, session_id: SessionId) -> str | None:
-    """Return which OpenCode has a session, if it belongs to anybody."""
-    found = _UPSTREAM.run(connection, {"session_id": session_id}).fetchone()
-    return found[0] if found else None
+    """Return the OpenCode that has a session, if the session belongs to anybody."""
+    row = _UPSTREAM.run(connection, {"session_id": session_id}).fetchone()
+    return row[0] if row else None
 
 
 def link(
@@ -69,7 +80,7 @@ def link(
     upstream: str,
     now: int,
 ) -> None:
-    """Let a context use a session, which then belongs to the principal."""
+    """Have a context use a session, and make the principal its owner."""
     key = index_key(connection, place)
     where = {"principal": principal, "context_id": context_id, "place": key}
     _LINK.run(connection, {**where, "session_id": session_id, "now": now})
@@ -83,13 +94,13 @@ def own(
     upstream: str,
     until: int | None = None,
 ) -> None:
-    """Note that a session belongs to a principal: for good, or until a time."""
+    """Make a principal the owner of a session, for good or until a time in ms."""
     whose = {"session_id": session_id, "principal": principal, "upstream": upstream}
     _OWN.run(connection, {**whose, "until": until})
 
 
 def owner(connection: Connection, session_id: SessionId, now: int) -> Principal | None:
-    """Return whom a session belongs to, or who has claimed it at the moment."""
+    """Return the owner of a session, or the principal that claims it at the moment."""
     row = _OWNER.run(connection, {"session_id": session_id}).fetchone()
     if row is None or (row[1] is not None and row[1] <= now):
         return None
@@ -99,7 +110,7 @@ def owner(connection: Connection, session_id: SessionId, now: int) -> Principal 
 def strangers(
     connection: Connection, principal: Principal, session_ids: Sequence[SessionId], now: int
 ) -> set[SessionId]:
-    """Return those sessions that belong to somebody else, or are claimed by somebody else."""
+    """Return those of the sessions that somebody else owns or claims."""
     rows = connection.execute(
         sa.select(owners.c.session_id).where(
             owners.c.session_id.in_(session_ids),
@@ -118,9 +129,9 @@ def claim(
     now: int,
     until: int | None,
 ) -> bool:
-    """Claim a session and its ancestors, for good or until a time, unless one is another's.
+    """Claim a session and its ancestors, for good or until a time, unless somebody else has one.
 
-    They go together: OpenCode deletes a session with all that came from it.
+    They belong together: OpenCode deletes a session with all its descendants.
     """
     if strangers(connection, principal, lineage, now):
         return False
@@ -142,7 +153,7 @@ def release(connection: Connection, principal: Principal, lineage: Sequence[Sess
 
 
 def forget(connection: Connection, session_id: SessionId) -> None:
-    """Remove every trace of a session that no longer exists."""
+    """Delete the links and the owner of a session that no longer exists."""
     connection.execute(links.delete().where(links.c.session_id == session_id))
     connection.execute(owners.delete().where(owners.c.session_id == session_id))
 
@@ -154,7 +165,7 @@ def upstream_of_place(connection: Connection, name: str) -> str | None:
 
 
 class Places:
-    """Who made the workspaces (by id) and worktrees (by directory) that were made by method."""
+    """The owners of workspaces (by id) and worktrees (by directory) that were made by method."""
 
     def __init__(self, database: Database, upstream: str) -> None:
         self._database = database
@@ -171,7 +182,7 @@ class Places:
         await self._database.write(write)
 
     async def visible(self, principal: Principal, names: Iterable[str]) -> list[str]:
-        """Return those that the caller may know of: their own, and those that nobody made here."""
+        """Return those that the caller may see: their own, and those that nobody made by method."""
         asked = [*names]
         if not asked:
             return []

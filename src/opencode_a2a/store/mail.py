@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.engine import Connection
 
-from opencode_a2a.store.database import Prepared
+from opencode_a2a.store.statements import Prepared
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,22 @@
 """PostgreSQL, 14 and later: one connection that writes, a few that read.
 
-A process that uses the database is a row in ``replicas``. Every write transaction begins by moving
-the commit counter of that row. This one statement is the fence (who was declared gone writes
-nothing any more), the heartbeat, and the answer to the question whether a COMMIT took effect
-whose connection broke: the next transaction waits for the row until the broken one is over, and
-then reads the counter.
+Each process that uses the database has a row in ``replicas``. Every write transaction begins by
+moving the commit counter in that row. This one statement is the fence (a process that was declared
+gone writes nothing any more) and the heartbeat. It also tells whether a COMMIT took effect whose
+connection broke: the next transaction waits for the row until the broken one is over, and then
+reads the counter.
 
-Who runs what is in ``replicas``. This module is imported only when a URL names PostgreSQL.
+``store/replicas.py`` says which process runs what. This module is imported only when a URL names
+PostgreSQL, since its driver is optional.
 """
 
 import itertools
-import os
 import secrets
-import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import psycopg
 import sqlalchemy as sa
@@ -26,33 +25,35 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import NullPool, QueuePool
 
 from opencode_a2a import metrics
+from opencode_a2a.databases import kind_of
 from opencode_a2a.store import replicas
-from opencode_a2a.store.database import (
-    DIRECT,
-    UNWANTED,
-    Database,
+from opencode_a2a.store.engine import (
+    ABANDONED,
     DatabaseError,
     Engine,
+    Examined,
     Link,
     PendingWrite,
     Replica,
-    Result,
-    Totals,
+    WriteResult,
     cause,
     origin,
 )
-from opencode_a2a.store.listener import CHANNEL, Listener
+from opencode_a2a.store.listener import CHANNEL, Listener, Notifications
 from opencode_a2a.store.replicas import ReplicaRow, UpstreamRow
 from opencode_a2a.store.schema import (
     STEPS,
     ForeignTablesError,
     SchemaTooNewError,
+    Text,
     check_version,
     migrate,
 )
+from opencode_a2a.store.statements import Prepared, run_group
 from opencode_a2a.telemetry import SHARED_CLOCK
 
 logger = structlog.get_logger(__name__)
@@ -64,7 +65,7 @@ READERS = 4
 TIMEOUTS = {
     "statement_timeout": "10s",
     "lock_timeout": "3s",
-    # A process that is frozen inside a transaction must not hold up the one that takes over.
+    # A process that is frozen inside a transaction must not block the one that takes over.
     "idle_in_transaction_session_timeout": "4s",
     "synchronous_commit": "on",
 }
@@ -76,18 +77,22 @@ CONNECTION = {
     "tcp_user_timeout": "6000",
     "target_session_attrs": "read-write",
 }
-"""Of libpq; what the URL says about the same wins."""
+"""Parameters of libpq, unless the URL sets them."""
 ATTEMPTS = 3
+"""How often a group is tried before each of its functions is run in a transaction of its own."""
 AGAIN = frozenset({"40001", "40P01", "55P03", "23505"})
-"""States of SQL after which a job is run again: lost against another transaction, or a lock that
-was not free in time. After a violated unique key the second run finds the other's row."""
+"""SQL states after which a group is run again: it conflicted with another transaction, or waited
+too long for a lock. After a violated unique key the second run finds the other's row."""
 STARTING_SECONDS = 15.0
+"""How long the first connection waits for a server that is starting."""
 ECHO_SECONDS = 2.0
+"""How long ``examine`` waits for its own notification."""
 RESOLVE_SECONDS = (0.05, 1.0)
+"""The first and the longest wait between attempts to find out whether a commit took effect."""
 MIGRATION_LOCK = 72013
-"""Of pg_advisory_xact_lock: without it most of several simultaneous first starts fail."""
+"""The advisory lock of a start: without it, most of several simultaneous first starts fail."""
 FORGET = "1 day"
-"""After which the row of a replica that is gone is deleted."""
+"""After this time the row of a replica that is gone is deleted."""
 
 _FENCE = (
     "UPDATE replicas SET commits = %s, seen = clock_timestamp()"
@@ -95,8 +100,8 @@ _FENCE = (
     " RETURNING (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 )
 _TIME = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
-# Nobody waits for it to be on the disk.
-_TELL = (
+# Nobody waits until it is on disk.
+_NOTIFY = (
     "SELECT set_config('synchronous_commit', 'off', true), "  # noqa: S608 - a constant
     f"pg_notify({CHANNEL}, text) FROM unnest(%s::text[]) AS text"
 )
@@ -105,7 +110,10 @@ _LIMIT = "SELECT " + ", ".join(
 )
 _GRANT = "as its owner run GRANT USAGE, CREATE ON SCHEMA public TO <role> (or the schema in use)"
 _NAMESAKE = "SELECT no FROM replicas WHERE name = %s AND no > %s AND gone IS NULL LIMIT 1"
-_LOOK = "SELECT commits, gone IS NOT NULL FROM replicas WHERE no = %s FOR UPDATE"
+_OWN_ROW = "SELECT commits, gone IS NOT NULL FROM replicas WHERE no = %s FOR UPDATE"
+_LOCK_KEY = "hashtextextended(current_schema() || '/' || :name, 0)"
+_LOCK = Prepared(f"SELECT pg_advisory_xact_lock({_LOCK_KEY})")
+_TRY_LOCK = Prepared(f"SELECT pg_try_advisory_xact_lock({_LOCK_KEY})")
 
 
 class FencedError(DatabaseError):
@@ -113,9 +121,9 @@ class FencedError(DatabaseError):
 
 
 class _InDoubtError(Exception):
-    """The connection broke during COMMIT: the results count if it took effect."""
+    """The connection broke during COMMIT; the results are valid if it took effect."""
 
-    def __init__(self, number: int, results: list[Result], cause: Exception) -> None:
+    def __init__(self, number: int, results: list[WriteResult], cause: Exception) -> None:
         super().__init__(number)
         self.number = number
         self.results = results
@@ -123,31 +131,32 @@ class _InDoubtError(Exception):
 
 
 class _AbandonedError(Exception):
-    """Nobody waits for one of the calls any more; the others are run without it."""
+    """The caller of one of the functions has given up; the others are run without it."""
 
 
-class Examined(NamedTuple):
-    """What there is to say of a database."""
-
-    about: str
-    """Where it is, its version, and the timeouts in force."""
-    ahead: float
-    """Seconds by which its clock is ahead of this machine's."""
-    hears: bool
-    """Whether a process can hear what others tell."""
-    live: list[ReplicaRow]
-    upstreams: list[UpstreamRow]
+@compiles(Text, "postgresql")
+def _text(*_: object, **_options: object) -> str:
+    # Compared by its bytes: the order of a language changes with the system's library, and an
+    # index that was built with another order finds nothing.
+    return 'VARCHAR COLLATE "C"'
 
 
 class Postgres(Engine):
+    kind = kind_of("postgresql://")
     failures = (SQLAlchemyError, psycopg.Error, FencedError)
     readers = READERS
     patience = 4.0
+    spelling = {  # noqa: RUF012 - as in the base class
+        "BLOB": "BYTEA",
+        "VARCHAR": 'VARCHAR COLLATE "C"',
+        "INTEGER PRIMARY KEY AUTOINCREMENT": "BIGSERIAL PRIMARY KEY",
+        ") WITHOUT ROWID": ")",
+    }
+    longest_key = 512  # the row of an index ends at 2.7 kB, and may have several of them
 
-    def __init__(self, url: str, replica: Replica | None = None, link: Link = DIRECT) -> None:
-        name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
-        self._replica = replica or Replica(name)
-        self.lease_seconds = self._replica.lease_seconds
+    def __init__(self, url: str, replica: Replica, link: Link) -> None:
+        self._replica = replica
+        self.lease_seconds = replica.lease_seconds
         self.beat_seconds = self.lease_seconds / 4
         self._link = link
         self._conninfo = _conninfo(url, pooled=link.pooled)
@@ -156,6 +165,7 @@ class Postgres(Engine):
             self._listening = _conninfo(link.listen_url, "A2A_TASK_STORE_LISTEN_URL")
         self.name = _shown(self._conninfo)
         self._commits = 0
+        """How often this process has committed, as in its row."""
         self._connection: Connection | None = None
         self._stopped = threading.Event()
         self._engine = sa.create_engine(
@@ -167,10 +177,11 @@ class Postgres(Engine):
             poolclass=QueuePool,
             pool_size=READERS,
             max_overflow=0,
-            # One statement is one round trip, not three; but to a pooler nothing can be said that
-            # lasts longer than a transaction.
+            # A statement then takes one round trip, not three; but in a pooled connection nothing
+            # can be set that lasts longer than a transaction.
             isolation_level="READ COMMITTED" if link.pooled else "AUTOCOMMIT",
         )
+        self.carry(self._engine, self._read_engine)
 
     # Opening and closing
 
@@ -188,8 +199,7 @@ class Postgres(Engine):
         except self.failures as error:
             raise self._refused(*_explained(error)) from None
 
-    def examine(self) -> "Examined":
-        """Look at the database without changing anything; return what there is to say of it."""
+    def examine(self) -> Examined:
         live, upstreams = list[ReplicaRow](), list[UpstreamRow]()
         try:
             with self._engine.connect() as connection, self._begin(connection):
@@ -218,8 +228,8 @@ class Postgres(Engine):
         return Examined(about, ahead, bool(hears), live, upstreams)
 
     def _hears(self, listening: str) -> bool:
-        """Whether a notification arrives that is sent to a connection which listens."""
-        channel = f"opencode_a2a_{secrets.token_hex(8)}"  # nobody else's
+        """Whether a notification reaches a connection that listens."""
+        channel = f"opencode_a2a_{secrets.token_hex(8)}"  # which nobody else uses
         with psycopg.connect(listening, autocommit=True) as listener:
             listener.execute(f"LISTEN {channel}".encode())
             with psycopg.connect(self._conninfo, autocommit=True) as other:
@@ -238,23 +248,24 @@ class Postgres(Engine):
 
     def _migrate(self, connection: Connection) -> None:
         with self._begin(connection):
-            # A large database takes its time, and others wait for it.
+            # A large database takes its time, and other processes that start wait for it.
             connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
             connection.exec_driver_sql("SET LOCAL lock_timeout = '10min'")
             connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
-            migrate(connection)
+            migrate(connection, self.spelling)
 
     def _register(self, connection: Connection) -> None:
-        """Become one of the processes that use the database.
+        """Add the row of this process, and declare gone an earlier process of the same name.
 
-        A predecessor of the same name cannot live: its address is ours.
+        That one cannot live any more: its address is ours.
         """
         mine = self._replica
         began = time.monotonic()
         with self._begin(connection):
             run = connection.exec_driver_sql
-            # A predecessor may be frozen inside a transaction, which the database ends.
+            # A predecessor that is frozen inside a transaction holds the lock until the database
+            # ends that transaction.
             run("SET LOCAL lock_timeout = '8s'")
             run(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
             run(f"DELETE FROM replicas WHERE gone < clock_timestamp() - interval '{FORGET}'")  # noqa: S608 - a constant
@@ -267,12 +278,13 @@ class Postgres(Engine):
                 " (%s, %s, clock_timestamp(), clock_timestamp(), 0) RETURNING no"
             )
             self.replica = run(new, (mine.name, mine.version)).scalar_one()
-        self._hold(began)
+        self._renew_lease(began)
 
-    def _hold(self, since: float) -> None:
-        """Note that a transaction that began then was committed: that was a sign of life.
+    def _renew_lease(self, since: float) -> None:
+        """Note that a transaction was committed, which began at that time.
 
-        Whoever stops a second early has stopped when another begins, by whichever clock.
+        This process stops a second early, so that it has stopped when another begins, however
+        their clocks differ.
         """
         self.lease_until = since + self.lease_seconds - min(1.0, self.lease_seconds / 4)
 
@@ -295,18 +307,18 @@ class Postgres(Engine):
         deadline = time.monotonic() + STARTING_SECONDS
         while True:
             try:
-                # What is prepared in one connection of a pooler is not known in the next.
+                # A statement that is prepared in one connection of a pooler is unknown in the next.
                 connection = psycopg.connect(
                     self._conninfo, prepare_threshold=None if self._link.pooled else 5
                 )
             except psycopg.OperationalError as error:
-                # It is there, and reads its log after a crash. The first start waits for it; later
-                # on those who ask wait.
+                # The server is there, and reads its log after a crash. A start waits for it;
+                # later it is the callers who wait.
                 starting = "the database system is " in str(error) and not self.replica
                 if not starting or time.monotonic() > deadline or self._stopped.wait(0.2):
                     raise
             else:
-                # All whole numbers are bigints, so that a statement has one plan.
+                # Send every integer as a bigint, so that a statement has one plan.
                 connection.adapters.register_dumper(int, Int8Dumper)
                 connection.adapters.register_dumper(int, Int8BinaryDumper)
                 return connection
@@ -319,9 +331,9 @@ class Postgres(Engine):
         return self._connection
 
     def _begin(self, connection: Connection) -> RootTransaction:
-        """Begin a transaction, with our timeouts in force."""
+        """Begin a transaction with our timeouts."""
         transaction = connection.begin()
-        if self._link.pooled:  # else they are those of the connection
+        if self._link.pooled:  # else the connection has them
             try:
                 connection.exec_driver_sql(_LIMIT)
             except BaseException:
@@ -348,7 +360,7 @@ class Postgres(Engine):
                     with self._begin(connection):
                         return fn(connection)
                 except self.failures:
-                    # All that were idle in the pool may have been broken at once.
+                    # All idle connections of the pool may have broken at once.
                     if not _broken(connection) or attempt >= READERS:
                         raise
                     connection.invalidate()
@@ -356,13 +368,12 @@ class Postgres(Engine):
 
     # Writing
 
-    def write(self, calls: list[PendingWrite[Any]]) -> list[Result]:
-        calls.sort(key=lambda call: call.order)
-        results = list[Result]()
-        error: Exception = self.fenced or UNWANTED
+    def write(self, calls: list[PendingWrite[Any]]) -> list[WriteResult]:
+        results = list[WriteResult]()
+        error: Exception = self.fenced or ABANDONED
         for _ in range(ATTEMPTS if self.fenced is None else 0):
             begun = [(call, call.begin()) for call in calls]
-            results += [Result(call, None, UNWANTED) for call, wanted in begun if not wanted]
+            results += [WriteResult(call, None, ABANDONED) for call, wanted in begun if not wanted]
             calls = [call for call, wanted in begun if wanted]
             if not calls:
                 return results
@@ -379,21 +390,23 @@ class Postgres(Engine):
                     break
                 error = doubt.cause
             except _AbandonedError:
-                error = UNWANTED
+                error = ABANDONED
             except Exception as raised:  # a call may raise anything
                 error = raised
                 if self._connection is None:
-                    break  # there is no database to try it with
+                    break  # the database is away
                 if _broken(self._connection):
                     self._drop()
                 elif _state(error) not in AGAIN:
                     break
         if len(calls) == 1 or self._connection is None or self.fenced is not None:
-            return results + [Result(call, None, error) for call in calls]
-        # One of them is the cause, and the others have nothing to do with it.
+            return results + [WriteResult(call, None, error) for call in calls]
+        # One of them is the cause, and must not harm the others.
         return results + [result for call in calls for result in self.write([call])]
 
-    def _transact(self, connection: Connection, calls: list[PendingWrite[Any]]) -> list[Result]:
+    def _transact(
+        self, connection: Connection, calls: list[PendingWrite[Any]]
+    ) -> list[WriteResult]:
         number, began = self._commits + 1, time.monotonic()
         transaction = self._begin(connection)
         try:
@@ -404,11 +417,9 @@ class Postgres(Engine):
             if (passed := fence.fetchone()) is None:
                 raise self._fenced(connection)
             SHARED_CLOCK.follow(passed[0], asked)
-            Totals.begin(connection)
-            results = [Result(call, call.fn(connection)) for call in calls]
-            Totals.finish(connection)
+            results = run_group(connection, calls)
             if any(call.abandoned for call in calls):
-                # It took long; who was told that nothing is written shall be right if possible.
+                # It took long. A caller that was told that nothing is written should be right.
                 raise _AbandonedError
         except BaseException:
             with suppress(*self.failures):
@@ -422,7 +433,7 @@ class Postgres(Engine):
             self._drop()
             raise _InDoubtError(number, results, error) from None
         self._commits = number
-        self._hold(began)
+        self._renew_lease(began)
         return results
 
     def notify(self, texts: list[str]) -> None:
@@ -431,20 +442,20 @@ class Postgres(Engine):
             try:
                 driver = _driver(self._connected())
                 driver.autocommit = True  # one round trip, not three
-                driver.execute(_TELL, (texts,))
+                driver.execute(_NOTIFY, (texts,))
                 driver.autocommit = False
                 return
             except self.failures as error:
                 self._drop()
                 why = cause(error)
-        logger.warning("other processes not told", cause=why)
+        logger.warning("notifications not sent", cause=why)
 
-    async def listen(self, database: Database) -> None:
+    async def listen(self, database: Notifications) -> None:
         beat, poll = self._replica.lease_seconds / 4, self._link.poll_seconds
         await Listener(self._listening, beat, poll, database).run()
 
     def _fenced(self, connection: Connection) -> FencedError:
-        row = connection.exec_driver_sql(_LOOK, (self.replica,)).one_or_none()
+        row = connection.exec_driver_sql(_OWN_ROW, (self.replica,)).one_or_none()
         if row is None or row[1]:
             mine = (self._replica.name, self.replica)
             if connection.exec_driver_sql(_NAMESAKE, mine).one_or_none() is not None:
@@ -461,14 +472,14 @@ class Postgres(Engine):
         return self.fenced
 
     def _took_effect(self, number: int) -> bool:
-        """Find out whether a commit took effect; wait for the database as long as it is away."""
+        """Whether a commit took effect; waits for the database as long as it is away."""
         wait, longest = RESOLVE_SECONDS
         while True:
             try:
                 connection = self._connected()
-                # This waits while the transaction in question is still open somewhere.
+                # This waits until the transaction in question is over.
                 with self._begin(connection):
-                    row = connection.exec_driver_sql(_LOOK, (self.replica,)).one_or_none()
+                    row = connection.exec_driver_sql(_OWN_ROW, (self.replica,)).one_or_none()
                     if row is not None and row[0] == number:
                         self._commits = number
                         return True
@@ -483,6 +494,33 @@ class Postgres(Engine):
                     raise
                 wait = min(2 * wait, longest)
 
+    # What differs from other databases
+
+    def cursor(self, connection: Connection) -> Any:
+        return connection.connection.cursor(binary=True)  # pyright: ignore[reportCallIssue] - psycopg's
+
+    def insert_rows(
+        self, cursor: Any, table: str, types: Mapping[str, str], rows: Iterable[Mapping[str, Any]]
+    ) -> bool:
+        # 50 rows of a log: 1.8 ms, 0.33 of it here; by a statement for each 6.0 and 0.98.
+        with cursor.copy(f"COPY {table} ({', '.join(types)}) FROM STDIN (FORMAT BINARY)") as copy:
+            copy.set_types(list(types.values()))
+            for row in rows:
+                copy.write_row([row[name] for name in types])
+        return True
+
+    def continue_numbering(self, connection: Connection, table: sa.Table) -> None:
+        if table.autoincrement_column is not None:
+            last = sa.select(sa.func.coalesce(sa.func.max(table.c.no), 0) + 1)
+            sequence = sa.func.pg_get_serial_sequence(table.name, "no")
+            connection.execute(sa.select(sa.func.setval(sequence, last.scalar_subquery(), False)))
+
+    def lock(self, connection: Connection, name: str) -> None:
+        _LOCK.run(connection, {"name": name})
+
+    def try_lock(self, connection: Connection, name: str) -> bool:
+        return bool(_TRY_LOCK.run(connection, {"name": name}).fetchone()[0])
+
 
 def _conninfo(
     url: str, variable: str = "A2A_TASK_STORE_DATABASE_URL", *, pooled: bool = False
@@ -490,7 +528,7 @@ def _conninfo(
     try:
         given = conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
-        # What libpq says may quote the URL, and the password in it.
+        # The text of libpq may quote the URL, and the password in it.
         said = cause(error)
         why = said if said.startswith("invalid URI query parameter") else "it cannot be parsed"
         raise DatabaseError(
@@ -499,14 +537,14 @@ def _conninfo(
             status=2,
         ) from None
     known = {"application_name": "opencode-a2a", **CONNECTION, **given}
-    if not pooled:  # which would refuse them
+    if not pooled:  # a pooler refuses options
         ours = " ".join(f"-c {name}={value}" for name, value in TIMEOUTS.items())
         known["options"] = f"{ours} {given.get('options') or ''}".strip()
     return make_conninfo("", **known)
 
 
 def _shown(conninfo: str) -> str:
-    """Return the database for people."""
+    """Return a name of the database for people, without its password."""
     known = conninfo_to_dict(conninfo)
     user = f"{known['user']}@" if known.get("user") else ""
     hosts = str(known.get("host") or known.get("hostaddr") or "").split(",")
@@ -532,7 +570,7 @@ def _broken(connection: Connection) -> bool:
 
 
 def _explained(error: Exception) -> tuple[str, str]:
-    """Return why a database cannot be used, and the remedy."""
+    """Return the reason why a database cannot be used, and the remedy."""
     said = cause(error).removeprefix("connection failed: ")
     fatal = said.partition("FATAL:  ")[2]
     match _state(error):

@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from opencode_a2a.store.database import Prepared
 from opencode_a2a.store.schema import rates
+from opencode_a2a.store.statements import Prepared
 
 FRESH_MS = 10_000
 """A replica that says nothing more for so long is not counted."""

@@ -1,8 +1,10 @@
-"""Tables, and the numbered steps that lead to them.
+"""The tables, and the numbered steps that bring the tables of earlier versions up to date.
 
-A new database gets the tables as they are declared here; an older one is taken there by the steps
-it lacks. Steps only go forward, and a database written by a newer program is refused.
+A new database gets the tables as they are declared here; an older one gets them by the steps that
+it lacks. Steps only go forward, and a database of a newer program is refused.
 """
+
+from collections.abc import Mapping
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -11,27 +13,33 @@ from opencode_a2a.ids import MAIN
 
 metadata = sa.MetaData()
 
-NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-"""SQLite has one kind of integer, and numbers rows by itself only under that name."""
-TEXT = sa.String().with_variant(sa.String(collation="C"), "postgresql")
-"""Compared by its bytes: the order of a language changes with the system's library, and an index
-that was built with another order finds nothing."""
+
+# An engine whose database needs another name for one of these types says so with ``@compiles``.
+
+
+class Number(sa.BigInteger):
+    """The number of a row, which the database may give it."""
+
+
+class Text(sa.String):
+    """A text that is compared by its bytes."""
+
 
 tasks = sa.Table(
     "tasks",
     metadata,
-    sa.Column("no", NUMBER, primary_key=True, autoincrement=True),
-    sa.Column("id", TEXT, nullable=False, unique=True),
-    sa.Column("principal", TEXT, nullable=False),
-    sa.Column("context_id", TEXT, nullable=False),
-    sa.Column("state", TEXT, nullable=False),
+    sa.Column("no", Number, primary_key=True, autoincrement=True),
+    sa.Column("id", Text, nullable=False, unique=True),
+    sa.Column("principal", Text, nullable=False),
+    sa.Column("context_id", Text, nullable=False),
+    sa.Column("state", Text, nullable=False),
     sa.Column("created_at", sa.BigInteger, nullable=False),
     sa.Column("updated_at", sa.BigInteger, nullable=False),
     sa.Column("output_modes", sa.LargeBinary),
     sa.Column("status", sa.LargeBinary, nullable=False),
     sa.Column("request", sa.LargeBinary, comment="what is to be prompted; empty once it ended"),
     sa.Column("archive", sa.LargeBinary, comment="artifacts and history of an ended task"),
-    sa.Column("upstream", TEXT, nullable=False, server_default=MAIN, comment="where it runs"),
+    sa.Column("upstream", Text, nullable=False, server_default=MAIN, comment="where it runs"),
     sa.Index("tasks_by_time", "principal", "updated_at", "no"),
     sa.Index("tasks_by_context", "principal", "context_id", "updated_at", "no"),
     sa.Index("tasks_by_state", "principal", "state", "updated_at", "no"),
@@ -42,18 +50,24 @@ tasks = sa.Table(
 tallies = sa.Table(
     "tallies",
     metadata,
-    sa.Column("principal", TEXT, primary_key=True),
-    sa.Column("state", TEXT, primary_key=True),
+    sa.Column("principal", Text, primary_key=True),
+    sa.Column("state", Text, primary_key=True),
     sa.Column("n", sa.Integer, nullable=False),
+    sa.Index(
+        "tallies_open",
+        "state",
+        sqlite_where=sa.text("n > 0"),
+        postgresql_where=sa.text("n > 0"),
+    ),
     sqlite_with_rowid=False,
 )
 
 messages = sa.Table(
     "messages",
     metadata,
-    sa.Column("principal", TEXT, primary_key=True),
-    sa.Column("message_id", TEXT, primary_key=True),
-    sa.Column("task_no", NUMBER, nullable=False),
+    sa.Column("principal", Text, primary_key=True),
+    sa.Column("message_id", Text, primary_key=True),
+    sa.Column("task_no", Number, nullable=False),
     sa.Column("digest", sa.LargeBinary, primary_key=True, comment="of the message's content"),
     sa.Column("refusal", sa.LargeBinary, comment="why it was refused as an answer, if it was"),
     sa.Index("messages_by_task", "task_no"),
@@ -65,8 +79,8 @@ messages = sa.Table(
 entries = sa.Table(
     "entries",
     metadata,
-    sa.Column("no", NUMBER, primary_key=True, autoincrement=True),
-    sa.Column("task_no", NUMBER, nullable=False),
+    sa.Column("no", Number, primary_key=True, autoincrement=True),
+    sa.Column("task_no", Number, nullable=False),
     sa.Column("first_seq", sa.Integer, nullable=False),
     sa.Column("last_seq", sa.Integer, nullable=False),
     sa.Column("data", sa.LargeBinary, nullable=False),
@@ -76,10 +90,10 @@ entries = sa.Table(
 links = sa.Table(
     "links",
     metadata,
-    sa.Column("principal", TEXT, primary_key=True),
-    sa.Column("context_id", TEXT, primary_key=True),
-    sa.Column("place", TEXT, primary_key=True, comment="workspace or directory; empty: root"),
-    sa.Column("session_id", TEXT, nullable=False),
+    sa.Column("principal", Text, primary_key=True),
+    sa.Column("context_id", Text, primary_key=True),
+    sa.Column("place", Text, primary_key=True, comment="workspace or directory; empty: root"),
+    sa.Column("session_id", Text, nullable=False),
     sa.Column("updated_at", sa.BigInteger, nullable=False),
     sqlite_with_rowid=False,
 )
@@ -87,26 +101,26 @@ links = sa.Table(
 owners = sa.Table(
     "owners",
     metadata,
-    sa.Column("session_id", TEXT, primary_key=True),
-    sa.Column("principal", TEXT, nullable=False),
+    sa.Column("session_id", Text, primary_key=True),
+    sa.Column("principal", Text, nullable=False),
     sa.Column("claimed_until", sa.BigInteger, comment="set while the claim is only pending"),
-    sa.Column("upstream", TEXT, nullable=False, server_default=MAIN, comment="that has it"),
+    sa.Column("upstream", Text, nullable=False, server_default=MAIN, comment="that has it"),
     sqlite_with_rowid=False,
 )
 
 interrupts = sa.Table(
     "interrupts",
     metadata,
-    sa.Column("request_id", TEXT, primary_key=True),
-    sa.Column("task_id", TEXT, nullable=False, comment="empty: no task follows the work"),
-    sa.Column("context_id", TEXT, nullable=False),
-    sa.Column("principal", TEXT, nullable=False),
-    sa.Column("type", TEXT, nullable=False),
+    sa.Column("request_id", Text, primary_key=True),
+    sa.Column("task_id", Text, nullable=False, comment="empty: no task follows the work"),
+    sa.Column("context_id", Text, nullable=False),
+    sa.Column("principal", Text, nullable=False),
+    sa.Column("type", Text, nullable=False),
     sa.Column("asked", sa.LargeBinary, nullable=False),
     sa.Column("expires_at", sa.BigInteger, nullable=False),
-    sa.Column("resolution", TEXT),
+    sa.Column("resolution", Text),
     sa.Column("settled_at", sa.BigInteger),
-    sa.Column("settled_by", TEXT),
+    sa.Column("settled_by", Text),
     sa.Column("answer", sa.LargeBinary, comment="the latest one given, before OpenCode has it"),
     sa.Column("number", sa.Integer, comment="within the task, of those put to a person"),
     sa.Column("rights", sa.LargeBinary, comment="of the work that asks"),
@@ -118,14 +132,14 @@ interrupts = sa.Table(
 grants = sa.Table(
     "grants",
     metadata,
-    sa.Column("id", TEXT, primary_key=True),
-    sa.Column("principal", TEXT, nullable=False),
-    sa.Column("context_id", TEXT, nullable=False),
-    sa.Column("task_id", TEXT, nullable=False, comment="empty: for the whole context"),
-    sa.Column("directory", TEXT, nullable=False),
-    sa.Column("permission", TEXT, nullable=False),
+    sa.Column("id", Text, primary_key=True),
+    sa.Column("principal", Text, nullable=False),
+    sa.Column("context_id", Text, nullable=False),
+    sa.Column("task_id", Text, nullable=False, comment="empty: for the whole context"),
+    sa.Column("directory", Text, nullable=False),
+    sa.Column("permission", Text, nullable=False),
     sa.Column("patterns", sa.LargeBinary, nullable=False),
-    sa.Column("request_id", TEXT, nullable=False, comment="the answer that gave it"),
+    sa.Column("request_id", Text, nullable=False, comment="the answer that gave it"),
     sa.Column("given_at", sa.BigInteger, nullable=False),
     sa.Column("revoked_at", sa.BigInteger),
     sa.Index("grants_by_context", "principal", "context_id"),
@@ -135,7 +149,7 @@ grants = sa.Table(
 spending = sa.Table(
     "spending",
     metadata,
-    sa.Column("principal", TEXT, primary_key=True),
+    sa.Column("principal", Text, primary_key=True),
     sa.Column("day", sa.Integer, primary_key=True, comment="since the epoch, UTC"),
     sa.Column("cost", sa.Double, nullable=False),
     sa.Column("tokens", sa.BigInteger, nullable=False),
@@ -145,9 +159,9 @@ spending = sa.Table(
 places = sa.Table(
     "places",
     metadata,
-    sa.Column("name", TEXT, primary_key=True, comment="id of a workspace, or directory"),
-    sa.Column("principal", TEXT, nullable=False),
-    sa.Column("upstream", TEXT, comment="the OpenCode that has it"),
+    sa.Column("name", Text, primary_key=True, comment="id of a workspace, or directory"),
+    sa.Column("principal", Text, nullable=False),
+    sa.Column("upstream", Text, comment="the OpenCode that has it"),
     sqlite_with_rowid=False,
 )
 
@@ -156,22 +170,22 @@ places = sa.Table(
 webhooks = sa.Table(
     "webhooks",
     metadata,
-    sa.Column("no", NUMBER, primary_key=True, autoincrement=True),
-    sa.Column("task_no", NUMBER, nullable=False),
-    sa.Column("config_id", TEXT, nullable=False, comment="unique for the task only"),
-    sa.Column("key", TEXT, nullable=False, comment="begins the id of each notification"),
-    sa.Column("principal", TEXT, nullable=False),
-    sa.Column("version", TEXT, nullable=False, comment="of A2A, for what is sent"),
-    sa.Column("url", TEXT, nullable=False),
-    sa.Column("scheme", TEXT),
-    sa.Column("credentials", TEXT, comment="empty once it is not needed any more"),
-    sa.Column("token", TEXT, comment="likewise"),
+    sa.Column("no", Number, primary_key=True, autoincrement=True),
+    sa.Column("task_no", Number, nullable=False),
+    sa.Column("config_id", Text, nullable=False, comment="unique for the task only"),
+    sa.Column("key", Text, nullable=False, comment="begins the id of each notification"),
+    sa.Column("principal", Text, nullable=False),
+    sa.Column("version", Text, nullable=False, comment="of A2A, for what is sent"),
+    sa.Column("url", Text, nullable=False),
+    sa.Column("scheme", Text),
+    sa.Column("credentials", Text, comment="empty once it is not needed any more"),
+    sa.Column("token", Text, comment="likewise"),
     sa.Column("acked", sa.BigInteger, nullable=False, comment="the log is told up to here"),
-    sa.Column("state", TEXT, nullable=False, comment="active, done or failed"),
+    sa.Column("state", Text, nullable=False, comment="active, done or failed"),
     sa.Column("attempts", sa.Integer, nullable=False, comment="that failed since the last success"),
     sa.Column("failing_since", sa.BigInteger),
     sa.Column("next_at", sa.BigInteger),
-    sa.Column("last_outcome", TEXT),
+    sa.Column("last_outcome", Text),
     sa.Index("webhooks_by_task", "task_no", "config_id", unique=True),
     sa.Index("webhooks_by_principal", "principal", "state"),
     sa.Index("webhooks_due", "state", "next_at"),
@@ -182,9 +196,9 @@ webhooks = sa.Table(
 replicas = sa.Table(
     "replicas",
     metadata,
-    sa.Column("no", NUMBER, primary_key=True, autoincrement=True),
-    sa.Column("name", TEXT, nullable=False),
-    sa.Column("version", TEXT, nullable=False, comment="of the program"),
+    sa.Column("no", Number, primary_key=True, autoincrement=True),
+    sa.Column("name", Text, nullable=False),
+    sa.Column("version", Text, nullable=False, comment="of the program"),
     sa.Column("started", sa.DateTime(timezone=True), nullable=False),
     sa.Column("seen", sa.DateTime(timezone=True), nullable=False, comment="its last commit"),
     sa.Column("commits", sa.BigInteger, nullable=False, comment="moved first in each transaction"),
@@ -198,9 +212,9 @@ replicas = sa.Table(
 upstreams = sa.Table(
     "upstreams",
     metadata,
-    sa.Column("name", TEXT, primary_key=True),
-    sa.Column("owner", NUMBER, comment="the replica that runs it; empty: handed over, or new"),
-    sa.Column("state", TEXT, nullable=False, comment="up, away or lost, as its owner sees it"),
+    sa.Column("name", Text, primary_key=True),
+    sa.Column("owner", Number, comment="the replica that runs it; empty: handed over, or new"),
+    sa.Column("state", Text, nullable=False, comment="up, away or lost, as its owner sees it"),
     sa.Column("drain", sa.Integer, nullable=False, comment="1: new contexts begin elsewhere"),
     sa.Column("serves", sa.LargeBinary, comment="directories; empty: all of them"),
     sa.Column("room", sa.Integer, nullable=False, comment="turns at once; 0: no limit"),
@@ -213,12 +227,12 @@ upstreams = sa.Table(
 mail = sa.Table(
     "mail",
     metadata,
-    sa.Column("no", NUMBER, primary_key=True, autoincrement=True),
-    sa.Column("upstream", TEXT, nullable=False, comment="whose owner is to do it"),
-    sa.Column("sender", NUMBER, nullable=False, comment="the replica that waits for the reply"),
-    sa.Column("taker", NUMBER, comment="the replica that does it"),
+    sa.Column("no", Number, primary_key=True, autoincrement=True),
+    sa.Column("upstream", Text, nullable=False, comment="whose owner is to do it"),
+    sa.Column("sender", Number, nullable=False, comment="the replica that waits for the reply"),
+    sa.Column("taker", Number, comment="the replica that does it"),
     sa.Column("again", sa.Integer, nullable=False, comment="1: a new owner may do it once more"),
-    sa.Column("kind", TEXT, nullable=False),
+    sa.Column("kind", Text, nullable=False),
     sa.Column("body", sa.LargeBinary, nullable=False),
     sa.Column("reply", sa.LargeBinary),
     sa.Column("at", sa.DateTime(timezone=True), nullable=False),
@@ -354,11 +368,13 @@ STEPS: tuple[tuple[str, ...], ...] = (
             digest BLOB NOT NULL, until BIGINT NOT NULL, secret BLOB, PRIMARY KEY (digest)
         ) WITHOUT ROWID""",
     ),
+    # the open tasks of all principals, counted without those that have none
+    ("CREATE INDEX tallies_open ON tallies (state) WHERE n > 0",),
 )
 """The statements that lead from each version of the schema to the next.
 
-They spell out their tables: the declarations above may have moved on since they were written. They
-are written for SQLite; ``POSTGRESQL`` says what is spelt otherwise there.
+They spell out their tables, since the declarations above may have changed after they were written.
+They are written for SQLite; ``Engine.spelling`` says what another database says instead.
 """
 OLDEST = 5
 """The first version of the schema whose program can work with the newest one.
@@ -366,12 +382,6 @@ OLDEST = 5
 Steps add, so that a program of the version before can go on while others are upgraded. One that
 changes what a program relies on has to raise this to its own number.
 """
-POSTGRESQL = {
-    "BLOB": "BYTEA",
-    "VARCHAR": 'VARCHAR COLLATE "C"',
-    "INTEGER PRIMARY KEY AUTOINCREMENT": "BIGSERIAL PRIMARY KEY",
-    ") WITHOUT ROWID": ")",
-}
 
 
 def check_version(connection: Connection) -> int:
@@ -396,14 +406,13 @@ def check_version(connection: Connection) -> int:
     return current
 
 
-def migrate(connection: Connection) -> None:
-    """Bring the database to the newest schema, all of it or nothing."""
+def migrate(connection: Connection, spelling: Mapping[str, str]) -> None:
+    """Bring the database to the newest schema, in the transaction of the connection."""
     current = check_version(connection)
     if current == 0:
         metadata.create_all(connection, checkfirst=False)
         connection.execute(version.insert().values(version=len(STEPS), oldest=OLDEST))
     elif current < len(STEPS):
-        spelling = POSTGRESQL if connection.dialect.name == "postgresql" else {}
         for step in STEPS[current:]:
             for statement in step:
                 for word, other in spelling.items():

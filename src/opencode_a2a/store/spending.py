@@ -1,7 +1,7 @@
-"""What the turns of each principal have used, by day: functions of a connection for ``Database``.
+"""Queries of what the turns of each principal have used, by day.
 
-A row is written in the transaction that ends the turn, so that a crash neither loses nor doubles
-it, and read in the one that admits the next message: whichever process that is.
+It is added in the transaction that ends a turn, so that a crash neither loses nor doubles it, and
+read in the transaction that admits the next message, in whichever process.
 """
 
 from collections.abc import Mapping
@@ -10,14 +10,14 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from opencode_a2a.store.database import Prepared, Totals
 from opencode_a2a.store.schema import spending
+from opencode_a2a.store.statements import Prepared, Totals
 
 DAY_MS = 86_400_000
 
 
 class Spent(NamedTuple):
-    """What was used on one day (UTC)."""
+    """Used on one day (UTC)."""
 
     cost: float = 0.0
     tokens: int = 0
@@ -33,14 +33,17 @@ def day_of(at: int) -> int:
 
 
 def add(connection: Connection, spent: Mapping[tuple[str, int], Spent]) -> None:
-    """Count what turns have used, by principal and day; nothing that is used gives any back."""
+    """Add what turns have used, by principal and day; a negative figure counts as none."""
     used = {of: Spent(max(0.0, one.cost), max(0, one.tokens)) for of, one in spent.items()}
     _SPENDING.add(connection, used)
 
 
 def read(connection: Connection, principal: str, day: int) -> Spent:
+    """Return what a principal has used on a day."""
     row = _READ.run(connection, {"principal": principal, "day": day}).fetchone()
-    return Spent(*row) if row else Spent()
+    cost, tokens = _SPENDING.deferred(connection).get((principal, day), Spent())
+    before = Spent(*row) if row else Spent()
+    return Spent(before.cost + cost, before.tokens + int(tokens))
 
 
 def read_all(connection: Connection, day: int) -> Spent:

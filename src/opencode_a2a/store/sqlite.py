@@ -12,41 +12,59 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, make_url
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import NullPool, QueuePool
 
-from opencode_a2a.store.database import DatabaseError, Engine, PendingWrite, Result, cause, origin
+from opencode_a2a.databases import kind_of
 from opencode_a2a.store.earlier import Author, author_of
-from opencode_a2a.store.schema import SchemaTooNewError, migrate
+from opencode_a2a.store.engine import (
+    DatabaseError,
+    Engine,
+    Link,
+    PendingWrite,
+    Replica,
+    WriteResult,
+    cause,
+    origin,
+)
+from opencode_a2a.store.schema import Number, SchemaTooNewError, migrate
+from opencode_a2a.store.statements import run_group
 
 T = TypeVar("T")
 
 READERS = 3
 BUSY_SECONDS = 1.5
 """How long a statement waits for a lock that another process holds. A write may have to wait for
-the one before it as well; whoever sent it has an answer within 5 s all the same. A reader does
-not wait: the write-ahead log has its own copy for it."""
+the one before it as well, and its caller still has an answer within 5 s. Readers do not wait: the
+write-ahead log keeps the last committed state for them."""
 
 
 class MovedError(SQLAlchemyError):
-    """The file is no longer where it was; what is written to it now would not be found again."""
+    """The file is no longer at its path, so that nobody would find what is written to it now."""
 
     def __init__(self) -> None:
         super().__init__("the file was moved or replaced; put it back, or restart the service")
 
 
 class EarlierDatabaseError(DatabaseError):
-    """The file was written by the earlier adapter, and stays as it is; it can be imported."""
+    """The file was written by the earlier adapter. It is left unchanged, and can be imported."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(f"the database {file} was written by {Author.EARLIER.value}", status=2)
         self.file = file
 
 
+@compiles(Number, "sqlite")
+def _number(*_: object, **_options: object) -> str:
+    return "INTEGER"  # SQLite numbers rows by itself only in a column of this type
+
+
 class Sqlite(Engine):
+    kind = kind_of("sqlite://")
     failures = (SQLAlchemyError, sqlite3.Error)
 
-    def __init__(self, url: str) -> None:
-        # Names of asynchronous drivers are understood; the driver is the synchronous one.
+    def __init__(self, url: str, _replica: Replica, _link: Link) -> None:
+        # The URL may name an asynchronous driver; the driver is always the synchronous one.
         self._url = make_url(url).set(drivername="sqlite")
         self._memory = self._url.database in (None, "", ":memory:")
         self.readers = 0 if self._memory else READERS
@@ -59,6 +77,7 @@ class Sqlite(Engine):
         self._read_engine = sa.create_engine(
             self._url, poolclass=QueuePool, pool_size=READERS, max_overflow=0
         )
+        self.carry(self._engine, self._read_engine)
         for engine in (self._engine, self._read_engine):
             event.listen(engine, "connect", _prepare)
 
@@ -69,23 +88,23 @@ class Sqlite(Engine):
         try:
             self._connection = self._engine.connect()
             with self._connection.begin():
-                # The driver begins a transaction only at the first change of a row, which is
-                # after the tables.
+                # The driver itself begins a transaction only before the first change of a row,
+                # which is after the tables were created.
                 self._connection.exec_driver_sql("BEGIN")
-                migrate(self._connection)
+                migrate(self._connection, self.spelling)
         except SchemaTooNewError as error:
             raise DatabaseError(str(error)) from None
         except self.failures as error:
             raise DatabaseError(f"cannot open {self.name}: {cause(error)}") from None
 
-    def write(self, calls: list[PendingWrite[Any]]) -> list[Result]:
+    def write(self, calls: list[PendingWrite[Any]]) -> list[WriteResult]:
         try:
             self._check_place()
             self._connection = self._connection or self._engine.connect()
             results = _transact(self._connection, calls)
         except self.failures as error:
-            results = [Result(call, None, error) for call in calls]
-        # A failure may be the connection's: the next write then gets a new one.
+            results = [WriteResult(call, None, error) for call in calls]
+        # The connection may be to blame, so the next write makes a new one.
         broken = any(
             isinstance(result.error, self.failures) and not isinstance(result.error, MovedError)
             for result in results
@@ -100,9 +119,6 @@ class Sqlite(Engine):
         with self._read_engine.connect() as connection:
             return fn(connection)
 
-    def stop(self) -> None:
-        """Nothing is waited for longer than a lock."""
-
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
@@ -111,7 +127,7 @@ class Sqlite(Engine):
             os.close(self._lock)
 
     def _check_place(self) -> None:
-        """Raise unless the file is the one that was opened; an open file can be moved away."""
+        """Raise MovedError unless the path leads to the file that was opened."""
         if self._file is None:
             return
         try:
@@ -122,7 +138,7 @@ class Sqlite(Engine):
             raise MovedError
 
 
-def _transact(connection: Connection, calls: list[PendingWrite[Any]]) -> list[Result]:
+def _transact(connection: Connection, calls: list[PendingWrite[Any]]) -> list[WriteResult]:
     """Run all calls in one transaction; if one of them fails, each in its own.
 
     If another process has locked the database, all of them fail: they must not wait for the lock
@@ -130,15 +146,15 @@ def _transact(connection: Connection, calls: list[PendingWrite[Any]]) -> list[Re
     """
     try:
         with connection.begin():
-            return [Result(call, call.fn(connection)) for call in calls]
-    except Exception as error:  # a call may raise anything: it belongs to whoever waits for it
+            return run_group(connection, calls)
+    except Exception as error:  # a call may raise anything, which is for its caller
         raised = origin(error)
         locked = isinstance(raised, sqlite3.OperationalError) and (
             # The low byte is the kind of error; the rest says more about it.
             raised.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
         )
         if len(calls) == 1 or locked:
-            return [Result(call, None, error) for call in calls]
+            return [WriteResult(call, None, error) for call in calls]
     return [result for call in calls for result in _transact(connection, [call])]
 
 
@@ -150,7 +166,7 @@ def _prepare(connection: Any, _record: object) -> None:
         "synchronous=NORMAL",
         "temp_store=MEMORY",
         "journal_size_limit=67108864",
-        "secure_delete=FAST",  # the secrets of a webhook leave no trace when they are erased
+        "secure_delete=FAST",  # so that the erased secret of a webhook leaves no trace
     ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
@@ -158,7 +174,7 @@ def _prepare(connection: Any, _record: object) -> None:
 
 def _claim(path: Path) -> int:
     """Open a file that is ours or new, and hold its lock for as long as the process lives."""
-    # What belongs to another program is recognised before anything of it is touched.
+    # A file of another program is recognised before anything in it is touched.
     try:
         author = author_of(path)
     except (OSError, sqlite3.Error):

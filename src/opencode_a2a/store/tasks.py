@@ -1,6 +1,6 @@
-"""Task rows and the log: functions of a connection, to be given to ``Database``.
+"""Queries of tasks, their messages and their logs: functions of a connection, for ``Database``.
 
-Rows hold encoded values; what is inside them is known to ``tasks.state`` alone.
+Columns of bytes hold encoded values, which only ``tasks.state`` can read.
 """
 
 from collections import Counter
@@ -13,8 +13,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.ids import MAIN
-from opencode_a2a.store.database import Prepared, Totals
+from opencode_a2a.store.engine import engine_of
 from opencode_a2a.store.schema import entries, grants, interrupts, messages, tasks, webhooks
+from opencode_a2a.store.statements import Prepared, Totals
 
 
 class TaskRow(NamedTuple):
@@ -42,27 +43,44 @@ class Segment(NamedTuple):
 
 
 class Move(NamedTuple):
-    """The newest status of a task; ``before`` is the state that the row has now."""
+    """A new status of a task."""
 
     task_no: int
     principal: str
     before: str
+    """The state that the row has now."""
     state: str
     at: int | None
-    """When the state was reached; None if it was before, and no index has to be changed."""
+    """When the task reached the state, in ms; None if it was in that state before."""
     status: bytes
     archive: bytes | None = None
 
 
 class Key(NamedTuple):
-    """The place of a task in a list: newest first, the number decides among equals."""
+    """The place of a task in a list: newest first, by number if two are equally new."""
 
     updated_at: int
     no: int
 
 
+class StoredMessage(NamedTuple):
+    """A message that was received before."""
+
+    task: TaskRow
+    refusal: bytes | None
+    """The error with which it was refused, if it was."""
+
+
+class TaskPage(NamedTuple):
+    """A page of a list of tasks."""
+
+    rows: list[TaskRow]
+    total: int
+    """How many tasks the whole list has."""
+
+
 def _select(which: str, *more: str, brief: bool = False) -> Prepared:
-    """Select rows, and more columns; brief ones leave out what is large."""
+    """Return a query of task rows and more columns; brief rows are without their large columns."""
     columns = ", ".join([*(f"tasks.{name}" for name in TaskRow._fields), *more])
     if brief:
         columns = columns.replace("tasks.request, tasks.archive", "NULL, NULL")
@@ -93,7 +111,7 @@ _ADD_TASK = Prepared(
 _ADD_ENTRIES = Prepared(
     "INSERT INTO entries (task_no, first_seq, last_seq, data)"
     " VALUES (:task_no, :first_seq, :last_seq, :data)",
-    copy=(
+    inserts=(
         "entries",
         {"task_no": "int8", "first_seq": "int4", "last_seq": "int4", "data": "bytea"},
     ),
@@ -102,11 +120,12 @@ _SEGMENTS = Prepared(
     "SELECT task_no, first_seq, last_seq, data FROM entries"
     " WHERE task_no = :task_no AND first_seq >= :first_seq ORDER BY first_seq LIMIT :most"
 )
-# Of PostgreSQL. Never by entries.no, in whose order nothing is committed.
+# For a database that several processes share, in PostgreSQL's dialect. Not by entries.no: rows may
+# be committed in another order.
 _TAILS = Prepared(
     "SELECT e.task_no, e.first_seq, e.last_seq, e.data"
     " FROM unnest(CAST(:numbers AS int8[]), CAST(:after AS int8[])) AS f(no, seq)"
-    # By the index of each task, whatever the database thinks of the size of the table.
+    # LATERAL has it use the index for each task, whatever its statistics say.
     " CROSS JOIN LATERAL (SELECT task_no, first_seq, last_seq, data FROM entries"
     " WHERE task_no = f.no AND first_seq > f.seq ORDER BY first_seq LIMIT :most) AS e"
     " ORDER BY 1, 2 LIMIT :most"
@@ -123,47 +142,50 @@ _SET_REQUEST = Prepared("UPDATE tasks SET request = :request WHERE no = :task_no
 _TALLIES = Totals("tallies", ("principal", "state"), ("n",))
 
 
-_AWAIT_ADMISSIONS = Prepared(
-    "SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || '/' || :principal, 0))"
-)
-
-
 def await_admissions(connection: Connection, principal: str) -> None:
-    """Wait for what other processes admit for a principal, and have them wait for this one.
+    """Wait for other processes to commit what they admit for a principal, and make them wait.
 
-    Until the end of the transaction. What was counted or not found then is so when it commits.
+    This lasts until the transaction ends, so that what it counts, or does not find, is still so
+    when it is committed.
     """
-    _AWAIT_ADMISSIONS.run(connection, {"principal": principal})
+    engine_of(connection).lock(connection, principal)
 
 
-def tally(connection: Connection, states: Collection[str], principal: str | None = None) -> int:
-    """Return how many tasks are in these states, of one principal or of all."""
-    values = {} if principal is None else {"principal": principal}
-    row = _tally(tuple(states), principal is not None).run(connection, values).fetchone()
-    found = int(row[0] or 0) if row else 0
-    for (whose, state), (n,) in _TALLIES.put_off(connection).items():
-        if state in states and principal in (None, whose):
-            found += int(n)
-    return found
+def tally(
+    connection: Connection, states: Collection[str] | None, principal: str | None = None
+) -> int:
+    """Return how many tasks are in these states or in any, of one principal or of all.
+
+    For the open tasks of all, the index ``tallies_open`` leaves out the principals that have none:
+    0.4 ms with 10,000 principals of whom 500 have an open task, instead of 10 ms for all rows. It
+    makes no row that every process would have to update.
+    """
+    count = _tally(None if states is None else tuple(states), principal is not None)
+    row = count.run(connection, {} if principal is None else {"principal": principal}).fetchone()
+    total = int(row[0] or 0)
+    for (whose, state), (n,) in _TALLIES.deferred(connection).items():
+        if (states is None or state in states) and principal in (None, whose):
+            total += int(n)
+    return total
 
 
 @cache
-def _tally(states: tuple[str, ...], of_one: bool) -> Prepared:
-    known = ", ".join(f"'{state}'" for state in states)
-    whose = " AND principal = :principal" if of_one else ""
-    return Prepared(f"SELECT sum(n) FROM tallies WHERE state IN ({known}){whose}")  # noqa: S608 - constants
+def _tally(states: tuple[str, ...] | None, of_one: bool) -> Prepared:
+    conditions = ["n > 0"]
+    if states is not None:
+        conditions.append(f"state IN ({', '.join(repr(str(state)) for state in states)})")
+    if of_one:
+        conditions.append("principal = :principal")
+    return Prepared(f"SELECT sum(n) FROM tallies WHERE {' AND '.join(conditions)}")  # noqa: S608 - constants
 
 
 def find_message(
     connection: Connection, principal: str, message_id: str, digest: bytes
-) -> tuple[TaskRow, bytes | None] | None:
-    """Return the task that a message with this id and content belongs to.
-
-    With it comes why the message was refused, if it was.
-    """
+) -> StoredMessage | None:
+    """Return what is stored of a message with this id and content."""
     values = {"principal": principal, "message_id": message_id, "digest": digest}
     row = _FIND_MESSAGE.run(connection, values).fetchone()
-    return (TaskRow(*row[:-1]), row[-1]) if row else None
+    return StoredMessage(TaskRow(*row[:-1]), row[-1]) if row else None
 
 
 def add_message(
@@ -174,18 +196,18 @@ def add_message(
     digest: bytes,
     refusal: bytes | None = None,
 ) -> None:
-    """Record a message, or why it was refused after all."""
+    """Store a message, or the error with which a stored one was refused later."""
     message = {"principal": principal, "message_id": message_id, "refusal": refusal}
     _ADD_MESSAGE.run(connection, {**message, "task_no": task_no, "digest": digest})
 
 
 def add_task(connection: Connection, row: TaskRow, message: tuple[str, bytes] | None = None) -> int:
-    """Add a task, and the id and digest of the message it is made for; return its number.
+    """Add a task, with the id and digest of the message that it is for; return its number.
 
-    If another process was given the same message at the same moment, this fails, and the
-    transaction is run again: it then finds the other's task.
+    If another process stores the same message at the same moment, this fails. The transaction is
+    then run again, and finds the other's task.
     """
-    # All rows are fetched: SQLite finishes a statement that returns rows only then.
+    # Fetch all rows: SQLite does not finish a statement before its last row was fetched.
     ((no,),) = _ADD_TASK.run(connection, row._asdict()).fetchall()
     _TALLIES.add(connection, {(row.principal, row.state): (1,)})
     if message is not None:
@@ -196,12 +218,12 @@ def add_task(connection: Connection, row: TaskRow, message: tuple[str, bytes] | 
 
 
 def set_request(connection: Connection, task_no: int, request: bytes | None) -> None:
-    """Keep what the task is to prompt next, for a restart in between."""
+    """Store what the task is to prompt next, for a restart before that is done."""
     _SET_REQUEST.run(connection, {"task_no": task_no, "request": request})
 
 
 def append(connection: Connection, segments: Sequence[Segment], moves: Sequence[Move]) -> None:
-    """Write entries of any number of tasks, and the statuses they lead to."""
+    """Append entries to the logs of any number of tasks, and set the statuses they lead to."""
     _ADD_ENTRIES.run(connection, *(segment._asdict() for segment in segments))
     statements: dict[Prepared, list[dict[str, object]]] = {_SET_STATUS: [], _MOVE: [], _END: []}
     changes: Counter[tuple[str, str]] = Counter()
@@ -216,7 +238,7 @@ def append(connection: Connection, segments: Sequence[Segment], moves: Sequence[
 
 
 def exists(connection: Connection, task_id: str) -> bool:
-    """Whether there is a task of this id, whoever it belongs to."""
+    """Whether any principal has a task of this id."""
     return connection.scalar(sa.select(tasks.c.no).where(tasks.c.id == task_id)) is not None
 
 
@@ -230,7 +252,7 @@ def load(connection: Connection, principal: str, task_id: str) -> TaskRow | None
 
 
 def load_by_number(connection: Connection, no: int) -> TaskRow | None:
-    """Return a task whoever it belongs to."""
+    """Return a task of any principal."""
     row = _LOAD_BY_NUMBER.run(connection, {"no": no}).fetchone()
     return TaskRow(*row) if row else None
 
@@ -238,7 +260,7 @@ def load_by_number(connection: Connection, no: int) -> TaskRow | None:
 def load_open(
     connection: Connection, states: Sequence[str], upstreams: Collection[str] | None = None
 ) -> list[TaskRow]:
-    """Return every task in one of these states, or those of some upstreams, oldest first."""
+    """Return the tasks in these states, of all upstreams or of some, oldest first."""
     columns = [tasks.c[name] for name in TaskRow._fields]
     query = sa.select(*columns).where(tasks.c.state.in_(states)).order_by(tasks.c.no)
     if upstreams is not None:
@@ -249,7 +271,7 @@ def load_open(
 def of_principal(
     connection: Connection, principal: str, states: Sequence[str], context_id: str | None
 ) -> list[TaskRow]:
-    """Return the tasks of a principal in some states, of a context or of all, oldest first."""
+    """Return the tasks of a principal in these states, of one context or of all, oldest first."""
     columns = [tasks.c[name] for name in TaskRow._fields]
     query = sa.select(*columns).where(tasks.c.principal == principal, tasks.c.state.in_(states))
     if context_id is not None:
@@ -258,23 +280,23 @@ def of_principal(
 
 
 def owner(connection: Connection, task_id: str) -> str | None:
-    """Return whose task this is."""
+    """Return the principal of a task."""
     return connection.scalar(sa.select(tasks.c.principal).where(tasks.c.id == task_id))
 
 
 def load_segments(
     connection: Connection, task_no: int, first_seq: int, limit: int = 200
 ) -> list[Segment]:
-    """Return the next segments of a log, from the one that begins with ``first_seq``."""
+    """Return the next segments of a log, beginning with the one that starts at ``first_seq``."""
     values = {"task_no": task_no, "first_seq": first_seq, "most": limit}
     return [Segment(*row) for row in _SEGMENTS.run(connection, values).fetchall()]
 
 
 def load_tails(connection: Connection, after: Mapping[int, int], limit: int) -> list[Segment]:
-    """Return what follows in several logs, by task and number: the last number that is known."""
-    if connection.dialect.name == "sqlite":  # which has one process, and seldom anything to ask
-        found = (load_segments(connection, no, seq + 1, limit) for no, seq in after.items())
-        return list(chain.from_iterable(found))[:limit]
+    """Return what follows in several logs; ``after`` has the last known number of each task."""
+    if not engine_of(connection).kind.shared:  # then hardly ever more than one is asked for
+        tails = (load_segments(connection, no, seq + 1, limit) for no, seq in after.items())
+        return list(chain.from_iterable(tails))[:limit]
     values = {"numbers": [*after], "after": [*after.values()], "most": limit}
     return [Segment(*row) for row in _TAILS.run(connection, values).fetchall()]
 
@@ -289,18 +311,18 @@ def page(
     after: Key | None,
     most: int,
     brief: bool,
-) -> tuple[list[TaskRow], int]:
-    """Return up to ``most`` tasks after a place in the list, and how many there are in all.
-
-    Without a principal it is the list of everybody's.
-    """
+) -> TaskPage:
+    """Return up to ``most`` tasks after a place in the list, of a principal or of all."""
     given = {"principal": principal, "context_id": context_id, "state": state, "since": since}
     values = {name: value for name, value in given.items() if value is not None}
     select, count = _listing(tuple(values), after is not None, brief)
     place = after._asdict() if after is not None else {}
     rows = select.run(connection, {**values, **place, "most": most}).fetchall()
-    total = count.run(connection, values).fetchone()
-    return [TaskRow(*row) for row in rows], int(total[0] or 0) if total else 0
+    if context_id is None and since is None:  # then the tallies know, at no cost
+        total = tally(connection, None if state is None else [state], principal)
+    else:
+        total = count.run(connection, values).fetchone()[0]
+    return TaskPage([TaskRow(*row) for row in rows], total)
 
 
 _CONDITIONS = {
@@ -313,23 +335,18 @@ _CONDITIONS = {
 
 @cache
 def _listing(given: tuple[str, ...], continued: bool, brief: bool) -> tuple[Prepared, Prepared]:
-    """Return what selects a page of the tasks with these conditions, and what counts them all."""
+    """Return the query of a page of the tasks with these conditions, and that of their number."""
     which = " AND ".join(_CONDITIONS[name] for name in given) or "1 = 1"
     place = "AND (updated_at, no) < (:updated_at, :no)" if continued else ""
     newest = f"WHERE {which} {place} ORDER BY updated_at DESC, no DESC LIMIT :most"
-    # Without a context and a time the tallies know the number, at no cost.
-    whole = {"context_id", "since"}.isdisjoint(given)
-    count = "sum(n) FROM tallies" if whole else "count(*) FROM tasks"
-    return (
-        _select(newest, brief=brief),
-        Prepared(f"SELECT {count} WHERE {which}"),
-    )
+    count = Prepared(f"SELECT count(*) FROM tasks WHERE {which}")  # noqa: S608 - constants
+    return _select(newest, brief=brief), count
 
 
 def forget_logs(connection: Connection, states: Sequence[str], before: int, limit: int) -> int:
     """Delete the logs of tasks that ended before a time; the tasks themselves stay readable.
 
-    A log of which a webhook has yet to be told is kept.
+    A log is kept while a webhook has yet to be sent something of it.
     """
     ended = sa.select(tasks.c.no).where(tasks.c.updated_at < before, tasks.c.state.in_(states))
     logged = sa.exists().where(entries.c.task_no == tasks.c.no).correlate(tasks)
@@ -351,14 +368,14 @@ def forget_tasks(connection: Connection, states: Sequence[str], before: int, lim
     _TALLIES.add(connection, {key: (-n,) for key, n in ended.items()})
     connection.execute(interrupts.delete().where(interrupts.c.task_id.in_([r.id for r in rows])))
     connection.execute(grants.delete().where(grants.c.task_id.in_([r.id for r in rows])))
-    connection.execute(  # those that never had a task
+    connection.execute(  # of work without a task
         interrupts.delete().where(interrupts.c.task_id == "", interrupts.c.settled_at < before)
     )
     numbers = [row.no for row in rows]
     for table in (entries, messages, webhooks):
         connection.execute(table.delete().where(table.c.task_no.in_(numbers)))
     connection.execute(tasks.delete().where(tasks.c.no.in_(numbers)))
-    # What was allowed for a conversation ends with its last task.
+    # A grant for a whole context ends with its last task.
     mine = (tasks.c.principal == grants.c.principal, tasks.c.context_id == grants.c.context_id)
     gone = grants.c.context_id.in_({row.context_id for row in rows})
     connection.execute(grants.delete().where(gone, ~sa.exists().where(*mine)))

@@ -137,7 +137,7 @@ class Admissions:
 
         with self._open.admission(principal, member, self._limits) as counted:
             try:
-                outcome = await self._database.write(write, late=late, order=message)
+                outcome = await self._database.write(write, on_late_commit=late, lock_order=message)
             except BudgetExhaustedError as error:
                 budget.note_refusal(principal, error)
                 raise

@@ -24,7 +24,7 @@ from pydantic.alias_generators import to_camel
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from opencode_a2a.config import database_file
+from opencode_a2a.databases import database_file
 from opencode_a2a.events import (
     GREW,
     Channel,
@@ -43,8 +43,9 @@ from opencode_a2a.messages import Answered, Message, Part
 from opencode_a2a.store import links as session_links
 from opencode_a2a.store import replicas
 from opencode_a2a.store import tasks as task_rows
-from opencode_a2a.store.database import Database, cause
+from opencode_a2a.store.database import Database
 from opencode_a2a.store.earlier import Author, SourceChangedError, author_of, columns_of, reading
+from opencode_a2a.store.engine import cause, engine_of
 from opencode_a2a.store.schema import links, metadata, places, version
 from opencode_a2a.tasks.state import (
     Accepted,
@@ -403,9 +404,5 @@ def copy_tables(file: Path, target: Connection) -> None:
                     for row in found:
                         row[column.name] = session_links.index_key(target, row[column.name])
                 target.execute(table.insert(), found)
-            if table.autoincrement_column is not None and target.dialect.name == "postgresql":
-                # Rows that bring their number do not move what numbers the next one.
-                last = sa.select(sa.func.coalesce(sa.func.max(table.c.no), 0) + 1)
-                sequence = sa.func.pg_get_serial_sequence(table.name, "no")
-                target.execute(sa.select(sa.func.setval(sequence, last.scalar_subquery(), False)))
+            engine_of(target).continue_numbering(target, table)
     engine.dispose()

@@ -294,7 +294,7 @@ class Outbox(DurableReader):
                 self._begin(row, log)
 
         # Its caller may be gone by the time it is stored.
-        stored = await self._database.write(write, late=serve)
+        stored = await self._database.write(write, on_late_commit=serve)
         serve(stored)
         return stored[0]
 
@@ -349,7 +349,7 @@ class Outbox(DurableReader):
             if row.state != "done":
                 self._serve(row, log)
 
-        serve(await self._database.write(again, late=serve))
+        serve(await self._database.write(again, on_late_commit=serve))
 
     # The life of a durable reader
 

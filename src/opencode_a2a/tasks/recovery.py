@@ -25,7 +25,7 @@ from opencode_a2a.events import (
 from opencode_a2a.messages import ANYWHERE, Added, Answered
 from opencode_a2a.store import interrupts, rates, replicas, sign_ins, spending
 from opencode_a2a.store import tasks as task_rows
-from opencode_a2a.store.database import Database, claim
+from opencode_a2a.store.database import Database, claim_work
 from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks.log import LogWriter, TaskLog, ref_of
 from opencode_a2a.tasks.open import UPSTREAM_LOST, OpenTasks
@@ -155,7 +155,7 @@ async def sweep(database: Database, retention_seconds: float) -> None:
 
     def first_come(forget: Callable[[Connection], int]) -> Callable[[Connection], int]:
         # Two replicas that delete the same tasks would count them twice.
-        return lambda connection: forget(connection) if claim(connection, "sweep") else 0
+        return lambda connection: forget(connection) if claim_work(connection, "sweep") else 0
 
     while True:
         try:

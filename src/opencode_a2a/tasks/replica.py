@@ -38,7 +38,8 @@ import structlog
 from opencode_a2a import metrics
 from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.store import replicas
-from opencode_a2a.store.database import Database, DatabaseError
+from opencode_a2a.store.database import Database
+from opencode_a2a.store.engine import DatabaseError
 from opencode_a2a.store.replicas import ReplicaRow, UpstreamRow
 from opencode_a2a.tasks.log import LogWriter
 from opencode_a2a.tasks.open import OpenTasks

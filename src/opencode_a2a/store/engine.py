@@ -1,0 +1,251 @@
+"""What a database has to do for this program: the base class of ``Sqlite`` and ``Postgres``.
+
+``Database`` calls an engine from its own threads, synchronously: the asynchronous drivers cost
+several times as much per statement. Query modules are given a SQLAlchemy connection, and ask
+``engine_of(connection)`` where databases differ. Nothing else asks which database there is.
+
+A new kind of database is a subclass of ``Engine`` in a module of its own, and a row in ``KINDS``
+(``databases.py``).
+"""
+
+import asyncio
+import math
+import os
+import secrets
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from opencode_a2a import __version__
+from opencode_a2a.databases import DatabaseKind
+from opencode_a2a.store.replicas import ReplicaRow, UpstreamRow
+
+if TYPE_CHECKING:
+    from opencode_a2a.store.listener import Notifications
+
+T = TypeVar("T")
+
+
+class DatabaseError(Exception):
+    """The database cannot be used; the text says why and what to do."""
+
+    def __init__(self, text: str, *, status: int = 1) -> None:
+        super().__init__(text)
+        self.status = status
+        """The exit status of the program if it cannot start for this reason."""
+
+
+class Replica(NamedTuple):
+    """This process among those that share a database."""
+
+    name: str
+    lease_seconds: float = 8.0
+    """Seconds without a commit after which other replicas may declare it gone."""
+    version: str = __version__
+
+    @classmethod
+    def anonymous(cls) -> Self:
+        """Return one for a program that nobody named, such as an import."""
+        return cls(f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}")
+
+
+class Link(NamedTuple):
+    """The way to a shared database."""
+
+    pooled: bool = False
+    """The URL leads to a pooler that lends a connection for one transaction at a time."""
+    listen_url: str | None = None
+    """A URL past the pooler, for the connection that listens for notifications."""
+    poll_seconds: float = 0.25
+    """How often to look for the changes of other replicas while notifications do not arrive."""
+
+
+DIRECT = Link()
+
+
+@dataclass(eq=False, slots=True)
+class PendingWrite(Generic[T]):
+    """A function that the writer thread is to run, and the future of its result."""
+
+    fn: Callable[[Connection], T]
+    done: asyncio.Future[T]
+    on_late_commit: Callable[[T], None] | None = None
+    """Called with the result if it was committed after its caller had stopped waiting."""
+    lock_order: tuple[str, ...] = ()
+    """Its place in a group. Functions that lock rows which other processes lock too must come in
+    the same order everywhere, or two processes wait for each other."""
+    begun: bool = False
+    abandoned: bool = False
+
+    def begin(self) -> bool:
+        """Note, in the writer thread, that it is run now; False if its caller has given it up."""
+        self.begun = True
+        return not self.abandoned
+
+    def abandon(self) -> bool:
+        """Give it up, in the event loop; True if it may have been run all the same.
+
+        ``begin`` and ``abandon`` each set their own mark before they read the other's, so at
+        least one of the two threads sees the other's mark.
+        """
+        self.abandoned = True
+        return self.begun
+
+
+class WriteResult(NamedTuple):
+    """The outcome of a ``PendingWrite``: a value that is committed, or an error."""
+
+    call: PendingWrite[Any]
+    value: Any
+    error: Exception | None = None
+
+
+ABANDONED = SQLAlchemyError("its caller has given this write up")
+
+
+class Examined(NamedTuple):
+    """A description of a shared database, for ``doctor``."""
+
+    about: str
+    """Its place, its version, and the timeouts in force."""
+    ahead: float
+    """Seconds by which its clock is ahead of this machine's."""
+    hears: bool
+    """Whether notifications arrive."""
+    live: list[ReplicaRow]
+    upstreams: list[UpstreamRow]
+
+
+class Engine(ABC):
+    """A database, as the threads of ``Database`` and the query modules use it.
+
+    ``open``, ``write``, ``notify`` and ``close`` are called in the writer thread, ``read`` in
+    several others at the same time.
+    """
+
+    # Every engine
+
+    kind: DatabaseKind
+    name: str
+    """The database for people: no password in it."""
+    readers: int
+    """How many threads may read at a time; 0 if only the writer thread can."""
+    failures: tuple[type[Exception], ...]
+    """What the driver raises. A caller is told no more than that the database is unavailable."""
+
+    @abstractmethod
+    def __init__(self, url: str, replica: Replica, link: Link) -> None:
+        """Connect nothing yet; raise DatabaseError if the URL cannot be used."""
+
+    @abstractmethod
+    def open(self) -> None:
+        """Connect, and bring the tables to the newest schema; raise DatabaseError."""
+
+    @abstractmethod
+    def write(self, calls: list[PendingWrite[Any]]) -> list[WriteResult]:
+        """Run all calls in one transaction (``statements.run_group``) and commit it.
+
+        If one of them fails, each is run again in a transaction of its own, so that it harms no
+        other. Raises nothing: an error is the result of the calls that it belongs to.
+        """
+
+    @abstractmethod
+    def read(self, fn: Callable[[Connection], T]) -> T:
+        """Run a function that only reads, on a connection of its own."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close all connections; called after ``open`` has failed, too."""
+
+    def carry(self, *engines: sa.Engine) -> None:
+        """Have ``engine_of`` find this engine by every connection that these make."""
+
+        def mark(_: object, record: Any) -> None:
+            record.info[Engine] = self
+
+        for engine in engines:
+            event.listen(engine, "connect", mark)
+
+    # SQL that databases spell or limit differently. The defaults do for SQLite.
+
+    spelling: Mapping[str, str] = {}
+    """Words in the steps of ``schema.py``, and what this database says instead."""
+    longest_key: int | None = None
+    """Bytes that a text in an index may have."""
+
+    def cursor(self, connection: Connection) -> Any:
+        """Return a cursor of the driver, which returns binary columns as bytes."""
+        return connection.connection.cursor()
+
+    def insert_rows(
+        self, cursor: Any, table: str, types: Mapping[str, str], rows: Iterable[Mapping[str, Any]]
+    ) -> bool:
+        """Insert many rows faster than a statement for each does; False if there is no such way.
+
+        ``types`` holds the columns and their types in PostgreSQL.
+        """
+        return False
+
+    def continue_numbering(self, connection: Connection, table: sa.Table) -> None:  # noqa: B027 - see above
+        """Number new rows after those that were inserted with a number of their own."""
+
+    # Several processes on one database. The defaults are those of a process that is alone.
+
+    patience: float | None = None
+    """Seconds after which a caller is told that the database is away; None if ``write`` never
+    takes much longer than it waits for a lock."""
+    beat_seconds: float | None = None
+    """How often this process must commit something, so that it is not declared gone."""
+    lease_seconds = 0.0
+    """Seconds without a commit after which a process may be declared gone."""
+    lease_until = math.inf
+    """Until when, by the monotonic clock, no other process can have taken over what this one
+    runs. Each commit moves it."""
+    fenced: DatabaseError | None = None
+    """Why this process may not write any more: it was declared gone, or its commits were lost."""
+    replica: int | None = None
+    """The number of this process among those that share the database."""
+
+    def lock(self, connection: Connection, name: str) -> None:  # noqa: B027 - see above
+        """Keep other processes from taking the lock of this name until the transaction ends."""
+
+    def try_lock(self, connection: Connection, name: str) -> bool:
+        """Take a lock as ``lock`` does; False if another process has it."""
+        return True
+
+    def notify(self, texts: list[str]) -> None:  # noqa: B027 - see above
+        """Send these texts to all processes that listen; they may be lost."""
+
+    async def listen(self, database: "Notifications") -> None:  # noqa: B027 - see above
+        """Hand what other processes send to the database, until this is cancelled."""
+
+    def stop(self) -> None:  # noqa: B027 - see above
+        """End whatever ``write`` is waiting for; called from another thread."""
+
+    def examine(self) -> Examined:
+        """Describe the database without changing anything in it; raise DatabaseError."""
+        raise NotImplementedError(f"{self.kind.name} is not shared")
+
+
+def engine_of(connection: Connection) -> Engine:
+    """Return the engine that made a connection."""
+    engine: Engine = connection.info[Engine]
+    return engine
+
+
+def origin(error: Exception) -> BaseException:
+    """Return what the driver raised, if SQLAlchemy raised something in its place."""
+    return error.orig or error if isinstance(error, DBAPIError) else error
+
+
+def cause(error: Exception) -> str:
+    """Return the driver's own words, in one line."""
+    raised = origin(error)
+    return (str(raised).splitlines() or [type(raised).__name__])[0]
