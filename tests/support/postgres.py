@@ -189,3 +189,55 @@ class PostgresServer:
         query = "&".join(f"{name}={quote(value, safe='')}" for name, value in parameters.items())
         place = f"127.0.0.1:{port or self.port}/postgres"
         return f"postgresql://{ROLE}:{quote(PASSWORD, safe='')}@{place}?{query}"
+
+
+PGBOUNCER = shutil.which("pgbouncer")
+
+
+class PgBouncer:
+    """A real pgbouncer in transaction mode before a server; clients log in as one role."""
+
+    def __init__(self, server: PostgresServer, role: str, password: str) -> None:
+        assert PGBOUNCER is not None
+        self._home = Path(tempfile.mkdtemp(prefix="opencode-a2a-pgbouncer-"))
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.port = listener.getsockname()[1]
+        backend = f"host=127.0.0.1 port={server.port} user={role} password={password}"
+        (self._home / "pgbouncer.ini").write_text(
+            f"[databases]\n* = {backend}\n[pgbouncer]\n"
+            f"listen_addr = 127.0.0.1\nlisten_port = {self.port}\nunix_socket_dir =\n"
+            # Fewer connections than the service has, so that they really are shared.
+            "auth_type = any\npool_mode = transaction\ndefault_pool_size = 3\n"
+            "ignore_startup_parameters =\n"
+        )
+        user = None
+        if os.getuid() == 0:  # which pgbouncer refuses to run as
+            user = pwd.getpwnam("nobody").pw_uid
+            os.chown(self._home, user, -1)
+        with (self._home / "log").open("wb") as log:
+            self._process = subprocess.Popen(  # noqa: S603 - found on the search path
+                [PGBOUNCER, self._home / "pgbouncer.ini"],
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                user=user,
+            )
+
+    def __enter__(self) -> Self:
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port)).close()
+            except OSError:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    text = (self._home / "log").read_text()
+                    raise RuntimeError(f"pgbouncer did not start: {text[-2000:]}") from None
+                time.sleep(0.02)
+            else:
+                return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self._home, ignore_errors=True)

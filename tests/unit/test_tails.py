@@ -5,7 +5,7 @@ import gc
 import re
 import weakref
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,7 +43,7 @@ from opencode_a2a.tasks.state import (
 )
 from opencode_a2a.tasks.tails import KEPT_SECONDS, Tails
 from tests.support import stores
-from tests.support.postgres import ROLE
+from tests.support.postgres import PGBOUNCER, ROLE, PgBouncer
 from tests.support.relay import Relay
 
 pytestmark = pytest.mark.postgresql_only
@@ -591,8 +591,9 @@ async def test_who_is_alone_tells_and_hears_nothing(tmp_path: Path) -> None:
 # Behind a pooler
 
 
+@pytest.mark.parametrize("real", [False, True] if PGBOUNCER else [False])
 async def test_behind_a_pooler_nothing_is_prepared_and_nothing_is_left_in_a_connection(
-    tmp_path: Path,
+    tmp_path: Path, real: bool
 ) -> None:
     server, refused = stores.server(), list[bytes]()
 
@@ -608,9 +609,13 @@ async def test_behind_a_pooler_nothing_is_prepared_and_nothing_is_left_in_a_conn
         admin.execute(sql.SQL("GRANT ALL ON SCHEMA {} TO {}").format(path, role))
         admin.execute(sql.SQL("ALTER ROLE {} SET search_path = {}").format(role, path))
         admin.execute(sql.SQL("GRANT {} TO {}").format(role, sql.Identifier(ROLE)))
-    place = f"pooled_{schema}:x@127.0.0.1:{server.port}/postgres"
-    async with Relay(server.port, forth=forth) as relay:
-        url = relay.url(f"postgresql://{place}")
+    name = f"pooled_{schema}"
+    place = f"{name}:x@127.0.0.1:{server.port}/postgres"
+    async with AsyncExitStack() as stack:
+        pooler = PgBouncer(server, name, "x") if real else nullcontext(server)
+        behind = stack.enter_context(pooler)
+        relay = await stack.enter_async_context(Relay(behind.port, forth=forth))
+        url = f"postgresql://{name}:x@127.0.0.1:{relay.port}/postgres"
         for listen_url in (None, f"postgresql://{place}"):
             link = Link(True, listen_url, 0.1 if listen_url is None else FOR_EVER.poll_seconds)
             async with both(tmp_path, link, url) as sides:

@@ -37,9 +37,11 @@ tasks = sa.Table(
     sa.Column("updated_at", sa.BigInteger, nullable=False),
     sa.Column("output_modes", sa.LargeBinary),
     sa.Column("status", sa.LargeBinary, nullable=False),
-    sa.Column("request", sa.LargeBinary, comment="what is to be prompted; empty once it ended"),
+    sa.Column("request", sa.LargeBinary, comment="the prompt to send next; NULL once it ended"),
     sa.Column("archive", sa.LargeBinary, comment="artifacts and history of an ended task"),
-    sa.Column("upstream", Text, nullable=False, server_default=MAIN, comment="where it runs"),
+    sa.Column(
+        "upstream", Text, nullable=False, server_default=MAIN, comment="the OpenCode that runs it"
+    ),
     sa.Index("tasks_by_time", "principal", "updated_at", "no"),
     sa.Index("tasks_by_context", "principal", "context_id", "updated_at", "no"),
     sa.Index("tasks_by_state", "principal", "state", "updated_at", "no"),
@@ -69,13 +71,13 @@ messages = sa.Table(
     sa.Column("message_id", Text, primary_key=True),
     sa.Column("task_no", Number, nullable=False),
     sa.Column("digest", sa.LargeBinary, primary_key=True, comment="of the message's content"),
-    sa.Column("refusal", sa.LargeBinary, comment="why it was refused as an answer, if it was"),
+    sa.Column("refusal", sa.LargeBinary, comment="the error, if it was refused as an answer"),
     sa.Index("messages_by_task", "task_no"),
     sqlite_with_rowid=False,
 )
 
-# A row is a run of entries of one task: an index with one key per entry would cost more than
-# the entries themselves.
+# A row holds consecutive entries of one task: an index with a key for each entry would cost more
+# than the entries themselves.
 entries = sa.Table(
     "entries",
     metadata,
@@ -92,7 +94,9 @@ links = sa.Table(
     metadata,
     sa.Column("principal", Text, primary_key=True),
     sa.Column("context_id", Text, primary_key=True),
-    sa.Column("place", Text, primary_key=True, comment="workspace or directory; empty: root"),
+    sa.Column(
+        "place", Text, primary_key=True, comment="workspace or directory; empty for the root"
+    ),
     sa.Column("session_id", Text, nullable=False),
     sa.Column("updated_at", sa.BigInteger, nullable=False),
     sqlite_with_rowid=False,
@@ -103,8 +107,10 @@ owners = sa.Table(
     metadata,
     sa.Column("session_id", Text, primary_key=True),
     sa.Column("principal", Text, nullable=False),
-    sa.Column("claimed_until", sa.BigInteger, comment="set while the claim is only pending"),
-    sa.Column("upstream", Text, nullable=False, server_default=MAIN, comment="that has it"),
+    sa.Column("claimed_until", sa.BigInteger, comment="NULL once the owner is confirmed"),
+    sa.Column(
+        "upstream", Text, nullable=False, server_default=MAIN, comment="the OpenCode that has it"
+    ),
     sqlite_with_rowid=False,
 )
 
@@ -112,7 +118,7 @@ interrupts = sa.Table(
     "interrupts",
     metadata,
     sa.Column("request_id", Text, primary_key=True),
-    sa.Column("task_id", Text, nullable=False, comment="empty: no task follows the work"),
+    sa.Column("task_id", Text, nullable=False, comment="empty for work without a task"),
     sa.Column("context_id", Text, nullable=False),
     sa.Column("principal", Text, nullable=False),
     sa.Column("type", Text, nullable=False),
@@ -121,8 +127,8 @@ interrupts = sa.Table(
     sa.Column("resolution", Text),
     sa.Column("settled_at", sa.BigInteger),
     sa.Column("settled_by", Text),
-    sa.Column("answer", sa.LargeBinary, comment="the latest one given, before OpenCode has it"),
-    sa.Column("number", sa.Integer, comment="within the task, of those put to a person"),
+    sa.Column("answer", sa.LargeBinary, comment="the latest, stored before OpenCode gets it"),
+    sa.Column("number", sa.Integer, comment="in the task, if a person was asked"),
     sa.Column("rights", sa.LargeBinary, comment="of the work that asks"),
     sa.Index("interrupts_pending", "principal", "resolution", "expires_at"),
     sa.Index("interrupts_by_task", "task_id", "number"),
@@ -135,11 +141,11 @@ grants = sa.Table(
     sa.Column("id", Text, primary_key=True),
     sa.Column("principal", Text, nullable=False),
     sa.Column("context_id", Text, nullable=False),
-    sa.Column("task_id", Text, nullable=False, comment="empty: for the whole context"),
+    sa.Column("task_id", Text, nullable=False, comment="empty for the whole context"),
     sa.Column("directory", Text, nullable=False),
     sa.Column("permission", Text, nullable=False),
     sa.Column("patterns", sa.LargeBinary, nullable=False),
-    sa.Column("request_id", Text, nullable=False, comment="the answer that gave it"),
+    sa.Column("request_id", Text, nullable=False, comment="the interrupt whose answer gave it"),
     sa.Column("given_at", sa.BigInteger, nullable=False),
     sa.Column("revoked_at", sa.BigInteger),
     sa.Index("grants_by_context", "principal", "context_id"),
@@ -150,7 +156,7 @@ spending = sa.Table(
     "spending",
     metadata,
     sa.Column("principal", Text, primary_key=True),
-    sa.Column("day", sa.Integer, primary_key=True, comment="since the epoch, UTC"),
+    sa.Column("day", sa.Integer, primary_key=True, comment="days since the epoch, UTC"),
     sa.Column("cost", sa.Double, nullable=False),
     sa.Column("tokens", sa.BigInteger, nullable=False),
     sqlite_with_rowid=False,
@@ -165,8 +171,8 @@ places = sa.Table(
     sqlite_with_rowid=False,
 )
 
-# Who is to be told about a task, and how far that has come: a webhook is a reader of the log whose
-# place is stored. Rows are found by their due time, so that several processes could share them.
+# A webhook is a reader of a task's log whose place is stored. The index by due time would let
+# several processes share the rows.
 webhooks = sa.Table(
     "webhooks",
     metadata,
@@ -175,14 +181,16 @@ webhooks = sa.Table(
     sa.Column("config_id", Text, nullable=False, comment="unique for the task only"),
     sa.Column("key", Text, nullable=False, comment="begins the id of each notification"),
     sa.Column("principal", Text, nullable=False),
-    sa.Column("version", Text, nullable=False, comment="of A2A, for what is sent"),
+    sa.Column("version", Text, nullable=False, comment="of A2A, in which notifications are sent"),
     sa.Column("url", Text, nullable=False),
     sa.Column("scheme", Text),
-    sa.Column("credentials", Text, comment="empty once it is not needed any more"),
+    sa.Column("credentials", Text, comment="NULL once it is no longer needed"),
     sa.Column("token", Text, comment="likewise"),
-    sa.Column("acked", sa.BigInteger, nullable=False, comment="the log is told up to here"),
+    sa.Column(
+        "acked", sa.BigInteger, nullable=False, comment="the last entry that the receiver has taken"
+    ),
     sa.Column("state", Text, nullable=False, comment="active, done or failed"),
-    sa.Column("attempts", sa.Integer, nullable=False, comment="that failed since the last success"),
+    sa.Column("attempts", sa.Integer, nullable=False, comment="failed ones since the last success"),
     sa.Column("failing_since", sa.BigInteger),
     sa.Column("next_at", sa.BigInteger),
     sa.Column("last_outcome", Text),
@@ -192,7 +200,7 @@ webhooks = sa.Table(
     sqlite_autoincrement=True,
 )
 
-# Processes that use the database, where several can reach it; SQLite has none.
+# The processes that share the database; none if it is not shared.
 replicas = sa.Table(
     "replicas",
     metadata,
@@ -200,38 +208,40 @@ replicas = sa.Table(
     sa.Column("name", Text, nullable=False),
     sa.Column("version", Text, nullable=False, comment="of the program"),
     sa.Column("started", sa.DateTime(timezone=True), nullable=False),
-    sa.Column("seen", sa.DateTime(timezone=True), nullable=False, comment="its last commit"),
-    sa.Column("commits", sa.BigInteger, nullable=False, comment="moved first in each transaction"),
-    sa.Column("gone", sa.DateTime(timezone=True), comment="since when it may not write"),
+    sa.Column("seen", sa.DateTime(timezone=True), nullable=False, comment="when it committed last"),
+    sa.Column(
+        "commits", sa.BigInteger, nullable=False, comment="counted first in each transaction"
+    ),
+    sa.Column("gone", sa.DateTime(timezone=True), comment="when it was declared gone"),
     sa.Column("lists", sa.LargeBinary, comment="the upstreams in its settings"),
     sqlite_autoincrement=True,
     postgresql_with={"fillfactor": 50},  # an update then stays on its page
 )
 
-# Which of these processes runs an OpenCode; one at a time does.
+# The OpenCodes, each of which one of these processes runs at a time.
 upstreams = sa.Table(
     "upstreams",
     metadata,
     sa.Column("name", Text, primary_key=True),
-    sa.Column("owner", Number, comment="the replica that runs it; empty: handed over, or new"),
+    sa.Column("owner", Number, comment="the replica that runs it; NULL once handed over"),
     sa.Column("state", Text, nullable=False, comment="up, away or lost, as its owner sees it"),
     sa.Column("drain", sa.Integer, nullable=False, comment="1: new contexts begin elsewhere"),
-    sa.Column("serves", sa.LargeBinary, comment="directories; empty: all of them"),
+    sa.Column("serves", sa.LargeBinary, comment="directories; NULL for all"),
     sa.Column("room", sa.Integer, nullable=False, comment="turns at once; 0: no limit"),
     sa.Column("tasks", sa.Integer, nullable=False, comment="open ones, as its owner counts them"),
     sa.Column("changed", sa.DateTime(timezone=True), nullable=False, comment="of the state"),
     sqlite_with_rowid=False,
 )
 
-# What only the replica that runs an OpenCode can do, for one that was asked to do it.
+# Calls that a replica forwards to the one that runs an OpenCode.
 mail = sa.Table(
     "mail",
     metadata,
     sa.Column("no", Number, primary_key=True, autoincrement=True),
-    sa.Column("upstream", Text, nullable=False, comment="whose owner is to do it"),
+    sa.Column("upstream", Text, nullable=False, comment="the OpenCode whose owner is called"),
     sa.Column("sender", Number, nullable=False, comment="the replica that waits for the reply"),
-    sa.Column("taker", Number, comment="the replica that does it"),
-    sa.Column("again", sa.Integer, nullable=False, comment="1: a new owner may do it once more"),
+    sa.Column("taker", Number, comment="the replica that runs the call"),
+    sa.Column("again", sa.Integer, nullable=False, comment="1: a new owner may run it once more"),
     sa.Column("kind", Text, nullable=False),
     sa.Column("body", sa.LargeBinary, nullable=False),
     sa.Column("reply", sa.LargeBinary),
@@ -240,7 +250,7 @@ mail = sa.Table(
     sqlite_autoincrement=True,
 )
 
-# How often callers asked lately, as each replica counted it.
+# How many requests callers made lately, as each replica counted them.
 rates = sa.Table(
     "rates",
     metadata,
@@ -251,13 +261,15 @@ rates = sa.Table(
     sqlite_with_rowid=False,
 )
 
-# Codes and sessions of the console that are over, and the secret that they are signed with, where
-# several replicas have to agree on them.
+# Codes and sessions of the console that have ended, and the secret that signs them, shared by all
+# replicas.
 sign_ins = sa.Table(
     "sign_ins",
     metadata,
     sa.Column("digest", sa.LargeBinary, primary_key=True),
-    sa.Column("until", sa.BigInteger, nullable=False, comment="when it would end anyway, in ms"),
+    sa.Column(
+        "until", sa.BigInteger, nullable=False, comment="when it would have ended by itself, in ms"
+    ),
     sa.Column("secret", sa.LargeBinary),
     sqlite_with_rowid=False,
 )
@@ -266,7 +278,9 @@ version = sa.Table(
     "schema_version",
     metadata,
     sa.Column("version", sa.Integer, nullable=False),
-    sa.Column("oldest", sa.Integer, nullable=False, comment="schema that a program has to know"),
+    sa.Column(
+        "oldest", sa.Integer, nullable=False, comment="the oldest schema that a program must know"
+    ),
     sa.Column("checked", sa.Integer, nullable=False, server_default="0"),
 )
 
@@ -276,7 +290,7 @@ class SchemaTooNewError(Exception):
 
 
 class ForeignTablesError(Exception):
-    """There are tables of the same names that are not ours."""
+    """The database has tables of the same names that another program made."""
 
 
 STEPS: tuple[tuple[str, ...], ...] = (
@@ -377,10 +391,10 @@ They spell out their tables, since the declarations above may have changed after
 They are written for SQLite; ``Engine.spelling`` says what another database says instead.
 """
 OLDEST = 5
-"""The first version of the schema whose program can work with the newest one.
+"""The oldest version of the schema whose program can use the newest schema.
 
-Steps add, so that a program of the version before can go on while others are upgraded. One that
-changes what a program relies on has to raise this to its own number.
+Steps only add, so that programs of the version before can go on while others are upgraded. A step
+that changes something which a program relies on has to raise this to its own number.
 """
 
 
