@@ -30,7 +30,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "opencode_a2a"
 DOWN, RESPONSE = "down to the prompt", "the response, beside it"
 EVENTS = "events of OpenCode, and the loop that waits for them"
 BRANCHES = {
-    "snapshot": RESPONSE,
+    "task_event": RESPONSE,
     "event_stream": RESPONSE,
     "EventStream.__call__": RESPONSE,
     "_disconnect": RESPONSE,

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from opencode_a2a.events import Json
 from tests.support.answers import RefusedError
-from tests.support.caller import Caller
+from tests.support.caller import Caller, stray
 from tests.support.front import started
 from tests.support.opencode import FakeOpenCode
 from tests.support.service import Running
@@ -100,6 +100,21 @@ async def test_a_task_is_taken_up_where_it_ran(pair: Pair) -> None:
         ended = await Caller(service).ended(task.id)
     assert ended.state == "completed"
     assert pair.prompts() == (0, 1)
+
+
+async def test_what_nobody_follows_is_answered_in_the_opencode_that_asks(pair: Pair) -> None:
+    async with pair.serving() as service:
+        caller = Caller(service)
+        for opencode in (pair.a, pair.b):
+            opencode.play("permission-once")
+        request_ids = [await stray(opencode.url, caller) for opencode in (pair.a, pair.b)]
+        listed = (await caller.method("opencode.permissions.list", {}))["items"]
+        for request_id in reversed(request_ids):
+            reply = {"request_id": request_id, "reply": "once"}
+            await caller.method("a2a.interrupt.permission.reply", reply)
+
+    assert [one["request_id"] for one in listed] == sorted(request_ids)
+    assert [pair.a.replies, pair.b.replies] == [[request_id] for request_id in request_ids]
 
 
 async def test_a_directory_is_served_by_those_that_name_it(pair: Pair) -> None:

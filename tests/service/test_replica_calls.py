@@ -16,7 +16,7 @@ import pytest_asyncio
 from opencode_a2a.events import Json, JsonObject
 from tests.support import stores
 from tests.support.answers import NOT_CANCELABLE, NOT_FOUND, PARAMS, UNSUPPORTED, Wire
-from tests.support.caller import Caller
+from tests.support.caller import Caller, stray
 from tests.support.opencode import FakeOpenCode
 from tests.support.receiver import receiving
 from tests.support.replicas import RunningReplica, cluster, until
@@ -460,6 +460,23 @@ async def test_a_session_of_nobody_is_found_where_it_is(sides: Sides) -> None:
     assert found == there_too
     assert (done.state, done.session_id) == ("completed", session_id)
     assert sides.opencodes[1].texts[-1] == "go on"
+
+
+async def test_what_nobody_follows_is_listed_and_answered_where_it_is(sides: Sides) -> None:
+    here, there = sides.callers
+    two = sides.opencodes[1]
+    two.play("permission-once")
+    request_id = await stray(two.url, there)
+    listed = (await here.method("opencode.permissions.list", {}))["items"]
+    reply = {"request_id": request_id, "reply": "once"}
+    answered = await here.method("a2a.interrupt.permission.reply", reply)
+    await two.idle()
+    unknown = await here.refused("a2a.interrupt.permission.reply", reply | {"request_id": "per_x"})
+
+    assert [(one["request_id"], one.get("task_id")) for one in listed] == [(request_id, None)]
+    assert answered == {"ok": True, "request_id": request_id}
+    assert two.replies[-1:] == [request_id]
+    assert unknown.reason == "INTERRUPT_REQUEST_NOT_FOUND"
 
 
 async def test_a_workspace_is_where_it_was_made(sides: Sides) -> None:

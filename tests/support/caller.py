@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx2
 import orjson
 
 from opencode_a2a.events import Json, JsonObject
@@ -306,3 +307,22 @@ class Caller:
 
 def _spelled(headers: dict[str, str]) -> dict[str, str]:
     return {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+async def stray(opencode_url: str, caller: Caller) -> str:
+    """Have a session of the caller's ask for a permission at OpenCode's own terminal.
+
+    The OpenCode has to play a recording with one; its id is returned.
+    """
+    async with (
+        asyncio.timeout(PATIENCE),
+        httpx2.AsyncClient(base_url=opencode_url, trust_env=False) as terminal,
+    ):
+        session_id = (await terminal.post("/session", json={"title": "By hand"})).json()["id"]
+        change = {"session_id": session_id, "request": {"title": "Mine"}}
+        await caller.method("opencode.sessions.update", change)  # it is the caller's from now on
+        prompt = {"parts": [{"type": "text", "text": "run it"}]}
+        await terminal.post(f"/session/{session_id}/prompt_async", json=prompt)
+        while not (pending := (await terminal.get("/permission")).json()):
+            pass
+    return pending[0]["id"]
