@@ -62,11 +62,11 @@ def fit_file(data: bytes, declared: str | None, filename: str | None) -> PromptP
     if not data:
         raise UnfitError("is an empty file")
     media_type = (declared or _UNKNOWN).partition(";")[0].strip().lower()
-    found = _sniff(data)
+    detected = _sniff(data)
     if media_type == "image/jpg":
         media_type = "image/jpeg"
     if media_type == _UNKNOWN:
-        media_type = found or "text/plain"
+        media_type = detected or "text/plain"
     if is_textual(media_type):
         data = data.removeprefix(codecs.BOM_UTF8)
         try:
@@ -83,9 +83,9 @@ def fit_file(data: bytes, declared: str | None, filename: str | None) -> PromptP
         raise UnfitError(
             f"has the media type {media_type[:64]}; supported are text, images and PDF"
         )
-    if found != media_type:
+    if detected != media_type:
         raise UnfitError(
-            f"is declared as {media_type}, but its bytes are {found or 'something else'}"
+            f"is declared as {media_type}, but its bytes are {detected or 'something else'}"
         )
     return PromptPart(
         media_type=media_type, data=base64.b64encode(data).decode(), filename=filename

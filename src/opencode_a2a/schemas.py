@@ -109,12 +109,12 @@ def mismatches(schema: JsonObject, answer: Json) -> list[str]:
     from jsonschema_rs import RegexOptions, validator_for
 
     validator = validator_for(schema, pattern_options=RegexOptions(), offline=True)
-    found: list[str] = []
+    problems: list[str] = []
     for error in validator.iter_errors(answer):
         where = "/".join(map(str, error.instance_path))
         # The message repeats the value, which may be long.
-        said = error.message if len(error.message) <= MAX_WORDS else f"{error.message[:MAX_WORDS]}…"
-        found.append(f"{where}: {said}" if where else said)
-        if len(found) == MAX_PROBLEMS:
+        text = error.message if len(error.message) <= MAX_WORDS else f"{error.message[:MAX_WORDS]}…"
+        problems.append(f"{where}: {text}" if where else text)
+        if len(problems) == MAX_PROBLEMS:
             break
-    return found
+    return problems

@@ -2,7 +2,7 @@
 
 ``app`` calls ``configure`` once; every layer takes its logger from ``structlog.get_logger``. A
 record is one line with the ids of request and task from ``structlog.contextvars``, and without
-secrets. ``web.observe`` begins a W3C trace, and ``opencode`` and ``peers`` pass it on with
+secrets. ``web.observe`` begins a W3C trace, and ``opencode`` and ``server.push`` pass it on with
 ``trace_headers``. Nothing here knows what is logged or traced.
 """
 
@@ -296,7 +296,7 @@ def begin_trace(traceparent: str | None, tracestate: str | None = None) -> Trace
 
 
 def trace_headers() -> dict[str, str]:
-    """Return the headers that pass the current trace on to OpenCode or a peer."""
+    """Return the headers that pass the current trace on to OpenCode or a webhook."""
     trace = current_trace.get()
     if trace is None:
         return {}

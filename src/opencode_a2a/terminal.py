@@ -132,12 +132,12 @@ class Lines:
 
     def _farewell(self, record: Record) -> str:
         waiting, working = _texts(record, "waiting"), _texts(record, "working")
-        said = ["Stopping."]
+        sentences = ["Stopping."]
         for word, tasks in (("Waiting for an answer", waiting), ("Running", working)):
             if tasks:
                 more = f" and {len(tasks) - 10} more" if len(tasks) > 10 else ""
-                said.append(f"{word}: {', '.join(tasks[:10])}{more}.")
-        return "\n".join([" ".join(said), *_texts(record, "notes")])
+                sentences.append(f"{word}: {', '.join(tasks[:10])}{more}.")
+        return "\n".join([" ".join(sentences), *_texts(record, "notes")])
 
     # Tasks and other records
 
@@ -164,8 +164,8 @@ class Lines:
 
     def _settled(self, record: Record) -> str:
         resolution = str(record.get("resolution"))
-        what = ", ".join(_texts(record, "patterns"))
-        named = f"{record.get('permission') or record.get('type')}: {what}".rstrip(": ")
+        patterns = ", ".join(_texts(record, "patterns"))
+        named = f"{record.get('permission') or record.get('type')}: {patterns}".rstrip(": ")
         by = f"by {record['by']}" if record.get("by") else ""
         return self._line(record, _SETTLED.get(resolution, resolution), one_line(named, 200), by)
 

@@ -545,19 +545,19 @@ def _notice_artifact(ref: TaskRef, text: str) -> JsonObject:
 def _parts(parts: list[Part], modes: tuple[str, ...] | None) -> list[Json]:
     """Return the parts that the caller accepts; data that it does not accept becomes text."""
     if modes is None:
-        return [part(one) for one in parts]
+        return [part(sent) for sent in parts]
     fitted: list[Json] = []
-    for one in parts:
-        match one.kind:
+    for sent in parts:
+        match sent.kind:
             case "data":
                 media_type = "application/json"
             case "text":
-                media_type = one.media_type or "text/plain"
+                media_type = sent.media_type or "text/plain"
             case _:
-                media_type = one.media_type or "application/octet-stream"
+                media_type = sent.media_type or "application/octet-stream"
         if accepts(modes, media_type):
-            fitted.append(part(one))
-        elif one.kind == "data":
-            text = orjson.dumps(one.data, option=orjson.OPT_SORT_KEYS).decode()
-            fitted.append(part(Part("text", text=text, metadata=one.metadata)))
+            fitted.append(part(sent))
+        elif sent.kind == "data":
+            text = orjson.dumps(sent.data, option=orjson.OPT_SORT_KEYS).decode()
+            fitted.append(part(Part("text", text=text, metadata=sent.metadata)))
     return fitted

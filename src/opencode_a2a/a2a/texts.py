@@ -49,8 +49,8 @@ def _describe(group: tuple[Interrupted, ...]) -> str:
     if asked.type == "permission":
         use = asked.permission or asked.tool or "something"
         repeated = f", {times} times" if times > 1 else ""
-        what = _TITLES.get(use, f"use {use}")
-        lines = [f"{name}OpenCode asks for permission to {what} ({use}){repeated}."]
+        action = _TITLES.get(use, f"use {use}")
+        lines = [f"{name}OpenCode asks for permission to {action} ({use}){repeated}."]
         shown = [(label, asked.metadata.get(key)) for key, label in _SHOWN.items()]
         lines += [_block(label, value) for label, value in shown if value]
         if asked.patterns and asked.patterns != ["*"]:

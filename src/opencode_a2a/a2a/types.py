@@ -82,8 +82,8 @@ def negotiate(
     Most methods and routes belong to one version (``belongs``): a request that names no version has
     that one, and a request that names the other is refused. The rest have the default version.
     """
-    found = _VERSION.fullmatch(asked)
-    version = next((one for one in Version if found and found[1] == one.value), None)
+    number = _VERSION.fullmatch(asked)
+    version = next((known for known in Version if number and number[1] == known.value), None)
     if not asked:
         version = belongs or default
     if version is None or (belongs is None and version not in supported):
@@ -223,8 +223,9 @@ def check(model: type[M], params: JsonObject, within: str = "") -> M:
         return model.model_validate(params)
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)
-    found = tuple(replace(one, field=f"{within}{one.field}") for one in violations(details))
-    raise InvalidParamsError(f"Invalid parameters: {listed(found, len(details))}", violations=found)
+    faults = tuple(replace(each, field=f"{within}{each.field}") for each in violations(details))
+    text = f"Invalid parameters: {listed(faults, len(details))}"
+    raise InvalidParamsError(text, violations=faults)
 
 
 # --- values -----------------------------------------------------------------------------------

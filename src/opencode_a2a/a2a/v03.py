@@ -466,9 +466,9 @@ def downgrade_send(params: JsonObject, spelling: Spelling) -> JsonObject:
     sent, given = as_object(params.get("message")), as_object(params.get("configuration"))
     changed = downgrade_object("message", {**sent, "parts": []}, spelling)
     parts: list[Json] = []
-    for one in items_in(sent, "parts"):
-        written = part(one, spelling)
-        if spelling is Spelling.PROTO and (raw := text_in(one, "raw")) is not None:
+    for given_part in items_in(sent, "parts"):
+        written = part(given_part, spelling)
+        if spelling is Spelling.PROTO and (raw := text_in(given_part, "raw")) is not None:
             # The SDK writes and reads base64 within base64.
             file = {**as_object(written.get("file"))}
             file["fileWithBytes"] = base64.b64encode(raw.encode()).decode()

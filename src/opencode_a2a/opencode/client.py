@@ -625,10 +625,10 @@ def _refusal(path: str, status: int, body: bytes) -> UpstreamError | SessionNotF
     Its ``detail`` is OpenCode's text: shortened, without paths, and without a provider's body.
     """
     try:
-        said = _Refusal.model_validate_json(body).text
+        text = _Refusal.model_validate_json(body).text
     except ValidationError:
-        said = body[: 4 * MAX_DETAIL_CHARS].decode(errors="replace")
-    detail = mask_paths(said.strip())[:MAX_DETAIL_CHARS]
+        text = body[: 4 * MAX_DETAIL_CHARS].decode(errors="replace")
+    detail = mask_paths(text.strip())[:MAX_DETAIL_CHARS]
     match status:
         case 404:
             session = re.match(r"/session/(ses_[^/]*)", path)

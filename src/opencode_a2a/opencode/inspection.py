@@ -53,7 +53,7 @@ async def facts(opencode: OpenCode, settings: Settings) -> Facts | None:
             connected = await opencode.connected_providers(at=at)
             agents = {agent.name: agent for agent in await opencode.agents(at=at)}
     except (TimeoutError, ServiceError) as error:
-        logger.warning("OpenCode could not be asked for its model", error=type(error).__name__)
+        logger.warning("could not ask OpenCode for its model", error=type(error).__name__)
         return None
     notes = await _ineffective(opencode, settings, at)
     agent = agents.get(own.agent or config.default_agent or "build")
@@ -75,7 +75,7 @@ async def facts(opencode: OpenCode, settings: Settings) -> Facts | None:
         words = [word for word in ASKED.values() if any(word in more for more in freer.values())]
         names = f"agent{'s' if len(freer) > 1 else ''} {listed(sorted(freer))}"
         notes.append(f"{listed(words)} unasked by the {names}; OpenCode's configuration allows it")
-    hosted = any(one.partition("/")[0] in ("opencode", "opencode-go") for one in candidates)
+    hosted = any(name.partition("/")[0] in ("opencode", "opencode-go") for name in candidates)
     return Facts(
         " or ".join(candidates) or None,
         hosted,
@@ -91,18 +91,18 @@ async def _ineffective(opencode: OpenCode, settings: Settings, at: Location) -> 
     Rules that obviously misspell a built-in permission were reported when settings were loaded.
     """
     rules = [rule.permission for rule in settings.interrupts.permission_rules]
-    found = [name for name, meant in unmatched(rules) if meant is None]
-    if not found:
+    unknown = [name for name, meant in unmatched(rules) if meant is None]
+    if not unknown:
         return []
     try:
         async with asyncio.timeout(FACTS_SECONDS):
             tools = outside(await opencode.tool_ids(at=at), await opencode.mcp_status(at=at))
     except (TimeoutError, ServiceError) as error:
-        logger.warning("OpenCode could not be asked for its tools", error=type(error).__name__)
+        logger.warning("could not ask OpenCode for its tools", error=type(error).__name__)
         return []
     return [
         f"A2A_PERMISSION_RULES: {never_asked(name, meant)}"
-        for name, meant in unmatched(found, tools)
+        for name, meant in unmatched(unknown, tools)
     ]
 
 
@@ -111,11 +111,11 @@ def _unasked(agent: Agent, settings: Settings) -> list[str]:
 
     For a permission that the settings want asked for, a single exception counts.
     """
-    found = {name: agent.actions(name) for name in ASKED}
+    actions = {name: agent.actions(name) for name in ASKED}
     return [
         word
         for name, word in ASKED.items()
-        if found[name] == {"allow"} or (name in settings.asked_for and "allow" in found[name])
+        if actions[name] == {"allow"} or (name in settings.asked_for and "allow" in actions[name])
     ]
 
 
@@ -136,9 +136,9 @@ async def trouble(opencode: OpenCode, settings: Settings) -> str | None:
                 f"{where} refuses the password: set OPENCODE_AUTH_PASSWORD to the "
                 "OPENCODE_SERVER_PASSWORD that it was started with."
             )
-        if found := await opencode.health_of_2():
+        if health := await opencode.health_of_2():
             raise UnsupportedOpenCodeError(
-                f"{where} cannot be used: {another_api(found.version)}"
+                f"{where} cannot be used: {another_api(health.version)}"
             ) from None
         return f"{where} does not work: {error.message}. Version 1.1 or later is needed."
     if reason := unusable(version):

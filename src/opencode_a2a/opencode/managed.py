@@ -82,13 +82,13 @@ _PASSING: Final = (
 
 def find_command(command: str, path: str | None = None) -> str:
     """Return the absolute path of an executable, searched for in ``path``."""
-    found = shutil.which(os.path.expanduser(command), path=path)
-    if found is None:
+    executable = shutil.which(os.path.expanduser(command), path=path)
+    if executable is None:
         raise OpenCodeStartError(
             f"OpenCode's command {command!r} was not found; install it with {INSTALL}, "
             "or set OPENCODE_COMMAND to its path"
         )
-    return os.path.abspath(found)
+    return os.path.abspath(executable)
 
 
 def free_port(host: str) -> int:
@@ -218,8 +218,8 @@ class ManagedOpenCode:
     async def __aenter__(self) -> Self:
         if self._claim is not None and not self._claim.take():
             logger.warning(
-                "another running service keeps its OpenCode in %s; the OpenCode of this one will "
-                "not be taken over after a restart",
+                "another running service uses the record %s; the OpenCode of this service will not "
+                "be taken over after a restart",
                 self._record,
             )
             self._record = self._claim = None
@@ -296,10 +296,10 @@ class ManagedOpenCode:
         """Return a digest of everything that OpenCode is started with, including the program."""
         settings = self._settings
         program = os.path.realpath(find_command(settings.command, self._environment.get("PATH")))
-        found = os.stat(program)
+        file = os.stat(program)
         variables = self.variables() | {"OPENCODE_SERVER_PASSWORD": "", MARKER: ""}
         parts = (
-            *(program, str(found.st_size), str(found.st_mtime_ns)),
+            *(program, str(file.st_size), str(file.st_mtime_ns)),
             *(settings.managed_server_host, str(settings.managed_server_port)),
             str(self._directory),
             *(f"{k}={v}" for k, v in sorted(variables.items()) if not _matches(k, _PASSING)),
@@ -422,14 +422,14 @@ class ManagedOpenCode:
                 await process.withheld.wait()
         if not process.withheld.is_set():
             logger.warning(
-                "the agent's tools can see OpenCode's password, and so answer the agent's "
+                "the agent's tools can see OpenCode's password, and could answer the agent's "
                 "permissions: OpenCode does not load plugins; unset OPENCODE_PURE"
             )
         elif process.shows(self.password):
             logger.warning(
                 "the agent's tools can read OpenCode's password in the environment of process %d, "
-                "and so answer the agent's permissions: the command is a launcher that keeps it; "
-                "set OPENCODE_COMMAND to the OpenCode program itself",
+                "and could answer the agent's permissions: the command is a launcher that keeps "
+                "it; set OPENCODE_COMMAND to the OpenCode program itself",
                 process.pid,
             )
 
@@ -460,7 +460,9 @@ class ManagedOpenCode:
                     await self._start()
                     break
                 except (OpenCodeStartError, OSError) as error:
-                    logger.error("OpenCode cannot be started, next try in %g s: %s", delay, error)
+                    logger.error(
+                        "OpenCode cannot be started; next attempt in %g s: %s", delay, error
+                    )
             for listener in self.on_restart:
                 listener()
 
@@ -484,4 +486,4 @@ class ManagedOpenCode:
         if self._process is not None:
             await self._process.clear()
         if leftovers := await asyncio.to_thread(kill_leftovers, self._marker):
-            logger.warning("ended %d processes that OpenCode had left", leftovers)
+            logger.warning("ended %d processes that OpenCode left behind", leftovers)

@@ -132,9 +132,9 @@ def _explain(error: TurnError) -> tuple[Outcome, Failure]:
         return Outcome.FAILED, ABORTED
     unsigned = error.name == "ProviderAuthError" or status == 401
     kind, remedy = _STATUS[401] if unsigned else _NAMED.get(error.name) or _by_status(status)
-    said = redact(error.data.message or "")
+    text = redact(error.data.message or "")
     # The text of a database error, which comes when the session was deleted, helps no caller.
-    words = f": {said}" if said and not said.startswith("Failed query") else "."
+    words = f": {text}" if text and not text.startswith("Failed query") else "."
     outcome = Outcome.AUTH_REQUIRED if unsigned else Outcome.FAILED
     return outcome, Failure(kind, remedy + words, status)
 
@@ -145,9 +145,9 @@ def _by_status(status: int | None) -> tuple[str, str]:
     if status in _STATUS:
         return _STATUS[status]
     if 400 <= status < 500:
-        said = f"The model provider refused the request ({status})"
-        return FailureType.UPSTREAM_CLIENT_ERROR, said
+        text = f"The model provider refused the request ({status})"
+        return FailureType.UPSTREAM_CLIENT_ERROR, text
     if status >= 500:
-        said = f"The model provider failed ({status}); try again later"
-        return FailureType.UPSTREAM_SERVER_ERROR, said
+        text = f"The model provider failed ({status}); try again later"
+        return FailureType.UPSTREAM_SERVER_ERROR, text
     return FailureType.UPSTREAM_HTTP_ERROR, f"The model provider answered unexpectedly ({status})"

@@ -93,13 +93,13 @@ def kill_leftovers(marker: str) -> int:
     """Kill all processes with this marker and return how many there were. Blocks for a while."""
     killed: set[int] = set()
     for _ in range(100):
-        found = {pid for pid, value in marked_processes() if value == marker}
-        if not found:
+        marked = {pid for pid, value in marked_processes() if value == marker}
+        if not marked:
             break
-        for pid in found - killed:
+        for pid in marked - killed:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        killed |= found
+        killed |= marked
         time.sleep(0.02)  # the kernel takes a moment, and they may have started other processes
     return len(killed)
 
@@ -139,10 +139,10 @@ def kill_abandoned(record: Path | None = None) -> int:
 
 def listening_url(line: str) -> str | None:
     """Return the URL that OpenCode announces in this line of its output, if it does."""
-    found = re.search(r"listening on (https?://\S+)", line)
-    if found is None:
+    announced = re.search(r"listening on (https?://\S+)", line)
+    if announced is None:
         return None
-    url = found.group(1).rstrip("/")
+    url = announced.group(1).rstrip("/")
     return url.replace("//0.0.0.0", "//127.0.0.1").replace("//[::]", "//[::1]")
 
 

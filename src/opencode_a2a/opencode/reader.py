@@ -213,7 +213,7 @@ class Reader:
             text.emit(out)
 
     def _is_starting(self, tool: ToolChanged) -> bool:
-        return tool.status == "running" and not self.state.requests.waits_for(tool.call_id)
+        return tool.status == "running" and not self.state.requests.blocks(tool.call_id)
 
     def _show(self, tool: ToolChanged, out: list[TurnEvent]) -> None:
         del self._held[tool.part_id]

@@ -258,7 +258,7 @@ class SessionTree:
 
     @property
     def retry(self) -> StatusRetry | None:
-        """The latest retry that any session of the tree waits for."""
+        """The retry that is furthest in the future, of all that sessions of the tree wait for."""
         retries = [retry for retry in self._retries.values() if retry is not None]
         return max(retries, key=lambda retry: retry.next, default=None)
 
@@ -327,8 +327,8 @@ class TurnRequests:
         if of_root and newest is not None and resolution == "rejected":
             self.refused_in = newest.id
 
-    def waits_for(self, call_id: str) -> bool:
-        """Whether a tool call waits for a permission or an answer."""
+    def blocks(self, call_id: str) -> bool:
+        """Whether a pending request blocks this tool call."""
         return any(interrupt.call_id == call_id for interrupt in self.pending.values())
 
 
@@ -342,7 +342,7 @@ class TurnState:
         emitted: Emitted,
         answer: Channel = Channel.TEXT,
     ) -> None:
-        """Begin with what an earlier process has emitted, if there was one."""
+        """Begin with the events that an earlier process emitted; ``emitted`` may be empty."""
         self.messages = TurnMessages(prompt)
         self.tree = SessionTree(root)
         self.requests = TurnRequests(root, emitted)

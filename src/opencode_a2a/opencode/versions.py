@@ -41,5 +41,5 @@ def untested(version: str) -> str | None:
 
 def _number(version: str) -> tuple[int, ...] | None:
     """Return the three numbers of a version; None for a custom build with another name."""
-    found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", version)
-    return tuple(int(part) for part in found.groups()) if found else None
+    number = re.match(r"v?(\d+)\.(\d+)\.(\d+)", version)
+    return tuple(int(part) for part in number.groups()) if number else None
