@@ -207,7 +207,7 @@ def test_answers_as_data_are_lists_of_strings() -> None:
 
 def test_an_answer_that_names_a_request_is_never_taken_for_another() -> None:
     for words in ("per_1 once", "per_1: no"):
-        with pytest.raises(OutdatedAnswerError, match="What is asked now: 2"):
+        with pytest.raises(OutdatedAnswerError, match="Pending now: 2"):
             understand(text(words), [EDIT], ALL_TOLD)
 
 
@@ -295,7 +295,7 @@ def test_a_refusal_by_number_has_its_reason() -> None:
 
 @pytest.mark.parametrize("words", ["1 yes", "yes 1", "yes 1, 2", "#1: once", "3 yes"])
 def test_a_number_that_is_not_pending_is_never_taken_for_another(words: str) -> None:
-    with pytest.raises(OutdatedAnswerError, match="What is asked now: 2"):
+    with pytest.raises(OutdatedAnswerError, match="Pending now: 2"):
         understand(text(words), [EDIT], 3)
     with pytest.raises(OutdatedAnswerError):
         understand(data({"reply": "once", "number": 1}), [EDIT], 3)
@@ -303,7 +303,7 @@ def test_a_number_that_is_not_pending_is_never_taken_for_another(words: str) -> 
 
 @pytest.mark.parametrize("words", ["7 yes", "yes 7", "#7: once", "yes 7 for this task", "7 no"])
 def test_a_number_that_was_never_given_is_not_taken_for_what_is_asked(words: str) -> None:
-    with pytest.raises(OutdatedAnswerError, match="What is asked now: 2"):
+    with pytest.raises(OutdatedAnswerError, match="Pending now: 2"):
         understand(text(words), [EDIT], 2)
 
 

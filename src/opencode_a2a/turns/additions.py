@@ -22,7 +22,7 @@ class Addition:
     stored: bool = False
     """Whether it is stored, and so may be sent."""
     cleared: bool = False
-    """Whether what was running has been stopped for it."""
+    """Whether the running work has been stopped for it."""
     sent: bool = False
     call: asyncio.Task[MessageWithParts] | None = None
     """The prompt call that it was last sent with."""

@@ -246,8 +246,7 @@ def _with_id(request_id: object, pending: Sequence[Interrupted]) -> Interrupted:
         if asked.request_id == request_id:
             return asked
     raise OutdatedAnswerError(
-        f"The request {str(request_id)[:64]} is no longer pending. "
-        f"What is asked now: {_names(pending)}"
+        f"The request {str(request_id)[:64]} is no longer pending. Pending now: {_names(pending)}"
     )
 
 
@@ -263,7 +262,7 @@ def _with_numbers(
         named = next((asked for asked in pending if asked.number == number), None)
         if named is None:
             raise OutdatedAnswerError(
-                f"Request {number} is not pending. What is asked now: {_names(pending)}"
+                f"Request {number} is not pending. Pending now: {_names(pending)}"
             )
         earlier = (one for one in pending if (one.number or 0) < number)
         for asked in (named, *(one for one in earlier if same_request(one, named))):
@@ -279,8 +278,8 @@ def _only_seen(pending: Sequence[Interrupted], seen: int) -> list[Interrupted]:
     shown = [asked for asked in pending if (asked.number or 0) <= seen]
     if not shown:
         raise OutdatedAnswerError(
-            "What is asked now was not shown to you before this answer, so that it may be meant "
-            f"for something else. Read it, then answer: {_names(pending)}"
+            "The pending request was not shown to you before this answer, so the answer may be "
+            f"meant for something else. Read the request, then answer: {_names(pending)}"
         )
     return shown
 

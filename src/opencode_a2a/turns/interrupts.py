@@ -499,7 +499,7 @@ class WorkInterrupts:
             self._interrupts.open.pop(request_id, None)
             if interrupt.timer is not None:
                 interrupt.timer.cancel()
-        # Whoever answers now would wait in vain.
+        # Nothing will confirm the answers that callers of ``answer`` wait for.
         self._connected.set()
         for interrupt in (*self._settled, *self.open.values()):
             interrupt.logged.set()

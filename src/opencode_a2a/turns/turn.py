@@ -716,7 +716,7 @@ class Attempt:
         self._log.append_now(self._reader.feed(deltas))
 
     def _hear(self, items: list[FeedItem]) -> list[TurnEvent]:
-        """Feed the reader; return what is to be written."""
+        """Feed the reader; return the events to write."""
         out, self._unwritten = self._unwritten, []
         events: list[Event] = []
         if self._turns.tools is not None and self._caller is not None:
@@ -916,7 +916,7 @@ class Attempt:
         elif addition.delivery == "steer":
             self._prompt_with(addition)
         elif addition.delivery == "interrupt" and not addition.cleared:
-            # Whoever sends such a message refuses everything that waits for a person.
+            # The sender of such a message refuses everything that waits for a person.
             self._interrupts.refuse_all(turn.owner.principal)
             addition.cleared = await self._stopped_in_time()
             self._doubt()  # how far the text had come
@@ -998,7 +998,7 @@ class Attempt:
         return []
 
     async def _read_end(self) -> Snapshot:
-        """Return what is stored at the end of the turn; the answer to the prompt may be all."""
+        """Return the stored state at the end of the turn; the prompt's answer may be enough."""
         answer, state = self._prompts.answer, self._reader.state
         if answer is not None and state.ends_with(answer):
             return Snapshot(messages=[answer])
