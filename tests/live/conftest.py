@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from opencode_a2a.events import JsonObject
 from opencode_a2a.opencode.client import OpenCode
 from opencode_a2a.opencode.managed import USERNAME, install_nothing
+from opencode_a2a_demo.server import DemoModel
 from tests.conftest import ASKING, UNTRACKED, Stages
 from tests.support import mcp_echo
 from tests.support.backstage import Backstage
@@ -37,6 +39,25 @@ EVERYTHING_ASKED: JsonObject = {
 
 Serve = Callable[..., Awaitable[Running]]
 """Starts a service with changed settings, for the length of the test."""
+
+
+@pytest.fixture
+def gate() -> str:
+    """The name of a point in a script where the model waits for the test."""
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+async def model() -> AsyncGenerator[DemoModel]:
+    async with DemoModel() as running:
+        yield running
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    made = tmp_path / "workspace"
+    made.mkdir()
+    return made
 
 
 @pytest.fixture(scope="session")

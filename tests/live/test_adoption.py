@@ -24,12 +24,6 @@ pytestmark = [
 
 
 @pytest.fixture
-async def model() -> AsyncGenerator[DemoModel]:
-    async with DemoModel() as running:
-        yield running
-
-
-@pytest.fixture
 async def program(variables: dict[str, str], model: DemoModel) -> AsyncGenerator[Program]:
     """A service that starts OpenCode in front of a model that nobody kills."""
     config = orjson.dumps(opencode_config(model.url)).decode()

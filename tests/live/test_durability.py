@@ -38,12 +38,6 @@ TRUE: JsonObject = {"tool": "bash", "input": {"command": "true", "description": 
 ANSWER = " ".join(f"word{number}" for number in range(40))
 
 
-@pytest.fixture
-def gate() -> str:
-    """A place in a script where the model waits for the test."""
-    return uuid.uuid4().hex
-
-
 async def cut(following: Following) -> list[Update]:
     """Read a stream to its violent end, and return what it told."""
     with pytest.raises(BROKEN):

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx2
@@ -28,19 +28,6 @@ THEIRS = {
     "VIRTUAL_ENV": "/opt/venv",
     "DATABASE_URL": "postgres://somewhere",
 }
-
-
-@pytest.fixture
-async def model() -> AsyncGenerator[DemoModel]:
-    async with DemoModel() as running:
-        yield running
-
-
-@pytest.fixture
-def workspace(tmp_path: Path) -> Path:
-    made = tmp_path / "workspace"
-    made.mkdir()
-    return made
 
 
 def bash(command: str) -> JsonObject:

@@ -36,12 +36,6 @@ async def program(backstage: Backstage, tmp_path: Path) -> AsyncGenerator[Progra
         yield running
 
 
-@pytest.fixture
-def gate() -> str:
-    """A place in a script where the model waits for the test."""
-    return uuid.uuid4().hex
-
-
 async def readiness(program: Program) -> AsyncIterator[tuple[int, dict[str, str]]]:
     """Ask again and again whether the service is ready; each answer takes a second to age."""
     while True:

@@ -59,7 +59,7 @@ async def test_a_cut_in_the_middle_of_a_part_loses_and_repeats_nothing(
     begun = await begun_and_told(far, backstage, gate)
 
     async with far.subscribe(begun.id) as following:
-        wire.cut()
+        wire.break_off()
         await backstage.open(gate)
         await following.rest()
 
@@ -91,7 +91,7 @@ async def test_an_answer_that_ends_while_the_wire_is_down_is_read_back(
     session_id = SessionId((await far.get(begun.id)).session_id)
 
     wire.down = True
-    wire.cut()
+    wire.break_off()
     await backstage.open(gate)
     await _idle(opencode, backstage, session_id)
     wire.down = False
@@ -110,7 +110,7 @@ async def test_a_prompt_asked_while_the_wire_is_down_is_found(
         begun = await person.begin(script({"say": "a "}, {"gate": gate}, BASH, {"say": "done"}))
         await asking_backstage.reached(gate)
         wire.down = True
-        wire.cut()
+        wire.break_off()
         await asking_backstage.open(gate)
         wire.down = False
         await person.wait(begun.id, "input_required")
@@ -131,7 +131,7 @@ async def test_a_prompt_that_opencode_cannot_list_is_found_when_it_can_again(
         begun = await person.begin(script({"say": "a "}, {"gate": gate}, BASH, {"say": "done"}))
         await asking_backstage.reached(gate)
         wire.down = True
-        wire.cut()
+        wire.break_off()
         await asking_backstage.open(gate)
         wire.down = False
         await person.cancel(spoiler.id)
@@ -143,7 +143,7 @@ async def test_a_prompt_that_opencode_cannot_list_is_found_when_it_can_again(
 
 async def test_a_message_sent_while_opencode_is_away_waits_for_it(far: Caller, wire: Proxy) -> None:
     wire.down = True
-    wire.cut()
+    wire.break_off()
     begun = await far.begin(script({"say": "late"}))
     wire.down = False
     ended = await far.ended(begun.id)
@@ -159,7 +159,7 @@ async def test_a_cancel_without_opencode_is_told_as_unconfirmed(
     begun = await begun_and_told(far, backstage, gate)
 
     wire.down = True
-    wire.cut()
+    wire.break_off()
     canceled = await far.cancel(begun.id)
     await backstage.open(gate)
 
@@ -170,7 +170,7 @@ async def test_a_cancel_without_opencode_is_told_as_unconfirmed(
 
 async def test_a_task_that_waits_for_opencode_can_be_canceled(far: Caller, wire: Proxy) -> None:
     wire.down = True
-    wire.cut()
+    wire.break_off()
     begun = await far.begin(script({"say": "never"}))
 
     canceled = await far.cancel(begun.id)

@@ -21,13 +21,6 @@ from tests.support.heard import listening
 pytestmark = pytest.mark.live
 
 
-@pytest.fixture
-def workspace(tmp_path: Path) -> Path:
-    made = tmp_path / "workspace"
-    made.mkdir()
-    return made
-
-
 def managed_in(workspace: Path, command: str, config: JsonObject | None = None) -> ManagedOpenCode:
     return ManagedOpenCode(
         OpenCodeSettings(command=command, startup_timeout=60),

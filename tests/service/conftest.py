@@ -16,6 +16,7 @@ from a2a.client import Client
 from tests.support.answers import Wire
 from tests.support.caller import Caller
 from tests.support.front import STRANGERS, Serve, sdk_client, started
+from tests.support.issuer import LocalIssuer, local_issuer
 from tests.support.opencode import FakeOpenCode
 from tests.support.service import Running
 
@@ -34,6 +35,13 @@ async def service(
 ) -> AsyncGenerator[Running]:
     async with started(shared_opencode, tmp_path_factory.mktemp("state")) as running:
         yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def provider() -> AsyncGenerator[LocalIssuer]:
+    """An identity provider."""
+    async with local_issuer() as issuer:
+        yield issuer
 
 
 @pytest.fixture

@@ -10,21 +10,13 @@ from opencode_a2a.events import JsonObject
 from opencode_a2a.tasks import open as open_tasks
 from tests.support.answers import PARAMS, UNSUPPORTED, Wire
 from tests.support.caller import Caller
-from tests.support.front import Serve
+from tests.support.front import Serve, begin_held
 from tests.support.opencode import FakeOpenCode
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_databases]
 
 QUEUE = {"shared": {"delivery": "queue"}}
 ANSWER = "one two three four"
-
-
-async def running(caller: Caller, opencode: FakeOpenCode) -> str:
-    hold = opencode.hold(count=2)
-    task = await caller.begin("hello")
-    async with asyncio.timeout(60):
-        await hold.reached.wait()
-    return task.id
 
 
 def is_message(progress: Any) -> bool:
@@ -35,7 +27,7 @@ def is_message(progress: Any) -> bool:
 async def test_a_queued_message_goes_on_with_the_task_and_is_sent_once(
     caller: Caller, opencode: FakeOpenCode
 ) -> None:
-    task_id = await running(caller, opencode)
+    task_id = await begin_held(caller, opencode)
 
     added = await caller.begin("more", task=task_id, message_id="more", metadata=QUEUE)
     again = await caller.begin("more", task=task_id, message_id="more", metadata=QUEUE)
@@ -54,7 +46,7 @@ async def test_a_queued_message_goes_on_with_the_task_and_is_sent_once(
 async def test_a_message_with_narrower_rights_does_not_steer_a_task_with_wider_ones(
     caller: Caller, opencode: FakeOpenCode
 ) -> None:
-    task_id = await running(caller, opencode)
+    task_id = await begin_held(caller, opencode)
     narrow: JsonObject = {"opencode": {"profile": "read-only"}}
 
     refused = await caller.ask("send", caller.message("more", taskId=task_id, metadata=narrow))
@@ -101,7 +93,7 @@ async def test_no_more_than_so_many_messages_wait_to_be_handed_on(
     caller: Caller, opencode: FakeOpenCode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(open_tasks, "MAX_ADDITIONS", 2)
-    task_id = await running(caller, opencode)
+    task_id = await begin_held(caller, opencode)
 
     for name in ("one", "two"):
         await caller.begin(name, task=task_id, metadata=QUEUE)
@@ -138,7 +130,7 @@ async def test_a_message_on_a_working_task_is_sent_at_once_and_shown(
 async def test_a_message_that_is_only_an_answer_is_refused(
     caller: Caller, opencode: FakeOpenCode
 ) -> None:
-    task_id = await running(caller, opencode)
+    task_id = await begin_held(caller, opencode)
 
     for words in ("yes", "1 yes", "yes to all", "yes for this task", "no 2: why"):
         answer = await caller.ask("send", caller.message(words, taskId=task_id))
@@ -150,7 +142,7 @@ async def test_a_message_that_is_only_an_answer_is_refused(
 async def test_an_unknown_delivery_is_refused_by_name(
     caller: Caller, opencode: FakeOpenCode
 ) -> None:
-    task_id = await running(caller, opencode)
+    task_id = await begin_held(caller, opencode)
 
     params = caller.message("more", taskId=task_id) | {"metadata": {"shared": {"delivery": "now"}}}
     refusal = (await caller.ask("send", params)).refuses(PARAMS)
@@ -163,7 +155,7 @@ async def test_an_unknown_delivery_is_refused_by_name(
 async def test_a_message_cannot_take_a_task_elsewhere(
     caller: Caller, opencode: FakeOpenCode
 ) -> None:
-    task_id = await running(caller, opencode)
+    task_id = await begin_held(caller, opencode)
 
     other = {"metadata": {"shared": {"session": {"id": "ses_other"}}}}
     answer = await caller.ask("send", caller.message("more", taskId=task_id) | other)
@@ -176,7 +168,7 @@ async def test_a_message_cannot_take_a_task_elsewhere(
 async def test_a_canceled_task_drops_what_was_queued(
     caller: Caller, opencode: FakeOpenCode
 ) -> None:
-    task_id = await running(caller, opencode)
+    task_id = await begin_held(caller, opencode)
     await caller.begin("more", task=task_id, metadata=QUEUE)
 
     canceled = await caller.cancel(task_id)
@@ -191,7 +183,7 @@ async def test_a_message_in_place_of_the_turn_refuses_nothing_that_is_asked_late
     opencode: FakeOpenCode, serve: Serve
 ) -> None:
     caller = Caller(await serve(A2A_CONSOLE_ANSWERS="false"))
-    task_id = await running(caller, opencode)
+    task_id = await begin_held(caller, opencode)
     opencode.play("permission-once")
     opencode.said[b'"reply":"once"'] = b'"reply":"reject"'
     metadata = {"shared": {"delivery": "interrupt"}}

@@ -7,18 +7,11 @@ import pytest
 from opencode_a2a.turns.turn import Turn
 from tests.support.answers import NOT_CANCELABLE, NOT_FOUND
 from tests.support.caller import Caller
+from tests.support.front import begin_held
 from tests.support.opencode import FakeOpenCode
 from tests.support.service import Running
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.both_databases]
-
-
-async def running(caller: Caller, opencode: FakeOpenCode) -> str:
-    hold = opencode.hold(count=2)
-    task = await caller.begin("hello")
-    async with asyncio.timeout(60):
-        await hold.reached.wait()
-    return task.id
 
 
 @pytest.mark.requirement("3.1.5-returns-the-task")
@@ -27,7 +20,7 @@ async def running(caller: Caller, opencode: FakeOpenCode) -> str:
 async def test_cancel_ends_the_task_for_good_and_again(
     caller: Caller, opencode: FakeOpenCode
 ) -> None:
-    task_id = await running(caller, opencode)
+    task_id = await begin_held(caller, opencode)
 
     canceled = await caller.cancel(task_id)
     again = await caller.cancel(task_id)
@@ -41,7 +34,7 @@ async def test_cancel_ends_the_task_for_good_and_again(
 
 @pytest.mark.requirement("3.1.5-returns-the-task")
 async def test_many_cancels_at_once_are_one(caller: Caller, opencode: FakeOpenCode) -> None:
-    task_id = await running(caller, opencode)
+    task_id = await begin_held(caller, opencode)
 
     tasks = await asyncio.gather(*(caller.cancel(task_id) for _ in range(5)))
 
@@ -98,7 +91,7 @@ async def test_a_waiting_task_can_be_canceled(caller: Caller, opencode: FakeOpen
 
 
 async def test_the_context_goes_on_after_a_cancel(caller: Caller, opencode: FakeOpenCode) -> None:
-    task_id = await running(caller, opencode)
+    task_id = await begin_held(caller, opencode)
     canceled = await caller.cancel(task_id)
     opencode.release()
 
@@ -124,7 +117,7 @@ async def test_a_cancel_in_the_moment_in_which_it_is_a_tasks_turn_lets_the_next_
 
     monkeypatch.setattr(Turn, "_report_queue", report)
     caller = Caller(service)
-    first = await caller.get(await running(caller, opencode))
+    first = await caller.get(await begin_held(caller, opencode))
     second = await caller.begin("hello", context=first.context_id)
     async with asyncio.timeout(60):
         await queued.wait()

@@ -20,7 +20,7 @@ from tests.support.answers import NOT_FOUND, Task, Wire
 from tests.support.caller import Caller
 from tests.support.foreign import javascript_client
 from tests.support.front import Serve, sdk_client, started
-from tests.support.issuer import AUDIENCE, LocalIssuer, local_issuer
+from tests.support.issuer import AUDIENCE, LocalIssuer
 from tests.support.opencode import FakeOpenCode
 from tests.support.service import TOKEN, Running
 
@@ -40,12 +40,6 @@ class Wallet(CredentialService):
         self, security_scheme_name: str, context: ClientCallContext | None
     ) -> str | None:
         return self.secrets.get(security_scheme_name)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def provider() -> AsyncGenerator[LocalIssuer]:
-    async with local_issuer() as issuer:
-        yield issuer
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

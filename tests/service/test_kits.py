@@ -23,7 +23,7 @@ from tests.support.answers import NOT_FOUND, Wire
 from tests.support.caller import Caller
 from tests.support.certificates import private_key
 from tests.support.front import started
-from tests.support.issuer import AUDIENCE, LocalIssuer, local_issuer
+from tests.support.issuer import AUDIENCE, LocalIssuer
 from tests.support.opencode import FakeOpenCode
 from tests.support.receiver import receiving
 from tests.support.service import Running
@@ -36,12 +36,6 @@ NOBODY = "00000000-0000-0000-0000-000000000000"
 LETTER = Path(__file__).parent.parent / "support" / "js" / "letter.mjs"
 BOTH = pytest.mark.parametrize("wire", [Wire.RPC, Wire.REST], indirect=True)
 OLDER = pytest.mark.parametrize("wire", [Wire.RPC03, Wire.REST03], indirect=True)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def provider() -> AsyncGenerator[LocalIssuer]:
-    async with local_issuer() as issuer:
-        yield issuer
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

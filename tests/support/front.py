@@ -1,5 +1,6 @@
 """The service in front of the OpenCode that replays recordings, and the SDK's client for it."""
 
+import asyncio
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from a2a.client.auth import AuthInterceptor, CredentialService
 
 from tests.support import stores
 from tests.support.answers import Wire
+from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
 from tests.support.service import TOKEN, Running, serving, settings_for
 
@@ -60,3 +62,12 @@ async def sdk_client(
         config = ClientConfig(httpx_client=http, supported_protocol_bindings=bindings)
         interceptors = [AuthInterceptor(by_card)] if by_card else None
         yield ClientFactory(config).create(card, interceptors)  # type: ignore[arg-type] # a list of them
+
+
+async def begin_held(caller: Caller, opencode: FakeOpenCode) -> str:
+    """Begin a task that stops in the middle of its answer; return its id."""
+    hold = opencode.hold(count=2)
+    task = await caller.begin("hello")
+    async with asyncio.timeout(60):
+        await hold.reached.wait()
+    return task.id

@@ -1,12 +1,12 @@
-"""A wire that can be cut, or held at an exact moment: a TCP proxy between service and OpenCode."""
+"""A TCP proxy between the service and OpenCode that can break, or hold a request at a moment."""
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from types import TracebackType
-from typing import Self
 from urllib.parse import urlsplit
+
+from tests.support.forward import Ends, Forwarder
 
 
 class Moment(Enum):
@@ -29,33 +29,21 @@ class Hold:
     reached: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Proxy:
-    """Passes bytes on both ways until it is told to cut all connections."""
+class Proxy(Forwarder):
+    """Passes bytes both ways; can hold requests, lose answers, or break all connections."""
 
     def __init__(self, target: str, port: int = 0) -> None:
-        self._port = port
         parts = urlsplit(target)
-        self._target = parts.hostname or "127.0.0.1", parts.port or 80
-        self._server: asyncio.Server | None = None
-        self._open: set[asyncio.StreamWriter] = set()
-        self._passing: set[asyncio.Task[None]] = set()
+        super().__init__(parts.hostname or "127.0.0.1", parts.port or 80, port)
         self._hold: Hold | None = None
         self._mute = False
-        """While it is set, the service gets nothing."""
-        self.down = False
-        """While it is set, new connections are closed at once."""
+        """While set, the service gets nothing."""
         self.losing: dict[bytes, int] = {}
-        """How many more answers are lost, to requests that begin so."""
+        """How many more answers are lost, by the beginning of their requests."""
 
     @property
     def url(self) -> str:
-        assert self._server is not None
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    def cut(self) -> None:
-        """Break every connection in the middle of whatever it carries."""
-        for writer in self._open:
-            writer.transport.abort()
+        return f"http://127.0.0.1:{self.port}"
 
     def hold(self, request: bytes, moment: Moment) -> Hold:
         """Hold the next request that has these bytes; its connection is of no use afterwards."""
@@ -66,48 +54,14 @@ class Proxy:
         """Let everything pass again."""
         self._hold, self._mute = None, False
 
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", self._port)
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        assert self._server is not None
-        self._server.close()
-        self.cut()
-        await asyncio.gather(*self._passing)
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.down:
-            writer.transport.abort()
-            return
-        task = asyncio.current_task()
-        assert task is not None
-        self._passing.add(task)
-        task.add_done_callback(self._passing.discard)
-        try:
-            far_reader, far_writer = await asyncio.open_connection(*self._target)
-        except OSError:
-            writer.transport.abort()
-            return
-        ends = {writer, far_writer}
-        self._open |= ends
+    async def _forward(self, ends: Ends) -> None:
         held: list[Hold] = []
-        """The hold that a request of this connection has run into."""
-        try:
-            lost = asyncio.Event()
-            await asyncio.gather(
-                _pass(reader, far_writer, lambda data: self._asked(data, lost, held)),
-                _pass(far_reader, writer, lambda data: self._answered(data, lost, held)),
-            )
-        finally:
-            self._open -= ends
-            for end in ends:
-                end.transport.abort()
+        """The hold that a request of this connection has reached."""
+        lost = asyncio.Event()
+        await asyncio.gather(
+            _pass(ends.reader, ends.far_writer, lambda data: self._asked(data, lost, held)),
+            _pass(ends.far_reader, ends.writer, lambda data: self._answered(data, lost, held)),
+        )
 
     def _asked(self, data: bytes, lost: asyncio.Event, held: list[Hold]) -> bytes:
         """Notice a request whose answer is to be lost, or that is to be held."""

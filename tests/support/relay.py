@@ -1,10 +1,11 @@
-"""A wire between the service and PostgreSQL that is cut at COMMIT, or carries something else."""
+"""A TCP relay between the service and PostgreSQL that breaks at COMMIT, or changes answers."""
 
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
-from typing import Self
+
+from tests.support.forward import Ends, Forwarder
 
 
 class Cut(Enum):
@@ -21,8 +22,8 @@ class Cut(Enum):
 LATE_SECONDS = 1.5
 
 
-class Relay:
-    """Passes bytes on both ways; ``cut`` breaks the connection of the next COMMIT."""
+class Relay(Forwarder):
+    """Passes bytes both ways; ``cut`` breaks the connection of the next COMMIT."""
 
     def __init__(
         self,
@@ -30,53 +31,22 @@ class Relay:
         back: Callable[[bytes], bytes] = lambda data: data,
         forth: Callable[[bytes], None] = lambda data: None,
     ) -> None:
-        """``back`` changes what the database says, ``forth`` looks at what it is told."""
+        """``back`` changes what the database sends, ``forth`` sees what it receives."""
+        super().__init__("127.0.0.1", target)
         self._target = target
         self._back = back
         self._forth = forth
-        self._passing: set[asyncio.Task[None]] = set()
-        self._open: set[asyncio.StreamWriter] = set()
         self.cut: Cut | None = None
         self.cuts = 0
-        self.down = False
-        """While it is set, new connections are closed at once."""
         self.on_cut: Callable[[], None] | None = None
-        """Is called once the database has answered a COMMIT whose answer is cut off."""
-        self.port = 0
+        """Called once the database has answered a COMMIT whose answer is cut off."""
 
     def url(self, url: str) -> str:
-        """Return the URL of a database on the server, by way of here."""
+        """Return the URL of a database on the server, through this relay."""
         return url.replace(f":{self._target}/", f":{self.port}/")
 
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        self.break_off()
-        await asyncio.gather(*self._passing)
-
-    def break_off(self) -> None:
-        """Break every connection in the middle of whatever it carries."""
-        for writer in self._open:
-            writer.transport.abort()
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._passing.add(task)
-        task.add_done_callback(self._passing.discard)
-        if self.down:
-            writer.transport.abort()
-            return
-        try:
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
-        except OSError:
-            writer.transport.abort()
-            return
-        self._open |= (ends := {writer, far_writer})
+    async def _forward(self, ends: Ends) -> None:
+        reader, writer, far_reader, far_writer = ends
         muted, answered = asyncio.Event(), asyncio.Event()
 
         async def there() -> None:
@@ -118,8 +88,3 @@ class Relay:
             for one in passing:
                 one.cancel()
             await asyncio.gather(*passing, return_exceptions=True)
-            self._open -= ends
-            for end in ends:
-                end.transport.abort()
-                with suppress(OSError):
-                    await end.wait_closed()
