@@ -114,7 +114,7 @@ class Writer:
     def _run(self) -> None:
         try:
             self._engine.open()
-        except Exception as error:  # belongs to whoever wanted the database
+        except Exception as error:  # raised where the database is opened
             self._engine.close()
             self._opened.set_exception(error)
             return
@@ -322,11 +322,12 @@ class Database:
     # Notifications
 
     def notify(self, text: str) -> None:
-        """Tell other processes that it is worth looking at what was committed.
+        """Tell other processes to look at something that was committed. It may be lost.
 
-        ``l,NO,NO…`` there are entries of tasks' logs; ``t,NUMBER,TASK`` a reader of a task was
-        shown what is asked by that number; ``m`` there is mail; ``r,NO`` there is the reply to a
-        mail; ``u`` replicas or upstreams changed. It may be lost. At most 7,900 bytes.
+        A text has at most 7,900 bytes, and begins with its kind:
+        ``l,NO,NO…`` new entries in the logs of the tasks with these numbers;
+        ``t,NUMBER,TASK`` a reader of a task was shown the interrupt of that number;
+        ``m`` new mail; ``r,NO`` the reply to a mail; ``u`` replicas or upstreams changed.
         """
         if self.has_other_replicas:
             self._writer.put(text)

@@ -381,9 +381,9 @@ class Postgres(Engine):
                 return results + self._transact(self._connected(), calls)
             except _InDoubtError as doubt:
                 try:
-                    found = self._took_effect(doubt.number)
-                    metrics.STORE_COMMITS_RESOLVED.labels("yes" if found else "no").inc()
-                    if found:
+                    committed = self._took_effect(doubt.number)
+                    metrics.STORE_COMMITS_RESOLVED.labels("yes" if committed else "no").inc()
+                    if committed:
                         return results + doubt.results
                 except self.failures as raised:
                     error = raised
