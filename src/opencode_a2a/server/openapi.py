@@ -1,7 +1,7 @@
-"""The OpenAPI document; a page that shows it is part of the console.
+"""The OpenAPI document; the console has a page that shows it.
 
-Made from the operations of A2A and the declared methods on first request, and kept. It is behind
-the credential like everything that is not discovery.
+It is made from the operations of A2A and the declared methods on the first request, and kept. It
+needs a credential, like everything that is not discovery.
 """
 
 from collections.abc import Mapping
@@ -68,7 +68,7 @@ _CACHE = {"cache-control": "private, max-age=300"}
 
 
 class OpenApi:
-    """The document of one deployment."""
+    """The OpenAPI document of one deployment, and its routes."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -164,7 +164,7 @@ _REFUSALS: JsonObject = {
 
 
 def _rpc(settings: Settings) -> JsonObject:
-    """Return the one operation of JSON-RPC, with every method in it."""
+    """Return the one operation of JSON-RPC, whose body is a request for any method."""
     core = core_methods(settings)
     methods = [method for method in METHODS if method.state(settings) == "enabled"]
     listed = [f"- `{name}`" for name in core]
@@ -266,7 +266,7 @@ def _operation(operation: Operation, version: Version, verb: str, path: str) -> 
             ),
         }
         forms = ["SendMessage"]
-        if version is Version.V03:  # its bodies are ProtoJSON or plain; both are declared
+        if version is Version.V03:  # its bodies have two spellings, and both are declared
             forms = ["SendMessage03Proto", "SendMessage03"]
         schema: JsonObject = {"anyOf": [_ref(form) for form in forms]}
         named: JsonObject = {name: {"value": value} for name, value in examples.items()}
@@ -370,7 +370,7 @@ _DECLARED: tuple[tuple[str, Version, type[Params], str | None], ...] = (
     ("PushConfigBody03", Version.V03, v03.PUSH_BODY, None),
     ("PushRefParams03", Version.V03, v03.PushRefParams03, None),
 )
-"""Params by their declarations: schema, version, declaration, and the role of a caller."""
+"""The params of A2A: name of the schema, version, model, and the role that a caller may have."""
 _PARAMS: dict[tuple[type, Version], str | None] = {
     (SendRequest, Version.V1): "SendMessage",
     (SendRequest, Version.V03): "SendMessage03",
@@ -384,7 +384,7 @@ _PARAMS: dict[tuple[type, Version], str | None] = {
     **dict.fromkeys([(TaskParams, version) for version in Version], "TaskParams"),
     **dict.fromkeys([(NoParams, version) for version in Version]),
 }
-"""The schema of what an operation takes; None where anything will do."""
+"""The name of the schema of an operation's params, by their type; None accepts anything."""
 
 
 def _schemas(settings: Settings) -> JsonObject:
@@ -394,7 +394,7 @@ def _schemas(settings: Settings) -> JsonObject:
         if version not in versions:
             continue
         made = model.model_json_schema(ref_template=f"{_REF}{name}.{{model}}")
-        # The models are private to their module; their names here are not.
+        # Published names do not have the underscore of models that are private to their module.
         own = orjson.loads(orjson.dumps(made).replace(f"{name}._".encode(), f"{name}.".encode()))
         parts = own.pop("$defs", {})
         schemas[name] = own | {"title": name}
@@ -417,14 +417,14 @@ def _schemas(settings: Settings) -> JsonObject:
 
 
 def _method_schemas(settings: Settings) -> JsonObject:
-    """Return the schemas of all params and results, each by the title that it has."""
+    """Return the schemas of the params and results of all extension methods, by title."""
     template = _REF + "{model}"
     _, params = models_json_schema(
         [(m.params, "validation") for m in METHODS], ref_template=template
     )
     _, results = models_json_schema(
         [(method.result, "serialization") for method in METHODS],
-        by_alias=False,  # what methods return is in our spelling, OpenCode's types included
+        by_alias=False,  # results are in our spelling, even where they hold OpenCode's types
         ref_template=template,
         schema_generator=PublishedSchema,
     )
