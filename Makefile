@@ -37,24 +37,24 @@ RIPGREP = $(shell echo $(CURDIR)/node_modules/@vscode/ripgrep-*/bin)
 WITH_PROGRAMS = PATH="$(CURDIR)/node_modules/.bin:$(RIPGREP):$$PATH"
 
 help:
-	@echo 'make serve      start OpenCode and the service; the demo model if no provider is set up'
+	@echo 'make serve      start OpenCode and the service, with the demo model if no provider is set up'
 	@echo '                WORKSPACE=directory  OPEN=1 (the console)  ARGS="flags of opencode-a2a serve"'
-	@echo 'make serve-cluster  two replicas, two OpenCodes and a PostgreSQL, to kill parts of; ARGS="--port 8000"'
+	@echo 'make serve-cluster  start two replicas, two OpenCodes and a PostgreSQL; ARGS="--port 8000"'
 	@echo 'make doctor     check what the service needs'
-	@echo 'make demo-peers two agents with the demo model, of which one asks the other'
-	@echo 'make test       all tests, with a real OpenCode and a real browser'
-	@echo 'make test-fast  the tests that need neither'
-	@echo 'make kills      kill the service at random moments; KILLS=200 for more, SEED=1 for others'
-	@echo 'make chaos      kill parts of a cluster at random, and check what clients saw; SECONDS=600 SEED=1'
-	@echo 'make clients    what people see in other clients; ARGS="litellm" runs some of them'
-	@echo 'make check      format, lint, types, direction of imports, generated pages'
+	@echo 'make demo-peers start two agents with the demo model, one of which asks the other'
+	@echo 'make test       run all tests, with a real OpenCode and a real browser'
+	@echo 'make test-fast  run the tests that need neither'
+	@echo 'make kills      kill the service at random moments; KILLS=200 SEED=1'
+	@echo 'make chaos      kill parts of a cluster at random and check what clients see; SECONDS=600 SEED=1'
+	@echo 'make clients    record what people see in other clients; ARGS="litellm" runs only that one'
+	@echo 'make check      check format, lint, types, direction of imports, generated pages'
 	@echo 'make docs       write the generated pages'
-	@echo 'make screens    write what people see at a terminal anew, into tests/screens'
-	@echo 'make screenshots  take the pictures of the console anew'
+	@echo 'make screens    update the terminal screens in tests/screens'
+	@echo 'make screenshots  update the pictures of the console'
 	@echo 'make bench      measure this and other servers, and write docs/performance.md (25 minutes)'
-	@echo 'make bench-quick  the same in two minutes, failing on a missed target'
-	@echo 'make fuzz       100,000 mutated requests against the service; ARGS="--seed 1 --count 5000"'
-	@echo 'make qualify    try VERSION=… of OpenCode out, and note the result in docs/opencode.md'
+	@echo 'make bench-quick  measure for two minutes, and fail on a missed target'
+	@echo 'make fuzz       send 100,000 mutated requests to the service; ARGS="--seed 1 --count 5000"'
+	@echo 'make qualify    test VERSION=… of OpenCode, and record the result in docs/opencode.md'
 	@echo 'make record     record event streams of the installed OpenCode into the test data'
 
 # Only to serve, an OpenCode that is on the path already is as good as the one of package.json.
@@ -83,7 +83,7 @@ IN_PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test: $(if $(wildcard $(PACKAGES)),,needed) $(PACKAGES) $(TEST_PROGRAMS) $(SDK03)
 	UV="$(UV)" $(WITH_PROGRAMS) $(BIN)/pytest $(IN_PARALLEL) $(ARGS) || \
-		{ [ $$? -eq 1 ] && echo 'Once more, one at a time: what failed beside others.' && \
+		{ [ $$? -eq 1 ] && echo 'Repeating the failed tests one at a time.' && \
 		UV="$(UV)" $(WITH_PROGRAMS) $(BIN)/pytest -v --last-failed --maxfail 3 $(ARGS); }
 
 # What `test` installs; continuous integration does that while `check` runs.
