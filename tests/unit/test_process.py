@@ -24,9 +24,9 @@ from opencode_a2a.opencode.managed import (
     passed_environment,
 )
 from opencode_a2a.opencode.process import (
-    Claim,
     OpenCodeStartError,
     Record,
+    RecordLock,
     UnsupportedOpenCodeError,
     birth,
     listening_url,
@@ -407,7 +407,7 @@ async def test_an_opencode_that_its_record_lost_is_ended_by_the_owner_of_the_rec
 async def test_the_opencode_of_a_service_that_runs_is_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "managed" / "opencode.json"
     marker = f"{os.getpid()}.{tmp_path.name}.recorded"
-    theirs, claim = await sleeper(marker), Claim(file)
+    theirs, claim = await sleeper(marker), RecordLock(file)
     assert claim.take()
     known = {"pid": theirs.pid, "birth": birth(theirs.pid), "url": "http://127.0.0.1:9"}
     Record(marker=marker, password="p").model_copy(update=known).write(file)  # noqa: S106 - none
@@ -421,7 +421,7 @@ async def test_the_opencode_of_a_service_that_runs_is_left_alone(tmp_path: Path)
     assert birth(theirs.pid) is not None
     assert file.read_bytes() == written
     claim.release()
-    assert Claim(file).take()
+    assert RecordLock(file).take()
     theirs.kill()
     await theirs.wait()
 

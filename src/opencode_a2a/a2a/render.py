@@ -78,11 +78,7 @@ def task(
     the last artifact. A stream does without the repetition, because its clients show every text.
     """
     ref, status = state.ref, state.status
-    shared = compact(
-        session=status.session_id and compact(id=status.session_id, title=status.title),
-        usage=status.usage and _usage(status.usage),
-        interrupt=_waiting(status),
-    )
+    shared = _shared(status)
     about = compact(
         created_at=timestamp(ref.created_at),
         title=status.subject,
@@ -135,11 +131,7 @@ def task_event(state: TaskState, history_length: int | None = None) -> tuple[byt
 def status_event(state: TaskState) -> JsonObject:
     """Return the current status of a task in the form of the stream event that announced it."""
     status, ref = state.status, state.ref
-    shared = compact(
-        session=status.session_id and compact(id=status.session_id, title=status.title),
-        usage=status.usage and _usage(status.usage),
-        interrupt=_waiting(status),
-    )
+    shared = _shared(status)
     shared["stream"] = _hints(ref, "status", None, None)
     return {
         "statusUpdate": {
@@ -425,6 +417,15 @@ def _notice(status: Status) -> tuple[str, str] | None:
         text = f"{'. '.join(filter(None, (queued.title, queued.reason)))}."
         return f"queue:{queued.status}:{queued.part_id}", text
     return None
+
+
+def _shared(status: Status) -> JsonObject:
+    """Return ``metadata.shared`` of a task or of its current status."""
+    return compact(
+        session=status.session_id and compact(id=status.session_id, title=status.title),
+        usage=status.usage and _usage(status.usage),
+        interrupt=_waiting(status),
+    )
 
 
 def _usage(counted: UsageCounted) -> JsonObject:

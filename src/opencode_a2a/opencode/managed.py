@@ -38,10 +38,10 @@ from opencode_a2a.opencode.process import (
     LAST_WORDS_SECONDS,
     MARKER,
     STOP_SECONDS,
-    Claim,
     OpenCodeProcess,
     OpenCodeStartError,
     Record,
+    RecordLock,
     UnsupportedOpenCodeError,
     birth,
     kill_abandoned,
@@ -183,7 +183,7 @@ class ManagedOpenCode:
         self._state = state
         self._directory = directory.absolute() if directory else None
         self._record = record
-        self._claim = Claim(record) if record else None
+        self._lock = RecordLock(record) if record else None
         self._marker = f"{os.getpid()}.{secrets.token_hex(8)}" + (
             recorded_in(record) if record else ""
         )
@@ -216,13 +216,13 @@ class ManagedOpenCode:
         return self.running and left is not None and left.birth is not None
 
     async def __aenter__(self) -> Self:
-        if self._claim is not None and not self._claim.take():
+        if self._lock is not None and not self._lock.take():
             logger.warning(
                 "another running service uses the record %s; the OpenCode of this service will not "
                 "be taken over after a restart",
                 self._record,
             )
-            self._record = self._claim = None
+            self._record = self._lock = None
         try:
             if abandoned := await asyncio.to_thread(kill_abandoned, self._record):
                 logger.warning("ended %d processes of an OpenCode whose owner is gone", abandoned)
@@ -250,8 +250,8 @@ class ManagedOpenCode:
             else:
                 await self._stop()
         finally:
-            if self._claim is not None:
-                self._claim.release()
+            if self._lock is not None:
+                self._lock.release()
 
     # Take over
 

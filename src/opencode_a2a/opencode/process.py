@@ -362,7 +362,7 @@ class Record(BaseModel):
             raise _unwritable(file, error) from error
 
 
-class Claim:
+class RecordLock:
     """The lock beside a record, which a running service holds: it owns the record."""
 
     def __init__(self, record: Path) -> None:
