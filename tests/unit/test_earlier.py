@@ -252,7 +252,7 @@ async def test_a_database_of_ours_is_copied_if_there_is_nothing_yet(
         ("--from sqlite:///{0}/foreign.db", "is not a database of"),
         ("--from sqlite:///{0}/old.db --to sqlite://", "in memory"),
         ("--from sqlite:///{0}/old.db --to sqlite:///{0}/old.db", "the same file"),
-        ("--from postgresql://h/d", "from SQLite only"),
+        ("--from postgresql://h/d", "only SQLite can be imported"),
         ("--from mysql://h/d", "should be a URL of SQLite"),
         ("", "Missing option '--from'"),
     ],
