@@ -522,6 +522,20 @@ async def test_two_first_messages_of_a_context_at_once_share_a_session(sides: Si
     assert sorted(len(opencode.prompts) for opencode in sides.opencodes) == [0, 4]
 
 
+async def test_workspaces_and_worktrees_of_all_replicas_are_listed(sides: Sides) -> None:
+    for number, opencode in enumerate(sides.opencodes):
+        one: Json = {"id": f"wrk_{number}", "type": "worktree", "name": "x", "branch": None}
+        opencode.workspaces[:] = [one]
+        opencode.worktrees[:] = ["/srv/both", f"/srv/only-{number}"]
+    workspaces, worktrees = [
+        [(await caller.method(f"opencode.{kind}.list", {}))["items"] for caller in sides.callers]
+        for kind in ("workspaces", "worktrees")
+    ]
+
+    assert [[one["id"] for one in listed] for listed in workspaces] == [["wrk_0", "wrk_1"]] * 2
+    assert worktrees == [["/srv/both", "/srv/only-0", "/srv/only-1"]] * 2
+
+
 async def test_lists_leave_out_a_replica_that_does_not_answer(sides: Sides) -> None:
     there = sides.callers[1]
     own = (await there.send("run it")).session_id

@@ -11,12 +11,15 @@ import psycopg
 import pytest
 import pytest_asyncio
 
+from opencode_a2a.events import JsonObject
+from opencode_a2a.opencode.managed import free_port
 from opencode_a2a.tasks import mailbox, replica
 from tests.support import stores
 from tests.support.answers import UNSUPPORTED, RefusedError, Task, fold
 from tests.support.caller import Caller, Following
 from tests.support.opencode import FakeOpenCode
 from tests.support.proxy import Proxy
+from tests.support.receiver import receiving
 from tests.support.relay import Relay
 from tests.support.replicas import Cluster, RunningReplica, cluster, until
 
@@ -68,6 +71,26 @@ async def streaming(opencode: FakeOpenCode, replica: RunningReplica) -> AsyncGen
     async with Caller(replica).stream("hello") as following:
         await following.until(lambda _: "two" in fold(following.updates).text)
         yield following
+
+
+async def until_ready(replica: RunningReplica, status: int) -> JsonObject:
+    """Wait until ``/readyz`` answers with a status; return its checks."""
+    async with asyncio.timeout(60):
+        while True:
+            answer = await replica.http.get("/readyz")
+            if answer.status_code == status:
+                return answer.json()["checks"]
+            await asyncio.sleep(0.1)
+
+
+async def until_listed(caller: Caller, count: int) -> list[JsonObject]:
+    """Wait until so many permissions are listed; return them."""
+    async with asyncio.timeout(60):
+        while True:
+            listed = (await caller.method("opencode.permissions.list", {}))["items"]
+            if len(listed) == count:
+                return listed
+            await asyncio.sleep(0.05)
 
 
 @pytest.mark.requirement("I20")
@@ -178,6 +201,62 @@ async def test_one_that_cannot_be_reached_is_left_to_another(
     told = [*before.updates, *after.updates]
     assert (told[-1].state, fold(told).text) == ("completed", TEXT)
     assert len(fake.prompts) == 1
+
+
+async def test_webhooks_and_work_without_a_task_go_on_at_the_next_owner(
+    fake: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica, "UNREACHED_SECONDS", 0.5)
+    async with receiving() as receiver, cluster([fake], tmp_path) as replicas:
+        wire = await Proxy(fake.url).__aenter__()
+        entry = {"name": "one", "url": wire.url, "shared": True}
+        upstreams = orjson.dumps([entry]).decode()
+        a = await replicas.start(
+            "a", OPENCODE_UPSTREAMS=upstreams, A2A_PUSH_ALLOW_PRIVATE_HOSTS="true"
+        )
+        await replicas.runs("one")
+        await replicas.start("b", A2A_PUSH_ALLOW_PRIVATE_HOSTS="true")
+        caller = Caller(a)
+        fake.play("permission-once")
+        session = (await caller.method("opencode.sessions.create", {}))["item"]["id"]
+        work = {"parts": [{"type": "text", "text": "run it"}]}
+        await caller.method(
+            "opencode.sessions.prompt_async", {"session_id": session, "request": work}
+        )
+        await until_listed(caller, 1)
+        fake.play("plain-text")
+        begun = await begin(fake, a)
+        await caller.ask("push create", {"taskId": begun.id, "url": receiver.url})
+        await wire.__aexit__(None, None, None)
+        caller = Caller(await replicas.runs("one", but=a))
+        [asked] = await until_listed(caller, 1)
+        reply = {"request_id": asked["request_id"], "reply": "once"}
+        await caller.method("a2a.interrupt.permission.reply", reply)
+        await until_listed(caller, 0)
+        fake.release()
+        ended = await caller.ended(begun.id)
+        told = await receiver.ended()
+
+    assert asked["session_id"] == session
+    assert len(fake.replies) == 1
+    assert ended.state == "completed"
+    assert [one.state for one in told] == ["completed"]
+
+
+async def test_a_replica_is_ready_as_long_as_any_replica_reaches_an_opencode(
+    fake: FakeOpenCode, tmp_path: Path
+) -> None:
+    async with cluster([fake], tmp_path, "a") as replicas:
+        a = await replicas.runs("one")
+        nobody = f"http://127.0.0.1:{free_port('127.0.0.1')}"
+        entry = {"name": "two", "url": nobody, "shared": True}
+        b = await replicas.start("b", OPENCODE_UPSTREAMS=orjson.dumps([entry]).decode())
+        with_the_other = await until_ready(b, 200)
+        await a.stop()
+        alone = await until_ready(b, 503)
+
+    assert with_the_other == {"database": "ok", "opencode": "ok"}
+    assert alone == {"database": "ok", "opencode": "failed"}
 
 
 async def test_what_nobody_will_run_any_more_is_lost(fake: FakeOpenCode, tmp_path: Path) -> None:

@@ -170,6 +170,8 @@ class FakeOpenCode:
         """Every prompt that was sent, in order."""
         self.agents: list[Json] = []
         """The agents that there are."""
+        self.workspaces: list[Json] = []
+        self.worktrees: list[Json] = []
         self.commands: list[Json] = []
         """The commands that there are."""
         self.creating = asyncio.Event()
@@ -306,6 +308,9 @@ class FakeOpenCode:
         for path, content in _CONSTANT.items():
             yield Route(path, _constant(content))
         yield Route("/agent", self._agents)
+        yield Route("/experimental/workspace", self._workspaces)
+        yield Route("/experimental/worktree", self._worktrees)
+        yield Route("/project/current", self._project)
         yield Route("/command", self._commands)
         yield Route("/global/event", self._events)
         yield Route("/session", self._create, methods=["POST"])
@@ -330,6 +335,16 @@ class FakeOpenCode:
         if held is not None:
             await held.wait()
         return Response(orjson.dumps(self.agents), media_type="application/json")
+
+    async def _workspaces(self, _: Request) -> Response:
+        return Response(orjson.dumps(self.workspaces), media_type="application/json")
+
+    async def _worktrees(self, _: Request) -> Response:
+        return Response(orjson.dumps(self.worktrees), media_type="application/json")
+
+    async def _project(self, _: Request) -> Response:
+        project: Json = {"id": "0" * 40, "worktree": str(self.workspace)}
+        return Response(orjson.dumps(project), media_type="application/json")
 
     async def _commands(self, _: Request) -> Response:
         return Response(orjson.dumps(self.commands), media_type="application/json")

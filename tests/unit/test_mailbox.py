@@ -21,6 +21,7 @@ from opencode_a2a.errors import (
     InvalidFieldError,
     MethodNotFoundError,
     ServiceError,
+    UnsupportedOperationError,
     UpstreamError,
     UpstreamNotFoundError,
     UpstreamUnreachableError,
@@ -189,6 +190,13 @@ async def test_a_defect_of_the_owner_tells_nothing(offices: Offices) -> None:
     with pytest.raises(InternalError) as raised:
         await a.ask("x")
     assert "secret" not in raised.value.message
+
+
+async def test_what_only_a_later_version_knows_is_refused_in_plain_words(offices: Offices) -> None:
+    a, b, _ = offices
+    await b.own("x")
+    with pytest.raises(UnsupportedOperationError, match="another version of the service"):
+        await a.mailbox.ask("x", "of a later version", b"", repeatable=True)
 
 
 async def test_what_nobody_takes_ends_and_is_not_done(

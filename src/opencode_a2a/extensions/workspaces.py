@@ -62,7 +62,6 @@ WORKSPACES = Extension(
     ),
 )
 
-_EXPERIMENTAL = Rules(stability="experimental")
 _MUTATION = Rules(
     condition=Condition(
         "A2A_ENABLE_WORKSPACE_MUTATIONS", lambda s: s.a2a.enable_workspace_mutations
@@ -122,14 +121,29 @@ def _project(call: Call, project: Project) -> ProjectItem:
     )
 
 
-@WORKSPACES.method("opencode.workspaces.list", Access.READ, **_EXPERIMENTAL)
+def _merge_workspaces(_: Routed, lists: list[Items[Workspace]]) -> Items[Workspace]:
+    found = {item.id: item for one in lists for item in one.items}
+    # In one order on all replicas, each of which lists its own first.
+    return Items(items=[found[one] for one in (sorted(found) if len(lists) > 1 else found)])
+
+
+@WORKSPACES.method(
+    "opencode.workspaces.list", Access.READ, merge=_merge_workspaces, stability="experimental"
+)
 async def list_workspaces(call: Call, params: Routed) -> Items[Workspace]:
     """List the workspaces of the project, without those that other callers made."""
     found = {one.id: one for one in await call.opencode.workspaces(at=call.at)}
     return Items(items=[found[one] for one in await _visible(call, found)])
 
 
-@WORKSPACES.method("opencode.worktrees.list", Access.READ, **_EXPERIMENTAL)
+def _merge_worktrees(_: Routed, lists: list[Directories]) -> Directories:
+    found = dict.fromkeys(item for one in lists for item in one.items)
+    return Directories(items=sorted(found) if len(lists) > 1 else [*found])
+
+
+@WORKSPACES.method(
+    "opencode.worktrees.list", Access.READ, merge=_merge_worktrees, stability="experimental"
+)
 async def list_worktrees(call: Call, params: Routed) -> Directories:
     """List the directories of the project's worktrees, without those that other callers made."""
     project = await call.opencode.current_project(at=call.at)

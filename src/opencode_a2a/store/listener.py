@@ -1,10 +1,10 @@
-"""Hearing what other processes tell: one connection that listens, read in the event loop.
+"""Receive notifications of other processes, by one connection that is read in the event loop.
 
-A notification only says that it is worth looking, so one that is lost costs time and nothing else:
-every listener is called to look at each connect as well, and from time to time. A
-connection can be deaf without an error, behind a pooler for example. Therefore a process listens
-for its own beats, which it sends by another connection; while it does not hear them, it looks
-often.
+A notification only says that it is worth looking at the database, so a lost one costs nothing but
+time: all listeners are also told to look at each connect, and every few seconds. A connection can
+be deaf without an error, for example behind a pooler. Therefore a process listens for its own
+beats, which it sends by another connection; while it does not hear them, it has the database
+looked at often.
 """
 
 import asyncio
@@ -19,10 +19,12 @@ from opencode_a2a import metrics
 logger = structlog.get_logger(__name__)
 
 CHANNEL = "'opencode_a2a_' || md5(current_schema())"
-"""In SQL. Channels belong to the whole database, and each schema may have services of its own."""
+"""The name of the channel, in SQL. It contains the schema, since channels belong to the whole
+database, and each schema may be used by other services."""
 LOOK_SECONDS = 5.0
-"""How often the database is looked at while notifications are heard."""
+"""How often listeners look at the database while notifications are heard."""
 DEAF_BEATS = 2
+"""How many beats may pass before a connection that has not heard an own one counts as deaf."""
 RETRY_SECONDS = 1.0
 
 
@@ -44,20 +46,20 @@ class Listener:
         poll_seconds: float,
         database: Notifications,
     ) -> None:
-        """Without ``conninfo`` nothing can be heard."""
+        """Without ``conninfo`` there is no connection to listen by, only looking."""
         self._conninfo = conninfo
         self._beat_seconds = beat_seconds
         self._poll_seconds = poll_seconds
         self._database = database
         self._beat = f"b,{secrets.token_hex(8)}"
         self._hears = False
-        """Whether an own beat has come back by the connection that there is now."""
+        """Whether an own beat has come back by the present connection."""
         self._changed = asyncio.Event()
         self._echo: asyncio.Timeout | None = None
-        """Ends the connection if the beat that is under way does not come back."""
+        """Ends the connection if the beat that was sent does not come back in time."""
 
     async def run(self) -> None:
-        """Pass on what is heard until this is cancelled."""
+        """Dispatch notifications until this is cancelled."""
         metrics.LISTEN_UP.set(0)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._look())
@@ -68,7 +70,8 @@ class Listener:
     async def _look(self) -> None:
         while True:
             self._changed.clear()
-            # A replica alone hears nobody; without a connection nothing tells when that ends.
+            # A single replica needs no notification. Without a connection it cannot hear that
+            # another one has started.
             often = not self._hears and (
                 self._database.has_other_replicas or self._conninfo is None
             )
@@ -87,7 +90,7 @@ class Listener:
     def _send_beat(self) -> None:
         if not self._database.has_other_replicas or self._echo is None:
             return
-        if not self._hears:  # others may only just have come
+        if not self._hears:  # another replica may have just started
             self._changed.set()
         self._database.notify(self._beat)
         if self._echo.when() is None:
@@ -115,7 +118,7 @@ class Listener:
             await asyncio.sleep(min(RETRY_SECONDS, self._beat_seconds))
 
     async def _hear(self, connection: psycopg.AsyncConnection) -> None:
-        """Pass on what the connection says, until it breaks or proves to be deaf."""
+        """Dispatch the notifications of a connection until it breaks or proves to be deaf."""
         channel = await connection.execute(f"SELECT quote_ident({CHANNEL})")
         (name,) = await channel.fetchone() or ("",)
         await connection.execute(f"LISTEN {name}".encode())

@@ -1,7 +1,8 @@
-"""Mail between replicas: what only the one that runs an OpenCode can do, and what came of it.
+"""Mail between replicas: calls to the owner of an OpenCode, and the replies.
 
-Functions of a connection, to be given to ``Database``. Only PostgreSQL has several replicas, so
-this is its SQL. What is asked may hold a secret; it is erased as soon as it has been done.
+Functions of a connection, to be given to ``Database``; ``tasks.mailbox`` uses them. Only PostgreSQL
+has several replicas, so this is its SQL. A call may contain a secret; it is erased as soon as it
+was carried out.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from opencode_a2a.store.statements import Prepared
 
 @dataclass(frozen=True, slots=True)
 class MailRow:
-    """What is to be done."""
+    """A call that this replica has taken to carry it out."""
 
     no: int
     upstream: str
@@ -27,21 +28,21 @@ class MailRow:
 
 @dataclass(frozen=True, slots=True)
 class SentRow:
-    """How far something that was sent has come."""
+    """How far a call that was sent has come."""
 
     no: int
     reply: bytes | None
     taken: bool
-    """Whether a replica that lives is at it."""
+    """Whether a live replica has taken it."""
     broken: bool
-    """The replica that was at it is gone, and nobody else will do it."""
+    """Whether the replica that took it is gone, and no other may carry it out again."""
 
 
 _SEND = Prepared(
     "INSERT INTO mail (upstream, sender, again, kind, body, at)"
     " VALUES (:upstream, :sender, :again, :kind, :body, clock_timestamp()) RETURNING no"
 )
-# Whoever asked and is gone has been given up by its caller too: nothing is done for it any more.
+# If the sender is gone, its caller has lost the connection: the call is not carried out any more.
 _FREE = """FROM mail m
   JOIN upstreams u ON u.name = m.upstream AND u.owner = :me
   JOIN replicas s ON s.no = m.sender AND s.gone IS NULL
@@ -83,55 +84,55 @@ _FORGET = Prepared(
 def send(
     connection: Connection, upstream: str, sender: int, kind: str, body: bytes, *, again: bool
 ) -> int:
-    """Ask something of the replica that runs an OpenCode; return the number of the mail.
+    """Send a call to the owner of an OpenCode; return the number of the mail.
 
-    With ``again`` a new owner may do it once more if the one that had it is gone.
+    With ``again``, a new owner may carry it out once more if the one that took it is gone.
     """
-    what = {"upstream": upstream, "sender": sender, "kind": kind, "body": body}
-    no: int = _SEND.run(connection, {**what, "again": int(again)}).fetchone()[0]
+    values = {"upstream": upstream, "sender": sender, "kind": kind, "body": body}
+    no: int = _SEND.run(connection, {**values, "again": int(again)}).fetchone()[0]
     return no
 
 
 def waits(connection: Connection, me: int, upstreams: Sequence[str]) -> bool:
-    """Whether there is something to take, for the owner of some OpenCodes."""
+    """Whether there is mail to take for the owner of some OpenCodes."""
     found = _WAITS.run(connection, {"me": me, "upstreams": [*upstreams]}).fetchone()
     return bool(found[0])
 
 
 def take(connection: Connection, me: int, upstreams: Sequence[str]) -> list[MailRow]:
-    """Take what is asked of the owner of some OpenCodes; nobody else does it from then on."""
+    """Take the mail to the owner of some OpenCodes, which is carried out by this replica alone."""
     found = _TAKE.run(connection, {"me": me, "upstreams": [*upstreams]}).fetchall()
     return sorted((MailRow(*row) for row in found), key=lambda row: row.no)
 
 
 def answer(connection: Connection, no: int, me: int, reply: bytes) -> bool:
-    """Store what came of it, and erase what was asked; False if nobody waits for it any more."""
+    """Store a reply, and erase the call; False if nobody waits for it any more."""
     found = _ANSWER.run(connection, {"no": no, "me": me, "reply": reply}).fetchone()
     return found is not None
 
 
 def give_back(connection: Connection, no: int, me: int, upstream: str, seconds: float) -> bool:
-    """Leave what was taken and not done to the owner of an OpenCode; False if it is too old."""
+    """Give back a mail that was not carried out, to the owner of an OpenCode; False if too old."""
     values = {"no": no, "me": me, "upstream": upstream, "seconds": seconds}
     return _RETURN.run(connection, values).fetchone() is not None
 
 
 def sent(connection: Connection, numbers: Sequence[int]) -> list[SentRow]:
-    """Return how far each of these has come; one that was deleted is not among them."""
+    """Return how far these mails have come, without those that were deleted."""
     return [SentRow(*row) for row in _SENT.run(connection, {"numbers": [*numbers]}).fetchall()]
 
 
 def others(connection: Connection, me: int) -> list[str]:
-    """Return the OpenCodes that other replicas run."""
+    """Return the names of the OpenCodes that other live replicas own."""
     return [row[0] for row in _OTHERS.run(connection, {"me": me}).fetchall()]
 
 
 def delete(connection: Connection, no: int) -> bool:
-    """Delete what its sender does not wait for any longer; whether anybody had taken it."""
+    """Delete a mail whose sender no longer waits; return whether a replica had taken it."""
     found = _DELETE.run(connection, {"no": no}).fetchone()
     return found is not None and bool(found[0])
 
 
 def forget(connection: Connection, me: int, numbers: Sequence[int]) -> None:
-    """Delete what nobody waits for: of replicas that are gone, and own mail but these numbers."""
+    """Delete mail of replicas that are gone, and this replica's own except for these numbers."""
     _FORGET.run(connection, {"me": me, "numbers": [*numbers]})

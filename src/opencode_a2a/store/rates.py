@@ -1,6 +1,7 @@
-"""How often callers asked lately, as each replica counted it: functions of a connection.
+"""How often each replica was called lately, by key of a rate limit: functions of a connection.
 
-Only PostgreSQL has rows here, and only while several replicas live.
+A replica adds the counts of the others to its own (``web.limits``). There are rows only with
+PostgreSQL, while several replicas live.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,7 +13,7 @@ from opencode_a2a.store.schema import rates
 from opencode_a2a.store.statements import Prepared
 
 FRESH_MS = 10_000
-"""A replica that says nothing more for so long is not counted."""
+"""After so long the count of a replica that writes no new one is ignored."""
 _PUT = Prepared(
     "INSERT INTO rates (key, slot, at, n) VALUES (:key, :slot, :at, :n)"
     " ON CONFLICT (key, slot) DO UPDATE SET at = excluded.at, n = excluded.n"
@@ -26,7 +27,7 @@ def put(
     withdrawn: Collection[bytes],
     now: int,
 ) -> None:
-    """Write down what a replica has counted, and take back what it does not count any more."""
+    """Write the counts of a replica, and delete those that it has withdrawn."""
     slot = _slot(replica)
     _PUT.run(
         connection,
@@ -37,7 +38,7 @@ def put(
 
 
 def elsewhere(connection: Connection, replica: int, now: int) -> dict[bytes, int]:
-    """Return what the other replicas have counted."""
+    """Return the sums of what the other replicas have counted."""
     fresh = (rates.c.slot != _slot(replica), rates.c.at > now - FRESH_MS)
     query = sa.select(rates.c.key, sa.func.sum(rates.c.n)).where(*fresh).group_by(rates.c.key)
     return {key: int(n) for key, n in connection.execute(query)}
@@ -48,4 +49,4 @@ def forget(connection: Connection, before: int) -> None:
 
 
 def _slot(replica: int) -> int:
-    return replica % 2**31  # the column is an integer
+    return replica % 2**31  # the column has 32 bits

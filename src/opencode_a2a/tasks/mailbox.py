@@ -1,16 +1,16 @@
-"""Calls at another replica: what only the one that runs an OpenCode can do.
+"""Forward calls to the replica that owns an OpenCode.
 
-Whoever is asked about something that runs elsewhere raises ``NotOwnerError``; ``TaskService`` and
-``extensions.dispatch`` then have the whole call done by the owner of that OpenCode, as if it had
-been asked itself. The way there is a table: there is no second port, no secret between replicas and
-no network path that has to be kept open. What is asked and answered is known to the handlers, not
-here.
+Code that needs an OpenCode of another replica raises ``NotOwnerError``. ``TaskService`` and
+``extensions.dispatch`` catch it and forward the whole call with ``Mailbox.ask``; the owner runs the
+same code as for a call of its own (``Mailbox.handlers``), and its reply is returned. Calls and
+replies go through a table (``store.mail``), so replicas need no second port, no shared secret and
+no network path to each other. What a call and a reply contain is known to the handlers only.
 
-Something that was asked is addressed to an OpenCode, not to a replica, so the next owner finds it.
-If a replica dies while it is at it, the next one does it once more, provided that this does no
-harm; otherwise whoever asked is told that it may have been done. Every ``ask`` ends: with a reply,
-when nobody has taken it for some seconds, or when the one that has it is gone. As long as a replica
-that lives is at it, it takes as long as it would take here.
+A mail is addressed to an OpenCode, not to a replica, so the next owner finds it. If a replica dies
+while it carries a call out, the next owner does so again if the call is repeatable; otherwise the
+caller is told that it may have been done. Every ``ask`` ends: with a reply, when no owner has taken
+the mail for ``PATIENCE_SECONDS``, or when the replica that took it is gone. A live replica may take
+as long as it would for a call of its own.
 """
 
 import asyncio
@@ -28,6 +28,7 @@ from opencode_a2a.errors import (
     InternalError,
     ServiceError,
     StoreUnavailableError,
+    UnsupportedOperationError,
     UpstreamError,
     UpstreamUnreachableError,
     Violation,
@@ -40,20 +41,23 @@ from opencode_a2a.turns.fleet import FORWARDED, NotOwnerError
 logger = structlog.get_logger(__name__)
 
 Handler = Callable[[bytes], Awaitable[bytes]]
-"""Does what is asked here; raises ServiceError, or NotOwnerError if another has to do it."""
+"""Carries a call out, from its encoded form to that of its reply.
+
+Raises ServiceError, or NotOwnerError if this replica has lost the OpenCode meanwhile."""
 
 PATIENCE_SECONDS = 15.0
-"""How long something may lie there that nobody takes: the next owner is there by then."""
+"""How long a mail may wait to be taken: an OpenCode has its next owner by then."""
 POLL_SECONDS = 1.0
-"""How often mail is looked for if no notification comes."""
+"""How often to look for mail and replies if no notification comes."""
 RETURN_SECONDS = 0.1
-"""Before something is left to another: two that disagree do not pass it on at full speed."""
+"""Pause before a mail is given back: two replicas that disagree about the owner of an OpenCode must
+not pass it on at full speed."""
 SWEEP_SECONDS = 30.0
 ALONE_SECONDS = 300.0
-"""How often leftovers are looked for while there is no other replica."""
+"""How often to look for mail of replicas that are gone while there is no other replica."""
 CLOSE_SECONDS = 1.0
 OTHERS_SECONDS = 3.0
-"""How long other replicas may take when all of them are asked."""
+"""How long a replica may take to answer a call that goes to all of them, such as a list."""
 
 NOBODY = (
     "No replica of the service runs this OpenCode at the moment, so nothing was done; try again"
@@ -62,33 +66,43 @@ UNSURE = (
     "The replica of the service that was asked stopped before it answered. It may have been done; "
     "look before you try again"
 )
+UNKNOWN_CALL = (
+    "The replica that runs this OpenCode is of another version of the service and does not know "
+    "this call; try again when all replicas have been upgraded"
+)
 _DONE, _FAILED = b"=", b"!"
+"""The first byte of a reply: a result follows, or an error."""
 
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
-    """Who waits for a reply, and until when if nobody is at it."""
+    """An ``ask`` that has no reply yet."""
 
     reply: asyncio.Future[bytes]
     until: float
+    """When it is given up unless a live replica has taken the mail; by the monotonic clock."""
 
 
 class Mailbox:
-    """What this replica asks of others, and does for them; ``mine`` are the OpenCodes it runs."""
+    """Sends the calls of this replica to others, and carries out those of others.
 
-    def __init__(self, database: Database, mine: Callable[[], Sequence[str]]) -> None:
+    ``owned`` returns the names of the OpenCodes that this replica owns.
+    """
+
+    def __init__(self, database: Database, owned: Callable[[], Sequence[str]]) -> None:
         self.handlers: dict[str, Handler] = {}
+        """By the kind of call."""
         self._database = database
-        self._mine = mine
+        self._owned = owned
         self._waiting: dict[int, _Waiting] = {}
         self._doing: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._swept = time.monotonic()
 
     async def ask(self, upstream: str, kind: str, body: bytes, *, repeatable: bool) -> bytes:
-        """Have the owner of an OpenCode do something; return its reply, or raise what it raised.
+        """Forward a call to the owner of an OpenCode; return its reply, or raise what it raised.
 
-        ``repeatable`` says that it does no harm to do it twice.
+        ``repeatable`` says that it does no harm to carry the call out twice.
         """
         me, began = self._database.replica, time.monotonic()
         if me is None:
@@ -99,7 +113,7 @@ class Mailbox:
         reply = asyncio.get_running_loop().create_future()
         self._waiting[no] = _Waiting(reply, began + PATIENCE_SECONDS)
         self._database.notify("m")
-        self._wake.set()  # it may have become ours meanwhile
+        self._wake.set()  # this replica may have become the owner meanwhile
         outcome = "given_up"
         try:
             found = await reply
@@ -112,7 +126,7 @@ class Mailbox:
             del self._waiting[no]
             metrics.POST_SECONDS.labels(outcome).observe(time.monotonic() - began)
             if outcome not in ("broken", "nobody"):
-                # Nobody waits for that; if it fails, the sweep deletes it.
+                # Nobody waits for this write; if it fails, the sweep deletes the mail.
                 deleted = self._database.submit(lambda connection: mail.delete(connection, no)).done
                 deleted.add_done_callback(lambda done: done.cancelled() or done.exception())
         if outcome == "refused":
@@ -120,21 +134,20 @@ class Mailbox:
         return found[1:]
 
     async def others(self) -> list[str]:
-        """Return the OpenCodes that other replicas run, and that they can be asked about."""
+        """Return the names of the OpenCodes that other live replicas own."""
         me = self._database.replica
         if me is None or not self._database.has_other_replicas:
             return []
         return await self._database.read(lambda connection: mail.others(connection, me))
 
     def on_notification(self, text: str) -> None:
-        """Take note of a notification; see ``Database.listeners``."""
-        # What is new is looked for with one query, whatever it is.
-        mine = text.startswith("r,") and text[2:].isdigit() and int(text[2:]) in self._waiting
-        if text in ("", "m", "u") or mine:
+        """Look for mail and replies if a notification says so; see ``Database.listeners``."""
+        awaited = text.startswith("r,") and text[2:].isdigit() and int(text[2:]) in self._waiting
+        if text in ("", "m", "u") or awaited:
             self._wake.set()
 
     async def run(self) -> None:
-        """Do what others ask, and hand replies to those who wait for them."""
+        """Carry out the calls of other replicas, and hand replies to those who wait for them."""
         if self._database.replica is None:
             return
         self._database.listeners.append(self.on_notification)
@@ -144,8 +157,8 @@ class Mailbox:
                     async with asyncio.timeout(POLL_SECONDS):
                         await self._wake.wait()
                 self._wake.clear()
-                left = time.monotonic() - self._swept >= ALONE_SECONDS
-                if self._database.has_other_replicas or self._waiting or left:
+                sweep_due = time.monotonic() - self._swept >= ALONE_SECONDS
+                if self._database.has_other_replicas or self._waiting or sweep_due:
                     with suppress(StoreUnavailableError):
                         await self._look(self._database.replica)
                     now = time.monotonic()
@@ -160,8 +173,8 @@ class Mailbox:
                 task.cancel()
 
     async def _look(self, me: int) -> None:
-        """Look once for replies, for what is asked of this replica, and for what is left over."""
-        numbers, mine = [*self._waiting], self._mine()
+        """Look once for replies, for mail to this replica, and for mail that nobody waits for."""
+        numbers, owned = [*self._waiting], self._owned()
         if numbers:
             sent = await self._database.read(lambda connection: mail.sent(connection, numbers))
             found = {row.no: row for row in sent}
@@ -175,20 +188,23 @@ class Mailbox:
                     waiting.reply.set_result(row.reply)
                 elif row.taken:
                     waiting.until = time.monotonic() + PATIENCE_SECONDS
-        if mine and await self._database.read(lambda found: mail.waits(found, me, mine)):
-            for row in await self._database.write(lambda found: mail.take(found, me, mine)):
-                task = asyncio.create_task(self._do(me, row), name=f"mail {row.no}")
+        if owned and await self._database.read(lambda c: mail.waits(c, me, owned)):
+            for row in await self._database.write(lambda c: mail.take(c, me, owned)):
+                task = asyncio.create_task(self._carry_out(me, row), name=f"mail {row.no}")
                 self._doing.add(task)
                 task.add_done_callback(self._doing.discard)
         if time.monotonic() - self._swept >= SWEEP_SECONDS:
             self._swept, numbers = time.monotonic(), [*self._waiting]
             await self._database.write(lambda connection: mail.forget(connection, me, numbers))
 
-    async def _do(self, me: int, row: MailRow) -> None:
-        """Do what is asked as if it had been asked here, and store what came of it."""
+    async def _carry_out(self, me: int, row: MailRow) -> None:
+        """Carry out a call as if it had come to this replica, and store the reply."""
         FORWARDED.set(True)
         try:
-            reply = _DONE + await self.handlers[row.kind](row.body)
+            handler = self.handlers.get(row.kind)
+            if handler is None:
+                raise UnsupportedOperationError(UNKNOWN_CALL)
+            reply = _DONE + await handler(row.body)
         except NotOwnerError as error:
             upstream = error.upstream
             await asyncio.sleep(RETURN_SECONDS)
@@ -201,7 +217,7 @@ class Mailbox:
         except ServiceError as error:
             reply = _FAILED + dump_error(error)
         except Exception:
-            logger.exception("what another replica asked for failed", kind=row.kind)
+            logger.exception("a call of another replica failed", kind=row.kind)
             reply = _FAILED + dump_error(InternalError())
         if await self._database.write_until_stored(
             lambda connection: mail.answer(connection, row.no, me, reply)
@@ -212,7 +228,7 @@ class Mailbox:
 
 
 def known_fields(kind: type[Any], sent: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what this version knows of something that a later one may have sent."""
+    """Return those fields that this version of a dataclass has; a later one may have sent more."""
     return {one.name: sent[one.name] for one in fields(kind) if one.name in sent}
 
 
@@ -220,7 +236,7 @@ def known_fields(kind: type[Any], sent: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dump_error(error: ServiceError) -> bytes:
-    """Write down an error, for ``load_error``."""
+    """Encode an error for ``load_error``."""
     return orjson.dumps(
         {
             "error": type(error).__name__,
@@ -234,12 +250,12 @@ def dump_error(error: ServiceError) -> bytes:
 
 
 def load_error(data: bytes) -> ServiceError:
-    """Return the error that another replica raised; of an unknown one only that it failed."""
+    """Return the error that another replica raised; InternalError if this version has no such."""
     sent = orjson.loads(data)
-    # Several share a reason, so that alone does not tell which it is.
+    # By the name of its class: several errors share a reason.
     kinds = {kind.__name__: kind for kind in _kinds(ServiceError)}
     kind = kinds.get(sent["error"])
-    if kind is None:  # that of a later version
+    if kind is None:
         return InternalError()
     error = kind(sent["message"])
     error.violations = tuple(Violation(**violation) for violation in sent["violations"])
