@@ -41,6 +41,7 @@ from opencode_a2a.extensions.params import Payload, read, write
 from opencode_a2a.extensions.registry import Access, Extension, Method
 from opencode_a2a.ids import Caller
 from opencode_a2a.rights import Budget, Rights
+from opencode_a2a.tasks.forwarding import OwnerCall
 from opencode_a2a.tasks.mailbox import OTHERS_SECONDS, known_fields
 from opencode_a2a.telemetry import AUDIT
 from opencode_a2a.turns.fleet import NotOwnerError
@@ -57,8 +58,10 @@ class MethodRequest:
     caller: Caller
     params: JsonObject
     version: Version
+    only: str | None = None
+    """The OpenCode that a forwarded call is about; None if the call is forwarded as a whole."""
 
-    def dump(self, only: str | None) -> bytes:
+    def dump(self) -> bytes:
         """Write the call down for another replica."""
         return orjson.dumps(
             {
@@ -69,7 +72,7 @@ class MethodRequest:
                     **asdict(self.caller),
                     "capabilities": sorted(self.caller.capabilities),
                 },
-                "only": only,
+                "only": self.only,
             }
         )
 
@@ -88,35 +91,33 @@ class Dispatcher:
             if method.condition and method.name not in self._methods
         }
         """Methods that are declared but disabled: by which setting, and why."""
-        deps.tasks.mailbox.handlers["method"] = self._answer_forwarded
+
+        async def load_result(_: MethodRequest, reply: bytes) -> JsonObject:
+            return orjson.loads(reply)
+
+        self._call_at_owner = OwnerCall(
+            deps.tasks.mailbox,
+            "method",
+            self._call,
+            dump=MethodRequest.dump,
+            load=self._load,
+            dump_result=orjson.dumps,
+            load_result=load_result,
+            repeatable=lambda request: (
+                request.method.repeatable or request.method.access is Access.READ
+            ),
+        )
 
     async def call(self, caller: Caller, name: str, params: JsonObject, version: Version) -> Json:
         """Call a method, here or at the replica that runs its OpenCode; raise what it declares."""
         request = MethodRequest(self._methods[name], caller, params, version)
         try:
-            try:
-                return await self._call(request)
-            except NotOwnerError as error:
-                upstream = error.upstream
-            return await self._forward(request, upstream)
+            return await self._call_at_owner(request)
         except ServiceError as error:
             raise _completed(error, request.method) from None
 
-    async def _forward(
-        self, request: MethodRequest, upstream: str, *, only: bool = False
-    ) -> JsonObject:
-        """Have the replica that runs an OpenCode make the call; it trusts this one."""
-        method = request.method
-        result = await self._deps.tasks.mailbox.ask(
-            upstream,
-            "method",
-            request.dump(upstream if only else None),
-            repeatable=method.repeatable or method.access is Access.READ,
-        )
-        return orjson.loads(result)
-
-    async def _answer_forwarded(self, body: bytes) -> bytes:
-        """Make a call that another replica has forwarded."""
+    def _load(self, body: bytes) -> MethodRequest:
+        """Read a call that another replica has forwarded; that one has authenticated the caller."""
         sent = orjson.loads(body)
         name, who, version = sent["method"], sent["caller"], Version(sent["version"])
         method = self._methods.get(name)
@@ -129,19 +130,15 @@ class Dispatcher:
             "budget": Budget(**known_fields(Budget, who["budget"])),
         }
         caller = Caller(**known_fields(Caller, who | loaded))
-        request = MethodRequest(method, caller, sent["params"], version)
-        try:
-            return orjson.dumps(await self._call(request, sent["only"]))
-        except ServiceError as error:
-            raise _completed(error, method) from None
+        return MethodRequest(method, caller, sent["params"], version, sent["only"])
 
-    async def _call(self, request: MethodRequest, only: str | None = None) -> JsonObject:
+    async def _call(self, request: MethodRequest) -> JsonObject:
         """Check and make a call on this replica, and audit it if the method says so.
 
-        ``only`` names the OpenCode that a forwarded call is about. Raise NotOwnerError if another
-        replica has to make the call.
+        Raise NotOwnerError if another replica has to make the call.
         """
         method, caller, deps = request.method, request.caller, self._deps
+        only = request.only
         outcome: str | None = "internal_error"
         try:
             wanted = method.capability
@@ -219,9 +216,10 @@ class Dispatcher:
         async def ask(upstream: str) -> Payload | None:
             with suppress(ServiceError, TimeoutError):
                 async with asyncio.timeout(OTHERS_SECONDS):
-                    return method.result.model_validate(
-                        await self._forward(request, upstream, only=True)
+                    result = await self._call_at_owner.ask(
+                        upstream, replace(request, only=upstream)
                     )
+                    return method.result.model_validate(result)
             return None
 
         upstreams = await self._deps.tasks.mailbox.others()
@@ -243,7 +241,7 @@ class Dispatcher:
                     )
         for upstream in await self._deps.tasks.mailbox.others():
             with suppress(type(missing), UpstreamError):
-                return await self._forward(request, upstream, only=True)
+                return await self._call_at_owner.ask(upstream, replace(request, only=upstream))
         raise missing
 
 

@@ -126,12 +126,15 @@ class Sending:
             return await self._continue(command, command.task_id)
         # One that names a context in which a task waits for an answer is that answer: behind a
         # task that waits for it, it would wait for ever.
-        elsewhere = await self._elsewhere(command)
-        waiting = await self._waiting(command, elsewhere)
-        if len(waiting) == 1:
-            return await self._continue(command, waiting[0].ref.id)
-        if waiting:
-            return await self._refuse_ambiguous(command, waiting)
+        routing, references = command.request.routing, command.message.reference_task_ids
+        elsewhere: list[tuple[TaskRow, Routing]] = []
+        if command.context_id or routing.session_id or references:
+            elsewhere = await self._elsewhere(command)
+            waiting = [] if routing.new_task else await self._waiting(command, elsewhere)
+            if len(waiting) == 1:
+                return await self._continue(command, waiting[0].ref.id)
+            if waiting:
+                return await self._refuse_ambiguous(command, waiting)
         # Every other message starts a task.
         return await self._start(command, elsewhere)
 
@@ -140,9 +143,9 @@ class Sending:
     async def _elsewhere(self, command: SendCommand) -> list[tuple[TaskRow, Routing]]:
         """Return the caller's tasks that other replicas run, and where each was to run.
 
-        If the message names a context, only those in it; if it names nothing, none.
+        If the message names a context, only those in it.
         """
-        if not _names_work(command) or not self._database.has_other_replicas:
+        if not self._database.has_other_replicas:
             return []
         states = [State.INPUT_REQUIRED] if command.context_id is None else list(OPEN)
         wanted = (command.principal, states, command.context_id)
@@ -165,8 +168,6 @@ class Sending:
         They are the caller's own and wait in the context that the message names, in the session
         that it names, or are named among its references. Of several, a reference decides.
         """
-        if not _names_work(command) or command.request.routing.new_task:
-            return []
         waiting = [
             task.log
             for task in self._open.waiting()
@@ -449,12 +450,6 @@ class Sending:
             field = WORKSPACE_FIELD if routing.workspace_id else DIRECTORY_FIELD
         if field is not None:
             raise invalid(field, "is not where this task runs; leave it out")
-
-
-def _names_work(command: SendCommand) -> bool:
-    """Whether a message names a context, a session or tasks that it belongs to."""
-    references = command.message.reference_task_ids
-    return bool(command.context_id or command.request.routing.session_id or references)
 
 
 def invalid(field: str, text: str) -> InvalidParamsError:
