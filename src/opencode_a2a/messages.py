@@ -1,8 +1,8 @@
-"""Messages and their parts, and what becomes of them: the request that a turn runs.
+"""Messages with their parts, and the requests for turns that are made of them.
 
-``a2a`` reads and writes them, ``server.operations`` makes requests of them, and ``tasks`` stores
-both: the messages in the log as the history of a task, the request for a restart. Values of data
-parts and metadata are kept exactly as they came.
+``a2a`` reads and writes messages, ``server.operations`` makes requests of them, and ``tasks``
+stores both: messages in the log, as the history of a task, and the request of the latest turn with
+the task, for a restart. Values of data parts and metadata are kept exactly as they came.
 """
 
 import os
@@ -17,10 +17,10 @@ from opencode_a2a.rights import FULL, Rights
 
 Kind = Literal["text", "raw", "url", "data"]
 Delivery = Literal["steer", "queue", "interrupt"]
-"""How a running turn gets a further message: at its next step, after its end, or at once, in place
-of what it is doing."""
+"""When a running turn gets a further message: at its next step, after its end, or at once, which
+aborts its current step."""
 SUBJECT = 120
-"""Characters of a subject at most."""
+"""The longest subject, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Message:
 
     @property
     def subject(self) -> str:
-        """One line that tells what the message is about."""
+        """The beginning of the text in one line, or else the names of the files."""
         names = (part.filename or part.media_type or part.kind for part in self.parts)
         text = " ".join(self.text[: 4 * SUBJECT].split()) or ", ".join(names)
         return text if len(text) <= SUBJECT else f"{text[: SUBJECT - 1].rstrip()}…"
@@ -68,14 +68,14 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A further message on a task that counted: the answer to an interrupt, or another try."""
+    """A further message on a task that took effect: an answer, or a retry after a sign-in."""
 
     message: Message
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """What OpenCode is given: text, or a file as base64 of a media type that it can handle."""
+    """A part of a prompt: text, or a base64 file of a media type that OpenCode can handle."""
 
     text: str | None = None
     media_type: str | None = None
@@ -85,34 +85,34 @@ class PromptPart:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Where a turn is to run, as far as the caller says."""
+    """Where and how a turn is to run, as far as the caller says."""
 
     session_id: str | None = None
     directory: str | None = None
     workspace_id: str | None = None
     model: ModelRef | None = None
     agent: str | None = None
-    """Which of OpenCode's agents works on it."""
+    """The name of the OpenCode agent that works on it."""
     command: str | None = None
-    """Which of OpenCode's commands is run; the text of the message is its arguments."""
+    """The name of an OpenCode command to run; the text of the message is its arguments."""
     rights: Rights = FULL
-    """What the caller limits the turn to; the credential may allow less."""
+    """The rights to which the caller limits the turn; the credential may allow less."""
     output_schema: JsonObject | None = None
-    """What the answer has to fit; it is then data instead of text."""
+    """A JSON schema for the answer, which is then data instead of text."""
     plan: bool = False
-    """The turn only plans; a person has to approve that before anything is changed."""
+    """Whether the turn only plans; a person has to approve the plan before anything is changed."""
     new_task: bool = False
-    """The message starts a task even if it could be an answer to one."""
+    """Whether the message starts a task even if it could answer one."""
     hops: int = 0
-    """How many agents the request went through before it came here."""
+    """The number of agents that the request has passed through."""
 
 
 ANYWHERE = Routing()
-"""The caller does not say where."""
+"""The routing of a message that does not say where or how to run."""
 
 
 class _MessageIds:
-    """Makes OpenCode message ids; each sorts after every one made before it."""
+    """Makes OpenCode message ids. Each sorts after all ids made before it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -130,16 +130,16 @@ new_message_id = _MessageIds()
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """What a turn prompts, and where."""
+    """A turn to run: the prompt, and where and how to run it."""
 
     prompt: tuple[PromptPart, ...]
     routing: Routing = ANYWHERE
     user_message_id: MessageId = field(default_factory=new_message_id)
     """The id of the prompt in OpenCode: whether it is there tells whether the prompt was sent."""
     rights: Rights = FULL
-    """What the turn may do: what credential and caller both allow."""
+    """The rights of the turn: those that credential and caller both allow."""
     delivery: Delivery | None = None
-    """How a running turn is to get it; ``steer`` unless the caller says so."""
+    """When a running turn gets it; None, if the caller does not say, means ``steer``."""
 
     @property
     def text(self) -> str:

@@ -101,7 +101,7 @@ class Admissions:
         )
         several = self._database.has_other_replicas
         message = (principal, command.message.message_id)
-        begun = self._fleet.errands_of(principal) if command.budget.turns else 0
+        errands = self._fleet.errands_of(principal) if command.budget.turns else 0
 
         def write(connection: Connection) -> tuple[int, list[Begin]] | TaskRow:
             if several:
@@ -112,9 +112,12 @@ class Admissions:
                 if refusal is not None:
                     raise load_refusal(refusal)
                 return earlier_row
+            open_tasks = counted
             if several:
                 self._check_binding(connection, command, member)
-            self._check_limits(connection, command, counted, begun)
+                own = task_rows.tally(connection, OPEN, principal)
+                open_tasks = own, task_rows.tally(connection, OPEN)
+            self._check_limits(connection, command, *open_tasks, errands)
             no = task_rows.add_task(connection, row, (command.message.message_id, digest))
             task_rows.append(connection, [Segment(no, 1, 1, segment)], [])
             begins = (one.admit(connection, no, ref, command.push) for one in self._readers)
@@ -180,18 +183,14 @@ class Admissions:
                 raise NotOwnerError(upstream)
 
     def _check_limits(
-        self, connection: Connection, command: SendCommand, counted: tuple[int, int], begun: int
+        self, connection: Connection, command: SendCommand, own: int, total: int, errands: int
     ) -> None:
         """Refuse a further task of a caller who has too many, or no budget left.
 
-        ``counted`` are the open tasks of this process: the caller's, and all. ``begun`` are the
-        errands of the caller, which run as turns do.
+        ``own`` and ``total`` count the open tasks of the caller and of all; ``errands`` are the
+        caller's, which count as turns do.
         """
         principal, limits = command.principal, self._limits
-        own, total = counted
-        if self._database.has_other_replicas:
-            own = task_rows.tally(connection, OPEN, principal)
-            total = task_rows.tally(connection, OPEN)
         if own >= (most := limits.max_tasks_per_principal):
             raise LimitExceededError(OWN_TASKS.format(most), limit=most)
         if total >= (most := limits.max_open_tasks):
@@ -199,5 +198,5 @@ class Admissions:
         if command.budget != UNLIMITED:
             budget.check_spent(connection, principal, command.budget)
         if command.budget.turns:
-            running = task_rows.tally(connection, budget.RUNNING, principal) + begun + 1
+            running = task_rows.tally(connection, budget.RUNNING, principal) + errands + 1
             budget.check_turns(running, command.budget)

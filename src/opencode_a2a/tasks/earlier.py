@@ -1,9 +1,9 @@
-"""Tasks of the earlier adapter, taken over.
+"""Import of the tasks of the earlier adapter.
 
-Its database has the tasks table of the A2A SDK, with columns of JSON in the form of protocol 0.3
-or 1.0, and tables of its own beside it; all are named here and nowhere else. The JSON becomes
-events, and these become a task as if it had run here. Only what is finished is taken: an open task
-has no turn that could go on.
+Its database has the tasks table of the A2A SDK, with JSON columns in the form of protocol 0.3 or
+1.0, and some tables of its own; no other module knows their names. The JSON is turned into events,
+and the events into a task as if it had run here. Only finished tasks are imported: an open one has
+no turn that could continue.
 """
 
 import sqlite3
@@ -59,9 +59,9 @@ from opencode_a2a.telemetry import now_ms
 from opencode_a2a.validation import FREE, FREE_OBJECT
 
 _OWNER_UNKNOWN = (None, "", "legacy_v03_no_user_info")
-"""Owners that the SDK writes for tasks of a time when it kept none."""
+"""The owners in rows that were written before the SDK stored owners."""
 LONGEST_BEAT_SECONDS = 15.0
-"""A service that lives writes something at least as often, whatever its lease is."""
+"""A running service writes to the database at least this often, whatever its lease."""
 _OUTCOMES = {
     name: outcome
     for outcome in (Outcome.COMPLETED, Outcome.FAILED, Outcome.CANCELED, Outcome.REJECTED)
@@ -71,12 +71,12 @@ _OUTCOMES = {
 
 @dataclass(slots=True)
 class Report:
-    """What an import took, and what it left for which reason; both by kind."""
+    """How many things an import took, by kind, and how many it left, by reason."""
 
     taken: Counter[str] = field(default_factory=Counter[str])
     left: Counter[str] = field(default_factory=Counter[str])
     target: str = ""
-    """The database that was filled."""
+    """The name of the database that was imported into."""
 
 
 class ImportFailedError(Exception):
@@ -109,7 +109,7 @@ async def import_database(file: Path, url: str, retention_days: int) -> Report:
                     source.backup(target)
                     number = target.execute("SELECT count(*) FROM tasks").fetchone()[0]
                 async with Database(f"sqlite:///{copy}"):
-                    pass  # which brings the copy to the newest schema
+                    pass  # opening it upgrades the copy to the newest schema
                 if into is None:
                     async with Database(url) as database:
                         await database.submit(lambda target: copy_tables(copy, target)).done
@@ -142,7 +142,10 @@ class _Link(NamedTuple):
 def _take(
     source: sqlite3.Connection, target: Connection, now: int, oldest: int | None = None
 ) -> Report:
-    """Import what is not here yet; tasks that ended before ``oldest`` would be deleted at once."""
+    """Import what the target lacks, without tasks that ended before ``oldest``.
+
+    The next sweep would delete those.
+    """
     report = Report()
     links: list[_Link] = []
     if columns_of(source, "a2a_session_bindings"):
@@ -186,8 +189,8 @@ def _tasks(
 ) -> Iterator[dict[str, str | None]]:
     """Yield the columns of every task, oldest first.
 
-    Before 1.0 tasks had no owner. The only principal with a session in the task's context is its
-    owner then, or the only one that the database knows at all.
+    Before 1.0 tasks had no owner. The owner is then the only principal with a session in the
+    context of the task, or the only principal in the database.
     """
     owner = "owner" if "owner" in columns_of(source, "tasks") else "NULL"
     names = ("id", "context_id", "owner", "status", "artifacts", "history", "metadata")
@@ -268,7 +271,7 @@ class _EarlierPart(_Stored):
     media_type: str | None = None
     filename: str | None = None
     file: _File = _File()
-    """Where 0.3 has what 1.0 has beside it."""
+    """Where 0.3 has the content of files, which 1.0 has in the part itself."""
     metadata: Annotated[JsonObject, FREE_OBJECT] | None = None
 
     def content(self) -> Part:
@@ -344,7 +347,7 @@ class _Task(BaseModel):
 
 
 def _events(task: _Task, session_id: SessionId | None) -> Iterator[LogEvent]:
-    """Yield the events that a turn would have reported of a finished task."""
+    """Yield the events that the turn of a finished task would have reported."""
     last = task.status.message
     history = [m.message() for m in task.history if last is None or m.message_id != last.message_id]
     if history:
@@ -381,7 +384,7 @@ def _events(task: _Task, session_id: SessionId | None) -> Iterator[LogEvent]:
 async def _check_unused(database: Database) -> None:
     """Refuse to write to a database that a service uses."""
     if database.replica is None:
-        return  # who opens a file has it alone
+        return  # opening a file locks out other processes
     for one in await database.read(replicas.live):
         if one.no != database.replica and one.silent_seconds < LONGEST_BEAT_SECONDS:
             raise ImportFailedError(
@@ -391,7 +394,7 @@ async def _check_unused(database: Database) -> None:
 
 
 def copy_tables(file: Path, target: Connection) -> None:
-    """Copy everything in a SQLite file of the newest schema into a database that is empty."""
+    """Copy all tables of a SQLite file of the newest schema into an empty database."""
     engine = sa.create_engine(f"sqlite:///{file}")
     with engine.connect() as source:
         for table in metadata.sorted_tables:
