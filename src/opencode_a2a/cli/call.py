@@ -58,13 +58,13 @@ STATES = (
 
 def task_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer the newest tasks of the service that runs here; silent when there is none."""
-    from opencode_a2a.cli.screen import TaskRow
+    from opencode_a2a.cli.screen import TaskLine
     from opencode_a2a.cli.talk import talk_to
     from opencode_a2a.figures import SHORT_ID
 
     try:
         with talk_to(None) as talk:
-            rows = [TaskRow.of(task) for task in talk.run(talk.peer.tasks(None, 50))]
+            rows = [TaskLine.of(task) for task in talk.run(talk.peer.tasks(None, 50))]
     except click.ClickException:
         return []
     return [

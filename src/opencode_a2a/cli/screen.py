@@ -342,7 +342,7 @@ _COLOURS = {State.COMPLETED: "green", State.FAILED: "red", **dict.fromkeys(WAITI
 
 
 @dataclass(frozen=True, slots=True)
-class TaskRow:
+class TaskLine:
     """A task as a row of the table."""
 
     task_id: str
@@ -353,7 +353,7 @@ class TaskRow:
     cost: float | None
 
     @classmethod
-    def of(cls, task: ReceivedTask) -> "TaskRow":
+    def of(cls, task: ReceivedTask) -> "TaskLine":
         about = as_object(task.metadata.get("opencode"))
         usage = as_object(as_object(task.metadata.get("shared")).get("usage"))
         cost = usage.get("cost")
@@ -401,7 +401,7 @@ def in_state(task: ReceivedTask, state: str | None) -> bool:
 def print_task_lines(tasks: list[ReceivedTask]) -> None:
     """Print a line with the whole id for each task, for programs."""
     for task in tasks:
-        row = TaskRow.of(task)
+        row = TaskLine.of(task)
         when = one_line((task.status.timestamp or "")[:19].replace("T", " "))
         line = f"{row.task_id}  {state_word(row.state):<14}  {when:<19}  {row.title}"
         click.echo(line.rstrip())
@@ -410,7 +410,7 @@ def print_task_lines(tasks: list[ReceivedTask]) -> None:
 def task_table(tasks: list[ReceivedTask], width: int, height: int | None = None) -> list[str]:
     """Return the table for a terminal, cut to ``height`` lines."""
     now = datetime.now(UTC)
-    rows = [TaskRow.of(task) for task in tasks]
+    rows = [TaskLine.of(task) for task in tasks]
     heads = ("ID", "STATE", "AGE", "TOOK", "COST", "TITLE")
     cells = [heads, *(row.cells(now) for row in rows)]
     widths = [max(len(one[column]) for one in cells) for column in range(5)]
