@@ -6,7 +6,6 @@ stores them, ``a2a.render`` turns them into A2A events. Nothing here knows eithe
 format. Every field is plain JSON, so that a stored event is its own encoding.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, Self, assert_never
@@ -240,7 +239,9 @@ class Resumed:
     type: AskedType
     resolution: Resolution
     by: str | None = None
+    """Who settled it: a principal, or what did so without a person."""
     reason: str | None = None
+    """Nothing sets it; the published metadata of an interrupt declare it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -533,14 +534,6 @@ class Emitted:
     """Where it runs, as far as it is known."""
     started: bool = False
     """The prompt may have been sent."""
-
-    @classmethod
-    def of(cls, events: Iterable[TurnEvent]) -> "Emitted":
-        """Fold the events of a turn, in order."""
-        emitted = cls()
-        for event in events:
-            emitted.add(event)
-        return emitted
 
     def add(self, event: TurnEvent) -> None:
         match event:

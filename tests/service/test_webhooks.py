@@ -5,7 +5,7 @@ import base64
 import hashlib
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import closing, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,6 +34,7 @@ from google.protobuf.json_format import Parse
 
 from opencode_a2a.opencode.managed import free_port
 from opencode_a2a.tasks import outbox
+from opencode_a2a.tasks.outbox import RetryTimes
 from tests.support import stores
 from tests.support.answers import NOT_FOUND, PARAMS, Expected, Wire
 from tests.support.caller import Caller
@@ -64,10 +65,12 @@ async def receiver() -> AsyncGenerator[Receiver]:
         yield one
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "FIRST_RETRY_SECONDS", 0.01)
-    monkeypatch.setattr(outbox, "SHORTEST_WAIT_SECONDS", 0.01)
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Generator[None]:
+    """Have the services of this module try again soon."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outbox, "RETRIES", RetryTimes(first=0.01, shortest=0.01))
+        yield
 
 
 def inline(caller: Caller, config: Any, *, blocking: bool = False) -> Any:

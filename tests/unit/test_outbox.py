@@ -31,7 +31,7 @@ from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks import outbox as module
 from opencode_a2a.tasks.command import SendCommand
 from opencode_a2a.tasks.log import LogWriter, TaskLog, load_task
-from opencode_a2a.tasks.outbox import Notification, Outbox, Receipt
+from opencode_a2a.tasks.outbox import Notification, Outbox, Receipt, RetryTimes
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.tasks.state import TERMINAL, Entry
 from opencode_a2a.telemetry import now_ms
@@ -44,6 +44,9 @@ from tests.support.receiver import receiving
 
 CONFIG = PushConfig("https://hooks.test/x", "c", "Bearer", "secret", "token")
 DONE = Finished(Outcome.COMPLETED)
+QUICK = RetryTimes(first=0.001, longest=0.01, shortest=0.001)
+SLOW = RetryTimes(first=3600.0)
+"""Nothing is tried again within a test unless it is asked for."""
 
 
 class Sent:
@@ -71,9 +74,9 @@ class Sent:
 
 
 class Desk:
-    def __init__(self, database: Database, settings: PushSettings) -> None:
+    def __init__(self, database: Database, settings: PushSettings, retries: RetryTimes) -> None:
         self.database, self.sent = database, Sent()
-        self.outbox = Outbox(database, settings, self.sent)
+        self.outbox = Outbox(database, settings, self.sent, retries)
         self.writer = LogWriter(database)
         self._numbers = itertools.count()
         # No task is started, so that no turns are needed.
@@ -115,9 +118,9 @@ class Desk:
 
 
 @asynccontextmanager
-async def desk(**settings: float) -> AsyncGenerator[Desk]:
+async def desk(retries: RetryTimes = QUICK, **settings: float) -> AsyncGenerator[Desk]:
     async with Database("sqlite://") as database:
-        one = Desk(database, PushSettings.model_validate(settings))
+        one = Desk(database, PushSettings.model_validate(settings), retries)
         writing = asyncio.create_task(one.writer.run())
         try:
             yield one
@@ -125,13 +128,6 @@ async def desk(**settings: float) -> AsyncGenerator[Desk]:
             await one.outbox.close()
             writing.cancel()
             await asyncio.wait([writing])
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FIRST_RETRY_SECONDS", 0.001)
-    monkeypatch.setattr(module, "SHORTEST_WAIT_SECONDS", 0.001)
-    monkeypatch.setattr(module, "LAST_RETRY_SECONDS", 0.01)
 
 
 def asked(number: int) -> Interrupted:
@@ -298,12 +294,8 @@ async def test_a_webhook_is_served_though_its_caller_went_away_while_it_was_stor
 
 
 @pytest.mark.requirement("I21")
-async def test_webhooks_wait_together_for_a_receiver_that_is_away(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "FIRST_RETRY_SECONDS", 3600)
-    monkeypatch.setattr(module, "LAST_RETRY_SECONDS", 3600)
-    async with desk() as it:
+async def test_webhooks_wait_together_for_a_receiver_that_is_away() -> None:
+    async with desk(SLOW) as it:
         it.sent.outcome = Receipt("unreachable", away=True)
         logs = [await it.task()]
         await logs[0].append([Started()])
@@ -336,18 +328,17 @@ async def test_webhooks_wait_together_for_a_receiver_that_is_away(
 
 
 @pytest.mark.requirement("I21")
-async def test_a_new_change_is_reason_enough_to_look_for_a_receiver_that_was_away(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "LAST_RETRY_SECONDS", 3600)
-    monkeypatch.setattr(module, "FIRST_RETRY_SECONDS", 3600)
-    async with desk() as it:
+async def test_a_new_change_is_reason_enough_to_look_for_a_receiver_that_was_away() -> None:
+    class Later(RetryTimes):
+        def after(self, failures: int) -> float:
+            return 3600.0
+
+    async with desk(Later(first=0.001)) as it:
         it.sent.outcome = Receipt("unknown_host", away=True)
         first = await it.task()
         await first.append([DONE])
         await it.waiting(first)
         it.sent.outcome = Receipt("ok", ok=True)
-        monkeypatch.setattr(module, "FIRST_RETRY_SECONDS", 0.001)
         second = await it.task()
         await second.append([DONE])
 
@@ -355,12 +346,8 @@ async def test_a_new_change_is_reason_enough_to_look_for_a_receiver_that_was_awa
         await it.row(second, "done")
 
 
-async def test_a_webhook_that_waits_for_a_receiver_is_given_up_like_any_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "FIRST_RETRY_SECONDS", 3600)
-    monkeypatch.setattr(module, "LAST_RETRY_SECONDS", 3600)
-    async with desk(give_up_hours=1e-5) as it:
+async def test_a_webhook_that_waits_for_a_receiver_is_given_up_like_any_other() -> None:
+    async with desk(SLOW, give_up_hours=1e-5) as it:
         it.sent.outcome = Receipt("tls", away=True)
         logs = [await it.task() for _ in range(6)]
         for log in logs:

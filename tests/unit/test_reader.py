@@ -87,7 +87,10 @@ class Play:
                 self.emitted += self.reader.show_starting()
             case "restart":
                 self._lose(count)
-                self.reader = self._reader(Emitted.of(self.emitted))
+                emitted = Emitted()
+                for event in self.emitted:
+                    emitted.add(event)
+                self.reader = self._reader(emitted)
             case _:
                 self.since = min(max(self.at + count, self.since), len(events))
                 self.emitted += self.reader.reconcile(self.recording.states[self.since])

@@ -1,13 +1,12 @@
-"""Webhooks: each change of a task's state is sent to whoever asked to be told.
+"""Webhooks: each change of a task's state is sent to the URLs that its caller has set.
 
-A webhook is one more reader of the log, and its place is stored. A change is sent once it is
-stored, in the order of the log, one at a time, until the receiver takes it; only then does the
-place move on. So a crash can repeat a notification, under the same id, and lose none. Whoever
-writes the log waits for nobody: growing text wakes no webhook, and what a receiver has not taken
-stays in the log.
+``Outbox`` is a durable reader of the logs (``readers.DurableReader``). A webhook gets the changes
+of a task in the order of the log, one at a time, each once it is stored. Its place moves on when
+the receiver has taken a change, so a crash can repeat a notification, under the same id, and loses
+none. Webhooks slow nobody: growing text does not wake them, and changes that a receiver has not
+taken stay in the log.
 
-What a notification looks like and how it is sent is the ``Sender``'s business. One process runs
-all webhooks of the tasks it runs; after a restart it takes up those that were under way.
+A ``Sender`` decides how a notification looks and how it is sent (``server.push``).
 """
 
 import asyncio
@@ -46,77 +45,101 @@ from opencode_a2a.telemetry import AUDIT, now_ms
 
 logger = structlog.get_logger(__name__)
 
-FIRST_RETRY_SECONDS = 5.0
-"""Each further try waits four times as long."""
-LAST_RETRY_SECONDS = 3600.0
-SHORTEST_WAIT_SECONDS = 1.0
-"""Before another try, whatever a receiver asks for."""
 AT_ONCE = 32
 AT_ONCE_PER_PRINCIPAL = 16
 AT_ONCE_PER_RECEIVER = 4
-"""Notifications under way, in all, for one caller, and for one caller to one host: a receiver that
-hangs delays its own caller's others little, and nobody else's."""
+"""Notifications under way in all, for one caller, and for one caller to one host: a receiver that
+hangs hardly delays other webhooks of its caller, and none of other callers."""
 SNAPSHOTS = "0.3"
 """The version whose notifications show the whole task, and so only its present state."""
 
 
 @dataclass(frozen=True, slots=True)
+class RetryTimes:
+    """How many seconds pass between two attempts."""
+
+    first: float = 5.0
+    """After the first failure; each further one waits four times as long."""
+    longest: float = 3600.0
+    shortest: float = 1.0
+    """Even if the receiver asks for less."""
+
+    def after(self, failures: int) -> float:
+        """Return how long to wait after so many failures in a row."""
+        # Beyond the tenth the power only grows.
+        wait = self.first * 4.0 ** min(failures - 1, 10)
+        return min(wait, self.longest) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+
+
+RETRIES = RetryTimes()
+
+
+@dataclass(frozen=True, slots=True)
 class Notification:
-    """A change of state to be told: the entry, or the task as it is, if that is what is shown."""
+    """A change of state to send."""
 
     ref: TaskRef
     seq: int
+    """The place of the webhook once the receiver has taken it."""
     ends: bool
-    """Whether nothing can follow it."""
+    """Whether it is the last one of the task."""
     what: Entry | TaskState
+    """The entry that changed the state, or the present task if that entry is not what is shown."""
     whole: bool = False
-    """Whether all of the task is shown, and not its status alone."""
+    """Whether to show the whole task, or its status alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of one attempt: ``ok``, ``http_503``, ``timeout``, …"""
+    """The outcome of one attempt."""
 
     name: str
+    """``ok``, ``http_503``, ``timeout``, …"""
     ok: bool = False
     gone: bool = False
-    """The receiver wants nothing any more."""
+    """The receiver wants no more notifications."""
     away: bool = False
-    """Nobody could be reached there, so that another notification would fare no better now."""
+    """The host could not be reached, so that another notification would fare no better now."""
     retry_after: float | None = None
+    """Seconds that the receiver wants us to wait."""
 
 
 class Sender(Protocol):
     async def send(self, row: HookRow, notification: Notification, /) -> Receipt:
-        """Send a notification, within the time that one may take."""
+        """Make one attempt to send a notification, within a time limit."""
         ...
 
 
 class Destination:
-    """Where webhooks of one caller go: a host and its port.
+    """A host and port to which webhooks of one caller go.
 
-    While nobody can be reached there, one of them tries it now and then, and all others wait for
-    that: a thousand webhooks to a dead receiver cost no more than one.
+    While it cannot be reached, one webhook at a time tries, and the others wait for the result: a
+    thousand webhooks to a dead receiver cost no more than one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, retries: RetryTimes) -> None:
         self.failures = 0
-        """How often in a row nobody was reached; the next one to try does so alone."""
+        """How many attempts in a row did not reach the host; above 0 one tries at a time."""
         self.outcome = ""
+        """The name of the last such attempt's outcome."""
+        self._retries = retries
         self._room = asyncio.Semaphore(AT_ONCE_PER_RECEIVER)
         self._alone = asyncio.Lock()
+        """Held by the webhook that tries."""
         self._tried_at = self._next_at = 0.0
+        """When the last attempt ended and when the next begins, by the clock of the event loop."""
         self._sooner = asyncio.Event()
+        """Set when ``_next_at`` has changed."""
 
     @property
     def wait(self) -> float:
-        """How long nobody is to try it."""
+        """Seconds until the next attempt."""
         return max(0.0, self._next_at - asyncio.get_running_loop().time())
 
     async def enter(self, stack: AsyncExitStack) -> bool:
-        """Wait for a place, to be given back by the stack; False if it went away meanwhile."""
+        """Wait for leave to send, which the stack gives back; False if the host went away."""
         while self.failures:
-            # First come, first served; who gives up here makes way for the next.
+            # First come, first served; a webhook that gives up here makes way for the next.
             async with AsyncExitStack() as place:
                 await place.enter_async_context(self._alone)
                 while self.failures and (wait := self.wait):
@@ -134,33 +157,34 @@ class Destination:
             return not self.failures
 
     def note(self, outcome: Receipt, failures: int) -> None:
-        """Note how an attempt ended that began after so many failures."""
+        """Note the outcome of an attempt that began after so many failures."""
         self._tried_at = asyncio.get_running_loop().time()
         if not outcome.away:
             self.failures = 0
         elif self.failures == failures:  # several that were under way count once
             self.failures += 1
             self.outcome = outcome.name
-            self._next_at = self._tried_at + _backoff(self.failures)
+            self._next_at = self._tried_at + self._retries.after(self.failures)
 
     def hurry(self, after: float = 0.0) -> None:
-        """Have it tried so long after the last attempt, if that is earlier."""
+        """Bring the next attempt forward to so many seconds after the last one."""
         self._next_at = min(self._next_at, self._tried_at + after)
         self._sooner.set()
 
 
 @dataclass(eq=False, slots=True)
 class Delivery:
-    """A webhook that is being served, and how far that has come."""
+    """A webhook that is being served."""
 
     row: HookRow
+    """As it is stored; ``acked`` is its place in the log."""
     destination: Destination
     log: Callable[[], TaskLog | None]
-    """The log of a task that is open."""
+    """Returns the log; None if the task has ended and its log is no longer in memory."""
     ahead: deque[Entry] = field(default_factory=deque[Entry])
-    """Changes that were read from the store before their turn."""
+    """The next changes, if they were read from the store."""
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
-    """Whether the next attempt is to be made at once."""
+    """Ends a pause: a person wants another attempt."""
     running: asyncio.Task[None] | None = None
 
     def cancel(self) -> None:
@@ -168,6 +192,7 @@ class Delivery:
             self.running.cancel()
 
     async def pause(self, seconds: float) -> None:
+        """Wait before the next attempt."""
         if seconds > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
@@ -178,23 +203,30 @@ class Delivery:
 class Outbox(DurableReader):
     """Serves the webhooks of the tasks that this replica runs."""
 
-    def __init__(self, database: Database, settings: PushSettings, sender: Sender) -> None:
+    def __init__(
+        self,
+        database: Database,
+        settings: PushSettings,
+        sender: Sender,
+        retries: RetryTimes | None = None,
+    ) -> None:
         self.settings = settings
         self._database = database
         self._sender = sender
+        self._retries = retries or RETRIES
         self._deliveries: dict[tuple[int, str], Delivery] = {}
-        """The webhooks that are being served, by task and id."""
+        """The webhooks that are being served, by task number and id."""
         self._pending: dict[int, float] = {}
-        """Since when each webhook has something that its receiver has not taken."""
+        """When each webhook got a notification that its receiver has not taken, by its number."""
         self._room = asyncio.Semaphore(AT_ONCE)
         self._rooms: weakref.WeakValueDictionary[str, asyncio.Semaphore] = (
             weakref.WeakValueDictionary()
         )
-        """Those of callers."""
+        """Places for notifications of each caller."""
         self._destinations: weakref.WeakValueDictionary[tuple[str, str], Destination] = (
             weakref.WeakValueDictionary()
         )
-        """By caller, scheme, host and port, for as long as there is a webhook to tell."""
+        """By caller and origin (scheme, host and port), for as long as a webhook goes there."""
         metrics.PUSH_PENDING.set_function(lambda: len(self._pending))
         metrics.PUSH_OLDEST.set_function(
             lambda: time.monotonic() - min(self._pending.values(), default=time.monotonic())
@@ -227,7 +259,7 @@ class Outbox(DurableReader):
         return webhooks.put(connection, row)
 
     async def check_room(self, log: TaskLog, config: PushConfig) -> None:
-        """Raise LimitExceededError if there is no room for the webhook that a message brings."""
+        """Raise LimitExceededError if a message may not bring this webhook to its task."""
 
         def check(connection: Connection) -> None:
             if _served(connection, log, config) is None:
@@ -271,11 +303,11 @@ class Outbox(DurableReader):
             )
 
     async def put(self, log: TaskLog, config: PushConfig, *, anew: bool = True) -> HookRow:
-        """Have a task's changes sent from now on.
+        """Set a webhook, and send it the changes of the task from now on.
 
-        Of a task that waits for a person or has ended the present state is sent at once: it may
-        have come to that just before. Unless it is to begin ``anew``, a webhook that is just like
-        it goes on, with what its receiver has not taken yet.
+        If the task has ended or waits for a person, its present state is sent at once: that may
+        have happened just before. Without ``anew`` an equal webhook stays as it is, with the
+        changes that its receiver has not taken yet.
         """
         state = await log.firm_state()
         last = _last_change(state)
@@ -293,7 +325,7 @@ class Outbox(DurableReader):
             if new:
                 self._begin(row, log)
 
-        # Its caller may be gone by the time it is stored.
+        # The caller may have gone away by the time it is stored.
         stored = await self._database.write(write, on_late_commit=serve)
         serve(stored)
         return stored[0]
@@ -307,7 +339,7 @@ class Outbox(DurableReader):
         return _named(await self.of_task(log), config_id)
 
     async def delete(self, log: TaskLog, config_id: str) -> None:
-        """Forget a webhook, and what is being sent to it; there may be none."""
+        """Delete a webhook, if it is there, and stop sending to it."""
         if await self._database.write(lambda c: webhooks.delete(c, log.no, config_id)):
             AUDIT.info("webhook deleted", principal=log.ref.principal, task_id=log.ref.id)
         if (delivery := self._deliveries.pop((log.no, config_id), None)) is not None:
@@ -320,16 +352,16 @@ class Outbox(DurableReader):
         found = await self._database.read(lambda c: webhooks.page(c, principal, task_id, most))
 
         def shown(row: HookRow) -> HookRow:
-            it = self._deliveries.get((row.task_no, row.config_id))
-            if row.state != "active" or it is None or not it.destination.failures:
+            delivery = self._deliveries.get((row.task_no, row.config_id))
+            if row.state != "active" or delivery is None or not delivery.destination.failures:
                 return row
-            at = now_ms() + int(it.destination.wait * 1000)
-            return replace(row, next_at=at, last_outcome=it.destination.outcome)
+            at = now_ms() + int(delivery.destination.wait * 1000)
+            return replace(row, next_at=at, last_outcome=delivery.destination.outcome)
 
         return [(task_id, shown(row)) for task_id, row in found]
 
     async def retry(self, log: TaskLog, config_id: str) -> None:
-        """Try a webhook again that was given up, or is to be tried later."""
+        """Try a webhook at once that was given up, or waits for its next attempt."""
         delivery = self._deliveries.get((log.no, config_id))
         if delivery is not None and delivery.row.state == "active":
             delivery.row = _afresh(delivery.row)  # stored with the next outcome
@@ -338,7 +370,7 @@ class Outbox(DurableReader):
             return
 
         def again(connection: Connection) -> HookRow:
-            # In one transaction: what the delivery still had to store is stored before it.
+            # In one transaction, after whatever the delivery still had to store.
             row = _named(webhooks.of_task(connection, log.no), config_id)
             if row.state != "done":
                 row = _afresh(row)
@@ -384,7 +416,7 @@ class Outbox(DurableReader):
     # Receipt
 
     def _begin(self, row: HookRow, log: TaskLog) -> None:
-        """Serve a webhook that was set, in place of one with the same id."""
+        """Serve a webhook that has just been set, in place of one with the same id."""
         host = urlsplit(row.url).hostname
         AUDIT.info("webhook set", principal=row.principal, task_id=log.ref.id, host=host)
         self._serve(row, log)
@@ -393,10 +425,10 @@ class Outbox(DurableReader):
         place = (row.task_no, row.config_id)
         if place in self._deliveries:
             self._deliveries[place].cancel()
-        # The log of an ended task is not kept for a receiver that is away: it holds the whole task.
+        # A weak reference: a log holds the whole task, and is not kept for a receiver that is away.
         parts = urlsplit(row.url)
         where = (row.principal, f"{parts.scheme}://{parts.netloc}")
-        destination = self._destinations.setdefault(where, Destination())
+        destination = self._destinations.setdefault(where, Destination(self._retries))
         it = Delivery(row, destination, _no_log if log is None else weakref.ref(log))
         it.running = asyncio.create_task(self._deliver(it), name=f"webhook {row.no}")
         self._deliveries[place] = it
@@ -409,10 +441,10 @@ class Outbox(DurableReader):
         it.running.add_done_callback(ended)
 
     async def _deliver(self, it: Delivery) -> None:
-        """Send one change after the other, until the last was taken or the receiver is given up."""
+        """Send one change after the other, until the last is taken or the receiver is given up."""
         wait, faults = 0.0, 0
-        if it.row.next_at is not None:  # by the clock of the day, which may have been set since
-            wait = min(max(0.0, (it.row.next_at - now_ms()) / 1000), LAST_RETRY_SECONDS)
+        if it.row.next_at is not None:  # by the wall clock, which may have been set since
+            wait = min(max(0.0, (it.row.next_at - now_ms()) / 1000), self._retries.longest)
         while it.row.state == "active":
             await it.pause(wait)
             try:
@@ -420,21 +452,21 @@ class Outbox(DurableReader):
             except StreamEndedError:  # the log has moved, and so has this webhook
                 return
             except StoreUnavailableError:
-                wait = FIRST_RETRY_SECONDS
+                wait = self._retries.first
             except Exception:
-                # Whatever is wrong, what the receiver is still to be told must not be lost with it.
+                # Whatever is wrong, no notification may be lost for it.
                 logger.exception("webhook not served, trying again", webhook=it.row.no)
                 faults += 1
-                wait = _backoff(faults)
+                wait = self._retries.after(faults)
             else:
                 if attempt is None:
                     return
                 wait, faults = attempt, 0
 
     async def _attempt(self, it: Delivery) -> float | None:
-        """Send the next change; return how long to wait before another.
+        """Make one attempt to send the next change; return how long to wait before another.
 
-        None if the webhook, or its task, was deleted.
+        None if the webhook or its task was deleted.
         """
         entry, log = (it.ahead[0] if it.ahead else None), it.log()
         if entry is None and log is not None:
@@ -452,13 +484,13 @@ class Outbox(DurableReader):
                     return None
                 log = it.log()
                 if log is not None and notification.what.status is not None and not it.row.attempts:
-                    # A person may answer before the receiver has said thanks. One that fails shows
-                    # nothing to anybody.
+                    # Before it is sent: a person may answer before the receiver has replied. A
+                    # repeated attempt shows nothing new.
                     log.note_seen(notification.what.status)
                 del log
                 if self._database.has_other_replicas:
-                    # A replica that slept while another took over must not repeat what its
-                    # successor has sent.
+                    # A replica that was suspended while another took over must not repeat the
+                    # notifications of its successor.
                     await self._database.check_writable("telling of")
                 outcome = await self._sender.send(it.row, notification)
                 it.destination.note(outcome, failures)
@@ -474,7 +506,7 @@ class Outbox(DurableReader):
             lambda connection: webhooks.update(connection, row)
         ):
             return None
-        # Whoever asked for a retry meanwhile did not know of this.
+        # A retry that was asked for meanwhile counts from this outcome.
         it.row = row if it.row is before or row.state == "done" else _afresh(row)
         if outcome.ok:
             self._pending.pop(row.no, None)
@@ -496,7 +528,7 @@ class Outbox(DurableReader):
         return wait
 
     async def _notification(self, it: Delivery, entry: Entry | None) -> Notification | None:
-        """Return what to send next; None if the task was deleted."""
+        """Return the next notification; None if the task was deleted."""
         row, ahead = it.row, it.ahead
         if (log := it.log()) is not None:
             state = await log.firm_state()
@@ -519,12 +551,12 @@ class Outbox(DurableReader):
         return Notification(state.ref, entry.seq, ends, entry)
 
     async def _enter(self, it: Delivery, place: AsyncExitStack) -> bool:
-        """Wait for a place among the notifications under way; False if the webhook was deleted."""
+        """Wait for leave to send, which ``place`` gives back; False if the webhook was deleted."""
         while True:
             if it.destination.failures and it.row.failing_since is None:
-                # From here on its time runs, and it can be seen that it fails, without an attempt.
-                # It is news of a receiver that may be back: others do not wait for long then.
-                it.destination.hurry(FIRST_RETRY_SECONDS)
+                # The webhook counts as failing from now on, without an attempt of its own. A new
+                # notification is a reason to try a receiver that may be back, for all that wait.
+                it.destination.hurry(self._retries.first)
                 row = replace(it.row, failing_since=now_ms(), last_outcome=it.destination.outcome)
                 it.row = row
                 if not await self._database.write_until_stored(lambda c: webhooks.update(c, row)):  # noqa: B023
@@ -533,7 +565,7 @@ class Outbox(DurableReader):
                 async with asyncio.timeout(self._left(it.row)):
                     if await it.destination.enter(place):
                         break
-            except TimeoutError:  # one attempt of its own is the last
+            except TimeoutError:  # its time is up; it makes one attempt of its own, the last
                 break
         mine = self._rooms.setdefault(it.row.principal, asyncio.Semaphore(AT_ONCE_PER_PRINCIPAL))
         await place.enter_async_context(mine)
@@ -541,7 +573,7 @@ class Outbox(DurableReader):
         return True
 
     def _left(self, row: HookRow) -> float | None:
-        """Return how many seconds are left until a webhook that fails is given up."""
+        """Return the seconds until a webhook that fails is given up; None if it does not fail."""
         if row.failing_since is None:
             return None
         return max(0.0, self.settings.give_up_hours * 3600 - (now_ms() - row.failing_since) / 1000)
@@ -549,7 +581,7 @@ class Outbox(DurableReader):
     def _after(
         self, row: HookRow, notification: Notification | None, outcome: Receipt
     ) -> tuple[HookRow, float]:
-        """Return what to store of an attempt, and how long to wait before the next."""
+        """Return the row after an attempt, and how long to wait before the next."""
         row = replace(row, last_outcome=outcome.name, next_at=None)
         ends = outcome.gone
         if outcome.ok and notification is not None:
@@ -564,18 +596,12 @@ class Outbox(DurableReader):
         row = replace(row, attempts=row.attempts + 1, failing_since=since)
         if now - since >= self.settings.give_up_hours * 3_600_000:
             return replace(row, state="failed"), 0.0
-        if outcome.away:  # it waits at its destination
+        if outcome.away:  # ``Destination.enter`` waits
             return row, 0.0
-        wait = _backoff(row.attempts) if outcome.retry_after is None else outcome.retry_after
-        wait = min(max(wait, SHORTEST_WAIT_SECONDS), LAST_RETRY_SECONDS)
+        times, wait = self._retries, outcome.retry_after
+        wait = times.after(row.attempts) if wait is None else wait
+        wait = min(max(wait, times.shortest), times.longest)
         return replace(row, next_at=now + int(wait * 1000)), wait
-
-
-def _backoff(attempts: int) -> float:
-    """Return how long to wait after so many failures in a row."""
-    # Beyond the tenth the power only grows.
-    wait = FIRST_RETRY_SECONDS * 4.0 ** min(attempts - 1, 10)
-    return min(wait, LAST_RETRY_SECONDS) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
 
 
 def _afresh(row: HookRow) -> HookRow:
@@ -584,7 +610,7 @@ def _afresh(row: HookRow) -> HookRow:
 
 
 def _config_id(config: PushConfig, ref: TaskRef) -> str | None:
-    """Return the id that a webhook is to have: in 0.3 a task has one, with the task's own id."""
+    """Return the id of a webhook, if it is decided: in 0.3 a task has one, with the task's id."""
     return config.id or (ref.id if config.version == SNAPSHOTS else None)
 
 
@@ -593,7 +619,7 @@ def _last_change(state: TaskState) -> int:
 
 
 def _served(connection: Connection, log: TaskLog, config: PushConfig) -> HookRow | None:
-    """Return the webhook of a task that is being told what this one would be, and like it."""
+    """Return the active webhook of a task that equals a configuration."""
     wanted = (config.version, config.url, config.scheme, config.credentials, config.token)
     for row in webhooks.of_task(connection, log.no):
         named = _config_id(config, log.ref) in (None, row.config_id)
@@ -611,9 +637,9 @@ def _named(rows: Sequence[HookRow], config_id: str | None) -> HookRow:
 
 
 def _no_log() -> None:
-    """The task had ended when its webhook was taken up."""
+    """Stand for the log of a task that had ended before its webhook was recovered."""
 
 
 def _kind(outcome: Receipt) -> str:
-    """Return an outcome as a label: receivers can think of many statuses."""
+    """Return an outcome as a metrics label, with one label for a hundred HTTP statuses."""
     return f"{outcome.name[:6]}xx" if outcome.name.startswith("http_") else outcome.name
