@@ -63,11 +63,11 @@ class Deps:
         if self.fleet.alone and self.fleet.first.owned:
             return self.fleet.first
         if params.named_session is not None:
-            return await self.fleet.of_session(params.named_session)
+            return await self.fleet.holder_of_session(params.named_session)
         if params.named_request is not None:
-            return await self.fleet.of_request(params.named_request)
+            return await self.fleet.holder_of_request(params.named_request)
         if params.named_place is not None:
-            member = await self.fleet.of_place(params.named_place)
+            member = await self.fleet.holder_of_workspace(params.named_place)
             if member is not None or params.place.workspace is not None:
                 return member or self.fleet.first.check_owned()
         return self.fleet.serving(self.workspace.directory(*params.named_directory))

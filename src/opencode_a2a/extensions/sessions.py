@@ -512,7 +512,7 @@ async def create(call: Call, params: CreateParams) -> OneSession:
             model=model and ModelRef(model.provider_id, model.model_id),
         )
         fixed = parent is not None or params.place.workspace is not None
-        member = call.member if fixed else call.deps.fleet.roomiest(call.at.directory)
+        member = call.member if fixed else call.deps.fleet.member_for_new_context(call.at.directory)
         session = await member.turns.opencode.create_session(draft, at=call.at)
         await member.turns.sessions.own(call.principal, session)
     return OneSession.of(item=session)

@@ -81,7 +81,7 @@ class SessionQuery:
 
 
 class SessionSearch:
-    """Finds out which OpenCode of another replica has a session, for ``Fleet.find_session``."""
+    """Finds which OpenCode of another replica has a session (``Fleet.find_session_elsewhere``)."""
 
     def __init__(self, mailbox: Mailbox, fleet: Fleet) -> None:
         self._mailbox = mailbox

@@ -399,7 +399,7 @@ class OpenTasks:
         """Take charge of an open task."""
         task = self._tasks[log.ref.id] = OpenTask(log, member, self._on_change)
         self._tails.taken_over(log)
-        self._fleet.note(log.ref.principal, log.ref.context_id, routing, member)
+        self._fleet.note_placement(log.ref.principal, log.ref.context_id, routing, member)
         self._fleet.tasks[member.name] += 1
         metrics.TASKS.labels(log.state.status.state).inc()
         self._counts[log.ref.principal] += 1

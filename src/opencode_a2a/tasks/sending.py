@@ -242,7 +242,9 @@ class Sending:
         for row, task_routing in elsewhere:
             if self._admissions.joins(command, row, task_routing):
                 raise NotOwnerError(row.upstream)  # its session may not be stored yet
-        member = await self._fleet.member_for(command.principal, command.context_id, routing)
+        member = await self._fleet.member_for_message(
+            command.principal, command.context_id, routing
+        )
         await member.turns.reachable()
         if routing != ANYWHERE:
             await _check(command.principal, command.request, member.turns)

@@ -111,7 +111,7 @@ class TaskService:
         self._sending = Sending(
             database, fleet, outbox, self.open, self._lookup, self.admissions, self.budgets
         )
-        fleet.find_session = SessionSearch(self.mailbox, fleet).find
+        fleet.find_session_elsewhere = SessionSearch(self.mailbox, fleet).find
 
         # The calls that the owner of an OpenCode runs. A result that refers to a task is read from
         # the database when the owner has replied.

@@ -123,9 +123,9 @@ class Fleet:
         """Whether there is only one OpenCode, behind this and all other replicas."""
         self.others: dict[str, UpstreamRow] = {}
         """The OpenCodes that this replica does not own, by name, without lost ones."""
-        self.find_session: Callable[[SessionId], Awaitable[str | None]] | None = None
+        self.find_session_elsewhere: Callable[[SessionId], Awaitable[str | None]] | None = None
         """Asks other replicas for the name of the OpenCode that has a session."""
-        self._placed: OrderedDict[Place, Member] = OrderedDict()
+        self._placements: OrderedDict[Place, Member] = OrderedDict()
         """The OpenCodes that contexts were given lately: that may not be stored yet."""
 
     # Which OpenCode?
@@ -149,7 +149,7 @@ class Fleet:
         member = self.members.get(upstream)
         return upstream in self.others or (member is not None and not member.lost)
 
-    async def member_for(
+    async def member_for_message(
         self, principal: Principal, context_id: str | None, routing: Routing
     ) -> Member:
         """Return the OpenCode for a message: the one with its session, or one with room.
@@ -159,16 +159,16 @@ class Fleet:
         if self.alone and self.first.owned:
             return self.first
         if routing.session_id is not None:
-            return await self.of_session(routing.session_id)
+            return await self.holder_of_session(routing.session_id)
         if routing.workspace_id is not None:
-            return await self.of_place(routing.workspace_id) or self.first.check_owned()
+            return await self.holder_of_workspace(routing.workspace_id) or self.first.check_owned()
         location, name = self.first.turns.sessions.locate(routing)
         if context_id is None:
-            return self.roomiest(location.directory)
+            return self.member_for_new_context(location.directory)
         if context_id.startswith(DERIVED_CONTEXT):
-            return await self.of_session(context_id.removeprefix(DERIVED_CONTEXT))
+            return await self.holder_of_session(context_id.removeprefix(DERIVED_CONTEXT))
         place = principal, ContextId(context_id), name
-        member = self._placed.get(place)
+        member = self._placements.get(place)
         if member is None or self.shared:  # another replica may have placed it elsewhere since
             found = await self._database.read(lambda connection: links.linked(connection, *place))
             if found and found[1] in self.others:
@@ -176,11 +176,13 @@ class Fleet:
             if found and self.keeps_contexts(found[1]):
                 member = self.members[found[1]]
         if member is None or member.lost:
-            member = self.roomiest(location.directory)
-            self.note(principal, context_id, routing, member)
+            member = self.member_for_new_context(location.directory)
+            self.note_placement(principal, context_id, routing, member)
         return member.check_owned()
 
-    def note(self, principal: Principal, context_id: str, routing: Routing, member: Member) -> None:
+    def note_placement(
+        self, principal: Principal, context_id: str, routing: Routing, member: Member
+    ) -> None:
         """Remember which OpenCode a context was given: that may not be stored yet."""
         if self.alone:
             return
@@ -189,10 +191,10 @@ class Fleet:
         except InvalidParamsError:
             return  # the task is from before a restart, and its directory gone: its turn says so
         place = principal, ContextId(context_id), name
-        self._placed[place] = member
-        self._placed.move_to_end(place)
-        if len(self._placed) > KNOWN_SESSIONS:
-            self._placed.popitem(last=False)
+        self._placements[place] = member
+        self._placements.move_to_end(place)
+        if len(self._placements) > KNOWN_SESSIONS:
+            self._placements.popitem(last=False)
 
     def serving(self, directory: str | None) -> Member:
         """Return an OpenCode to ask for what is the same in all that serve a directory."""
@@ -200,16 +202,16 @@ class Fleet:
         up = [member for member in serving if member.up]
         return (up or serving or [self.first])[0]
 
-    async def of_session(self, session_id: str) -> Member:
+    async def holder_of_session(self, session_id: str) -> Member:
         """Return the OpenCode that has a session; the first, which denies it, if none has.
 
         Raise NotOwnerError if another replica owns it.
         """
         if self.alone or not well_formed("ses", session_id):
             return self.first.check_owned()
-        return (await self._holder(SessionId(session_id))).check_owned()
+        return (await self._find_session(SessionId(session_id))).check_owned()
 
-    async def _holder(self, session_id: SessionId) -> Member:
+    async def _find_session(self, session_id: SessionId) -> Member:
         for member in self.members.values():
             if member.turns.sessions.knows(session_id):
                 return member
@@ -231,13 +233,13 @@ class Fleet:
         for member, here in zip(members, found, strict=True):
             if here:
                 return member
-        if self.others and self.find_session is not None and not FORWARDED.get():
-            name = await self.find_session(session_id)
+        if self.others and self.find_session_elsewhere is not None and not FORWARDED.get():
+            name = await self.find_session_elsewhere(session_id)
             if name is not None:
                 raise NotOwnerError(name)
         return self.first
 
-    async def of_place(self, name: str) -> Member | None:
+    async def holder_of_workspace(self, name: str) -> Member | None:
         """Return the OpenCode that made a workspace or worktree; None if that is not known.
 
         Raise NotOwnerError if another replica owns it.
@@ -247,7 +249,7 @@ class Fleet:
             raise NotOwnerError(found)
         return self.members[found].check_owned() if found in self.members else None
 
-    async def of_request(self, request_id: str) -> Member:
+    async def holder_of_request(self, request_id: str) -> Member:
         """Return the OpenCode that asks for a permission or an answer.
 
         If none is known to, return one that can be asked. Raise NotOwnerError if another replica
@@ -265,7 +267,7 @@ class Fleet:
         usable = (member for member in self.members.values() if member.owned and member.up)
         return next(usable, self.first)
 
-    def roomiest(self, directory: str | None) -> Member:
+    def member_for_new_context(self, directory: str | None) -> Member:
         """Return the OpenCode for a new context: one that has room, with the fewest open tasks.
 
         Raise NotOwnerError if another replica owns it; see ``LOCAL_BIAS``.
@@ -319,7 +321,7 @@ class Fleet:
             session = SessionId(owner.context_id.removeprefix(DERIVED_CONTEXT))
             member = None
             with suppress(NotOwnerError):
-                member = self.first if self.alone else await self._holder(session)
+                member = self.first if self.alone else await self._find_session(session)
             if member is not None and member in members:
                 answered = await self.first.turns.interrupts.stored_answers(owner)
                 member.errands.recover(owner, asked, answered)
