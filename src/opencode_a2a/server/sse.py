@@ -1,8 +1,8 @@
 """Write a stream of server-sent events.
 
-``server.http`` gives an iterator of encoded frames; this module sees to it that the reader can
-tell a quiet stream from a dead one, that a reader who is gone or does not read is let go, and
-that a stream never ends without saying so. It does not look into the frames.
+``server.http`` makes the encoded frames. This module writes comments, so that a client can tell a
+quiet stream from a dead one, drops a client that is gone or does not read, and never ends a stream
+without saying why. It does not look into the frames.
 
 A stream has two tasks: the server's own, which writes the frames, and one that waits for the end
 of the connection. One timer looks after all streams of the process: a frame costs no timer, and a
@@ -92,13 +92,13 @@ class Streams:
         self._next = math.inf
         self.draining = False
         self.on_drain: list[Callable[[], None]] = []
-        """Called for whatever else waits for something and should not."""
+        """Called to release other requests that wait."""
 
     def __len__(self) -> int:
         return len(self._streams)
 
     def drain(self) -> None:
-        """Let every open stream, and every later one, say goodbye."""
+        """End every open stream, and every later one, because the service is stopping."""
         self.draining = True
         for stream in self._streams:
             stream.end(Ending.DRAINED)
@@ -156,7 +156,7 @@ class EventStream:
         self._send_seconds = send_seconds
         self._began = self._wrote = self._last_frame = time.monotonic()
         self._blocked: float | None = None
-        """Since when the reader has not taken what there is for it."""
+        """Since when the client has not taken a frame; None if it has taken all."""
         self._bytes = 0
         self._ending: Ending | None = None
         self._alarm: asyncio.Timeout | None = None

@@ -1,7 +1,7 @@
 """Webhooks: where the changes of a task's state are sent, and how far that has come.
 
-Functions of a connection, to be given to ``Database``. A row that is done, because its task has
-ended and that was told, or because its receiver wants no more, holds no secret.
+Functions of a connection, to be given to ``Database``. A row that is done holds no secret: its
+receiver has taken the end of the task, or wants no more notifications.
 """
 
 from collections.abc import Collection
@@ -18,7 +18,7 @@ HookState = Literal["active", "done", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class HookRow:
-    """A webhook of a task. What is secret in it is neither shown nor logged."""
+    """A webhook of a task. Its secrets are neither shown nor logged."""
 
     task_no: int
     config_id: str
@@ -27,13 +27,13 @@ class HookRow:
     version: str
     url: str
     acked: int
-    """The receiver knows of the changes of state up to this entry of the log."""
+    """Sequence number of the last entry that the receiver has taken."""
     scheme: str | None = None
     credentials: str | None = None
     token: str | None = None
     state: HookState = "active"
     attempts: int = 0
-    """How many failed since the last that succeeded."""
+    """Failed attempts since the last one that succeeded."""
     failing_since: int | None = None
     next_at: int | None = None
     last_outcome: str | None = None
@@ -60,7 +60,7 @@ def put(connection: Connection, row: HookRow) -> HookRow:
 
 
 def counts(connection: Connection, task_no: int, config_id: str, principal: str) -> tuple[int, int]:
-    """Return how many other webhooks a task has, and how many active ones a principal."""
+    """Return how many other webhooks the task has, and how many active ones the principal."""
     count = sa.select(sa.func.count()).select_from(webhooks)
     other = sa.not_(sa.and_(*_named(task_no, config_id)))
     mine = (webhooks.c.principal == principal, webhooks.c.state == "active", other)
@@ -74,7 +74,7 @@ def of_task(connection: Connection, task_no: int) -> list[HookRow]:
 
 
 def active(connection: Connection, upstreams: Collection[str] | None = None) -> list[HookRow]:
-    """Return what is to be told something, now or later; of all tasks, or of some upstreams'."""
+    """Return the active webhooks of all tasks, or of the tasks of some OpenCodes."""
     where = [webhooks.c.state == "active"]
     if upstreams is not None:
         of = sa.select(tasks.c.no).where(tasks.c.upstream.in_(upstreams))
