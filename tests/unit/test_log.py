@@ -45,11 +45,10 @@ from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.upstream import Upstream
 from opencode_a2a.store.database import Database
 from opencode_a2a.tasks import log as live
-from opencode_a2a.tasks.admission import Admission
-from opencode_a2a.tasks.command import SendCommand
 from opencode_a2a.tasks.log import LogWriter, TaskLog
 from opencode_a2a.tasks.outbox import Outbox
 from opencode_a2a.tasks.readers import Begin, DurableReader, LogReader, Replay, stored_task
+from opencode_a2a.tasks.sending import Admission, SendCommand
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.tasks.state import Cursor, Entry, Recovered, State, TaskRef
 from opencode_a2a.turns.answers import Answer, PermissionReply

@@ -36,9 +36,9 @@ from opencode_a2a.rights import Budget, Rights
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import Replica
 from opencode_a2a.tasks import mailbox as module
-from opencode_a2a.tasks.command import SendCommand
 from opencode_a2a.tasks.mailbox import NOBODY, UNSURE, Mailbox, dump_error, load_error
 from opencode_a2a.tasks.outbox import Outbox
+from opencode_a2a.tasks.sending import SendCommand
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.turns.fleet import Fleet, NotOwnerError
 from opencode_a2a.turns.sessions import WorkspaceRoot

@@ -29,9 +29,9 @@ from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks import outbox as module
-from opencode_a2a.tasks.command import SendCommand
 from opencode_a2a.tasks.log import LogWriter, TaskLog, load_task
 from opencode_a2a.tasks.outbox import Notification, Outbox, Receipt, RetryTimes
+from opencode_a2a.tasks.sending import SendCommand
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.tasks.state import TERMINAL, Entry
 from opencode_a2a.telemetry import now_ms

@@ -1,10 +1,10 @@
 """Forward calls to the replica that owns an OpenCode.
 
-Code that needs an OpenCode of another replica raises ``NotOwnerError``. ``TaskService`` and
-``extensions.dispatch`` catch it and forward the whole call with ``Mailbox.ask``; the owner runs the
-same code as for a call of its own (``Mailbox.handlers``), and its reply is returned. Calls and
-replies go through a table (``store.mail``), so replicas need no second port, no shared secret and
-no network path to each other. What a call and a reply contain is known to the handlers only.
+Code that needs an OpenCode of another replica raises ``NotOwnerError``. The ``OwnerCall`` around it
+then has the owner run the same code, and returns the result or raises the error as if it had run
+here. To forward a further call, declare an ``OwnerCall``: its kind, what runs, and how arguments
+and result are written. Calls and replies go through a table (``Mailbox``, ``store.mail``), so
+replicas need no second port, no shared secret and no network path to each other.
 
 A mail is addressed to an OpenCode, not to a replica, so the next owner finds it. If a replica dies
 while it carries a call out, the next owner does so again if the call is repeatable; otherwise the
@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import orjson
 import structlog
@@ -27,16 +27,18 @@ from opencode_a2a import metrics
 from opencode_a2a.errors import (
     InternalError,
     ServiceError,
+    SessionNotFoundError,
     StoreUnavailableError,
     UnsupportedOperationError,
     UpstreamError,
     UpstreamUnreachableError,
     Violation,
 )
+from opencode_a2a.ids import SessionId
 from opencode_a2a.store import mail
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.mail import MailRow
-from opencode_a2a.turns.fleet import FORWARDED, NotOwnerError
+from opencode_a2a.turns.fleet import FORWARDED, Fleet, NotOwnerError
 
 logger = structlog.get_logger(__name__)
 
@@ -270,3 +272,105 @@ def _kinds(kind: type[ServiceError]) -> Iterator[type[ServiceError]]:
     yield kind
     for derived in kind.__subclasses__():
         yield from _kinds(derived)
+
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+class OwnerCall(Generic[A, R]):
+    """One kind of call, with its arguments as one value."""
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        kind: str,
+        run: Callable[[A], Awaitable[R]],
+        *,
+        dump: Callable[[A], bytes] = orjson.dumps,
+        load: Callable[[bytes], A],
+        dump_result: Callable[[R], bytes],
+        load_result: Callable[[A, bytes], Awaitable[R]],
+        repeatable: Callable[[A], bool] = lambda _: True,
+    ) -> None:
+        self._mailbox = mailbox
+        self._kind = kind
+        self._run = run
+        self._dump = dump
+        self._load = load
+        self._dump_result = dump_result
+        self._load_result = load_result
+        """Makes the result of the arguments and the reply; it may read the database for that."""
+        self._repeatable = repeatable
+        """Whether the next owner may run the call again if this one dies over it."""
+        mailbox.handlers[kind] = self._answer
+
+    async def __call__(self, arguments: A) -> R:
+        """Run the call here, or have the owner of its OpenCode run it."""
+        try:
+            return await self._run(arguments)
+        except NotOwnerError as error:
+            upstream = error.upstream
+        return await self.ask(upstream, arguments)
+
+    async def ask(self, upstream: str, arguments: A) -> R:
+        """Have the owner of an OpenCode run the call."""
+        body, repeatable = self._dump(arguments), self._repeatable(arguments)
+        reply = await self._mailbox.ask(upstream, self._kind, body, repeatable=repeatable)
+        return await self._load_result(arguments, reply)
+
+    async def _answer(self, body: bytes) -> bytes:
+        """Run the call for another replica."""
+        return self._dump_result(await self._run(self._load(body)))
+
+
+def load_fields(kind: type[A]) -> Callable[[bytes], A]:
+    """Return a loader for a dataclass of JSON values; it ignores fields of a later version."""
+    return lambda body: kind(**known_fields(kind, orjson.loads(body)))
+
+
+@dataclass(frozen=True, slots=True)
+class SessionQuery:
+    upstream: str
+    session_id: SessionId
+
+
+class SessionSearch:
+    """Finds which OpenCode of another replica has a session (``Fleet.find_session_elsewhere``)."""
+
+    def __init__(self, mailbox: Mailbox, fleet: Fleet) -> None:
+        self._mailbox = mailbox
+        self._fleet = fleet
+
+        async def load_result(_: SessionQuery, reply: bytes) -> bool:
+            return orjson.loads(reply)
+
+        self._has_session = OwnerCall(
+            mailbox,
+            "session",
+            self._has,
+            load=load_fields(SessionQuery),
+            dump_result=orjson.dumps,
+            load_result=load_result,
+        )
+
+    async def find(self, session_id: SessionId) -> str | None:
+        """Ask the other replicas; return the name of the OpenCode that has the session."""
+
+        async def has(upstream: str) -> bool:
+            with suppress(TimeoutError, ServiceError):
+                async with asyncio.timeout(OTHERS_SECONDS):
+                    return await self._has_session.ask(upstream, SessionQuery(upstream, session_id))
+            return False
+
+        upstreams = await self._mailbox.others()
+        answers = await asyncio.gather(*map(has, upstreams))
+        return next((name for name, here in zip(upstreams, answers, strict=True) if here), None)
+
+    async def _has(self, query: SessionQuery) -> bool:
+        member = self._fleet.members[query.upstream].check_owned()
+        try:
+            await member.turns.opencode.session(query.session_id)
+        except SessionNotFoundError:
+            return False
+        return True

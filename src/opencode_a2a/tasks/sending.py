@@ -1,54 +1,71 @@
 """Sending: what becomes of a message.
 
-``Sending.submit`` has the rules. A message continues the task that it names, or the one of its
-context that waits for an answer; every other message starts a task. A repeat leads to the task of
+``server.operations`` makes a ``SendCommand``. ``Sending.submit`` has the rules: a message continues
+the task that it names, or the one of its context that waits for an answer; every other message
+starts a task, which ``Admissions`` stores before anything runs for it. A message is recorded with
+the transaction that takes or refuses it, so that a repeat is recognised: it leads to the task of
 the first, and one that was refused for good stays refused. Everything here runs where the task
 runs: ``NotOwnerError`` says that this is another replica (see ``TaskService.submit``).
 """
 
 import asyncio
+import hashlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from uuid import uuid4
 from weakref import WeakValueDictionary
 
+import orjson
 from sqlalchemy.engine import Connection
 
+from opencode_a2a.config import LimitSettings
 from opencode_a2a.errors import (
     AuthorizationForbiddenError,
+    BudgetExhaustedError,
     InterruptNotFoundError,
+    InterruptTypeMismatchError,
     InvalidParamsError,
+    LimitExceededError,
     ServiceError,
     UnsupportedOperationError,
     Violation,
 )
 from opencode_a2a.events import Interrupted
-from opencode_a2a.ids import Principal
-from opencode_a2a.messages import ANYWHERE, Added, PromptPart, Routing, TurnRequest
+from opencode_a2a.ids import ContextId, Principal, TaskId
+from opencode_a2a.messages import (
+    ANYWHERE,
+    Added,
+    Message,
+    PromptPart,
+    PushConfig,
+    Routing,
+    TurnRequest,
+)
+from opencode_a2a.rights import UNLIMITED, Budget
+from opencode_a2a.store import links
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, Write
-from opencode_a2a.store.tasks import TaskRow
-from opencode_a2a.tasks.admission import Admissions
+from opencode_a2a.store.tasks import Segment, TaskRow
+from opencode_a2a.tasks import budget
 from opencode_a2a.tasks.budget import Budgets
-from opencode_a2a.tasks.command import (
-    FINAL_REFUSALS,
-    AnswerExpectedError,
-    SendCommand,
-    Submitted,
-    load_refusal,
-    record,
-)
-from opencode_a2a.tasks.log import TaskLog, load_task
+from opencode_a2a.tasks.log import LogWriter, TaskLog, load_task
 from opencode_a2a.tasks.lookup import TaskLookup
+from opencode_a2a.tasks.mailbox import known_fields
 from opencode_a2a.tasks.open import ENDED, WORKING, OpenTask, OpenTasks
 from opencode_a2a.tasks.outbox import Outbox
-from opencode_a2a.tasks.readers import Begin
+from opencode_a2a.tasks.readers import Begin, DurableReader
 from opencode_a2a.tasks.state import (
     OPEN,
+    Accepted,
     State,
+    TaskRef,
     TaskState,
+    dump_entries,
     load_request,
 )
+from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.answers import (
     Answer,
     NotUnderstoodError,
@@ -58,7 +75,7 @@ from opencode_a2a.turns.answers import (
     only_an_answer,
     understand,
 )
-from opencode_a2a.turns.fleet import Fleet, NotOwnerError
+from opencode_a2a.turns.fleet import Fleet, Member, NotOwnerError
 from opencode_a2a.turns.rights import DEFAULT_AGENT
 from opencode_a2a.turns.sessions import (
     COMMAND_FIELD,
@@ -68,6 +85,316 @@ from opencode_a2a.turns.sessions import (
     WORKSPACE_FIELD,
 )
 from opencode_a2a.turns.turn import Turns
+
+# The message, and how it is recorded
+
+FIRST_ROUTING = frozenset({"session_id", "directory", "workspace_id", "model", "hops"})
+"""The fields of a routing that 2.0.0 had."""
+ANYWHERE_FIELDS = asdict(ANYWHERE)
+
+
+@dataclass(frozen=True, slots=True)
+class SendCommand:
+    """A message that starts a task, or continues the one it names."""
+
+    principal: Principal
+    message: Message
+    request: TurnRequest
+    """The turn to run, if the message leads to one."""
+    task_id: str | None = None
+    context_id: str | None = None
+    output_modes: tuple[str, ...] | None = None
+    push: PushConfig | None = None
+    """The webhook to store with the message. It does not identify it: a repeat may name another."""
+    budget: Budget = UNLIMITED
+    seen: Mapping[TaskId, int] = field(default_factory=dict[TaskId, int])
+    """In a forwarded message: what the replica that it came to has shown (``Tails.seen``)."""
+
+    @property
+    def digest(self) -> bytes:
+        """A hash of the content: a repeat has the same message id and the same digest.
+
+        For a message on a task, message and task are the content: a client that repeats it may
+        have learnt the context meanwhile.
+        """
+        content: tuple[object, ...] = (self.message, self.task_id)
+        if self.task_id is None:
+            routing = asdict(self.request.routing)
+            # A field that a later version added counts only if it is set: a repeat of a message
+            # that an earlier version took has to be recognised.
+            for name in routing.keys() - FIRST_ROUTING:
+                if routing[name] == ANYWHERE_FIELDS[name]:
+                    del routing[name]
+            content += (
+                self.context_id,
+                orjson.Fragment(orjson.dumps(routing)),  # in the order of its fields
+                self.output_modes,
+            )
+        return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).digest()
+
+    def dump(self) -> bytes:
+        """Write the command down for another replica, with the secrets of its webhook."""
+        rest = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "request"}
+        return orjson.dumps(rest) + b"\n" + orjson.dumps(self.request)
+
+    @classmethod
+    def load(cls, data: bytes) -> "SendCommand":
+        rest, _, request = data.partition(b"\n")
+        sent = orjson.loads(rest)
+        modes, push = sent["output_modes"], sent["push"]
+        loaded = {
+            "message": Message.load(sent["message"]),
+            "request": load_request(request),
+            "output_modes": None if modes is None else tuple(modes),
+            "push": None if push is None else PushConfig(**known_fields(PushConfig, push)),
+            "budget": Budget(**known_fields(Budget, sent["budget"])),
+        }
+        return cls(**known_fields(cls, sent | loaded))
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """The task that a message led to, and where its log was before the message."""
+
+    log: TaskLog
+    seq: int
+    repeat: bool = False
+    """The message was here before; nothing was done for it now."""
+
+
+class AnswerExpectedError(UnsupportedOperationError):
+    """A message is not the answer that tasks of its context wait for; ``task_ids`` names them.
+
+    ``server.operations`` adds what they ask.
+    """
+
+    @property
+    def task_ids(self) -> list[str]:
+        match self.data.get("task_ids"):
+            case list() as ids:
+                return [str(task_id) for task_id in ids]
+            case _:
+                return []
+
+
+REFUSALS: Mapping[str, type[ServiceError]] = {
+    "ANSWER_EXPECTED": AnswerExpectedError,
+    **{
+        kind.reason: kind
+        for kind in (
+            *(AuthorizationForbiddenError, InterruptNotFoundError, InterruptTypeMismatchError),
+            *(InvalidParamsError, UnsupportedOperationError),
+        )
+    },
+}
+"""The errors that refuse an answer for good, by the name they are stored under: sent again, the
+same message must not answer something else."""
+FINAL_REFUSALS = tuple(REFUSALS.values())
+
+
+def record(
+    command: SendCommand,
+    log: TaskLog,
+    request: TurnRequest | None = None,
+    refusal: ServiceError | None = None,
+) -> Write:
+    """Return the write that records a message on a task, with its next turn or its refusal.
+
+    A repeat may name the task or only the context, whatever the message did.
+    """
+    message, task_no = (command.principal, command.message.message_id), log.no
+    on_task = replace(command, task_id=log.ref.id)
+    in_context = replace(command, task_id=None, context_id=log.ref.context_id)
+    digests = dict.fromkeys(variant.digest for variant in (command, on_task, in_context))
+    refused = None
+    if refusal is not None:
+        name = next(name for name, kind in REFUSALS.items() if isinstance(refusal, kind))
+        wrong = [(violation.field, violation.description) for violation in refusal.violations]
+        refused = orjson.dumps([name, refusal.message, wrong, refusal.data])
+
+    def write(connection: Connection) -> None:
+        for digest in digests:
+            task_rows.add_message(connection, *message, task_no, digest, refused)
+        if request is not None:
+            task_rows.set_request(connection, task_no, orjson.dumps(request))
+
+    return write
+
+
+def load_refusal(refusal: bytes) -> ServiceError:
+    """Return the refusal that ``record`` wrote."""
+    name, text, wrong, data = orjson.loads(refusal)
+    violations = tuple(Violation(*violation) for violation in wrong)
+    return REFUSALS[name](text, violations=violations, **data)
+
+
+# Admission: a message becomes a task
+
+OWN_TASKS = "This caller has {} tasks that have not ended, the most at once; wait for one to end"
+ALL_TASKS = "The service has {} tasks that have not ended, the most at once; try again later"
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What became of a message that was to start a task."""
+
+    log: TaskLog
+    task: OpenTask | None
+    """The task that was stored for it; None for a repeat, whose task exists already."""
+
+
+class Admissions:
+    def __init__(
+        self,
+        database: Database,
+        writer: LogWriter,
+        fleet: Fleet,
+        limits: LimitSettings,
+        readers: Sequence[DurableReader],
+        open_tasks: OpenTasks,
+        lookup: TaskLookup,
+    ) -> None:
+        self._database = database
+        self._writer = writer
+        self._fleet = fleet
+        self._limits = limits
+        self._readers = readers
+        self._open = open_tasks
+        self._lookup = lookup
+
+    async def admit(self, command: SendCommand, member: Member) -> Admission:
+        """Store a new task before anything runs; if the message is a repeat, find its task.
+
+        A message with the same id and other content is a new message.
+        """
+        principal, digest = command.principal, command.digest
+        state = TaskState(
+            TaskRef(
+                TaskId(str(uuid4())),
+                ContextId(command.context_id or str(uuid4())),
+                principal,
+                command.output_modes,
+                now_ms(),
+            )
+        )
+        ref = state.ref
+        segment = dump_entries([state.apply(Accepted(command.message), ref.created_at)])
+        row = TaskRow(
+            id=ref.id,
+            principal=principal,
+            context_id=ref.context_id,
+            state=state.status.state,
+            created_at=ref.created_at,
+            updated_at=ref.created_at,
+            status=orjson.dumps(state.status),
+            output_modes=None if ref.output_modes is None else orjson.dumps(ref.output_modes),
+            request=orjson.dumps(command.request),
+            upstream=member.name,
+        )
+        several = self._database.has_other_replicas
+        message = (principal, command.message.message_id)
+        errands = self._fleet.errands_of(principal) if command.budget.turns else 0
+
+        def write(connection: Connection) -> tuple[int, list[Begin]] | TaskRow:
+            if several:
+                task_rows.await_admissions(connection, principal)
+            earlier = task_rows.find_message(connection, *message, digest)
+            if earlier is not None:
+                earlier_row, refusal = earlier
+                if refusal is not None:
+                    raise load_refusal(refusal)
+                return earlier_row
+            open_tasks = counted
+            if several:
+                self._check_binding(connection, command, member)
+                own = task_rows.tally(connection, OPEN, principal)
+                open_tasks = own, task_rows.tally(connection, OPEN)
+            self._check_limits(connection, command, *open_tasks, errands)
+            no = task_rows.add_task(connection, row, (command.message.message_id, digest))
+            task_rows.append(connection, [Segment(no, 1, 1, segment)], [])
+            begins = (one.admit(connection, no, ref, command.push) for one in self._readers)
+            return no, [begin for begin in begins if begin is not None]
+
+        def adopt(no: int, begins: Sequence[Begin]) -> OpenTask:
+            log = TaskLog(no, state, self._writer, self._database)
+            task = self._open.adopt(log, member, command.request.routing)
+            for begin in begins:
+                begin(log)
+            return task
+
+        def late(outcome: tuple[int, list[Begin]] | TaskRow) -> None:
+            """Run a task that was stored after its sender was told that the database is away.
+
+            The sender can send the message again, and finds this task.
+            """
+            if not isinstance(outcome, TaskRow) and member.owned:  # else its next owner finds it
+                adopt(*outcome).start(command.request, new_context=command.context_id is None)
+
+        with self._open.admission(principal, member, self._limits) as counted:
+            try:
+                outcome = await self._database.write(write, on_late_commit=late, lock_order=message)
+            except BudgetExhaustedError as error:
+                budget.note_refusal(principal, error)
+                raise
+            if not isinstance(outcome, TaskRow):
+                task = adopt(*outcome)
+                return Admission(task.log, task)
+        return Admission(await self._lookup.log_of(outcome), None)
+
+    def joins(self, command: SendCommand, row: TaskRow, task_routing: Routing) -> bool:
+        """Whether a message is to run in the session of a task, which was to run somewhere."""
+        routing = command.request.routing
+        if row.context_id != command.context_id or routing.session_id is not None:
+            return False
+        with suppress(InvalidParamsError):  # the directory of the task is gone: its turn says so
+            return self._fleet.first.turns.sessions.same_place(routing, task_routing)
+        return False
+
+    def _check_binding(self, connection: Connection, command: SendCommand, member: Member) -> None:
+        """Raise NotOwnerError if another replica has bound the context to another OpenCode.
+
+        For the transaction that admits a task, after ``await_admissions``: of two first messages
+        of a context that come to two replicas at the same moment, the second finds the task of
+        the first, and goes where that runs.
+        """
+        principal, routing = command.principal, command.request.routing
+        if command.context_id is None or routing.session_id is not None:
+            return  # a new context, or one that goes where the session is
+        place = ContextId(command.context_id), member.turns.sessions.locate(routing)[1]
+        linked = links.linked(connection, principal, *place)
+        rows = task_rows.of_principal(connection, principal, list(OPEN), command.context_id)
+        bound = [linked[1]] if linked else []
+        bound += [
+            row.upstream
+            for row in rows
+            if row.request is not None
+            and self.joins(command, row, load_request(row.request).routing)
+        ]
+        if member.name not in bound:
+            for upstream in filter(self._fleet.keeps_contexts, bound):
+                raise NotOwnerError(upstream)
+
+    def _check_limits(
+        self, connection: Connection, command: SendCommand, own: int, total: int, errands: int
+    ) -> None:
+        """Refuse a further task of a caller who has too many, or no budget left.
+
+        ``own`` and ``total`` count the open tasks of the caller and of all; ``errands`` are the
+        caller's, which count as turns do.
+        """
+        principal, limits = command.principal, self._limits
+        if own >= (most := limits.max_tasks_per_principal):
+            raise LimitExceededError(OWN_TASKS.format(most), limit=most)
+        if total >= (most := limits.max_open_tasks):
+            raise LimitExceededError(ALL_TASKS.format(most), limit=most)
+        if command.budget != UNLIMITED:
+            budget.check_spent(connection, principal, command.budget)
+        if command.budget.turns:
+            running = task_rows.tally(connection, budget.RUNNING, principal) + errands + 1
+            budget.check_turns(running, command.budget)
+
+
+# The rules
 
 SEVERAL = "Several tasks of this context wait for an answer."
 SETTLED = "The request was settled before this answer came"

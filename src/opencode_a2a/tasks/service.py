@@ -26,18 +26,15 @@ from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import Key, TaskRow
 from opencode_a2a.store.webhooks import HookRow
-from opencode_a2a.tasks.admission import Admissions
 from opencode_a2a.tasks.budget import Budgets
 from opencode_a2a.tasks.caretaker import UNSTOPPED, end_unowned
-from opencode_a2a.tasks.command import SendCommand, Submitted
-from opencode_a2a.tasks.forwarding import OwnerCall, SessionSearch, load_fields
 from opencode_a2a.tasks.log import LogWriter, TaskLog, load_task
 from opencode_a2a.tasks.lookup import TaskLookup
-from opencode_a2a.tasks.mailbox import Mailbox, known_fields
+from opencode_a2a.tasks.mailbox import Mailbox, OwnerCall, SessionSearch, known_fields, load_fields
 from opencode_a2a.tasks.open import OpenTasks
 from opencode_a2a.tasks.outbox import SNAPSHOTS, Outbox
 from opencode_a2a.tasks.readers import DurableReader, LogReader
-from opencode_a2a.tasks.sending import Sending, invalid
+from opencode_a2a.tasks.sending import Admissions, SendCommand, Sending, Submitted, invalid
 from opencode_a2a.tasks.state import Cursor, Query, State, TaskState
 from opencode_a2a.tasks.tails import RemoteLog, Tails
 from opencode_a2a.telemetry import ROUTINE
