@@ -150,7 +150,7 @@ ProgressType = Literal[
     "peer",
     "recovered",
 ]
-"""What there is progress of; ``docs/guide.md`` lists them for clients."""
+"""What makes progress; ``docs/guide.md`` lists the types for clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class Progressed:
 
     type: ProgressType
     status: str
-    """How it stands with it: one word, which depends on the type."""
+    """One word; which ones there are depends on the type."""
     part_id: str | None = None
     title: str | None = None
     subtitle: str | None = None
@@ -233,7 +233,7 @@ Resolution = Literal["once", "always", "rejected", "replied", "approved", "expir
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """An interrupt is settled; ``void`` when OpenCode forgot it."""
+    """An interrupt is settled; ``void`` if OpenCode no longer knows it."""
 
     request_id: RequestId
     type: AskedType
@@ -257,12 +257,12 @@ class Usage:
 
     @property
     def read(self) -> int:
-        """All that the model was given."""
+        """Tokens that the model was given."""
         return self.input + self.cache_read + self.cache_write
 
     @property
     def written(self) -> int:
-        """All that the model said and thought."""
+        """Tokens that the model wrote, reasoning included."""
         return self.output + self.reasoning
 
     @property
@@ -464,7 +464,7 @@ class Finished:
 
 
 FirmEvent = Started | Interrupted | Resumed | Finished
-"""What readers are told only once it is stored; no crash may take it back."""
+"""Events that readers see only once they are stored; no crash may take them back."""
 ArtifactEvent = ToolChanged | DiffChanged | ResultGiven
 TurnEvent = (
     FirmEvent
@@ -531,7 +531,7 @@ class Emitted:
     todos: list[JsonObject] | None = None
     title: str | None = None
     bound: SessionBound | None = None
-    """Where it runs, as far as it is known."""
+    """The last event that named the session; None if there was none."""
     started: bool = False
     """The prompt may have been sent."""
 

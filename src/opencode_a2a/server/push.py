@@ -1,8 +1,8 @@
-"""What a webhook is sent: the body, the headers that prove where it comes from, and the request.
+"""Send notifications to webhooks: the body, the headers that prove its origin, and the request.
 
 ``tasks.outbox`` decides what is sent and when, and what follows from the outcome. A receiver is a
-stranger: its address is checked and the connection goes to what was checked, no redirect is
-followed, no cookie is kept, and of its answer nothing but the status counts.
+stranger: the connection goes to the very address that was checked, no redirect is followed, no
+cookie is kept, and only the status of its answer counts.
 """
 
 import asyncio
@@ -43,16 +43,16 @@ from opencode_a2a.tasks.state import Entry, TaskState
 from opencode_a2a.telemetry import trace_headers
 
 LOOKUP_SECONDS = 2.0
-"""How long the address of a new webhook is looked for; it is checked again whenever it is used."""
+"""Time limit for resolving the host of a new webhook; it is checked again for each attempt."""
 ANSWER_BYTES = 4096
 ANSWER_SECONDS = 1.0
-"""What is read of an answer, so that the connection can be used again."""
+"""How much of an answer is read, and for how long, so that the connection can be used again."""
 TASK_BYTES = 2**20
 """A larger task is sent to a receiver of 0.3 without artifacts and history."""
 TOKEN_HEADERS = ("X-A2A-Notification-Token", "A2A-Notification-Token")
 """Receivers look for one or the other."""
 TOKEN_SECONDS = 300
-"""How long a token that we sign is good for."""
+"""How long a token that we sign is valid."""
 _CONTENT_TYPES = {Version.V1: "application/a2a+json", Version.V03: "application/json"}
 
 
@@ -65,7 +65,7 @@ class WebhookSender:
         self._key = key
         self._seconds = settings.timeout_seconds
         self.lookups = Lookups()
-        """Shared with whatever else looks up names that callers chose."""
+        """Shared with everything else that resolves hosts that callers name."""
         rules = (settings.allowed_hosts, settings.allow_private_hosts)
         self._rules = Egress(*rules, self.lookups)
         self._http: httpx2.AsyncClient | None = None
@@ -127,7 +127,7 @@ class WebhookSender:
     def _proof(
         self, row: HookRow, notification: Notification, at: int, body: bytes
     ) -> dict[str, str]:
-        """Return the headers by which a receiver knows a notification, and who sent it."""
+        """Return the headers that identify a notification and prove who sent it."""
         name = f"{row.key}-{notification.seq}"
         headers = {"webhook-id": name, "webhook-timestamp": str(at)}
         if row.scheme and row.credentials:
@@ -158,7 +158,7 @@ class WebhookSender:
 
 
 def _body(notification: Notification) -> bytes:
-    """Return an event of a stream for a receiver of 1.0, and the task for one of 0.3."""
+    """Return a stream event for a receiver of 1.0, and the whole task for one of 0.3."""
     match notification.what:
         case Entry() as entry:
             return V1.entry(entry, notification.ref) or b"{}"
