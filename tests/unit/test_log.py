@@ -299,6 +299,42 @@ async def test_who_waits_for_a_change_is_woken_when_the_log_ends_or_moves() -> N
         assert [entry and entry.seq for entry in ended] == [4, None]
 
 
+async def test_a_request_counts_as_seen_when_the_reader_has_taken_it() -> None:
+    async with office() as desk, asyncio.timeout(20):
+        log = await desk.task()
+        asked = Interrupted(RequestId("per_1"), "permission", SessionId("ses_1"), number=1)
+        when_refused: list[int] = []
+
+        def refuse(_: list[Entry]) -> bool:
+            when_refused.append(log.seen_number)
+            return False
+
+        reader = LogReader(log)
+        reading = asyncio.create_task(reader.next(refuse))
+        await asyncio.sleep(0)
+        await log.append([Started(), asked])
+        entries = await reading
+
+        assert when_refused == [0]
+        assert [entry.event for entry in entries] == [Started(), asked]
+        assert log.seen_number == 1
+
+
+async def test_readers_of_stored_entries_end_with_the_others() -> None:
+    async with office() as desk, asyncio.timeout(20):
+        log = await desk.task()
+        readings = [
+            asyncio.create_task(LogReader(log, stored_only=stored_only).next())
+            for stored_only in (False, True)
+        ]
+        await asyncio.sleep(0)
+        log.end_reading()
+
+        for reading in readings:
+            with pytest.raises(StreamEndedError):
+                await reading
+
+
 async def test_a_later_end_changes_nothing() -> None:
     async with office() as desk, asyncio.timeout(60):
         log = await desk.task()

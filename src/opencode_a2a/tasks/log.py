@@ -376,7 +376,7 @@ class TaskLog:
     def end_reading(self) -> None:
         """End all reading that is under way; a client may come again, here or elsewhere."""
         error = StreamEndedError(cause="moved", task_id=self.ref.id)
-        for reader in self.readers:
+        for reader in [*self.readers, *self.readers_of_stored]:
             reader.end(error)
         self._stops.wake(error)
 

@@ -98,7 +98,9 @@ class LogReader:
                     raise LogForgottenError(self.log.ref.id)
             if entries:
                 self._after = entries[-1].seq
-                return self._until_end(entries)
+                wanted = self._until_end(entries)
+                self._note_seen(wanted)
+                return wanted
             if self.log.end_shown:
                 break
             self.log.check_moved()
@@ -121,8 +123,11 @@ class LogReader:
             if self._push is not None and entries and entries[0].seq == self._after + 1:
                 # Most entries are text, one at a time, and end nothing.
                 text = len(entries) == 1 and entries[0].status is None
-                if self._push(entries if text else self._until_end(entries)):
+                wanted = entries if text else self._until_end(entries)
+                if self._push(wanted):
                     self._after = entries[-1].seq
+                    if not text:
+                        self._note_seen(wanted)
                     if not self._ended:
                         return
                 else:
@@ -141,14 +146,19 @@ class LogReader:
         for count, entry in enumerate(entries, 1):
             if entry.status is None or not entry.stops:
                 continue
-            if not self._supervises:
-                self.log.note_seen(entry.status)
             # An interrupt that has been answered since, as in a replay, ends no reader.
             asked = self._until_asked and self.state.status.state.interrupted
             if entry.status.state.terminal or asked:
                 self._ended = True
                 return entries[:count]
         return entries
+
+    def _note_seen(self, entries: list[Entry]) -> None:
+        """Note the requests in entries that the client has been given."""
+        if not self._supervises:
+            for entry in entries:
+                if entry.status is not None and entry.stops:
+                    self.log.note_seen(entry.status)
 
 
 class DurableReader(Protocol):
