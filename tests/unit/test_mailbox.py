@@ -1,10 +1,11 @@
 """Calls at another replica: who does what is asked, what comes back, and what is left behind."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -35,6 +36,7 @@ from opencode_a2a.messages import Message, Part, PromptPart, PushConfig, Routing
 from opencode_a2a.rights import Budget, Rights
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import Replica
+from opencode_a2a.store.mail import SentRow
 from opencode_a2a.tasks import mailbox as module
 from opencode_a2a.tasks.mailbox import NOBODY, UNSURE, Mailbox, dump_error, load_error
 from opencode_a2a.tasks.outbox import Outbox
@@ -255,11 +257,29 @@ async def test_one_who_is_at_it_is_waited_for(
     a, b, _ = offices
     await b.own("x")
     b.held.clear()
-    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.1)
+    clock, looks, sent = 1000.0, 0, module.mail.sent
+
+    def counted(connection: Connection, numbers: Sequence[int]) -> list[SentRow]:
+        nonlocal looks
+        looks += 1
+        return sent(connection, numbers)
+
+    async def looked_again() -> None:
+        # The third look from now begins after the second has taken effect.
+        before = looks
+        async with asyncio.timeout(10):
+            while looks < before + 3 and not asking.done():  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock))
+    monkeypatch.setattr(module.mail, "sent", counted)
     asking = asyncio.create_task(a.ask("x"))
     async with asyncio.timeout(10):
         await b.begun.wait()
-    await asyncio.wait([asking], timeout=0.3)
+    await looked_again()
+    clock += 2 * module.PATIENCE_SECONDS
+    await looked_again()
+
     assert not asking.done()
     b.held.set()
     assert await asking == b"HI"

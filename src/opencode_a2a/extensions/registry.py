@@ -117,7 +117,8 @@ class Method:
     repeatable: bool = False
     """Whether the next owner may make a call again if a replica dies over it, as for any read."""
     local: bool = False
-    """Whether it asks no OpenCode: the service's own database has all it needs."""
+    """Whether it asks no OpenCode: the service's own database has all it needs. It may still raise
+    NotOwnerError, if only the owner of an OpenCode may change what it is about."""
     merge: Merge | None = None
     """Combines the results of all OpenCodes; None for a method about one of them."""
 
