@@ -4,10 +4,12 @@ import asyncio
 
 import pytest
 
+from opencode_a2a.ids import SessionId
+from opencode_a2a.opencode.client import OpenCode
 from opencode_a2a.turns.turn import Turn
 from tests.support.answers import NOT_CANCELABLE, NOT_FOUND
 from tests.support.caller import Caller
-from tests.support.front import begin_held
+from tests.support.front import Serve, begin_held
 from tests.support.opencode import FakeOpenCode
 from tests.support.service import Running
 
@@ -129,3 +131,21 @@ async def test_a_cancel_in_the_moment_in_which_it_is_a_tasks_turn_lets_the_next_
 
     assert canceled.state == "canceled"
     assert (await caller.ended(third.id)).state == "completed"
+
+
+@pytest.mark.sqlite_only
+async def test_a_session_that_does_not_stop_is_not_aborted_without_a_pause(
+    serve: Serve, opencode: FakeOpenCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = await serve(A2A_CANCEL_ABORT_TIMEOUT_SECONDS="1")
+    caller, aborts = Caller(service), list[str]()
+    task_id = await begin_held(caller, opencode)
+
+    async def ignored(_: OpenCode, session_id: SessionId) -> None:
+        aborts.append(session_id)
+
+    monkeypatch.setattr(OpenCode, "abort_session", ignored)
+    canceled = await caller.cancel(task_id)
+
+    assert canceled.state == "canceled"
+    assert 2 <= len(aborts) <= 7

@@ -5,8 +5,10 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
-from opencode_a2a.events import JsonObject
+from opencode_a2a.events import Finished, JsonObject, Outcome
+from opencode_a2a.tasks.open import OpenTask
 from tests.support.answers import PARAMS, UNSUPPORTED, RefusedError, Wire
 from tests.support.caller import Caller
 from tests.support.front import Serve
@@ -185,3 +187,23 @@ async def test_a_go_for_a_plan_that_changed_meanwhile_approves_nothing(
         await going
     assert revised.state == "input_required"
     assert [agent for agent, _ in prompted(opencode)] == ["plan", "plan"]
+
+
+@pytest.mark.parametrize("wire", [Wire.RPC])
+async def test_a_go_that_comes_in_the_moment_of_a_cancel_approves_nothing(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = await caller.send("do it", metadata=PLAN)
+    start = OpenTask.start
+
+    def start_after_a_cancel(open_task: OpenTask, *args: Any, **options: Any) -> None:
+        open_task.log.append_now([Finished(Outcome.CANCELED)])
+        start(open_task, *args, **options)
+
+    monkeypatch.setattr(OpenTask, "start", start_after_a_cancel)
+    with capture_logs() as records, pytest.raises(RefusedError, match=r"has ended"):
+        await caller.send("go", task=task.id)
+    found = await caller.get(task.id)
+
+    assert not [one for one in records if one.get("resolution") == "approved"]
+    assert (found.state, found.history) == ("canceled", ["do it"])

@@ -3,7 +3,11 @@
 import asyncio
 
 import pytest
+from sqlalchemy.engine import Connection
 
+from opencode_a2a.errors import StoreUnavailableError
+from opencode_a2a.ids import SessionId
+from opencode_a2a.store import links
 from tests.support.answers import NOT_FOUND, PARAMS, UNSUPPORTED, RefusedError, Wire
 from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode
@@ -295,3 +299,26 @@ async def test_a_refused_message_leaves_no_task(caller: Caller, opencode: FakeOp
         await caller.send("   ")
 
     assert opencode.prompts == []
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.parametrize("wire", [Wire.RPC])
+async def test_a_context_goes_on_in_a_new_session_when_the_database_is_back(
+    caller: Caller, opencode: FakeOpenCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenCode has deleted the session, and the database is away when that is to be stored."""
+    first = await caller.send("hello")
+    opencode.delete(SessionId(first.session_id))
+    forget, away = links.forget, [True, True]
+
+    def forget_at_the_third_try(connection: Connection, session_id: SessionId) -> None:
+        if away:
+            away.pop()
+            raise StoreUnavailableError(operation="persisting")
+        forget(connection, session_id)
+
+    monkeypatch.setattr(links, "forget", forget_at_the_third_try)
+    second = await caller.send("hello", context=first.context_id)
+
+    assert (second.state, away) == ("completed", [])
+    assert second.session_id != first.session_id

@@ -291,6 +291,10 @@ class FakeOpenCode:
     def tell_event(self, kind: str, properties: JsonObject) -> None:
         self.tell(orjson.dumps(self._envelope(kind, properties)))
 
+    def delete(self, session_id: SessionId) -> None:
+        """Delete a session, and tell nobody."""
+        del self._sessions[session_id]
+
     def _envelope(self, kind: str, properties: JsonObject) -> JsonObject:
         payload: JsonObject = {"id": new_id("evt"), "type": kind, "properties": properties}
         return {"directory": str(self.workspace), "project": "0" * 40, "payload": payload}

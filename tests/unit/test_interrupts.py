@@ -1,16 +1,22 @@
-"""Whose answer settled an interrupt, as far as OpenCode lets one know."""
+"""Interrupts: when they are answered, and whose answer settled them."""
 
+import asyncio
 from typing import Any, cast
 
 import pytest
 
+from opencode_a2a.config import Settings
 from opencode_a2a.events import Interrupted, Resolution, Resumed
-from opencode_a2a.ids import RequestId, SessionId
+from opencode_a2a.ids import ContextId, Owner, Principal, RequestId, SessionId, TaskId
+from opencode_a2a.opencode.client import Location, OpenCode
+from opencode_a2a.store.database import Database
+from opencode_a2a.turns import interrupts
 from opencode_a2a.turns.answers import Answer, PermissionReply
 from opencode_a2a.turns.interrupts import (
     CLOCK,
     ELSEWHERE,
     Interrupt,
+    Interrupts,
     Settlement,
     Stage,
     WorkInterrupts,
@@ -96,3 +102,59 @@ def test_an_answer_to_another_request_may_settle_this_one() -> None:
 
 def test_the_turn_that_ends_at_the_deadline_leaves_an_expired_request() -> None:
     assert settle("void", stage=Stage.EXPIRED) == Settlement(ended("expired", CLOCK))
+
+
+class ReplyingOpenCode:
+    """Takes the replies to permissions, and holds them until it is ``free``."""
+
+    def __init__(self) -> None:
+        self.replies: list[str] = []
+        self.free, self.asked = asyncio.Event(), asyncio.Event()
+
+    async def reply_permission(self, _id: str, reply: str, *_: object, at: Location) -> None:
+        self.asked.set()
+        await self.free.wait()
+        self.replies.append(reply)
+
+
+OWNER = Owner(TaskId("task"), ContextId("context"), Principal("ann"))
+PENDING = Interrupted(
+    RequestId("per_1"), "permission", SessionId("ses_1"), permission="bash", directory="/w"
+)
+
+
+async def test_a_deadline_from_before_a_restart_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service was killed when the interrupt was in its table, and not in the task's log."""
+    opencode = ReplyingOpenCode()
+    opencode.free.set()
+    async with Database("sqlite://") as database:
+        shared = Interrupts(database, cast(OpenCode, opencode), Settings())
+        with monkeypatch.context() as earlier:
+            earlier.setattr(interrupts, "now_ms", lambda: 1)
+            await shared.store_asked(OWNER, PENDING, numbered=True)
+        work = WorkInterrupts(shared, OWNER, lambda: None)
+        work.connect(Location())
+
+        await work.screen([PENDING])
+        await asyncio.sleep(0)
+        await work.give_due_answers()
+
+    assert opencode.replies == ["reject"]
+
+
+async def test_a_stored_answer_is_given_though_its_caller_left() -> None:
+    opencode = ReplyingOpenCode()
+    async with Database("sqlite://") as database:
+        shared = Interrupts(database, cast(OpenCode, opencode), Settings())
+        work = WorkInterrupts(shared, OWNER, lambda: None)
+        work.connect(Location())
+        await work.screen([PENDING])
+        answering = asyncio.create_task(work.answer([PENDING.request_id], YES))
+        await opencode.asked.wait()
+
+        answering.cancel()
+        await asyncio.wait([answering])
+        opencode.free.set()
+        await work.give_due_answers()
+
+    assert opencode.replies == ["once"]

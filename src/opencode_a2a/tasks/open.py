@@ -119,9 +119,9 @@ class OpenTask:
         logged: LoggedTurn | None = None,
         *,
         new_context: bool = False,
-        first: asyncio.Future[bool] | None = None,
+        after: asyncio.Future[bool] | None = None,
     ) -> None:
-        """Run a turn, or recover one that an earlier process logged, once ``first`` is stored."""
+        """Run a turn, or recover one that an earlier process logged; wait for ``after`` first."""
         self.routing, self.rights, ref = request.routing, request.rights, self.log.ref
         # The deployment may allow less than when the task began.
         rights = request.rights & self._turns.rights
@@ -135,11 +135,11 @@ class OpenTask:
             new_context=new_context,
             logged=logged,
         )
-        self._running = asyncio.create_task(self._run(turn, first), name=f"turn {ref.id}")
+        self._running = asyncio.create_task(self._run(turn, after), name=f"turn {ref.id}")
 
-    async def _run(self, turn: Turn, first: asyncio.Future[bool] | None) -> None:
-        if first is not None:
-            await asyncio.shield(first)
+    async def _run(self, turn: Turn, after: asyncio.Future[bool] | None) -> None:
+        if after is not None:
+            await asyncio.shield(after)
             if self.ended:  # canceled meanwhile
                 return
         with structlog.contextvars.bound_contextvars(task_id=self.log.ref.id):
@@ -198,15 +198,16 @@ class OpenTask:
             # From then on a restart runs the turn: its request is stored with the message.
             stored = await self.log.append(events, also)
             self._on_change(self)
-            for event in events:
+            for event in events if stored else ():
                 if isinstance(event, Resumed) and plan is not None:
                     await self._turns.interrupts.settle(self._owner, plan, event)
             return stored
 
         storing = asyncio.ensure_future(store())
         # The sender may go away, but the turn for a stored message has to run.
-        self.start(request, first=storing)
-        await asyncio.shield(storing)
+        self.start(request, after=storing)
+        if not await asyncio.shield(storing):  # it was canceled in the same moment
+            raise UnsupportedOperationError(ENDED)
 
     def _check_paused(self, plan: Interrupted | None) -> None:
         """Refuse a message about a plan or a sign-in that the task no longer waits for.
@@ -301,7 +302,7 @@ class OpenTask:
         events = [end] if message is None else [Answered(message), end]
         stored = await self.log.append(events, also)
         self._on_change(self)
-        if plan is not None:
+        if stored and plan is not None:
             late = end.outcome is not Outcome.CANCELED
             by, how = (CLOCK, "expired") if late else (self.log.ref.principal, "rejected")
             settled = Resumed(plan.request_id, plan.type, how, by)

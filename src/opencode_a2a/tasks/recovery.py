@@ -107,7 +107,7 @@ async def recover(
             await task.end(Finished(Outcome.FAILED, failure=LOST))
         else:
             # Before anything is awaited: a cancel that comes meanwhile has to find the turn.
-            task.start(request, logged_turn, first=storing)
+            task.start(request, logged_turn, after=storing)
             await asyncio.shield(storing)
     return len(rows)
 

@@ -18,6 +18,7 @@ DUE        the turn gives the answers that are due                       SENDING
            a person answers before that, if OpenCode was given nothing   SENDING
 SENDING    OpenCode takes the answer, or does not know the request       DELIVERED
            OpenCode cannot be reached with a person's answer             WAITING
+           its caller leaves before OpenCode has taken it                DUE
            OpenCode cannot be reached with an answer that was due        DUE
 DELIVERED  OpenCode does not confirm a person's answer in time           WAITING
 any        OpenCode says that it is settled, or no longer lists it       SETTLED
@@ -464,8 +465,7 @@ class WorkInterrupts:
         """Reopen an interrupt from before a restart, with the rest of its time."""
         interrupt = Interrupt(asked, self, Stage.WAITING)
         self.open[asked.request_id] = self._interrupts.open[asked.request_id] = interrupt
-        left = ((asked.expires_at or 0) - now_ms()) / 1000
-        self._arm(interrupt, left if self.owner.rights.waits else 0)
+        self._arm(interrupt)
 
     def connect(
         self,
@@ -563,7 +563,7 @@ class WorkInterrupts:
         interrupt.asked, self.open[asked.request_id] = asked, interrupt
         if known is None:
             interrupt.stage = Stage.WAITING
-            self._arm(interrupt, self._interrupts.settings.interrupt_request_ttl_seconds)
+            self._arm(interrupt)
             return asked
         self._make_due(interrupt, known)
         status = "allowed" if known.resolution == "once" else "denied"
@@ -590,9 +590,12 @@ class WorkInterrupts:
         message = DENIED_MESSAGE if rights.waits else UNATTENDED_MESSAGE
         return Answer(PermissionReply("reject", message), RULE)
 
-    def _arm(self, interrupt: Interrupt, seconds: float) -> None:
-        """Wake the turn when the time of an interrupt is over, to give the default answer."""
-        interrupt.timer = asyncio.get_running_loop().call_later(max(0.0, seconds), self._wake)
+    def _arm(self, interrupt: Interrupt) -> None:
+        """Wake the turn at the deadline of an interrupt, to give the default answer."""
+        left = ((interrupt.asked.expires_at or 0) - now_ms()) / 1000
+        if not self.owner.rights.waits:
+            left = 0.0
+        interrupt.timer = asyncio.get_running_loop().call_later(max(0.0, left), self._wake)
 
     def _make_due(self, interrupt: Interrupt, answer: Answer) -> None:
         interrupt.stage, interrupt.due = Stage.DUE, answer
@@ -710,9 +713,13 @@ class WorkInterrupts:
         except UpstreamNotFoundError:
             if answer not in (interrupt.answer, interrupt.implied):
                 raise InterruptNotFoundError(request_id=interrupt.asked.request_id) from None
-        except BaseException:
+        except ServiceError:
             if interrupt.stage is Stage.SENDING:
                 interrupt.stage = Stage.WAITING
+            raise
+        except BaseException:  # the caller has left; the answer is stored, and has to be given
+            if interrupt.stage is Stage.SENDING:
+                self._make_due(interrupt, answer)
             raise
         await self._wait_confirmed(interrupt, answer)
 

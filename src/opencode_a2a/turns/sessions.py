@@ -391,13 +391,17 @@ class Sessions:
             connection, *place, session_id, self._upstream, now_ms()
         )
 
-    async def forget(self, session_id: SessionId) -> None:
-        """Forget a session that no longer exists, here and in the database."""
+    async def forget(self, session_id: SessionId, *, insist: bool = False) -> None:
+        """Forget a session that no longer exists, here and in the database.
+
+        ``insist`` waits for a database that is away.
+        """
         self._known.pop(session_id, None)
         self._owners.pop(session_id, None)
         for place in [place for place, known in self._links.items() if known == session_id]:
             del self._links[place]
-        await self._database.write(lambda connection: links.forget(connection, session_id))
+        write = self._database.write_until_stored if insist else self._database.write
+        await write(lambda connection: links.forget(connection, session_id))
 
     def knows(self, session_id: SessionId) -> bool:
         """Whether OpenCode was seen to have a session, or its ancestor."""

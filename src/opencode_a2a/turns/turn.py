@@ -670,7 +670,7 @@ class Attempt:
             try:
                 events = await self._decide()
             except SessionNotFoundError:
-                await self._turns.sessions.forget(session.session_id)
+                await self._turns.sessions.forget(session.session_id, insist=True)
                 # Before anything was prompted, the context can go on in a new session.
                 if not session.claimed and not self._reader.state.messages.prompt_seen:
                     raise SessionGoneError from None
@@ -1033,10 +1033,12 @@ class Attempt:
                 await self._interrupts.reject_leftovers(sessions)
                 while True:
                     busy = sessions & set(await opencode.session_status(at=session.location))
-                    if call is not None and not busy:
+                    if call is not None and not call.done():
                         # It may be about to begin: the answer to the prompt says that it will not.
                         await asyncio.wait([call], timeout=AGAIN_SECONDS)
-                        busy = {session.session_id} if self._prompts.running else busy
+                        busy |= {session.session_id} if self._prompts.running else set()
+                    elif busy:
+                        await asyncio.sleep(AGAIN_SECONDS)
                     if not busy:
                         return True
                     for session_id in busy:
