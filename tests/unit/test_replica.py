@@ -1,8 +1,10 @@
 """Which OpenCodes a replica may run at all, and which tasks it may end without running them."""
 
 import asyncio
-from contextlib import nullcontext
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
+from typing import cast
 
 import orjson
 import pytest
@@ -12,6 +14,7 @@ from sqlalchemy.engine import Connection
 from opencode_a2a.config import UpstreamEntry
 from opencode_a2a.ids import MAIN, ContextId, Principal, TaskId
 from opencode_a2a.messages import Message
+from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.managed import ManagedOpenCode
 from opencode_a2a.opencode.upstream import Upstream
 from opencode_a2a.store import replicas
@@ -23,7 +26,8 @@ from opencode_a2a.store.tasks import Segment, TaskRow
 from opencode_a2a.tasks.caretaker import UNOWNED, UNSTOPPED, end_unowned
 from opencode_a2a.tasks.log import LogWriter
 from opencode_a2a.tasks.open import OpenTasks
-from opencode_a2a.tasks.replica import Ownership
+from opencode_a2a.tasks.readers import DurableReader
+from opencode_a2a.tasks.replica import Census, Ownership
 from opencode_a2a.tasks.state import (
     Accepted,
     Recovered,
@@ -39,6 +43,8 @@ from opencode_a2a.turns.turn import Turns
 from tests.support import stores
 
 pytestmark = pytest.mark.postgresql_only
+
+LONG_GONE = "UPDATE replicas SET gone = clock_timestamp() - interval '2 days' WHERE name = 'a'"
 
 
 async def test_a_managed_opencode_is_not_taken_for_that_of_another_replica(tmp_path: Path) -> None:
@@ -109,3 +115,130 @@ async def test_only_a_task_that_no_live_replica_runs_is_ended_without_its_owner(
     events = [event for segment in log for _, event in load_entries(segment.data)]
     assert events[1:] == [Recovered(UNOWNED), UNSTOPPED]
     assert tallied == 1
+
+
+def _ownership(database: Database, reader: object, *names: str) -> tuple[Ownership, Fleet]:
+    """Return what decides for a replica whose OpenCodes are away and have no open tasks."""
+
+    class Away:
+        up = asyncio.Event()
+
+        async def run(self) -> None: ...
+
+    def make() -> tuple[Turns, Errands]:
+        turns = Turns.__new__(Turns)
+        turns.feed = cast("Feed", Away())
+        return turns, Errands.__new__(Errands)
+
+    class NoTasks:
+        def all(self) -> list[object]:
+            return []
+
+    async def no_errands(members: object) -> None: ...
+
+    @asynccontextmanager
+    async def beside(work: Coroutine[None, None, None], _: str) -> AsyncGenerator[None]:
+        work.close()
+        yield
+
+    behind = Upstream("http://127.0.0.1:9", "", None)
+    entries = [UpstreamEntry(name=name, url=behind.url) for name in names]
+    fleet = Fleet([Member(entry, behind, make) for entry in entries], database, 60.0)
+    fleet.recover_errands = no_errands
+    tasks, readers = cast("OpenTasks", NoTasks()), [cast("DurableReader", reader)]
+    return Ownership(database, LogWriter(database), fleet, tasks, readers, beside), fleet
+
+
+async def _own(database: Database, *names: str) -> None:
+    """Become the owner of OpenCodes that can be reached."""
+    me, rows = database.replica or 0, [UpstreamRow(one, None, "up", False, (), 0) for one in names]
+
+    def write(connection: Connection) -> None:
+        replicas.enroll(connection, me, rows)
+        replicas.take(connection, me, names)
+        replicas.publish(connection, me, dict.fromkeys(names, ("up", 1)))
+
+    await database.write(write)
+
+
+async def _run(database: Database, statement: str) -> None:
+    await database.write(lambda connection: connection.execute(sa.text(statement)))
+
+
+async def test_an_opencode_is_lost_however_long_its_owner_is_gone(tmp_path: Path) -> None:
+    url = stores.url(tmp_path)
+    async with Database(url, Replica("a")) as first, Database(url, Replica("b")) as second:
+        await _own(first, "x")
+        reached = await second.read(replicas.upstreams)
+        await _run(second, LONG_GONE)
+        async with Database(url, Replica("c")) as third:  # as a start does it
+            kept = await third.read(replicas.upstreams)
+        # As versions before this one have left it.
+        await _run(second, "DELETE FROM replicas WHERE name = 'a'")
+        await _run(second, "UPDATE upstreams SET changed = clock_timestamp() - interval '2 days'")
+        forgotten = await second.read(replicas.upstreams)
+
+    assert [row.away_seconds for row in reached] == [None]
+    assert Census(2, (), kept).lost(86_400.0) == ["x"]
+    assert Census(2, (), forgotten).lost(86_400.0) == ["x"]
+
+
+async def test_a_death_during_a_take_over_is_noticed_right_after_it(tmp_path: Path) -> None:
+    url, lease = stores.url(tmp_path), 3.0
+    silence = "UPDATE replicas SET seen = clock_timestamp() - interval '1 hour' WHERE name = "
+    async with (
+        Database(url, Replica("a", lease)) as first,
+        Database(url, Replica("b", lease)) as second,
+        Database(url, Replica("c", lease)) as third,
+    ):
+
+        class SlowReader:
+            async def recover(self, _: object, upstreams: Mapping[str, bool]) -> None:
+                if "x" in upstreams:
+                    await _run(third, f"{silence} 'b'")
+                    until = third.lease_until + lease / 2
+                    while third.lease_until <= until:  # noqa: ASYNC110 - no event
+                        await asyncio.sleep(lease / 16)
+
+        await _own(first, "x")
+        await _own(second, "y")
+        ownership, fleet = _ownership(third, SlowReader(), "x", "y")
+        beating, me = asyncio.create_task(third.keep_lease()), third.replica or 0
+        await ownership.start()
+        await _run(first, f"{silence} 'a'")
+        async with asyncio.timeout(30):
+            while not fleet.owned():
+                await second.check_writable()
+                await ownership.watch(me)
+                await asyncio.sleep(lease / 16)
+        after_the_first = fleet.owned()
+        await ownership.watch(me)
+        after_the_second = fleet.owned()
+        beating.cancel()
+
+    assert (after_the_first, after_the_second) == (["x"], ["x", "y"])
+
+
+async def test_webhooks_of_a_lost_opencode_are_left_to_its_next_owner(tmp_path: Path) -> None:
+    url, served = stores.url(tmp_path), set[str]()
+
+    class Reader:
+        async def recover(self, _: object, upstreams: Mapping[str, bool]) -> None:
+            served.update(upstreams)
+
+        async def give_up(self, upstream: str) -> None:
+            served.discard(upstream)
+
+    async with Database(url, Replica("a")) as first, Database(url, Replica("b")) as second:
+        await _own(first, "x")
+        await _run(second, LONG_GONE)
+        ownership, _ = _ownership(second, Reader(), "y")
+        await ownership.start()
+        while_lost = set(served)
+        async with Database(url, Replica("c")) as third:
+            await _own(third, "x")
+            await ownership.watch(second.replica or 0)
+            afterwards = set(served)
+
+    assert while_lost == {"x", "y"}
+    assert afterwards == {"y"}

@@ -285,6 +285,11 @@ class Database:
         return self._engine.lease_until
 
     @property
+    def steady_seconds(self) -> float:
+        """For how long this process has reached the database without a gap of half a lease."""
+        return self._engine.steady_seconds
+
+    @property
     def holds_lease(self) -> bool:
         """Whether no other replica can have taken over what this process runs.
 

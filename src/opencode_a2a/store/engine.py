@@ -213,6 +213,11 @@ class Engine(ABC):
     replica: int | None = None
     """The number of this process among those that share the database."""
 
+    @property
+    def steady_seconds(self) -> float:
+        """For how long this process has committed something at least every half of a lease."""
+        return math.inf
+
     def lock(self, connection: Connection, name: str) -> None:  # noqa: B027 - see above
         """Keep other processes from taking the lock of this name until the transaction ends."""
 

@@ -11,6 +11,7 @@ PostgreSQL, since its driver is optional.
 """
 
 import itertools
+import math
 import secrets
 import threading
 import time
@@ -91,8 +92,6 @@ RESOLVE_SECONDS = (0.05, 1.0)
 """The first and the longest wait between attempts to find out whether a commit took effect."""
 MIGRATION_LOCK = 72013
 """The advisory lock of a start: without it, most of several simultaneous first starts fail."""
-FORGET = "1 day"
-"""After this time the row of a replica that is gone is deleted."""
 
 _FENCE = (
     "UPDATE replicas SET commits = %s, seen = clock_timestamp()"
@@ -165,6 +164,7 @@ class Postgres(Engine):
             self._listening = _conninfo(link.listen_url, "A2A_TASK_STORE_LISTEN_URL")
         self.name = _shown(self._conninfo)
         self._commits = 0
+        self._committed_at = self._steady_since = -math.inf
         """How often this process has committed, as in its row."""
         self._connection: Connection | None = None
         self._stopped = threading.Event()
@@ -268,7 +268,6 @@ class Postgres(Engine):
             # ends that transaction.
             run("SET LOCAL lock_timeout = '8s'")
             run(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
-            run(f"DELETE FROM replicas WHERE gone < clock_timestamp() - interval '{FORGET}'")  # noqa: S608 - a constant
             run(
                 "UPDATE replicas SET gone = clock_timestamp() WHERE gone IS NULL AND name = %s",
                 (mine.name,),
@@ -286,7 +285,16 @@ class Postgres(Engine):
         This process stops a second early, so that it has stopped when another begins, however
         their clocks differ.
         """
+        if self.steady_seconds == 0.0:
+            self._steady_since = time.monotonic()
+        self._committed_at = time.monotonic()
         self.lease_until = since + self.lease_seconds - min(1.0, self.lease_seconds / 4)
+
+    @property
+    def steady_seconds(self) -> float:
+        now = time.monotonic()
+        steady = now - self._committed_at <= self.lease_seconds / 2
+        return now - self._steady_since if steady else 0.0
 
     def stop(self) -> None:
         self._stopped.set()

@@ -59,14 +59,18 @@ class UpstreamRow(NamedTuple):
 
 
 _LIVE = sa.text(
-    "SELECT no, name, version, extract(epoch FROM clock_timestamp() - seen)::float8, lists"
+    "SELECT no, name, version, lists,"
+    " extract(epoch FROM clock_timestamp() - seen)::float8 AS silent_seconds"
     " FROM replicas WHERE gone IS NULL ORDER BY no"
 )
+# An owner that left it up reached it until it was declared gone. The row of an owner is missing if
+# an earlier program has deleted it.
 _UPSTREAMS = sa.text(
     "SELECT u.name, u.owner, u.state, u.drain, u.serves, u.room, u.tasks,"
     " extract(epoch FROM clock_timestamp()"
-    " - CASE u.state WHEN 'up' THEN r.gone ELSE u.changed END)::float8,"
-    " r.no IS NULL OR r.gone IS NOT NULL"
+    " - CASE WHEN u.state = 'up' AND r.no IS NOT NULL THEN r.gone ELSE u.changed END)::float8"
+    " AS away_seconds,"
+    " r.no IS NULL OR r.gone IS NOT NULL AS free"
     " FROM upstreams u LEFT JOIN replicas r ON r.no = u.owner ORDER BY u.name"
 )
 _LIST = sa.text("UPDATE replicas SET lists = :lists WHERE no = :me")
@@ -127,15 +131,31 @@ def forget(connection: Connection) -> None:
 def live(connection: Connection) -> list[ReplicaRow]:
     """Return the replicas that were not declared gone, oldest first."""
     return [
-        ReplicaRow(no, name, version, silent, frozenset(orjson.loads(lists or b"[]")))
-        for no, name, version, silent, lists in connection.execute(_LIVE)
+        ReplicaRow(
+            no=row.no,
+            name=row.name,
+            version=row.version,
+            silent_seconds=row.silent_seconds,
+            lists=frozenset(orjson.loads(row.lists or b"[]")),
+        )
+        for row in connection.execute(_LIVE)
     ]
 
 
 def upstreams(connection: Connection) -> list[UpstreamRow]:
     return [
-        UpstreamRow(name, owner, state, bool(drain), tuple(orjson.loads(serves or b"[]")), *counted)
-        for name, owner, state, drain, serves, *counted in connection.execute(_UPSTREAMS)
+        UpstreamRow(
+            name=row.name,
+            owner=row.owner,
+            state=row.state,
+            drain=bool(row.drain),
+            directories=tuple(orjson.loads(row.serves or b"[]")),
+            max_turns=row.room,
+            open_tasks=row.tasks,
+            away_seconds=row.away_seconds,
+            free=row.free,
+        )
+        for row in connection.execute(_UPSTREAMS)
     ]
 
 

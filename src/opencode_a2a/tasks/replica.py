@@ -8,7 +8,7 @@ there is one process, which owns every OpenCode from start to end.
 The life of an ownership, at a replica that lists the OpenCode in its settings:
 
 1. The OpenCode is free: it is new, was handed over, or its owner is gone. ``start``, and later
-   ``run`` every eighth of a lease, look at the database (``_watch``). An owner that has been silent
+   ``run`` every eighth of a lease, look at the database (``watch``). An owner that has been silent
    for a lease is declared gone.
 2. This replica takes it (``_take``), if it belongs to its fair share or nobody else wants it. One
    transaction makes it the owner.
@@ -167,10 +167,6 @@ class Ownership:
         self._claims = {name: Claim(member) for name, member in fleet.members.items()}
         self.census = Census()
         """What the last look at the database showed."""
-        self._looked_at = self._now()
-        self._judges_from = self._looked_at + self._lease
-        """When the silence of others begins to count: their rows may be old only because nobody,
-        or not this replica, could reach the database."""
         self._wake = asyncio.Event()
 
     # The service starts, runs and stops
@@ -189,7 +185,7 @@ class Ownership:
         await self._database.write(
             lambda connection: replicas.enroll(connection, me, listed, list(OPEN))
         )
-        await self._watch(me)
+        await self.watch(me)
         self._database.notify("u")
 
     async def _check_names(self, me: int) -> None:
@@ -224,7 +220,7 @@ class Ownership:
                     await self._wake.wait()
             self._wake.clear()
             with suppress(StoreUnavailableError):  # which has been logged
-                await self._watch(me)
+                await self.watch(me)
 
     def _on_notification(self, text: str) -> None:
         if text in ("", "u"):
@@ -264,12 +260,13 @@ class Ownership:
 
     # A look at the database
 
-    async def _watch(self, me: int) -> None:
+    async def watch(self, me: int) -> None:
         """Look who lives and who owns what, and do what follows from that."""
-        self.census = census = await self._look(me)
-        this_replica = census.this_replica
+        before, census = self.census, await self._look(me)
+        self.census, this_replica = census, census.this_replica
         if this_replica is None:
             return  # it was declared gone; the next beat says so, and ends this process
+        await self._leave_to_new_owners(before, census)
         self._tell_fleet(census)
         await self._publish(me)
         for claim in self._to_give_up(census, this_replica):
@@ -284,15 +281,13 @@ class Ownership:
         live, rows = await self._database.read(
             lambda connection: (replicas.live(connection), replicas.upstreams(connection))
         )
-        now, census = self._now(), Census(me, live, rows)
+        census, lease = Census(me, live, rows), self._lease
         if census.this_replica is None:
             return census
-        if now - self._looked_at > self._lease / 2:
-            self._judges_from = now + self._lease
-        self._looked_at = now
-        lease = self._lease
         silent = {one.no: one.name for one in census.others if one.silent_seconds > lease}
-        if not silent or now < self._judges_from:
+        # Their rows may be old only because nobody, or not this replica, could reach the database.
+        # So their silence counts once this replica has reached it for a lease.
+        if not silent or self._database.steady_seconds < lease:
             return census
         gone = await self._database.write(lambda c: replicas.declare_gone(c, [*silent], lease))
         if gone:
@@ -336,6 +331,20 @@ class Ownership:
             await self._database.write(lambda c: replicas.publish(c, me, news))
         for name, published in news.items():
             self._claims[name].published = published
+
+    async def _leave_to_new_owners(self, before: Census, census: Census) -> None:
+        """Stop following the ended tasks of OpenCodes that another replica has taken since.
+
+        While an OpenCode has no owner, any replica may serve webhooks of its ended tasks: the one
+        that ended them because it was lost (``_lose``), or that a caller asked to
+        (``TaskService.check_serves``). Its owner serves all of them.
+        """
+        owners = {row.name: row.owner for row in before.upstreams}
+        for row in census.upstreams:
+            if row.free or row.owner == census.me or owners.get(row.name, row.owner) == row.owner:
+                continue
+            for reader in self._readers:
+                await reader.give_up(row.name)
 
     # Taking
 
@@ -448,7 +457,10 @@ class Ownership:
         self._database.notify("u")
 
     async def _lose(self, me: int, names: Sequence[str]) -> None:
-        """Fail the tasks of OpenCodes that no live replica lists any more."""
+        """Fail the tasks of OpenCodes that no live replica lists any more.
+
+        Their webhooks are served here until an OpenCode has an owner again.
+        """
         taken = await self._database.write(lambda c: replicas.lose(c, me, names))
         if not taken:
             return  # another replica does it
