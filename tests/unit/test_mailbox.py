@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -14,7 +14,8 @@ import pytest_asyncio
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from opencode_a2a.config import OpenCodeSettings, load
+from opencode_a2a.a2a.types import Version
+from opencode_a2a.config import OpenCodeSettings, UpstreamEntry, load
 from opencode_a2a.errors import (
     AuthorizationForbiddenError,
     BudgetExhaustedError,
@@ -33,6 +34,7 @@ from opencode_a2a.extensions.call import Deps
 from opencode_a2a.extensions.dispatch import Dispatcher
 from opencode_a2a.ids import Caller, ModelRef, Principal, TaskId
 from opencode_a2a.messages import Message, Part, PromptPart, PushConfig, Routing, TurnRequest
+from opencode_a2a.opencode.upstream import Upstream
 from opencode_a2a.rights import Budget, Rights
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import Replica
@@ -42,8 +44,10 @@ from opencode_a2a.tasks.mailbox import NOBODY, UNSURE, Mailbox, dump_error, load
 from opencode_a2a.tasks.outbox import Outbox
 from opencode_a2a.tasks.sending import SendCommand
 from opencode_a2a.tasks.service import TaskService
-from opencode_a2a.turns.fleet import Fleet, NotOwnerError
+from opencode_a2a.turns.errands import Errands
+from opencode_a2a.turns.fleet import Fleet, Member, NotOwnerError
 from opencode_a2a.turns.sessions import WorkspaceRoot
+from opencode_a2a.turns.turn import Turns
 from tests.support import stores
 
 pytestmark = pytest.mark.postgresql_only
@@ -61,10 +65,10 @@ class Office:
         self.held = asyncio.Event()
         """What is kept from ending."""
         self.held.set()
-        self.mailbox.handlers["echo"] = self._echo
+        self.mailbox.register("echo", self.handle)
         self._running: asyncio.Task[None] | None = None
 
-    async def _echo(self, body: bytes) -> bytes:
+    async def handle(self, body: bytes) -> bytes:
         self.asked.append(body)
         self.begun.set()
         await self.held.wait()
@@ -415,6 +419,19 @@ async def test_a_message_is_the_same_elsewhere() -> None:
     assert SendCommand.load(later) == command
 
 
+async def test_calls_are_declared_once_and_before_the_mailbox_runs(offices: Offices) -> None:
+    a, b, _ = offices
+    idle = Mailbox(a.database, list)
+    idle.register("kind", a.handle)
+
+    with pytest.raises(RuntimeError, match="call kind is declared twice"):
+        idle.register("kind", b.handle)
+    with pytest.raises(RuntimeError, match="call late is declared after the mailbox began to run"):
+        a.mailbox.register("late", a.handle)
+
+    assert idle.handlers == {"kind": a.handle}
+
+
 async def test_a_method_that_the_owner_does_not_offer_is_refused_as_there(offices: Offices) -> None:
     a, b, _ = offices
     await b.own("x")
@@ -423,7 +440,7 @@ async def test_a_method_that_the_owner_does_not_offer_is_refused_as_there(office
         raise AssertionError
 
     tasks = TaskService.__new__(TaskService)
-    tasks.mailbox = b.mailbox
+    tasks.mailbox = Mailbox(b.database, lambda: b.mine)
     deps = Deps(
         Fleet.__new__(Fleet),
         WorkspaceRoot.__new__(WorkspaceRoot),
@@ -433,6 +450,7 @@ async def test_a_method_that_the_owner_does_not_offer_is_refused_as_there(office
         fetch,
     )
     Dispatcher(EXTENSIONS, deps, load({}, {"A2A_ENABLE_SESSION_SHELL": "true"}))
+    b.mailbox.handlers |= tasks.mailbox.handlers
     full = asdict(Caller(Principal("ann")))
     who: dict[str, Any] = {
         **full,
@@ -462,3 +480,41 @@ async def test_a_method_that_the_owner_does_not_offer_is_refused_as_there(office
     assert off.data["disabled"] == "disabled_by_configuration"
     assert unknown.data == {"method": "opencode.later", "protocol_version": "1.0"}
     assert isinstance(known, AuthorizationForbiddenError)  # whatever a later version adds
+
+
+async def test_a_method_that_changes_something_is_run_by_the_owner(offices: Offices) -> None:
+    a, b, _ = offices
+    await b.own("x")
+
+    async def create(_: bytes) -> bytes:
+        return orjson.dumps({"created": "by its owner"})
+
+    async def fetch(*_: object) -> Any:
+        raise AssertionError
+
+    b.mailbox.handlers["method"] = create
+    away = SimpleNamespace(feed=SimpleNamespace(up=asyncio.Event()))
+    behind = Upstream("http://127.0.0.1:9", "", None)
+    entry = UpstreamEntry(name="x", url=behind.url)
+    member = Member(entry, behind, lambda: cast("tuple[Turns, Errands]", (away, None)))
+    tasks = TaskService.__new__(TaskService)
+    tasks.mailbox = Mailbox(a.database, list)
+    deps = Deps(
+        Fleet([member], a.database, 0),
+        WorkspaceRoot(None, allow_override=False),
+        tasks,
+        Outbox.__new__(Outbox),
+        OpenCodeSettings(),
+        fetch,
+    )
+    settings = load({}, {"A2A_ENABLE_WORKSPACE_MUTATIONS": "true"})
+    methods = Dispatcher(EXTENSIONS, deps, settings)
+    running = asyncio.create_task(tasks.mailbox.run())
+
+    caller = Caller(Principal("ann"), capabilities=frozenset({"workspace_mutation"}))
+    async with asyncio.timeout(20):
+        created = await methods.call(caller, "opencode.worktrees.create", {}, Version.V1)
+
+    running.cancel()
+    await asyncio.wait([running])
+    assert created == {"created": "by its owner"}

@@ -206,7 +206,6 @@ class Service:
         await run(ownership.run(), "replica")
         await run(ownership.end_streams_without_lease(), "lease")
         await run(fleet.watch(tasks.open.lose), "watch")
-        await run(tasks.mailbox.run(), "mailbox")
 
         # The routes, inside their layers.
         trouble = await self._trouble(members)
@@ -219,7 +218,11 @@ class Service:
             checks["issuer"] = self.issuer.check
         about = pages(Readiness(checks), self._report.health, figures=settings.a2a.metrics_enabled)
         protocol = self._protocol(fleet, workspace, tasks, outbox, sender)
-        self._app = await self._edge(stack, database, [*protocol, *about])
+        app = await self._edge(stack, database, [*protocol, *about])
+
+        # Last, other replicas' calls and our own requests: every part has declared its calls now.
+        await run(tasks.mailbox.run(), "mailbox")
+        self._app = app
 
     async def _edge(
         self, stack: AsyncExitStack, database: Database, routes: list[BaseRoute]

@@ -93,13 +93,25 @@ class Mailbox:
 
     def __init__(self, database: Database, owned: Callable[[], Sequence[str]]) -> None:
         self.handlers: dict[str, Handler] = {}
-        """By the kind of call."""
+        """By the kind of call; see ``register``."""
+        self._began = False
         self._database = database
         self._owned = owned
         self._waiting: dict[int, _Waiting] = {}
         self._doing: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._swept = time.monotonic()
+
+    def register(self, kind: str, handler: Handler) -> None:
+        """Have a handler carry out one kind of call.
+
+        Raise RuntimeError once the mailbox runs: a call of this kind may have been refused already.
+        """
+        if kind in self.handlers:
+            raise RuntimeError(f"the call {kind} is declared twice")
+        if self._began:
+            raise RuntimeError(f"the call {kind} is declared after the mailbox began to run")
+        self.handlers[kind] = handler
 
     async def ask(self, upstream: str, kind: str, body: bytes, *, repeatable: bool) -> bytes:
         """Forward a call to the owner of an OpenCode; return its reply, or raise what it raised.
@@ -150,6 +162,7 @@ class Mailbox:
 
     async def run(self) -> None:
         """Carry out the calls of other replicas, and hand replies to those who wait for them."""
+        self._began = True
         if self._database.replica is None:
             return
         self._database.listeners.append(self.on_notification)
@@ -279,7 +292,11 @@ R = TypeVar("R")
 
 
 class OwnerCall(Generic[A, R]):
-    """One kind of call, with its arguments as one value."""
+    """One kind of call, with its arguments as one value.
+
+    Make it before the mailbox runs (``Mailbox.register``). ``run`` calls ``Member.check_owned`` of
+    its OpenCode, and again after every await that may give the OpenCode to another replica.
+    """
 
     def __init__(
         self,
@@ -291,7 +308,7 @@ class OwnerCall(Generic[A, R]):
         load: Callable[[bytes], A],
         dump_result: Callable[[R], bytes],
         load_result: Callable[[A, bytes], Awaitable[R]],
-        repeatable: Callable[[A], bool] = lambda _: True,
+        repeatable: Callable[[A], bool],
     ) -> None:
         self._mailbox = mailbox
         self._kind = kind
@@ -303,7 +320,7 @@ class OwnerCall(Generic[A, R]):
         """Makes the result of the arguments and the reply; it may read the database for that."""
         self._repeatable = repeatable
         """Whether the next owner may run the call again if this one dies over it."""
-        mailbox.handlers[kind] = self._answer
+        mailbox.register(kind, self._answer)
 
     async def __call__(self, arguments: A) -> R:
         """Run the call here, or have the owner of its OpenCode run it."""
@@ -352,6 +369,7 @@ class SessionSearch:
             load=load_fields(SessionQuery),
             dump_result=orjson.dumps,
             load_result=load_result,
+            repeatable=lambda _: True,
         )
 
     async def find(self, session_id: SessionId) -> str | None:

@@ -137,6 +137,7 @@ class TaskService:
             load=SendCommand.load,
             dump_result=lambda done: orjson.dumps([done.log.ref.id, done.seq, done.repeat]),
             load_result=load_submitted,
+            repeatable=lambda _: True,
         )
         self._cancel_at_owner = OwnerCall(
             self.mailbox,
@@ -145,6 +146,7 @@ class TaskService:
             load=load_fields(TaskName),
             dump_result=lambda _: b"",
             load_result=load_canceled,
+            repeatable=lambda _: True,
         )
         self._put_webhook_at_owner = OwnerCall(
             self.mailbox,
@@ -153,6 +155,7 @@ class TaskService:
             load=NewWebhook.load,
             dump_result=lambda row: orjson.dumps(row.config_id),
             load_result=load_webhook,
+            repeatable=lambda _: True,
         )
         self._delete_webhook_at_owner = OwnerCall(
             self.mailbox,
@@ -161,6 +164,7 @@ class TaskService:
             load=load_fields(WebhookName),
             dump_result=lambda _: b"",
             load_result=load_nothing,
+            repeatable=lambda _: True,
         )
 
     @property
