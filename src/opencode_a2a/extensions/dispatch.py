@@ -155,6 +155,8 @@ class Dispatcher:
                 member = deps.fleet.first
             else:
                 member = await deps.member(params)
+                if method.access is not Access.READ:
+                    member.check_owned()
             call = Call(caller, request.version, deps, params, member)
             if method.writes and call.rights.changes == "deny":
                 raise AuthorizationForbiddenError(
