@@ -130,6 +130,26 @@ async def test_a_turn_that_costs_too_much_is_stopped(serve: Serve, opencode: Fak
     assert (await health(service))["budget"]["cost"] > 0
 
 
+@pytest.mark.sqlite_only
+@pytest.mark.requirement("ours-budgets")
+async def test_what_sub_agents_cost_before_a_restart_counts(
+    opencode: FakeOpenCode, tmp_path: Path
+) -> None:
+    variables = {"A2A_STATIC_AUTH_CREDENTIALS": LISTED, "A2A_TASK_STORE_BACKEND": "database"}
+    opencode.play("subagent")
+    hold = opencode.hold("message.updated", count=12)  # only the sub-agent has been paid for
+    async with started(opencode, tmp_path, **variables) as service:
+        begun = await Caller(service, token=ANN).begin("hello")
+        async with asyncio.timeout(60):
+            await hold.reached.wait()
+
+    async with started(opencode, tmp_path, **variables, A2A_TURN_MAX_COST="0.001") as service:
+        task = await Caller(service, token=ANN).ended(begun.id)
+
+    assert task.state == "failed"
+    assert "may cost 0.001; it was stopped" in task.said
+
+
 @pytest.mark.requirement("ours-budgets")
 async def test_methods_give_no_work_beyond_the_budget(serve: Serve) -> None:
     service = await serve(A2A_STATIC_AUTH_CREDENTIALS=LISTED, A2A_BUDGET_COST_PER_DAY="0.000001")

@@ -359,7 +359,9 @@ class OpenCodeSettings(Group, prefix="OPENCODE_"):
     variant: Text | None = setting(None, "Model variant used by every turn.")
     timeout: Seconds = setting(120, "Time limit for one request to OpenCode, in seconds.")
     timeout_stream: Seconds | None = setting(
-        None, "Time limit for a whole turn, in seconds. Default: no limit."
+        None,
+        "Time limit for a whole turn, in seconds; a restart of the service begins it again. "
+        "Default: no limit.",
     )
     max_concurrent_requests: CountOrOff = setting(
         0, "Maximum concurrent requests to OpenCode; more are refused. 0 = no limit."

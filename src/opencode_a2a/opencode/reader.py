@@ -29,7 +29,6 @@ from opencode_a2a.opencode.events import Event, PartDelta
 from opencode_a2a.opencode.outcome import UNANSWERED, judge
 from opencode_a2a.opencode.translate import diff_changed, usage
 from opencode_a2a.opencode.turn_state import Snapshot, TurnState
-from opencode_a2a.opencode.types import AssistantMessage
 
 MAX_REMEMBERED_IDS = 256
 """Event ids that are remembered: OpenCode sends some events twice."""
@@ -223,11 +222,7 @@ class Reader:
     def _children_usage(self, stored: Snapshot) -> Usage | None:
         if not stored.children:
             return None
-        # A sub-agent may continue a session of an earlier turn, which has been counted.
-        since = min(info.time.created for info in self.state.messages.answers.values())
-        infos = (m.info for messages in stored.children.values() for m in messages)
-        steps = (i for i in infos if isinstance(i, AssistantMessage) and i.time.created >= since)
-        return sum(map(usage, steps), Usage())
+        return sum(map(usage, self.state.steps_of(stored.children)), Usage())
 
 
 def merged(events: list[TurnEvent]) -> list[TurnEvent]:

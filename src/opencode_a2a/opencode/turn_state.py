@@ -270,7 +270,8 @@ class SessionTree:
         self._retries.setdefault(child)
 
     def set_cost(self, step: MessageId, cost: float) -> None:
-        self._step_costs[step] = cost
+        """Take over the cost of a step; it only grows, and the store may be behind the events."""
+        self._step_costs[step] = max(cost, self._step_costs.get(step, 0.0))
 
     def set_status(self, session: SessionId, status: SessionStatus) -> StatusRetry | None:
         """Take over the status of a session; return its retry if that is a new one."""
@@ -510,12 +511,7 @@ class TurnState:
     def apply_snapshot(self, stored: Snapshot, *, final: bool = False) -> None:
         """Update the state with a snapshot; ``final`` if nothing will follow."""
         tree, requests = self.tree, self.requests
-        for session, messages in stored.children.items():
-            tree.add(session)
-            for message in messages:
-                for part in message.parts:
-                    if isinstance(part, ToolPart):
-                        self._apply_call(part)
+        self.apply_children(stored.children)
         if final:
             self._fresh.clear()
         self._apply_stored_messages(self.messages.since_prompt(stored.messages), final=final)
@@ -546,6 +542,29 @@ class TurnState:
         for events in postponed.values():
             for event in events:
                 self._apply_message_event(event)
+
+    def apply_children(self, children: Mapping[SessionId, Sequence[MessageWithParts]]) -> None:
+        """Learn from the messages of sub-agents what they cost, and of their own sub-agents."""
+        for session, messages in children.items():
+            self.tree.add(session)
+            for message in messages:
+                for part in message.parts:
+                    if isinstance(part, ToolPart):
+                        self._apply_call(part)
+        for step in self.steps_of(children):
+            self.tree.set_cost(step.id, step.cost)
+
+    def steps_of(
+        self, children: Mapping[SessionId, Sequence[MessageWithParts]]
+    ) -> list[AssistantMessage]:
+        """Return the steps that sub-agents took for this turn.
+
+        A sub-agent may continue a session of an earlier turn, which has been counted.
+        """
+        begun = [answer.time.created for answer in self.messages.answers.values()]
+        infos = (message.info for messages in children.values() for message in messages)
+        steps = [info for info in infos if isinstance(info, AssistantMessage)]
+        return [step for step in steps if begun and step.time.created >= min(begun)]
 
     def _apply_stored_messages(self, messages: Sequence[MessageWithParts], *, final: bool) -> None:
         own = self.messages

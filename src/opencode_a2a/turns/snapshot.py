@@ -92,11 +92,18 @@ class Snapshots:
         diffs: list[FileDiff] = []
         for prompt in prompts if changed else ():
             diffs += await self._opencode.session_diff(session_id, prompt)
-        of_children: dict[SessionId, list[MessageWithParts]] = {child: [] for child in children}
-        for child in of_children:
-            with suppress(SessionNotFoundError):
-                of_children[child] = (await self._opencode.messages(child)).items
+        of_children = await self.read_children(children)
         return Snapshot(messages=messages, children=of_children, diffs=diffs)
+
+    async def read_children(
+        self, children: Iterable[SessionId]
+    ) -> dict[SessionId, list[MessageWithParts]]:
+        """Return the messages of sub-agents; none for a session that was deleted."""
+        messages: dict[SessionId, list[MessageWithParts]] = {child: [] for child in children}
+        for child in messages:
+            with suppress(SessionNotFoundError):
+                messages[child] = (await self._opencode.messages(child)).items
+        return messages
 
 
 async def messages_since(

@@ -614,6 +614,8 @@ class Attempt:
         self._limits = TurnLimits(turn.turns.settings)
         self._unwritten: list[TurnEvent] = []
         """Events that come from elsewhere than OpenCode, to be written with the next batch."""
+        self._children_unread = False
+        """Whether events may be missing that say what the sub-agents cost."""
         self._tick_timer: asyncio.TimerHandle | None = None
         self._start_timer: asyncio.TimerHandle | None = None
         tools = self._turns.tools
@@ -849,7 +851,7 @@ class Attempt:
             self._limits.ended = None
             self._prompts.send(self._turn.request)
             return []
-        limits.compared = limits.now()
+        limits.compared, self._children_unread = limits.now(), True
         limits.unlisted = state.permissions is None or state.questions is None
         self._interrupts.busy = session_id in state.statuses
         events = self._reader.reconcile(state)
@@ -870,7 +872,13 @@ class Attempt:
 
     async def _guard(self) -> list[TurnEvent]:
         """Look for signs that the turn will not end by itself, or has ended unheard."""
-        limits, session = self._limits, self._session
+        limits, session, state = self._limits, self._session, self._reader.state
+        if self._children_unread and self._turns.settings.turn.max_cost:
+            read = set[SessionId]()
+            while unread := state.tree.children - read:  # sub-agents may have their own
+                state.apply_children(await self._turns.snapshots.read_children(unread))
+                read |= unread
+            self._children_unread = False
         failure = limits.exceeded(self._reader)
         if failure is not None:
             return await self._abort(failure)
