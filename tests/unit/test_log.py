@@ -3,9 +3,10 @@
 import asyncio
 import random
 import uuid
+import weakref
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from sqlalchemy.schema import CreateTable
 
 from opencode_a2a.config import LimitSettings, UpstreamEntry
 from opencode_a2a.errors import LimitExceededError, StreamEndedError, UpstreamUnreachableError
@@ -43,14 +45,25 @@ from opencode_a2a.messages import (
 )
 from opencode_a2a.opencode.feed import Feed
 from opencode_a2a.opencode.upstream import Upstream
+from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
+from opencode_a2a.store.schema import tasks
+from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks import log as live
-from opencode_a2a.tasks.log import LogWriter, TaskLog
+from opencode_a2a.tasks.log import ChangesInStoreError, LogWriter, TaskLog, ref_of
 from opencode_a2a.tasks.outbox import Outbox
-from opencode_a2a.tasks.readers import Begin, DurableReader, LogReader, Replay, stored_task
+from opencode_a2a.tasks.readers import (
+    Begin,
+    DurableReader,
+    LogReader,
+    Replay,
+    stored_changes,
+    stored_task,
+)
 from opencode_a2a.tasks.sending import Admission, SendCommand
 from opencode_a2a.tasks.service import TaskService
-from opencode_a2a.tasks.state import Cursor, Entry, Recovered, State, TaskRef
+from opencode_a2a.tasks.state import TERMINAL, Cursor, Entry, Recovered, State, TaskRef
+from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.answers import Answer, PermissionReply
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.fleet import Fleet, Member, NotOwnerError
@@ -70,10 +83,9 @@ def order(message_id: str, text: str = "hello", principal: str = "alice") -> Sen
 class Office:
     """A store with a writer, and tasks in it."""
 
-    def __init__(
-        self, database: Database, limits: LimitSettings, readers: Sequence[DurableReader]
-    ) -> None:
+    def __init__(self, database: Database, limits: LimitSettings) -> None:
         self.database = database
+        self.readers: list[DurableReader] = []
         self.writer = LogWriter(database)
         # No task is started, so that no turns are needed; nor are webhooks.
         entry, behind = UpstreamEntry(name=MAIN, managed=1), Upstream("", "", None)
@@ -87,7 +99,7 @@ class Office:
         self.member.owned = True
         fleet = Fleet([self.member], database, 0)
         outbox = Outbox.__new__(Outbox)
-        self.tasks = TaskService(database, self.writer, fleet, limits, outbox, readers)
+        self.tasks = TaskService(database, self.writer, fleet, limits, outbox, self.readers)
 
     async def admit(self, command: SendCommand) -> Admission:
         return await self.tasks.admissions.admit(command, self.member)
@@ -104,15 +116,13 @@ class Office:
 
 @asynccontextmanager
 async def office(
-    state: Path | None = None,
-    limits: LimitSettings | None = None,
-    readers: Sequence[DurableReader] = (),
+    state: Path | None = None, limits: LimitSettings | None = None
 ) -> AsyncGenerator[Office]:
     """Open a store in a directory, or one for this once."""
     if state is None and stores.postgresql():
         state = Path(uuid.uuid4().hex)
     async with Database("sqlite://" if state is None else stores.url(state)) as database:
-        desk = Office(database, limits or LimitSettings(), readers)
+        desk = Office(database, limits or LimitSettings())
         writing = asyncio.create_task(desk.writer.run())
         try:
             yield desk
@@ -585,52 +595,191 @@ async def test_what_comes_for_a_task_that_is_left_to_another_replica_is_for_that
         assert (await stored_task(other.log)).status.state is State.COMPLETED
 
 
+LISTED = sa.Table(
+    "listed",
+    sa.MetaData(),
+    sa.Column("task_no", sa.BigInteger, primary_key=True),
+    sa.Column("place", sa.Integer, nullable=False),
+    sa.Column("states", sa.String, nullable=False),
+    sa.Column("ended", sa.Boolean, nullable=False),
+)
+"""The places of a ``StateList``; in the service its declaration would be in ``store/schema.py``."""
+
+
 class StateList(DurableReader):
     """A durable reader beside the webhooks: it lists the states that each task goes through."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.states: dict[int, list[State]] = {}
-        self.following: list[asyncio.Task[None]] = []
+    def __init__(self, database: Database, most: int = 10) -> None:
+        self._database = database
+        self._most = most
+        self.following: dict[int, asyncio.Task[None]] = {}
+        """By task number."""
 
     def admit(
         self, connection: sa.Connection, task_no: int, ref: TaskRef, push: PushConfig | None
     ) -> Begin:
-        if len(self.states) >= self.most:
+        if (connection.scalar(sa.select(sa.func.count()).select_from(LISTED)) or 0) >= self._most:
             raise LimitExceededError
-        self.states[task_no] = []
-        return lambda log: self.following.append(asyncio.create_task(self._follow(log)))
+        new = {"task_no": task_no, "place": 0, "states": "", "ended": False}
+        connection.execute(LISTED.insert().values(new))
+        return lambda log: self._begin(task_no, ref, 0, log)
 
-    async def _follow(self, log: TaskLog) -> None:
-        place = 0
-        with suppress(StreamEndedError):
-            while (entry := await log.next_change(place)) is not None:
-                assert entry.status is not None
-                self.states[log.no].append(entry.status.state)
-                place = entry.seq
+    async def recover(self, logs: Mapping[int, TaskLog], upstreams: Collection[str] | None) -> None:
+        for row, place in await self._database.read(lambda c: self._unended(c, upstreams)):
+            if row.no not in self.following:
+                self._begin(row.no, ref_of(row), place, logs.get(row.no))
 
-    async def recover(
-        self, logs: Mapping[int, TaskLog], upstreams: Collection[str] | None
-    ) -> None: ...
+    async def give_up(self, upstream: str) -> None:
+        # Without a time limit: no other replica may continue before these have stopped.
+        left = await self._database.write_until_stored(lambda c: self._unended(c, [upstream]))
+        await self._stop([row.no for row, _ in left])
 
-    async def give_up(self, upstream: str) -> None: ...
+    def unread(self) -> sa.ColumnElement[bool]:
+        mine = sa.exists().where(LISTED.c.task_no == tasks.c.no, ~LISTED.c.ended)
+        return mine.correlate(tasks)
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        await self._stop(list(self.following))
+
+    def _unended(
+        self, connection: sa.Connection, upstreams: Collection[str] | None
+    ) -> list[tuple[TaskRow, int]]:
+        rows = connection.execute(sa.select(LISTED).where(~LISTED.c.ended)).all()
+        found = [(task_rows.load_by_number(connection, row.task_no), row.place) for row in rows]
+        return [
+            (row, place)
+            for row, place in found
+            if row is not None and (upstreams is None or row.upstream in upstreams)
+        ]
+
+    async def _stop(self, numbers: Sequence[int]) -> None:
+        stopping = [self.following[no] for no in numbers if no in self.following]
+        for following in stopping:
+            following.cancel()
+        await asyncio.gather(*stopping, return_exceptions=True)
+
+    def _begin(self, no: int, ref: TaskRef, place: int, log: TaskLog | None) -> None:
+        # A log holds the whole task: a reader that is behind does not keep it in memory.
+        find = (lambda: None) if log is None else weakref.ref(log)
+        following = asyncio.create_task(self._follow(no, ref, place, find))
+        self.following[no] = following
+        following.add_done_callback(lambda _: self.following.pop(no, None))
+
+    async def _follow(
+        self, no: int, ref: TaskRef, place: int, find: Callable[[], TaskLog | None]
+    ) -> None:
+        ended = False
+        while not ended:
+            log, changes = find(), list[Entry]()
+            try:
+                if log is not None and (entry := await log.next_change(place)):
+                    changes = [entry]
+            except StreamEndedError:  # the log has moved: another replica continues
+                return
+            except ChangesInStoreError:
+                pass
+            del log
+            changes = changes or await stored_changes(self._database, no, ref, place)
+            new = [one.status.state for one in changes if one.status is not None]
+            ended = not changes or new[-1].terminal
+            place = changes[-1].seq if changes else place
+            more = "".join(f"{state} " for state in new)
+            values = {"place": place, "states": LISTED.c.states + more, "ended": ended}
+            update = LISTED.update().where(LISTED.c.task_no == no).values(values)
+            # States and place in one transaction: a crash neither loses nor repeats a state.
+            await self._database.write_until_stored(lambda c, update=update: c.execute(update))
 
 
-async def test_another_durable_reader_follows_new_tasks_to_their_end_or_until_they_move() -> None:
-    listed = StateList(most=2)
-    async with office(readers=[listed]) as desk, asyncio.timeout(20):
+@asynccontextmanager
+async def listing(state: Path, most: int = 10) -> AsyncGenerator[tuple[Office, StateList]]:
+    """Run a service with a ``StateList``, which its orderly end closes."""
+    async with office(state) as desk:
+        if not await desk.database.read(lambda c: sa.inspect(c).has_table(LISTED.name)):
+            await desk.database.write(lambda c: c.execute(CreateTable(LISTED)))
+        listed = StateList(desk.database, most)
+        desk.readers.append(listed)
+        try:
+            yield desk, listed
+        finally:
+            await listed.close()
+
+
+async def listed_states(desk: Office) -> dict[int, list[str]]:
+    query = sa.select(LISTED.c.task_no, LISTED.c.states)
+    rows = await desk.database.read(lambda c: c.execute(query).all())
+    return {no: states.split() for no, states in rows}
+
+
+async def test_another_durable_reader_follows_new_tasks_to_their_end_or_until_they_move(
+    tmp_path: Path,
+) -> None:
+    async with listing(tmp_path, most=2) as (desk, listed), asyncio.timeout(60):
         ending, moving = await desk.task("m1"), await desk.task("m2")
         with pytest.raises(LimitExceededError):
             await desk.admit(order("m3"))
+        following = [*listed.following.values()]
         for log in (ending, moving):
             await log.append([Started()])
         await ending.append([Finished(Outcome.COMPLETED)])
+        await following[0]
+        while not (await listed_states(desk))[moving.no]:
+            pass
         await desk.tasks.open.give_up(desk.member)
-        await asyncio.gather(*listed.following)
+        await following[1]  # its log has moved
 
-        assert listed.states == {
-            ending.no: [State.WORKING, State.COMPLETED],
-            moving.no: [State.WORKING],
+        assert await listed_states(desk) == {
+            ending.no: ["working", "completed"],
+            moving.no: ["working"],
         }
+
+
+async def test_a_durable_reader_goes_on_after_a_restart_and_after_a_take_over(
+    tmp_path: Path,
+) -> None:
+    many = [one for no in range(40) for one in asked_and_answered(no)]
+
+    def sweep(connection: sa.Connection, reader: DurableReader) -> int:
+        long_after = now_ms() + 1000
+        return task_rows.forget_logs(connection, [*TERMINAL], long_after, 9, [reader.unread()])
+
+    async with listing(tmp_path) as (desk, listed), asyncio.timeout(60):
+        first = [await desk.task(f"m{no}") for no in range(3)]
+        busy, ended, waiting = first
+        for log in first:
+            await log.append([Started()])
+        await listed.close()
+        # What nobody reads any more: a task that ends, and more changes than a log remembers.
+        await busy.append(many)
+        await ended.append([Finished(Outcome.CANCELED)])
+        assert await desk.database.write(lambda c: sweep(c, listed)) == 0
+
+    async with listing(tmp_path) as (desk, listed), asyncio.timeout(60):
+        logs = {
+            log.no: TaskLog(log.no, log.state, desk.writer, desk.database)
+            for log in (busy, waiting)  # as ``recover`` makes them of open tasks
+        }
+        await listed.recover(logs, None)
+        await listed.following[ended.no]
+        assert await desk.database.write(lambda c: sweep(c, listed)) == 1
+        await listed.give_up("another")
+        assert set(listed.following) == {busy.no, waiting.no}
+        await listed.give_up(MAIN)
+        assert listed.following == {}
+
+        successor = StateList(desk.database)
+        await successor.recover(logs, [MAIN])
+        following = [*successor.following.values()]
+        for log in logs.values():
+            await log.append([Finished(Outcome.COMPLETED)])
+        await asyncio.gather(*following)
+
+        assert await listed_states(desk) == {
+            busy.no: ["working", *["input_required", "working"] * 40, "completed"],
+            ended.no: ["working", "canceled"],
+            waiting.no: ["working", "completed"],
+        }
+
+
+def asked_and_answered(no: int) -> tuple[Interrupted, Resumed]:
+    asked = Interrupted(RequestId(f"per_{no}"), "permission", SessionId("ses_1"), number=no)
+    return asked, Resumed(asked.request_id, "permission", "once")

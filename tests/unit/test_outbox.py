@@ -26,6 +26,7 @@ from opencode_a2a.opencode.upstream import Upstream
 from opencode_a2a.server.push import WebhookSender
 from opencode_a2a.signing import signing_keys
 from opencode_a2a.store import tasks as task_rows
+from opencode_a2a.store import webhooks
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks import outbox as module
@@ -389,7 +390,9 @@ async def test_a_replica_that_may_have_been_replaced_sends_nothing(
 @pytest.mark.requirement("I21")
 async def test_a_log_is_kept_for_a_webhook_and_without_it_the_present_state_is_told() -> None:
     def sweep(connection: Connection) -> int:
-        return task_rows.forget_logs(connection, [*TERMINAL], now_ms() + 1000, 10)
+        return task_rows.forget_logs(
+            connection, [*TERMINAL], now_ms() + 1000, 10, [webhooks.unread()]
+        )
 
     async with desk() as it:
         it.sent.outcome = Receipt("http_503")

@@ -202,7 +202,7 @@ class Service:
 
         # What looks after the database, the replicas and the OpenCodes from time to time.
         retention = settings.tasks.task_retention_days * 86_400.0
-        await run(sweep(database, retention), "sweep")
+        await run(sweep(database, retention, readers), "sweep")
         await run(ownership.run(), "replica")
         await run(ownership.end_streams_without_lease(), "lease")
         await run(fleet.watch(tasks.open.lose), "watch")

@@ -343,16 +343,21 @@ def _listing(given: tuple[str, ...], continued: bool, brief: bool) -> tuple[Prep
     return _select(newest, brief=brief), count
 
 
-def forget_logs(connection: Connection, states: Sequence[str], before: int, limit: int) -> int:
+def forget_logs(
+    connection: Connection,
+    states: Sequence[str],
+    before: int,
+    limit: int,
+    unread: Sequence[sa.ColumnElement[bool]],
+) -> int:
     """Delete the logs of tasks that ended before a time; the tasks themselves stay readable.
 
-    A log is kept while a webhook has yet to be sent something of it.
+    A log is kept while one of the conditions ``unread`` holds for the row of its task.
     """
     ended = sa.select(tasks.c.no).where(tasks.c.updated_at < before, tasks.c.state.in_(states))
     logged = sa.exists().where(entries.c.task_no == tasks.c.no).correlate(tasks)
-    hooked = sa.exists().where(webhooks.c.task_no == tasks.c.no, webhooks.c.state == "active")
-    unread = hooked.correlate(tasks)
-    numbers = list(connection.scalars(ended.where(logged, ~unread).limit(limit)))
+    read = [~condition for condition in unread]
+    numbers = list(connection.scalars(ended.where(logged, *read).limit(limit)))
     connection.execute(entries.delete().where(entries.c.task_no.in_(numbers)))
     return len(numbers)
 

@@ -82,6 +82,12 @@ def active(connection: Connection, upstreams: Collection[str] | None = None) -> 
     return _rows(connection, *where)
 
 
+def unread() -> sa.ColumnElement[bool]:
+    """Return the condition that a row of ``tasks`` has an active webhook."""
+    active = sa.exists().where(webhooks.c.task_no == tasks.c.no, webhooks.c.state == "active")
+    return active.correlate(tasks)
+
+
 def page(
     connection: Connection, principal: str, task_id: str | None, limit: int
 ) -> list[tuple[str, HookRow]]:

@@ -75,6 +75,13 @@ _OPEN = {state: metrics.TASKS.labels(state) for state in OPEN}
 _ENDED = {state: metrics.TASKS_ENDED.labels(state) for state in TERMINAL}
 
 
+class ChangesInStoreError(Exception):
+    """More changes have followed than the log remembers: read them from the store.
+
+    See ``readers.stored_changes``.
+    """
+
+
 class LiveReader(Protocol):
     """A reader that has every entry that its log can give it so far: ``readers.LogReader``."""
 
@@ -321,8 +328,8 @@ class TaskLog:
     async def next_change(self, after: int) -> Entry | None:
         """Wait until a change of state after an entry is stored, and return the first one.
 
-        None if the log does not have it: it is too old to be remembered here, or the task has
-        ended and there is none. Raise StreamEndedError when the log moves. Growing text wakes
+        None if the task has ended and there is none. Raise ChangesInStoreError if the change is
+        too old to be remembered here, and StreamEndedError when the log moves. Growing text wakes
         nobody who waits.
         """
         while after >= self.state.unremembered:
@@ -330,10 +337,10 @@ class TaskLog:
                 if after < entry.seq <= self._stored:
                     return entry
             if self.state.status.state.terminal and self._stored == self.state.seq:
-                break
+                return None
             self.check_moved()
             await self._changes.wait()
-        return None
+        raise ChangesInStoreError(self.ref.id)
 
     def note_seen(self, status: Status) -> None:
         """Note that a reader was given this status, with the requests in it.

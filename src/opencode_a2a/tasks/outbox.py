@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 import structlog
+from sqlalchemy import ColumnElement
 from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
@@ -38,9 +39,9 @@ from opencode_a2a.messages import PushConfig
 from opencode_a2a.store import tasks, webhooks
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.webhooks import HookRow
-from opencode_a2a.tasks.log import TaskLog, load_task
-from opencode_a2a.tasks.readers import Begin, DurableReader, Replay
-from opencode_a2a.tasks.state import STATE_CHANGES, Entry, TaskRef, TaskState
+from opencode_a2a.tasks.log import ChangesInStoreError, TaskLog, load_task
+from opencode_a2a.tasks.readers import Begin, DurableReader, stored_changes
+from opencode_a2a.tasks.state import Entry, TaskRef, TaskState
 from opencode_a2a.telemetry import AUDIT, now_ms
 
 logger = structlog.get_logger(__name__)
@@ -404,6 +405,9 @@ class Outbox(DurableReader):
         places = {(row.task_no, row.config_id) for row in rows}
         await self._stop([it for place, it in self._deliveries.items() if place in places])
 
+    def unread(self) -> ColumnElement[bool]:
+        return webhooks.unread()
+
     async def close(self) -> None:
         await self._stop(self._deliveries.values())
 
@@ -470,7 +474,8 @@ class Outbox(DurableReader):
         """
         entry, log = (it.ahead[0] if it.ahead else None), it.log()
         if entry is None and log is not None:
-            entry = await log.next_change(it.row.acked)
+            with suppress(ChangesInStoreError):  # ``_notification`` reads them
+                entry = await log.next_change(it.row.acked)
         del log
         self._pending.setdefault(it.row.no, time.monotonic())
         notification = None
@@ -541,9 +546,7 @@ class Outbox(DurableReader):
             seq = state.state_changes[-1].seq if state.state_changes else state.seq
             return Notification(state.ref, seq, state.status.state.terminal, state, whole=True)
         if entry is None:
-            replay = Replay(self._database, row.task_no, state.ref)
-            while len(ahead) < STATE_CHANGES and (entries := await replay.next(replay.state.seq)):
-                ahead.extend(one for one in entries if one.changes_state and one.seq > row.acked)
+            ahead.extend(await stored_changes(self._database, row.task_no, state.ref, row.acked))
             if not ahead:  # the log is no longer kept, so the task has ended
                 return Notification(state.ref, state.seq, True, state)
             entry = ahead[0]

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
+from sqlalchemy import ColumnElement
 from sqlalchemy.engine import Connection
 
 from opencode_a2a.errors import StreamEndedError
@@ -23,7 +24,7 @@ from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import Segment
 from opencode_a2a.tasks.log import TaskLog
-from opencode_a2a.tasks.state import Cursor, Entry, TaskRef, TaskState, load_entries
+from opencode_a2a.tasks.state import STATE_CHANGES, Cursor, Entry, TaskRef, TaskState, load_entries
 
 Push = Callable[[list[Entry]], bool]
 """Writes entries to a client at once; False if the client cannot take them now."""
@@ -166,10 +167,19 @@ class DurableReader(Protocol):
 
     ``app`` lists the durable readers; ``outbox.Outbox`` is one. The replica that runs a task
     serves it, so that a task is followed in one place at a time. For each task that somebody wants
-    followed, a reader runs an asyncio task of its own. That waits in ``TaskLog.next_change``, reads
-    entries that the log no longer remembers with ``Replay``, calls ``TaskLog.note_seen`` for what
-    it shows to a person, and stores its place when the receiver has taken an entry. So a crash can
-    repeat an entry and loses none.
+    followed, a reader runs an asyncio task of its own. That
+
+    - holds the log by a weak reference: a log holds the whole task, and is not kept for a receiver
+      that is away;
+    - waits in ``TaskLog.next_change``, and calls ``stored_changes`` if that raises
+      ChangesInStoreError, or if there is no log in memory because the task has ended;
+    - calls ``TaskLog.note_seen`` for what it shows to a person;
+    - stores its place when the receiver has taken an entry, so that a crash can repeat an entry and
+      loses none;
+    - ends after the entry that ends the task, and when StreamEndedError says that the log has
+      moved: then another replica continues.
+
+    ``tests/unit/test_log.py`` has a small one, ``StateList``.
     """
 
     def admit(
@@ -178,8 +188,11 @@ class DurableReader(Protocol):
         """Store the first place in a new task, in the transaction that stores the task.
 
         ``push`` came with the message. Return what begins to follow the task once it is stored;
-        None if nobody wants it followed. An error refuses the message. Runs in the thread that
-        writes.
+        None if nobody wants it followed. An error refuses the message.
+
+        It sees new tasks only: ``recover`` finds tasks from before, imported ones, and those that
+        another replica has ended (``caretaker``). It runs in the thread that writes, and may run
+        again if the transaction does: change nothing but the database here.
         """
         ...
 
@@ -188,7 +201,14 @@ class DurableReader(Protocol):
 
         The service calls it when it starts, and when it has taken over OpenCodes. ``logs`` are
         those of open tasks, by number; the logs of ended tasks are in the store. If the database
-        goes away in between it is called again.
+        goes away in between it is called again, and finds tasks that are followed already.
+        """
+        ...
+
+    def unread(self) -> ColumnElement[bool]:
+        """Return the condition that this reader has yet to read the log of a row of ``tasks``.
+
+        While it holds, the log of an ended task is kept.
         """
         ...
 
@@ -229,6 +249,17 @@ class Replay:
             wanted = [entry for entry in entries if entry.seq > after]
             if wanted or not segments:
                 return wanted
+
+
+async def stored_changes(database: Database, task_no: int, ref: TaskRef, after: int) -> list[Entry]:
+    """Return the next changes of state after an entry from the stored log.
+
+    None are left, or the log of an ended task is no longer kept, if the list is empty.
+    """
+    replay, changes = Replay(database, task_no, ref), list[Entry]()
+    while len(changes) < STATE_CHANGES and (entries := await replay.next(replay.state.seq)):
+        changes += (entry for entry in entries if entry.changes_state and entry.seq > after)
+    return changes
 
 
 async def stored_task(log: TaskLog) -> TaskState:

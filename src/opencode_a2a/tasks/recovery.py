@@ -5,7 +5,7 @@ from another replica; ``docs/architecture.md`` follows a restart step by step.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import structlog
@@ -29,7 +29,7 @@ from opencode_a2a.store.database import Database, claim_work
 from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks.log import LogWriter, TaskLog, ref_of
 from opencode_a2a.tasks.open import UPSTREAM_LOST, OpenTasks
-from opencode_a2a.tasks.readers import Replay
+from opencode_a2a.tasks.readers import DurableReader, Replay
 from opencode_a2a.tasks.state import (
     OPEN,
     TERMINAL,
@@ -134,12 +134,15 @@ async def _replay(database: Database, row: TaskRow) -> tuple[TaskState, LoggedTu
     return replay.state, LoggedTurn(emitted, added)
 
 
-async def sweep(database: Database, retention_seconds: float) -> None:
+async def sweep(
+    database: Database, retention_seconds: float, readers: Sequence[DurableReader]
+) -> None:
     """Delete, every few minutes, what has been kept long enough; one replica at a time does."""
-    ended = list(TERMINAL)
+    ended, unread = list(TERMINAL), [reader.unread() for reader in readers]
 
     def forget_logs(connection: Connection) -> int:
-        return task_rows.forget_logs(connection, ended, now_ms() - LOG_SECONDS * 1000, SWEEP_TASKS)
+        oldest = now_ms() - LOG_SECONDS * 1000
+        return task_rows.forget_logs(connection, ended, oldest, SWEEP_TASKS, unread)
 
     def forget_tasks(connection: Connection) -> int:
         oldest = now_ms() - int(retention_seconds * 1000)
