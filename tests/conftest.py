@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncGenerator, Callable, Generator
 from pathlib import Path
 
@@ -35,7 +36,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files that take longest first: at the end, no process has to wait for another."""
+    """Leave out tests that this system cannot run, and put the files that take longest first.
+
+    At the end, no process then has to wait for another.
+    """
+    if sys.platform != "linux":
+        items[:] = [item for item in items if item.get_closest_marker("linux_only") is None]
     order = ["live", "browser", "chaos", "service", "unit", "tests"]
     items.sort(key=lambda item: order.index(item.path.parent.name))
 

@@ -133,3 +133,14 @@ def test_only_the_driver_knows_names_of_one_version_of_opencode(path: Path) -> N
     assert not [text for text in texts if UPSTREAM_EVENT.fullmatch(text)]
     if name_of(path) not in PERMISSION_WORDS:
         assert not UPSTREAM_PERMISSIONS.intersection(texts)
+
+
+def test_no_test_skips_itself() -> None:
+    """A run that leaves something out must not look complete.
+
+    A test that needs a system, or a program, is collected only where there is one.
+    """
+    skips = re.compile(r"pytest\.(mark\.)?(skip|skipif|importorskip)\b")
+    files = Path(__file__).parent.rglob("*.py")
+
+    assert [path.name for path in files if skips.search(path.read_text())] == []

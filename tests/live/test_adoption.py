@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import sys
 import uuid
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -17,10 +16,7 @@ from tests.support.backstage import script
 from tests.support.caller import Caller
 from tests.support.program import Program
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc"),
-]
+pytestmark = [pytest.mark.live, pytest.mark.linux_only]
 
 
 @pytest.fixture

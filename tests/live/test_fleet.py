@@ -1,7 +1,6 @@
 """Two real OpenCodes behind one service, and a kill in the middle."""
 
 import asyncio
-import sys
 import uuid
 from pathlib import Path
 
@@ -13,10 +12,7 @@ from tests.support.backstage import script
 from tests.support.caller import Caller
 from tests.support.program import Program
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc"),
-]
+pytestmark = [pytest.mark.live, pytest.mark.linux_only]
 
 
 async def both_up(program: Program) -> None:

@@ -279,7 +279,7 @@ async def read_and_leave(program: Program, task_id: str, readers: int) -> None:
             group.create_task(read())
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.linux_only
 async def test_streams_that_were_left_leave_nothing_behind(
     program: Program, backstage: Backstage, gate: str
 ) -> None:
@@ -353,7 +353,7 @@ async def under_way(caller: Caller) -> AsyncGenerator[Following]:
         yield following
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.linux_only
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda one: one.name)
 async def test_the_demo_runs_survives_the_death_of_its_opencode_and_leaves_nothing(
     opencode_command: str, tmp_path: Path, number: signal.Signals
@@ -390,7 +390,7 @@ async def test_the_demo_runs_survives_the_death_of_its_opencode_and_leaves_nothi
         assert {"event", "level", "timestamp"} <= set(program.records()[0])
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.linux_only
 async def test_closing_the_terminal_ends_the_service_and_its_opencode(
     opencode_command: str, tmp_path: Path
 ) -> None:

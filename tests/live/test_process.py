@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -100,7 +99,7 @@ async def test_a_dead_opencode_is_started_again_at_the_same_address(
     assert not (home / "home" / ".npm").exists()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.linux_only
 @pytest.mark.parametrize("wrapped", [True, False], ids=["launcher", "program"])
 async def test_a_launcher_that_still_shows_the_password_is_warned_of(
     workspace: Path,

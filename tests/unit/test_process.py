@@ -281,7 +281,7 @@ async def test_a_given_port_that_is_taken_is_an_error_at_once(tmp_path: Path) ->
     assert record.read_text().split() == ["4999"]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.linux_only
 async def test_what_a_killed_owner_left_behind_is_ended_at_the_next_start(tmp_path: Path) -> None:
     gone = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
     await gone.wait()
@@ -324,10 +324,7 @@ async def start_after(left: Record, directory: Path) -> None:
     assert not file.exists()
 
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-
-
-@linux
+@pytest.mark.linux_only
 async def test_a_process_that_only_has_the_same_pid_is_neither_trusted_nor_ended(
     tmp_path: Path,
 ) -> None:
@@ -344,7 +341,7 @@ async def test_a_process_that_only_has_the_same_pid_is_neither_trusted_nor_ended
     assert birth(stranger.pid) is None
 
 
-@linux
+@pytest.mark.linux_only
 @pytest.mark.parametrize("usable", [True, False], ids=["usable", "killed while it started"])
 async def test_an_opencode_that_does_not_answer_is_ended(tmp_path: Path, usable: bool) -> None:
     marker = f"1.{os.getpid()}.recorded"
@@ -360,7 +357,7 @@ async def test_an_opencode_that_does_not_answer_is_ended(tmp_path: Path, usable:
         assert await old.wait() in (-signal.SIGTERM, -signal.SIGKILL)
 
 
-@linux
+@pytest.mark.linux_only
 async def test_an_opencode_with_a_record_is_left_to_whom_the_record_belongs(
     tmp_path: Path,
 ) -> None:
@@ -375,7 +372,7 @@ async def test_an_opencode_with_a_record_is_left_to_whom_the_record_belongs(
     await kept.wait()
 
 
-@linux
+@pytest.mark.linux_only
 @pytest.mark.parametrize("written", [None, b"{", "of another"], ids=["deleted", "damaged", "other"])
 async def test_an_opencode_that_its_record_lost_is_ended_by_the_owner_of_the_record(
     tmp_path: Path, written: bytes | str | None
@@ -403,7 +400,7 @@ async def test_an_opencode_that_its_record_lost_is_ended_by_the_owner_of_the_rec
     await others.wait()
 
 
-@linux
+@pytest.mark.linux_only
 async def test_the_opencode_of_a_service_that_runs_is_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "managed" / "opencode.json"
     marker = f"{os.getpid()}.{tmp_path.name}.recorded"
