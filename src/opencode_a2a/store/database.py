@@ -163,7 +163,8 @@ class Database:
             self._engine.readers or 1, thread_name_prefix="store-reader"
         )
         self.has_other_replicas = False
-        """Whether other processes use the database too, as far as this one knows."""
+        """Whether other processes used the database too when ``Ownership.watch``
+        (``tasks.replica``), which sets this, last looked."""
         self.listeners: list[Callable[[str], None]] = []
         """Called in the event loop with each text that a process sends, this one included. An empty
         text means that notifications may have been lost: look at the database itself."""
@@ -248,6 +249,10 @@ class Database:
                 logger.warning("not stored, trying again", wait=wait)
                 attempt += 1
                 await asyncio.sleep(wait)
+
+    async def read_until_available(self, fn: Callable[[Connection], T]) -> T:
+        """Read after all writes that are queued, however long the database is away."""
+        return await self.write_until_stored(fn)  # the writer thread keeps the order
 
     async def check_writable(self, operation: str = "persisting") -> None:
         """Raise StoreUnavailableError unless a transaction can be committed now."""

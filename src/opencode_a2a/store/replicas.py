@@ -179,7 +179,10 @@ def enroll(
 
 
 def declare_gone(connection: Connection, numbers: Collection[int], lease: float) -> list[int]:
-    """Keep silent replicas from writing any more; return those that were still silent."""
+    """Declare replicas gone, unless they have committed something within the last lease.
+
+    They can write nothing any more. Return the numbers of those that were declared gone.
+    """
     values = {"numbers": list(numbers), "lease": lease}
     return list(connection.scalars(_DECLARE_GONE, values))
 

@@ -401,7 +401,7 @@ class Outbox(DurableReader):
 
     async def give_up(self, upstream: str) -> None:
         # Without a time limit: no other replica may continue before these have stopped.
-        rows = await self._database.write_until_stored(lambda c: webhooks.active(c, [upstream]))
+        rows = await self._database.read_until_available(lambda c: webhooks.active(c, [upstream]))
         places = {(row.task_no, row.config_id) for row in rows}
         await self._stop([it for place, it in self._deliveries.items() if place in places])
 

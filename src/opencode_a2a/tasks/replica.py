@@ -12,9 +12,10 @@ The life of an ownership, at a replica that lists the OpenCode in its settings:
    for a lease is declared gone.
 2. This replica takes it (``_take``), if it belongs to its fair share or nobody else wants it. One
    transaction makes it the owner.
-3. It takes up what ran there (``_begin``): it starts to listen to OpenCode, and recovers the open
+3. It begins to run the OpenCode (``_begin``): it listens to its events, and continues the open
    tasks, their webhooks and errands. From then on ``Member.owned`` is True.
-4. While it owns the OpenCode, it tells the others how that is (``_publish``).
+4. While it owns the OpenCode, it publishes its state and the number of its open tasks for other
+   replicas (``_publish``).
 5. The ownership ends: ``_give_up`` leaves a single OpenCode to another replica that can reach it or
    has too few; ``hand_over`` leaves all of them when the service stops. Both store everything
    first, so nothing that was shown is lost. A replica that dies leaves them as they are.
@@ -387,7 +388,10 @@ class Ownership:
         self._database.notify("u")
 
     async def _begin(self, taken: Mapping[str, bool]) -> None:
-        """Run OpenCodes, and go on with what ran there; True says that one was handed over."""
+        """Listen to OpenCodes that this replica has taken, and continue their tasks and errands.
+
+        ``taken`` says of each whether its last owner handed it over.
+        """
         claims = [self._claims[name] for name in taken]
         for claim in claims:
             self._fleet.others.pop(claim.member.name, None)

@@ -1,10 +1,9 @@
 """Every OpenCode behind the service: which one a message goes to, and whether it can be reached.
 
 ``app`` makes a ``Member`` for each OpenCode in the settings and hands the ``Fleet`` to ``tasks``
-and ``extensions``, which ask it which OpenCode to use. A session lives in one OpenCode, so a
-context stays with the one that has its session, unless that is lost. With several replicas, an
-answer that is an OpenCode of another replica is raised as ``NotOwnerError``. A fleet of one
-OpenCode answers without looking at anything.
+and ``extensions``, which ask it for the OpenCode to use. A session lives in one OpenCode, so a
+context stays with the OpenCode that has its session, unless that is lost. If another replica owns
+the OpenCode, the fleet raises ``NotOwnerError``. With a single OpenCode there is nothing to choose.
 """
 
 import asyncio
@@ -52,8 +51,7 @@ PROBE_SECONDS = 3.0
 class NotOwnerError(Exception):
     """A call is about an OpenCode that this replica does not own.
 
-    The outermost layer (``TaskService``, ``Dispatcher``) catches it and forwards the call to the
-    owner, through ``tasks.mailbox``.
+    ``OwnerCall`` (``tasks.mailbox``) catches it and forwards the call to the owner.
     """
 
     def __init__(self, upstream: str) -> None:
@@ -145,7 +143,7 @@ class Fleet:
         return member is not None and member.owned
 
     def keeps_contexts(self, upstream: str) -> bool:
-        """Whether contexts that have a session in an OpenCode stay there: it is not lost."""
+        """Whether contexts with a session in an OpenCode stay there; if it is lost they move on."""
         member = self.members.get(upstream)
         return upstream in self.others or (member is not None and not member.lost)
 

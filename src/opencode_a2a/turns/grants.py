@@ -72,7 +72,7 @@ class Grants:
 
         Wait for a database that is away: the request would be lost otherwise.
         """
-        found = await self._database.write_until_stored(
+        found = await self._database.read_until_available(
             lambda connection: grant_rows.of_context(connection, owner.principal, owner.context_id)
         )
         return next((grant for grant in map(_load, found) if grant.covers(owner, asked)), None)

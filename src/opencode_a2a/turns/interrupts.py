@@ -387,7 +387,7 @@ class Interrupts:
         where = (owner.task_id or "", owner.context_id)
         found: list[tuple[Interrupted, Answer]] = []
         # The work may be running, and cannot go on without: wait for a database that is away.
-        for row in await self._database.write_until_stored(
+        for row in await self._database.read_until_available(
             lambda c: interrupt_rows.answered(c, *where)
         ):
             answer = Answer.load(row.answer) if row.answer else None
