@@ -18,7 +18,7 @@ from opencode_a2a.store.database import Write
 from opencode_a2a.tasks.log import TaskLog
 from opencode_a2a.tasks.open import OpenTask, OpenTasks
 from opencode_a2a.tasks.state import LogEvent
-from opencode_a2a.turns.interrupts import Interrupts, WorkInterrupts
+from opencode_a2a.turns.interrupts import SharedInterrupts, WorkInterrupts
 from opencode_a2a.turns.sessions import BoundSession, Sessions, TurnLock
 from opencode_a2a.turns.turn import Log, Turn
 from tests.support import stores
@@ -326,7 +326,7 @@ async def test_a_second_answer_just_after_a_restart_finds_the_request_settled_by
         caller = Caller(service)
         asked = await caller.send("run it")
         (request,) = await _pending(caller)
-        monkeypatch.setattr(Interrupts, "reply", lose)
+        monkeypatch.setattr(SharedInterrupts, "reply", lose)
         with pytest.raises(RefusedError, match="UPSTREAM_UNREACHABLE"):
             await caller.begin("yes", task=asked.id, message_id="first")
     monkeypatch.undo()

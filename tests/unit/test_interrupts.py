@@ -16,8 +16,8 @@ from opencode_a2a.turns.interrupts import (
     CLOCK,
     ELSEWHERE,
     Interrupt,
-    Interrupts,
     Settlement,
+    SharedInterrupts,
     Stage,
     WorkInterrupts,
     settlement,
@@ -128,14 +128,14 @@ async def test_a_deadline_from_before_a_restart_is_kept(monkeypatch: pytest.Monk
     opencode = ReplyingOpenCode()
     opencode.free.set()
     async with Database("sqlite://") as database:
-        shared = Interrupts(database, cast(OpenCode, opencode), Settings())
+        shared = SharedInterrupts(database, cast(OpenCode, opencode), Settings())
         with monkeypatch.context() as earlier:
             earlier.setattr(interrupts, "now_ms", lambda: 1)
             await shared.store_asked(OWNER, PENDING, numbered=True)
         work = WorkInterrupts(shared, OWNER, lambda: None)
         work.connect(Location())
 
-        await work.screen([PENDING])
+        await work.ask_and_settle([PENDING])
         await asyncio.sleep(0)
         await work.give_due_answers()
 
@@ -145,10 +145,10 @@ async def test_a_deadline_from_before_a_restart_is_kept(monkeypatch: pytest.Monk
 async def test_a_stored_answer_is_given_though_its_caller_left() -> None:
     opencode = ReplyingOpenCode()
     async with Database("sqlite://") as database:
-        shared = Interrupts(database, cast(OpenCode, opencode), Settings())
+        shared = SharedInterrupts(database, cast(OpenCode, opencode), Settings())
         work = WorkInterrupts(shared, OWNER, lambda: None)
         work.connect(Location())
-        await work.screen([PENDING])
+        await work.ask_and_settle([PENDING])
         answering = asyncio.create_task(work.answer([PENDING.request_id], YES))
         await opencode.asked.wait()
 

@@ -67,7 +67,7 @@ from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.answers import Answer, PermissionReply
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.fleet import Fleet, Member, NotOwnerError
-from opencode_a2a.turns.interrupts import Interrupts
+from opencode_a2a.turns.interrupts import SharedInterrupts
 from opencode_a2a.turns.rights import SessionRights
 from opencode_a2a.turns.turn import Turns
 from tests.support import stores
@@ -92,7 +92,7 @@ class Office:
         errands = Errands(
             database,
             Feed.__new__(Feed),
-            Interrupts.__new__(Interrupts),
+            SharedInterrupts.__new__(SharedInterrupts),
             SessionRights.__new__(SessionRights),
         )
         self.member = Member(entry, behind, lambda: (Turns.__new__(Turns), errands))

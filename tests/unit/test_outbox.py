@@ -38,7 +38,7 @@ from opencode_a2a.tasks.state import TERMINAL, Entry
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.fleet import Fleet, Member
-from opencode_a2a.turns.interrupts import Interrupts
+from opencode_a2a.turns.interrupts import SharedInterrupts
 from opencode_a2a.turns.rights import SessionRights
 from opencode_a2a.turns.turn import Turns
 from tests.support.receiver import receiving
@@ -85,7 +85,7 @@ class Desk:
         errands = Errands(
             database,
             Feed.__new__(Feed),
-            Interrupts.__new__(Interrupts),
+            SharedInterrupts.__new__(SharedInterrupts),
             SessionRights.__new__(SessionRights),
         )
         self.member = Member(entry, behind, lambda: (Turns.__new__(Turns), errands))

@@ -64,7 +64,7 @@ from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.fleet import Fleet, Member
-from opencode_a2a.turns.interrupts import Interrupts
+from opencode_a2a.turns.interrupts import SharedInterrupts
 from opencode_a2a.turns.sessions import Sessions, WorkspaceRoot
 from opencode_a2a.turns.tools import Tools
 from opencode_a2a.turns.turn import Turns
@@ -282,7 +282,7 @@ class Service:
             feed = Feed(opencode.events, silence=FEED_SILENCE_SECONDS)
             claim = settings.tasks.pending_session_claim_ttl_seconds
             sessions = Sessions(database, opencode, workspace, claim, entry.name)
-            interrupts = Interrupts(database, opencode, settings)
+            interrupts = SharedInterrupts(database, opencode, settings)
             turns = Turns(settings, opencode, feed, sessions, interrupts)
             if self.tool is not None and offered is not None and settings.opencode_is_here:
                 turns.tools = Tools(opencode, SERVER, offered, self.tool.calling_turns)

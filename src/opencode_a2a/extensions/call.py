@@ -23,7 +23,7 @@ from opencode_a2a.store.links import Places
 from opencode_a2a.tasks.outbox import Outbox
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.turns.fleet import Fleet, Member
-from opencode_a2a.turns.interrupts import Interrupts
+from opencode_a2a.turns.interrupts import SharedInterrupts
 from opencode_a2a.turns.rights import WiderWorkError
 from opencode_a2a.turns.sessions import WORKSPACE_FIELD, Sessions, TurnLock, WorkspaceRoot
 
@@ -103,7 +103,7 @@ class Call:
         return self.member.turns.sessions
 
     @property
-    def interrupts(self) -> Interrupts:
+    def interrupts(self) -> SharedInterrupts:
         return self.member.turns.interrupts
 
     @cached_property

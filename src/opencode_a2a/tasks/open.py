@@ -1,6 +1,7 @@
 """The open tasks that this process runs.
 
-An ``OpenTask`` owns the log of a task and the turn that runs for it; it alone writes the log.
+An ``OpenTask`` owns the log of a task and the turn that runs for it. Only code that it runs writes
+the log; the caretaker is the exception.
 ``OpenTasks`` holds all of them: ``tasks.sending`` and ``tasks.recovery`` put them there, and they
 leave it when they end or when another replica takes over their OpenCode.
 """
@@ -84,8 +85,8 @@ ADMISSION_SECONDS = 0.02
 class OpenTask:
     """A task that has not ended: its log, and the turn that runs for it.
 
-    Nothing else writes the log. One turn runs at a time; between two turns, while the task waits
-    for a sign-in or for the approval of its plan, it is paused.
+    Only code that it runs writes the log. One turn runs at a time; between two turns, while the
+    task waits for a sign-in or for the approval of its plan, it is paused.
     """
 
     def __init__(
@@ -380,7 +381,9 @@ class OpenTasks:
     def admission(
         self, principal: Principal, member: Member, limits: LimitSettings
     ) -> Generator[tuple[int, int]]:
-        """Hold a place while a task is stored; yield the tasks before it: the caller's, and all.
+        """Reserve a place while a task is stored.
+
+        Yield the open tasks before it: the caller's count and the total.
 
         Other admissions count it meanwhile. The place is given back after ``adopt`` has counted
         the task, before anything else can run.

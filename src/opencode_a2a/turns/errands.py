@@ -33,7 +33,7 @@ from opencode_a2a.store.spending import Spent, day_of
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns import snapshot
 from opencode_a2a.turns.answers import Answer
-from opencode_a2a.turns.interrupts import Interrupts, WorkInterrupts
+from opencode_a2a.turns.interrupts import SharedInterrupts, WorkInterrupts
 from opencode_a2a.turns.rights import SessionRights, Work
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 
@@ -52,7 +52,7 @@ class Errand:
     def __init__(
         self,
         database: Database,
-        interrupts: Interrupts,
+        interrupts: SharedInterrupts,
         feed: Feed,
         owner: Owner,
         root: SessionId,
@@ -144,7 +144,7 @@ class Errand:
                     compare = True
                 case _:
                     pass
-        await self._screen(events)
+        await self._ask_and_settle(events)
         if spent != Spent():
             # At once: it counts whatever becomes of the errand, and of this process.
             used: dict[tuple[str, int], Spent] = {(self.principal, day_of(now_ms())): spent}
@@ -171,7 +171,7 @@ class Errand:
             # Those that are open already are not asked again.
             directory = self.location.directory
             events += [interrupted(request, None, directory) for request in pending.values()]
-        await self._screen(events)
+        await self._ask_and_settle(events)
         if busy:
             self._begun = True
         over = not busy and (self._begun or asyncio.get_running_loop().time() >= self._latest)
@@ -179,11 +179,11 @@ class Errand:
             # OpenCode itself keeps requests pending when the work that asked is over.
             await self.interrupts.reject_leftovers(self.subscription.sessions)
             asked = [one.asked for one in self.interrupts.open.values()]
-            await self._screen([Resumed(one.request_id, one.type, "void") for one in asked])
+            await self._ask_and_settle([Resumed(one.request_id, one.type, "void") for one in asked])
         return over
 
-    async def _screen(self, events: list[TurnEvent]) -> None:
-        await self.interrupts.screen(events)
+    async def _ask_and_settle(self, events: list[TurnEvent]) -> None:
+        await self.interrupts.ask_and_settle(events)
         self.interrupts.note_logged()  # an errand has no log
 
 
@@ -191,7 +191,7 @@ class Errands:
     """All sessions of one OpenCode that work without a task."""
 
     def __init__(
-        self, database: Database, feed: Feed, interrupts: Interrupts, rights: SessionRights
+        self, database: Database, feed: Feed, interrupts: SharedInterrupts, rights: SessionRights
     ) -> None:
         self._database = database
         self._feed = feed

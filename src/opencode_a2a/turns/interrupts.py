@@ -1,9 +1,9 @@
 """Interrupts: permissions and questions that stop a turn until somebody answers.
 
 ``WorkInterrupts`` holds the interrupts of one turn, or of one errand (see ``errands``), from the
-request to its end. It calls ``Interrupts``, which all turns and errands share: the interrupts that
-are open now, the table, and the way to OpenCode. ``tasks`` and ``extensions`` bring the answer of a
-person to the ``WorkInterrupts`` that asked. An ``Interrupt`` goes through these stages:
+request to its end. It calls ``SharedInterrupts``, which all turns and errands share: the interrupts
+that are open now, the table, and the way to OpenCode. ``tasks`` and ``extensions`` bring the answer
+of a person to the ``WorkInterrupts`` that asked. An ``Interrupt`` goes through these stages:
 
 =========  ============================================================  ====================
 stage      what happens                                                  next stage
@@ -12,7 +12,8 @@ NEW        it is stored with number and deadline: a person is asked      WAITING
            it is stored: a rule or a grant has the answer                DUE
 WAITING    a person answers                                              SENDING
            a person gives a grant that covers it                         DUE
-           the deadline passes: the default answer is given              SENDING
+           the deadline passes: a person's answer that could not be
+           delivered is given, otherwise the default answer              SENDING
            the deadline passes, and the default is to end the turn       EXPIRED
 DUE        the turn gives the answers that are due                       SENDING
            a person answers before that, if OpenCode was given nothing   SENDING
@@ -179,9 +180,24 @@ def settlement(
 ) -> Settlement:
     """Find out whose answer settled an interrupt.
 
-    ``ran`` says that the tool call which asked was carried out, ``ending`` that the turn is over,
-    and ``busy`` that OpenCode was at work when its state was last read. OpenCode does not say whose
-    answer it took, and an interrupt that is only missing from its list (``void``) not even which.
+    OpenCode reports how a request was settled, but not by whom. A request that is only missing from
+    its list (``void``) comes without either. ``ran``: the tool call that asked was carried out;
+    ``ending``: the turn is over; ``busy``: OpenCode was at work when its state was last read. The
+    first row that applies decides:
+
+    =======================================================  =====================================
+    case                                                     settled
+    =======================================================  =====================================
+    the turn ends at the deadline (EXPIRED)                  expired, by the clock
+    reported, and our answer says the same                   by our answer
+    void, it ran, and our answer is not a refusal            by our answer
+    void, and our answer was DELIVERED or the turn goes on   by our answer
+    an answer to another request explains it                 by that answer
+    void, but a permission whose call ran                    once, past us
+    void, while OpenCode is busy and the turn goes on        void, past us
+    void                                                     void, by nobody
+    reported                                                 as reported, past us
+    =======================================================  =====================================
     """
     answer, implied, void = interrupt.answer, interrupt.implied, event.resolution == "void"
     if interrupt.stage is Stage.EXPIRED:
@@ -210,7 +226,7 @@ def settlement(
     return Settlement(replace(event, by=ELSEWHERE), answered_past_us=True)
 
 
-class Interrupts:
+class SharedInterrupts:
     """What all turns and errands share: the interrupts that are open, their table, OpenCode."""
 
     def __init__(self, database: Database, opencode: OpenCode, settings: Settings) -> None:
@@ -425,13 +441,15 @@ class WorkInterrupts:
     """The interrupts of one turn, or of one errand.
 
     The turn begins with ``restore`` and ``connect``, and ends with ``close``. In between it passes
-    all events of the session through ``screen``, says with ``note_logged`` that they are in the
-    log, has due answers given with ``give_due_answers``, and looks at ``stale`` and ``forged``
+    all events of the session through ``ask_and_settle``, says with ``note_logged`` that they are in
+    the log, has due answers given with ``give_due_answers``, and looks at ``stale`` and ``forged``
     afterwards. If it stops OpenCode, it says so with ``refuse_all``, ``go_on`` and
     ``reject_leftovers``. Other tasks of asyncio call ``answer`` and ``repeat`` for a person.
     """
 
-    def __init__(self, interrupts: Interrupts, owner: Owner, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, interrupts: SharedInterrupts, owner: Owner, wake: Callable[[], None]
+    ) -> None:
         self._interrupts = interrupts
         self.owner = owner
         self.changed = asyncio.Event()
@@ -439,7 +457,7 @@ class WorkInterrupts:
         self._wake = wake
         self._location = Location()
         self._connected = asyncio.Event()
-        """Set once answers can be given, or when that will never be."""
+        """Set once answers can be given, or when the work ends without that."""
         self._closed = False
         self.open: dict[RequestId, Interrupt] = {}
         """Interrupts that are not settled, whether a person is asked or not."""
@@ -507,8 +525,11 @@ class WorkInterrupts:
 
     # Asked
 
-    async def screen(self, events: list[TurnEvent]) -> list[TurnEvent | Answered]:
-        """Return events for the log: interrupts with owner and deadline, ends with who answered."""
+    async def ask_and_settle(self, events: list[TurnEvent]) -> list[TurnEvent | Answered]:
+        """Store new interrupts, settle those that have ended, and store grants.
+
+        Return the events for the log: interrupts with number and deadline, ends with who answered.
+        """
         if not any(isinstance(event, Interrupted | Resumed) for event in events):
             return [*events]
         out: list[TurnEvent | Answered] = []
@@ -604,7 +625,10 @@ class WorkInterrupts:
     # Answered
 
     async def give_due_answers(self) -> bool:
-        """Give OpenCode the answers that are due; False if the turn has to end instead."""
+        """Give OpenCode the answers that are due; False if the turn has to end instead.
+
+        At the deadline, a person's answer that could not be delivered goes before the default.
+        """
         now = asyncio.get_running_loop().time()
         for interrupt in [*self.open.values()]:
             asked, before, answer = interrupt.asked, interrupt.stage, interrupt.due
@@ -798,7 +822,7 @@ class WorkInterrupts:
         return [resumed] if message is None else [Answered(message), resumed]
 
     def note_logged(self) -> None:
-        """Note that the screened events are in the log: callers of ``answer`` may return."""
+        """Note that these events are in the log: callers of ``answer`` may return."""
         for interrupt in self._settled:
             interrupt.logged.set()
         self._settled.clear()

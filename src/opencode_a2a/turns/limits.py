@@ -14,7 +14,7 @@ from opencode_a2a.opencode.types import StatusRetry
 from opencode_a2a.telemetry import now_ms
 
 TICK_SECONDS = 5.0
-"""Seconds between two looks at a turn from which no event comes, while that is new."""
+"""Seconds between two looks at a turn that has only just become quiet."""
 LONGEST_TICK_SECONDS = 20.0
 """The same for a turn that has been quiet for long."""
 DRAIN_SECONDS = 2.0
@@ -42,7 +42,8 @@ class TurnLimits:
         self._began = self.heard = self.now()
         """When the turn last gave a sign of life."""
         self.doubted = self._began
-        """When something turned out not to be as it was reported."""
+        """When a report of OpenCode turned out to be wrong or stale. Snapshots requested before
+        this moment do not count."""
         self.compared = self._began
         """When the turn was last compared with OpenCode's store."""
         self.ended: float | None = None

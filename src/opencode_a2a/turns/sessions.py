@@ -242,7 +242,7 @@ class Sessions:
     async def _hold(self, principal: Principal, session_id: SessionId, ms: int | None) -> bool:
         """Claim a session with its ancestors; return False if it belongs to somebody else.
 
-        The claim lasts so many milliseconds, or for ever with None.
+        The claim lasts for ``ms`` milliseconds; with None it does not expire.
         """
         lineage = await self._lineage(session_id)
         if any(self._owners.get(one, principal) != principal for one in lineage):

@@ -62,7 +62,7 @@ from opencode_a2a.rights import STRUCTURED_OUTPUT
 from opencode_a2a.schemas import mismatches
 from opencode_a2a.store.database import Write
 from opencode_a2a.turns.additions import Addition, Additions
-from opencode_a2a.turns.interrupts import Interrupts, WorkInterrupts
+from opencode_a2a.turns.interrupts import SharedInterrupts, WorkInterrupts
 from opencode_a2a.turns.limits import DRAIN_SECONDS, TurnLimits
 from opencode_a2a.turns.rights import KNOWN_SESSIONS, WiderWorkError
 from opencode_a2a.turns.sessions import PLAN_AGENT, BoundSession, Sessions, TurnLock
@@ -82,7 +82,7 @@ AWAY = (UpstreamUnreachableError, StoreUnavailableError)
 AWAY_SECONDS = 0.5
 """Seconds between two tries while OpenCode is away, or the session is at other work."""
 PROMPT_TRIES = 3
-"""How often a prompt is sent that OpenCode is not seen to have."""
+"""How many times to send a prompt that does not appear in OpenCode's store."""
 
 UNCONFIRMED = Failure(
     FailureType.UPSTREAM_ABORT_UNCONFIRMED,
@@ -120,7 +120,7 @@ class Turns:
         opencode: OpenCode,
         feed: Feed,
         sessions: Sessions,
-        interrupts: Interrupts,
+        interrupts: SharedInterrupts,
         tools: Tools | None = None,
     ) -> None:
         self.settings = settings
@@ -402,7 +402,7 @@ class Turn:
         """End a turn that follows no session; what it was asking is void."""
         asked = [interrupt.asked for interrupt in self.interrupts.open.values()]
         void = [Resumed(one.request_id, one.type, "void") for one in asked]
-        await log.append(await self.interrupts.screen([*void, end]))
+        await log.append(await self.interrupts.ask_and_settle([*void, end]))
         self.interrupts.note_logged()
 
     async def _report_queue(self, session_id: SessionId, log: Log) -> None:
@@ -593,13 +593,11 @@ class PromptCalls:
 
 
 class Attempt:
-    """A turn in one session. If OpenCode deletes the session before the prompt, there is another.
+    """One attempt to run the turn, in one session.
 
-    ``run`` begins it, and then hears, decides and writes until the reader has finished. ``_decide``
-    is the place to look for what may happen next: abort (``_abort``), compare with OpenCode's
-    store (``_reconcile``), send a further message (``_deliver``), finish (``_after_call``,
-    ``_finish_or_continue``), or make sure that the turn is alive (``_guard``). Each returns the
-    events to write.
+    If OpenCode deletes the session before it has the prompt, the turn makes another attempt in a
+    new one. ``run`` begins, and then hears, decides and writes until the reader has finished;
+    ``_decide`` has the table of what may happen next.
     """
 
     # Begin
@@ -624,12 +622,15 @@ class Attempt:
         )
         self._turns.interrupts.sessions_with_turn[session.session_id] = turn.interrupts
         self._subscription = self._turns.feed.follow(session.session_id)
-        self.wake = self._subscription.wake
         self._prompts = PromptCalls(turn, session, self._report, self.wake)
 
     @property
     def finished(self) -> bool:
         return self._reader.finished
+
+    def wake(self) -> None:
+        """Have the turn decide again, though no event came."""
+        self._subscription.wake()
 
     def _new_reader(self, emitted: Emitted | None = None) -> Reader:
         turn = self._turn
@@ -750,11 +751,11 @@ class Attempt:
             events = await _by_schema(events, schema)
         heard = self._reader.state.messages.user_messages
         if any(addition.prompt_id in heard for addition in self._turn.additions):
-            self._interrupts.go_on()  # before requests that come of the new prompt are screened
-        screened = await self._interrupts.screen(events)
+            self._interrupts.go_on()  # before requests that come of the new prompt are asked
+        to_log = await self._interrupts.ask_and_settle(events)
         if self._reader.finished:
-            screened = await self._conclude(screened)
-        await self._log.append(screened)
+            to_log = await self._conclude(to_log)
+        await self._log.append(to_log)
         self._interrupts.note_logged()
 
     async def _conclude(self, events: list[TurnEvent | Answered]) -> list[TurnEvent | Answered]:
@@ -789,7 +790,21 @@ class Attempt:
     # Decide
 
     async def _decide(self) -> list[TurnEvent]:
-        """Do what is due now that something was heard, or time has passed."""
+        """Do what is due now that something was heard, or time has passed.
+
+        The first signal that applies decides; each method returns the events to write.
+
+        ==========================================  =======================  =====================
+        signal                                      method                   next
+        ==========================================  =======================  =====================
+        canceled, refused, forged, or out of time   ``_abort``               end
+        events may be missing                       ``_reconcile``           prompt, end or go on
+        a further message may be sent               ``_deliver``             go on
+        the latest prompt call has ended            ``_after_call``          end, prompt or go on
+        no call, and the last message is complete   ``_finish_or_continue``  end or prompt
+        none of these                               ``_guard``               end, abort or go on
+        ==========================================  =======================  =====================
+        """
         turns, reader, session = self._turns, self._reader, self._session
         if reader.state.messages.prompt_seen and session.claimed:
             owner, routing = self._turn.owner, self._turn.request.routing
