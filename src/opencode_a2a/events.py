@@ -4,6 +4,9 @@ This is the vocabulary between OpenCode and A2A: ``opencode.reader`` produces mo
 values, ``turns`` adds what it alone knows and passes them on, ``tasks`` numbers and
 stores them, ``a2a.render`` turns them into A2A events. Nothing here knows either wire
 format. Every field is plain JSON, so that a stored event is its own encoding.
+
+The name of a class is stored with its events: after a rename, logs that are stored need a loader
+under the old name (``_LOADERS`` in ``tasks.state``).
 """
 
 from dataclasses import dataclass, field
@@ -159,7 +162,7 @@ class Progressed:
 
     type: ProgressType
     status: str
-    """One word; which ones there are depends on the type."""
+    """The current status in one word; the possible words depend on the type."""
     part_id: str | None = None
     title: str | None = None
     subtitle: str | None = None

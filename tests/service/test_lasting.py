@@ -303,6 +303,18 @@ async def _pending(caller: Caller) -> list[Any]:
     return (await caller.method("opencode.permissions.list"))["items"]
 
 
+def answer_waiting(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Return an event that is set when an answer waits for its turn to be taken up again."""
+    waits, wait_connected = asyncio.Event(), WorkInterrupts._wait_connected  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+    async def wait(interrupts: WorkInterrupts) -> None:
+        waits.set()
+        await wait_connected(interrupts)
+
+    monkeypatch.setattr(WorkInterrupts, "_wait_connected", wait)
+    return waits
+
+
 @pytest.mark.requirement("I6")
 @pytest.mark.requirement("I23")
 async def test_a_second_answer_just_after_a_restart_finds_the_request_settled_by_the_first(
@@ -310,17 +322,11 @@ async def test_a_second_answer_just_after_a_restart_finds_the_request_settled_by
 ) -> None:
     opencode.play("permission-once")
     hold = opencode.hold("permission.replied")
-    waits, connect = asyncio.Event(), asyncio.Event()
+    connect = asyncio.Event()
     settings = {**STORED, "A2A_CONSOLE_ANSWERS": "false"}
 
     async def lose(*_: object) -> None:
         raise UpstreamUnreachableError
-
-    wait_connected = WorkInterrupts._wait_connected  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-
-    async def wait(interrupts: WorkInterrupts) -> None:
-        waits.set()
-        await wait_connected(interrupts)
 
     async with started(opencode, tmp_path, **settings) as service:
         caller = Caller(service)
@@ -336,7 +342,7 @@ async def test_a_second_answer_just_after_a_restart_finds_the_request_settled_by
         await http.post(f"{opencode.url}{path}", json={"reply": "once"})
     await hold.reached.wait()
 
-    monkeypatch.setattr(WorkInterrupts, "_wait_connected", wait)
+    waits = answer_waiting(monkeypatch)
     opencode.held_session = connect
     async with started(opencode, tmp_path, **settings) as service:
         caller = Caller(service)
@@ -436,17 +442,12 @@ async def test_an_answer_to_a_turn_that_cannot_be_taken_up_again_is_refused_at_o
     async with started(opencode, tmp_path, **STORED) as service:
         asked = await Caller(service).send("run it")
 
-    waits, wait_connected = asyncio.Event(), WorkInterrupts._wait_connected  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-
-    async def wait(interrupts: WorkInterrupts) -> None:
-        waits.set()
-        await wait_connected(interrupts)
+    waits = answer_waiting(monkeypatch)
 
     async def take(*_: object, **__: object) -> None:
         await waits.wait()
         raise SessionNotFoundError
 
-    monkeypatch.setattr(WorkInterrupts, "_wait_connected", wait)
     monkeypatch.setattr(Sessions, "take", take)
     async with started(opencode, tmp_path, **STORED) as service:
         caller = Caller(service)

@@ -45,8 +45,7 @@ class Encoding:
         """Functions that check the params of an operation, by the type that it takes."""
         self._downgrade = downgrade
         self._shared: tuple[Entry, int, list[tuple[bytes, bytes]]] | None = None
-        """The events that were last encoded for several readers, after their first entry and the
-        number of entries."""
+        """Cache of the last shared encoding: first entry, number of entries, encoded events."""
 
     def result(self, result: JsonObject) -> Json:
         """Return the result of an operation in the form of this version."""

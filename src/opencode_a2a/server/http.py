@@ -165,6 +165,10 @@ class Terms:
     supported: tuple[Version, ...] = EVERY_VERSION
 
 
+_FRAME = b"id: %b\ndata: %b%b%b\n\n"
+"""A server-sent event: cursor, head, object and tail."""
+
+
 def event_stream(
     terms: Terms,
     stream: TaskStream,
@@ -178,12 +182,11 @@ def event_stream(
 
     An error becomes the last event. ``head`` and ``tail`` enclose the object of each event.
     """
-    frame = b"id: %%b\ndata: %b%%b%b\n\n" % (head.replace(b"%", b"%%"), tail)
     reader, log = stream.reader, stream.reader.log
 
     def encoded(entries: list[Entry]) -> bytes:
         events = encoding.events(entries, reader.state, shared=len(log.readers) > 1)
-        return b"".join([frame % event for event in events])
+        return b"".join([_FRAME % (cursor, head, body, tail) for cursor, body in events])
 
     async def frames(write: WriteNow) -> AsyncGenerator[bytes, None]:
         def push(entries: list[Entry]) -> bool:
@@ -195,7 +198,7 @@ def event_stream(
         # may be long.
         first, stream.task = stream.task, None
         if first is not None:
-            chunk = frame % (first[0], orjson.dumps(encoding.result(first[1])))
+            chunk = _FRAME % (first[0], head, orjson.dumps(encoding.result(first[1])), tail)
             del first
             yield chunk
             chunk = b""
@@ -208,7 +211,7 @@ def event_stream(
                 chunk = b""
         except LogForgottenError:
             at, task = render.task_event(reader.state)
-            yield frame % (at, orjson.dumps(encoding.result(task)))
+            yield _FRAME % (at, head, orjson.dumps(encoding.result(task)), tail)
         except ServiceError as error:
             yield error_frame(error)
 

@@ -34,9 +34,10 @@ EVENT_STREAM = {
 """The headers of a stream of server-sent events."""
 Header = tuple[bytes, bytes]
 WRITE_NOW = "write_now"
-"""In the scope: writes a piece of an answer in pieces without waiting; False when it has to wait.
-To wake the task of a stream for each frame takes longer than to write the frame. The layers between
-the server and a stream look at the start of an answer only, so that frames may go past them."""
+"""Key in the ASGI scope of a function that writes frames of a streamed response at once; it returns
+False if the connection cannot take them now. Waking the task of a stream for each frame would take
+longer than writing the frame. The layers between the server and a stream look only at the start of
+a response, so frames may bypass them."""
 
 # One line, not an event of its own: some readers take the blank line after it for an event
 # without data, and fail to parse that.

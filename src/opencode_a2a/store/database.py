@@ -229,9 +229,12 @@ class Database:
         try:
             if patience is not None:
                 await asyncio.wait([call.done], timeout=patience)
-                if not call.done.done() and (not call.abandon() or on_late_commit is not None):
-                    call.done.cancel()
-                    raise _unavailable(operation, TimeoutError(f"no answer in {patience:.0f} s"))
+                if not call.done.done():
+                    may_have_run = call.abandon()
+                    if not may_have_run or on_late_commit is not None:
+                        call.done.cancel()
+                        late = TimeoutError(f"no answer in {patience:.0f} s")
+                        raise _unavailable(operation, late)
             return await call.done
         except self._engine.failures as error:
             raise _unavailable(operation, error) from None

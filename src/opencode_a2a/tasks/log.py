@@ -127,8 +127,9 @@ class SeenRequests:
 
     def __init__(self, state: TaskState) -> None:
         self._state = state
-        # A request from before a restart was seen then, as far as anybody knows. After one that
-        # nobody answered in time it has to be seen once more: the late answer may be on its way.
+        # Assume that a request from before a restart was seen then. But if nobody answered the
+        # request before it in time, it must be seen again: a late answer to the earlier one may
+        # still arrive.
         pending = (one.number or 0 for one in state.status.pending)
         self.newest = self._newest_before = 0 if self._unanswered else max(pending, default=0)
         """The highest number that a reader was given, and the one before it."""
@@ -231,7 +232,7 @@ class TaskLog:
             if after.state is not before.state or logger.is_enabled_for(logging.INFO):
                 _report(self.ref, before, after, at)
         # Without the lease another replica may be writing this log: nothing is shown before it is
-        # stored.
+        # stored. Written out here, and not a method of the database: this runs for each event.
         holds_lease = time.monotonic() < self.database.lease_until
         if (
             after is before
@@ -240,7 +241,8 @@ class TaskLog:
             and isinstance(entries[0].event, Grew)
             and holds_lease
         ):
-            # One piece of text, which is most of what is appended: ``_show`` in short.
+            # Most appends are one piece of text. It stops nothing, so that of ``_show`` only this
+            # is left; it is written out here because it runs for each piece.
             self._shown = first
             for reader in self.readers:
                 reader.offer(entries)

@@ -67,7 +67,7 @@ class RetryTimes:
 
     def after(self, failures: int) -> float:
         """Return how long to wait after so many failures in a row."""
-        # Beyond the tenth the power only grows.
+        # A limit to the exponent: after hundreds of failures the power would overflow.
         wait = self.first * 4.0 ** min(failures - 1, 10)
         return min(wait, self.longest) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
 
@@ -85,7 +85,8 @@ class Notification:
     ends: bool
     """Whether it is the last one of the task."""
     what: Entry | TaskState
-    """The entry that changed the state, or the present task if that entry is not what is shown."""
+    """The entry that changed the state; the task as it is now if the whole task is shown, or if
+    the log with that entry is no longer kept."""
     whole: bool = False
     """Whether to show the whole task, or its status alone."""
 
@@ -270,11 +271,11 @@ class Outbox(DurableReader):
         await self._database.read(check)
 
     def storing(self, log: TaskLog, config: PushConfig) -> Callable[[Connection], Begin | None]:
-        """Return the write that stores, with a message on a task, the webhook that it brings.
+        """Return the write that stores a webhook together with the message that brings it.
 
-        That is told what follows the message. The write returns what begins to serve it, None if a
-        webhook just like it is served. It raises nothing, since entries of other tasks are stored
-        by the same transaction: call ``check_room`` before.
+        The webhook is sent the changes after the message. The write returns the function that
+        begins to serve it, or None if an equal webhook is already served. It raises nothing,
+        since the same transaction stores entries of other tasks: call ``check_room`` before.
         """
         acked = _last_change(log.state)
 
