@@ -133,7 +133,8 @@ def _compatibility(settings: Settings) -> Iterator[str]:
             pass
     yield "\n## Methods of A2A\n\n| 0.3 | 1.0 |\n|---|---|"
     yield from (f"| {f'`{m.v03}`' if m.v03 else ''} | `{m.name}` |" for m in OPERATIONS)
-    yield "\nWhile push notifications are off, their configuration is refused with\nPUSH_NOTIFICATION_NOT_SUPPORTED."
+    yield "\nWhile push notifications are off, their configuration is refused with"
+    yield "PUSH_NOTIFICATION_NOT_SUPPORTED."
     yield "\n## Methods of the extensions\n\n| Method | Availability | Retention | Setting |"
     yield "|---|---|---|---|"
     retention = profile(settings)["method_retention"]
