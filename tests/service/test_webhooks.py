@@ -382,6 +382,7 @@ FORBIDDEN = [
     *("https://0x7f.1/", "https://2130706433/", "https://169.254.169.254/latest"),
     *("https://user:pw@example.com/", "https://example.com/#x", "https://example.com:0/"),
     *("ftp://example.com/", "https://", "nothing", "https://localhost:8000/", "https://[x"),
+    "https://example.com/\0",  # which PostgreSQL cannot store
     "https://example.com/" + "x" * 2048,
 ]
 
@@ -454,6 +455,28 @@ async def test_a_message_whose_configuration_has_no_room_is_not_taken(
     refused.refuses(TOO_MANY)
     assert (waiting.state, waiting.history) == ("input_required", ["hello"])
     assert taken.task["id"] == asked.id
+    assert (await caller.ended(asked.id)).state == "completed"
+
+
+@pytest.mark.requirement("I21")
+async def test_a_configuration_of_an_answer_that_opencode_does_not_take_yet_is_served(
+    serve: Serve, opencode: FakeOpenCode, receiver: Receiver
+) -> None:
+    caller = Caller(await serve(**PRIVATE))
+    opencode.play("permission-once")
+    asked = await caller.send("hello")
+    opencode.failing_reply = fails = asyncio.Event()
+    fails.set()
+    config = {"taskPushNotificationConfig": {"id": "c", "url": receiver.url}}
+    answer = caller.message("once", taskId=asked.id) | {"configuration": config}
+
+    failed = await caller.ask("send", answer)
+    repeated = await caller.ask("send", answer)
+    await receiver.ended()
+
+    assert b'"error"' in failed.content
+    assert repeated.task["id"] == asked.id
+    assert receiver.states[-1] == "completed"
     assert (await caller.ended(asked.id)).state == "completed"
 
 

@@ -582,6 +582,42 @@ async def test_one_owns_an_upstream_until_it_is_gone_or_hands_it_over(url: str) 
     assert [(row.name, row.lists) for row in live] == [("one", {"x"}), ("two", {"x"})]
 
 
+async def test_an_opencode_that_is_taken_while_its_lock_is_waited_for_has_an_owner(
+    url: str,
+) -> None:
+    listed = [UpstreamRow("x", None, "away", False, (), 0)]
+    taken, go_on = threading.Event(), threading.Event()
+    async with AsyncExitStack() as stack:
+        first, second, third = [
+            await stack.enter_async_context(Database(url, Replica(name))) for name in "abc"
+        ]
+        numbers = [database.replica or 0 for database in (first, second, third)]
+        await first.write(lambda c: replicas.enroll(c, numbers[0], listed))
+        await first.write(lambda c: replicas.take(c, numbers[0], ["x"]))
+        await second.write(lambda c: replicas.declare_gone(c, numbers[:1], 0.0))
+
+        def take(connection: Connection) -> dict[str, bool]:
+            names = replicas.take(connection, numbers[1], ["x"])
+            taken.set()
+            go_on.wait(30)
+            return names
+
+        def waits(connection: Connection) -> bool:
+            sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            return bool(connection.exec_driver_sql(sql).scalar_one())
+
+        taking = asyncio.create_task(second.write(take))
+        await asyncio.to_thread(taken.wait, 30)
+        locking = asyncio.create_task(third.write(lambda c: replicas.lock_unowned(c, "x")))
+        async with asyncio.timeout(60):
+            while not await third.read(waits):  # noqa: ASYNC110 - in the database
+                await asyncio.sleep(0.01)
+        go_on.set()
+
+        assert await taking == {"x": False}
+        assert not await locking
+
+
 async def test_it_holds_what_it_runs_until_shortly_before_its_lease_is_over(url: str) -> None:
     async with Database(url, Replica("one", 0.8)) as database:
         assert database.holds_lease

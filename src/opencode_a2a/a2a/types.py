@@ -247,6 +247,13 @@ def _config_id(value: str | None) -> str | None:
     return _identifier(value) if value else None
 
 
+def _printable(value: str) -> str:
+    """Require a text without control characters, which not every database can store."""
+    if not value.isprintable():
+        raise wrong("must not contain control characters")
+    return value
+
+
 def _sendable(most: int) -> AfterValidator:
     """Require a text that can be sent in a header unchanged; an empty text counts as None."""
 
@@ -490,7 +497,7 @@ class _Message(MessageBase):
 
 class PushParams(Params):
     id: _ConfigId = None
-    url: Annotated[str, Field(min_length=1, max_length=_URL_LIMIT)]
+    url: Annotated[str, Field(min_length=1, max_length=_URL_LIMIT), AfterValidator(_printable)]
     token: Annotated[str | None, _sendable(1024), AfterValidator(_signing_key)] = None
 
 

@@ -207,6 +207,10 @@ class Service:
         await run(ownership.end_streams_without_lease(), "lease")
         await run(fleet.watch(tasks.open.lose), "watch")
 
+        # Other replicas' calls, as soon as every part has declared the calls that it forwards.
+        protocol = self._protocol(fleet, workspace, tasks, outbox, sender)
+        await run(tasks.mailbox.run(), "mailbox")
+
         # The routes, inside their layers.
         trouble = await self._trouble(members)
         self._report = ServiceReport(
@@ -217,12 +221,7 @@ class Service:
             await self.issuer.tried.wait()  # its keys were asked for at the beginning
             checks["issuer"] = self.issuer.check
         about = pages(Readiness(checks), self._report.health, figures=settings.a2a.metrics_enabled)
-        protocol = self._protocol(fleet, workspace, tasks, outbox, sender)
-        app = await self._edge(stack, database, [*protocol, *about])
-
-        # Last, other replicas' calls and our own requests: every part has declared its calls now.
-        await run(tasks.mailbox.run(), "mailbox")
-        self._app = app
+        self._app = await self._edge(stack, database, [*protocol, *about])
 
     async def _edge(
         self, stack: AsyncExitStack, database: Database, routes: list[BaseRoute]

@@ -97,14 +97,15 @@ _DECLARE_GONE = sa.text(
     "UPDATE replicas SET gone = clock_timestamp() WHERE gone IS NULL AND no = ANY(:numbers)"
     " AND seen < clock_timestamp() - make_interval(secs => :lease) RETURNING no"
 )
-_FREE = sa.text(
-    "SELECT u.name, u.owner FROM upstreams u LEFT JOIN replicas r ON r.no = u.owner"
-    " WHERE u.name = ANY(:names) AND (r.no IS NULL OR r.gone IS NOT NULL)"
-    " ORDER BY u.name FOR UPDATE OF u SKIP LOCKED"
+# The owner is looked at by a second statement, after the lock: if another replica becomes the owner
+# while the lock is waited for, PostgreSQL joins the new row with the replica of the old one.
+_LOCK = sa.text(
+    "SELECT name FROM upstreams WHERE name = ANY(:names) ORDER BY name FOR UPDATE SKIP LOCKED"
 )
-_LOCK_UNOWNED = sa.text(
-    "SELECT u.name FROM upstreams u LEFT JOIN replicas r ON r.no = u.owner"
-    " WHERE u.name = :name AND (r.no IS NULL OR r.gone IS NOT NULL) FOR UPDATE OF u"
+_LOCK_ONE = sa.text("SELECT name FROM upstreams WHERE name = :name FOR UPDATE")
+_UNOWNED = sa.text(
+    "SELECT u.name, u.owner FROM upstreams u LEFT JOIN replicas r ON r.no = u.owner"
+    " WHERE u.name = ANY(:names) AND (r.no IS NULL OR r.gone IS NOT NULL) ORDER BY u.name"
 )
 _TAKE = sa.text("UPDATE upstreams SET owner = :me WHERE name = ANY(:names)")
 # Without an owner nobody reaches it, so it is away from now on.
@@ -193,7 +194,8 @@ def take(connection: Connection, me: int, names: Collection[str]) -> dict[str, b
     Return the names of the ones that were taken, each with whether it was handed over: then
     everything that its last owner showed is stored.
     """
-    free = connection.execute(_FREE, {"names": list(names)}).all()
+    locked = list(connection.scalars(_LOCK, {"names": list(names)}))
+    free = connection.execute(_UNOWNED, {"names": locked}).all()
     connection.execute(_TAKE, {"me": me, "names": [row.name for row in free]})
     return {row.name: row.owner is None for row in free}
 
@@ -203,7 +205,8 @@ def lock_unowned(connection: Connection, name: str) -> bool:
 
     False if it has a live owner, or is not known.
     """
-    return connection.scalar(_LOCK_UNOWNED, {"name": name}) is not None
+    connection.execute(_LOCK_ONE, {"name": name})
+    return connection.execute(_UNOWNED, {"names": [name]}).first() is not None
 
 
 def hand_over(connection: Connection, me: int, names: Collection[str]) -> None:

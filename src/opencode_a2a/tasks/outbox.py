@@ -280,8 +280,9 @@ class Outbox(DurableReader):
         acked = _last_change(log.state)
 
         def write(connection: Connection) -> Begin | None:
-            if _served(connection, log, config) is not None:
-                return None
+            served = _served(connection, log, config)
+            if served is not None:
+                return None if self._serves(served) else lambda log: self._begin(served, log)
             row = self._put(connection, log.no, log.ref, config, acked)
             return lambda log: self._begin(row, log)
 
@@ -324,7 +325,8 @@ class Outbox(DurableReader):
 
         def serve(stored: tuple[HookRow, bool]) -> None:
             row, new = stored
-            if new:
+            # An equal one that nobody serves was stored by a message that failed afterwards.
+            if new or not self._serves(row):
                 self._begin(row, log)
 
         # The caller may have gone away by the time it is stored.
@@ -419,6 +421,17 @@ class Outbox(DurableReader):
         await asyncio.gather(*running, return_exceptions=True)
 
     # Receipt
+
+    async def serve_stored(self, log: TaskLog) -> None:
+        """Serve the webhooks of a task that are stored, and that nobody serves yet."""
+        rows = await self.of_task(log)
+        for row in rows:
+            if row.state == "active" and not self._serves(row):
+                self._begin(row, log)
+
+    def _serves(self, row: HookRow) -> bool:
+        delivery = self._deliveries.get((row.task_no, row.config_id))
+        return delivery is not None and delivery.row.no == row.no
 
     def _begin(self, row: HookRow, log: TaskLog) -> None:
         """Serve a webhook that has just been set, in place of one with the same id."""

@@ -762,7 +762,12 @@ class Sending:
             begin[:] = [store_webhook(connection)]  # again, if the first transaction fails
 
         async def take() -> None:
-            await act(also)
+            try:
+                await act(also)
+            except ServiceError:
+                # It may be stored all the same, like an answer that OpenCode does not take now.
+                await self._outbox.serve_stored(log)
+                raise
             for begin_webhook in filter(None, begin):
                 begin_webhook(log)
 

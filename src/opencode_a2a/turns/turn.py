@@ -889,11 +889,14 @@ class Attempt:
         """Look for signs that the turn will not end by itself, or has ended unheard."""
         limits, session, state = self._limits, self._session, self._reader.state
         if self._children_unread and self._turns.settings.turn.max_cost:
-            read = set[SessionId]()
-            while unread := state.tree.children - read:  # sub-agents may have their own
-                state.apply_children(await self._turns.snapshots.read_children(unread))
-                read |= unread
-            self._children_unread = False
+            self._children_unread, read = False, set[SessionId]()
+            try:
+                while unread := state.tree.children - read:  # sub-agents may have their own
+                    state.apply_children(await self._turns.snapshots.read_children(unread))
+                    read |= unread
+            except UpstreamError as error:
+                # What is known counts meanwhile; the next comparison tries again.
+                logger.warning("cost of sub-agents not read", error=error.reason)
         failure = limits.exceeded(self._reader)
         if failure is not None:
             return await self._abort(failure)
