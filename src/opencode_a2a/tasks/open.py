@@ -198,11 +198,13 @@ class OpenTask:
                 events.append(Resumed(plan.request_id, plan.type, done, principal))
             # From then on a restart runs the turn: its request is stored with the message.
             stored = await self.log.append(events, also)
+            if not stored:  # the task has ended; whoever ends it reports that once it is stored
+                return False
             self._on_change(self)
-            for event in events if stored else ():
+            for event in events:
                 if isinstance(event, Resumed) and plan is not None:
                     await self._turns.interrupts.settle(self._owner, plan, event)
-            return stored
+            return True
 
         storing = asyncio.ensure_future(store())
         # The sender may go away, but the turn for a stored message has to run.
