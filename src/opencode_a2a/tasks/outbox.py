@@ -424,8 +424,7 @@ class Outbox(DurableReader):
 
     async def serve_stored(self, log: TaskLog) -> None:
         """Serve the webhooks of a task that are stored, and that nobody serves yet."""
-        rows = await self.of_task(log)
-        for row in rows:
+        for row in await self.of_task(log):
             if row.state == "active" and not self._serves(row):
                 self._begin(row, log)
 
