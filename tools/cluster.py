@@ -197,7 +197,7 @@ has stored it, at the end of the answer.
   kill -9 {replicas[0].pid}     # {replicas[0].name}, or {replicas[1].pid} for {replicas[1].name}
 
 If the stream does not pause, the other replica was running the task.
-Every replica knows every task: {program} tasks http://{HOST}:{replicas[1].port}
+Every replica knows every task, whichever answers: {program} tasks http://{HOST}:{port}
 A replica that ends is restarted after {RESTART_SECONDS:.0f} s. Ctrl-C ends everything.
 """,
         flush=True,
