@@ -45,7 +45,7 @@ BRANCHES = {
 SOMETIMES = {
     "Attempt._write": EVENTS,
     "Reader.starting": EVENTS,
-    "HttpConnection._hand_on": EVENTS,
+    "HttpConnection._drain": EVENTS,
 }
 """The same, for functions that may be called only after the prompt has arrived."""
 
