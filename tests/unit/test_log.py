@@ -68,7 +68,7 @@ from opencode_a2a.turns.answers import Answer, PermissionReply
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.fleet import Fleet, Member, NotOwnerError
 from opencode_a2a.turns.interrupts import SharedInterrupts
-from opencode_a2a.turns.rights import SessionRights
+from opencode_a2a.turns.sessions import SessionRights
 from opencode_a2a.turns.turn import Turns
 from tests.support import stores
 

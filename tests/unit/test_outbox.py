@@ -39,7 +39,7 @@ from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.fleet import Fleet, Member
 from opencode_a2a.turns.interrupts import SharedInterrupts
-from opencode_a2a.turns.rights import SessionRights
+from opencode_a2a.turns.sessions import SessionRights
 from opencode_a2a.turns.turn import Turns
 from tests.support.receiver import receiving
 

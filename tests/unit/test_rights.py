@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from opencode_a2a.opencode.types import PermissionRule
 from opencode_a2a.rights import FULL, PROFILES, READING, Action, Rights, unmatched
-from opencode_a2a.turns.rights import narrowed
+from opencode_a2a.turns.sessions import narrowed
 
 WIDTH = {"deny": 0, "ask": 1, "allow": 2}
 NAMES = ("bash", "edit", "read", "webfetch", "task", "question", "echo_say", "doom_loop", "new")

@@ -24,8 +24,13 @@ from opencode_a2a.tasks.outbox import Outbox
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.turns.fleet import Fleet, Member
 from opencode_a2a.turns.interrupts import SharedInterrupts
-from opencode_a2a.turns.rights import WiderWorkError
-from opencode_a2a.turns.sessions import WORKSPACE_FIELD, Sessions, TurnLock, WorkspaceRoot
+from opencode_a2a.turns.sessions import (
+    WORKSPACE_FIELD,
+    Sessions,
+    TurnLock,
+    WiderWorkError,
+    WorkspaceRoot,
+)
 
 
 class NotHereError(Exception):

@@ -76,9 +76,9 @@ from opencode_a2a.turns.answers import (
     understand,
 )
 from opencode_a2a.turns.fleet import Fleet, Member, NotOwnerError
-from opencode_a2a.turns.rights import DEFAULT_AGENT
 from opencode_a2a.turns.sessions import (
     COMMAND_FIELD,
+    DEFAULT_AGENT,
     DIRECTORY_FIELD,
     PLAN_FIELD,
     SESSION_FIELD,

@@ -34,8 +34,7 @@ from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns import snapshot
 from opencode_a2a.turns.answers import Answer
 from opencode_a2a.turns.interrupts import SharedInterrupts, WorkInterrupts
-from opencode_a2a.turns.rights import SessionRights, Work
-from opencode_a2a.turns.sessions import DERIVED_CONTEXT
+from opencode_a2a.turns.sessions import DERIVED_CONTEXT, SessionRights, Work
 
 logger = structlog.get_logger(__name__)
 

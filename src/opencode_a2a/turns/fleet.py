@@ -32,8 +32,7 @@ from opencode_a2a.store import interrupts, links
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.replicas import UpstreamRow
 from opencode_a2a.turns.errands import Errands
-from opencode_a2a.turns.rights import KNOWN_SESSIONS
-from opencode_a2a.turns.sessions import DERIVED_CONTEXT, DIRECTORY_FIELD, Place
+from opencode_a2a.turns.sessions import DERIVED_CONTEXT, DIRECTORY_FIELD, KNOWN_SESSIONS, Place
 from opencode_a2a.turns.turn import Turns
 
 logger = structlog.get_logger(__name__)

@@ -64,8 +64,14 @@ from opencode_a2a.store.database import Write
 from opencode_a2a.turns.additions import Addition, Additions
 from opencode_a2a.turns.interrupts import SharedInterrupts, WorkInterrupts
 from opencode_a2a.turns.limits import DRAIN_SECONDS, TurnLimits
-from opencode_a2a.turns.rights import KNOWN_SESSIONS, WiderWorkError
-from opencode_a2a.turns.sessions import PLAN_AGENT, BoundSession, Sessions, TurnLock
+from opencode_a2a.turns.sessions import (
+    KNOWN_SESSIONS,
+    PLAN_AGENT,
+    BoundSession,
+    Sessions,
+    TurnLock,
+    WiderWorkError,
+)
 from opencode_a2a.turns.snapshot import Snapshots
 from opencode_a2a.turns.tools import Tools
 
