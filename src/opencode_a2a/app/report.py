@@ -17,7 +17,7 @@ from opencode_a2a.opencode.inspection import HEALTH_SECONDS, facts
 from opencode_a2a.printable import program
 from opencode_a2a.server.contracts import spoken_versions
 from opencode_a2a.server.sse import Streams
-from opencode_a2a.tasks.replica import Ownership
+from opencode_a2a.tasks.ownership import Ownership
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.tasks.state import TaskState
 from opencode_a2a.turns.fleet import Fleet, Member

@@ -57,9 +57,9 @@ from opencode_a2a.store.engine import DatabaseError, Link, Replica
 from opencode_a2a.tasks.log import LogWriter
 from opencode_a2a.tasks.open import OpenTasks
 from opencode_a2a.tasks.outbox import Outbox
+from opencode_a2a.tasks.ownership import Ownership
 from opencode_a2a.tasks.readers import DurableReader
 from opencode_a2a.tasks.recovery import sweep
-from opencode_a2a.tasks.replica import Ownership
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.errands import Errands

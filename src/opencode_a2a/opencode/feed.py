@@ -1,6 +1,6 @@
 """The one subscription to OpenCode's event stream, shared by all turns.
 
-``Ownership._begin`` (``tasks.replica``) runs the ``Feed``. A turn follows a session tree and gets
+``Ownership._begin`` (``tasks.ownership``) runs the ``Feed``. A turn follows a session tree and gets
 its events in batches. The stream has no replay: a ``Gap`` stands where events may be missing, and
 the follower then reads OpenCode's stored state. Nothing here knows about turns.
 """

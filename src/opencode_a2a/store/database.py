@@ -164,7 +164,7 @@ class Database:
         )
         self.has_other_replicas = False
         """Whether other processes used the database too when ``Ownership.watch``
-        (``tasks.replica``), which sets this, last looked."""
+        (``tasks.ownership``), which sets this, last looked."""
         self.listeners: list[Callable[[str], None]] = []
         """Called in the event loop with each text that a process sends, this one included. An empty
         text means that notifications may have been lost: look at the database itself."""

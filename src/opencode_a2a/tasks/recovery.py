@@ -1,6 +1,6 @@
 """Take up the open tasks of a process that has ended, and delete what has been kept long enough.
 
-``tasks.replica`` calls ``recover`` when this process starts, and when it takes an OpenCode over
+``tasks.ownership`` calls ``recover`` when this process starts, and when it takes an OpenCode over
 from another replica; ``docs/architecture.md`` follows a restart step by step.
 """
 

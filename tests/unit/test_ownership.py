@@ -26,8 +26,8 @@ from opencode_a2a.store.tasks import Segment, TaskRow
 from opencode_a2a.tasks.caretaker import UNOWNED, UNSTOPPED, end_unowned
 from opencode_a2a.tasks.log import LogWriter
 from opencode_a2a.tasks.open import OpenTasks
+from opencode_a2a.tasks.ownership import Census, Ownership
 from opencode_a2a.tasks.readers import DurableReader
-from opencode_a2a.tasks.replica import Census, Ownership
 from opencode_a2a.tasks.state import (
     Accepted,
     Recovered,
