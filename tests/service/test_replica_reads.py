@@ -9,7 +9,7 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from opencode_a2a.tasks import tails
+from opencode_a2a.tasks import remote
 from tests.support.answers import Answer, Update, Wire
 from tests.support.caller import Caller, Following
 from tests.support.opencode import FakeOpenCode
@@ -85,7 +85,7 @@ async def test_a_stream_on_another_replica_has_the_same_events_and_numbers(
 async def test_a_stream_goes_on_where_it_was_left_on_another_replica(
     replicas: Cluster, opencode: FakeOpenCode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tails, "AHEAD_SECONDS", 30.0)  # however slow the machine is
+    monkeypatch.setattr(remote, "AHEAD_SECONDS", 30.0)  # however slow the machine is
     owner, other = await pair(replicas)
     hold = opencode.hold(count=2)
     async with Caller(owner).stream("hello") as stream:

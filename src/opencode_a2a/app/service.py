@@ -182,7 +182,7 @@ class Service:
         readers: list[DurableReader] = [outbox]
         tasks = TaskService(database, writer, fleet, settings.limits, outbox, readers)
         await run(writer.run(), "writer")
-        await run(tasks.tails.run(), "tails")
+        await run(tasks.remote_logs.run(), "remote logs")
         ownership = Ownership(database, writer, fleet, tasks.open, readers, self._beside)
         # To be read from below: first errands and webhooks are stopped, then the tasks are stored
         # and handed over to other replicas, and at last the OpenCodes are given up.

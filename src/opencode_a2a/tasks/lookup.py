@@ -7,8 +7,8 @@ from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks.log import LogWriter, TaskLog, load_task
 from opencode_a2a.tasks.open import OpenTasks
+from opencode_a2a.tasks.remote import RemoteLogs
 from opencode_a2a.tasks.state import State
-from opencode_a2a.tasks.tails import Tails
 from opencode_a2a.turns.fleet import Fleet, NotOwnerError
 
 
@@ -21,13 +21,13 @@ class TaskLookup:
         writer: LogWriter,
         fleet: Fleet,
         open_tasks: OpenTasks,
-        tails: Tails,
+        remote_logs: RemoteLogs,
     ) -> None:
         self._database = database
         self._writer = writer
         self._fleet = fleet
         self._open = open_tasks
-        self._tails = tails
+        self._remote_logs = remote_logs
 
     async def row(self, principal: Principal, task_id: str) -> TaskRow:
         """Return a task as it is stored; raise TaskNotFoundError."""
@@ -53,7 +53,7 @@ class TaskLookup:
             await task.log.firm_state()
             return task.log
         if not State(row.state).terminal:  # another replica runs it, or it has just ended
-            return await self._tails.log(row)
+            return await self._remote_logs.log(row)
         return TaskLog(row.no, load_task(row), self._writer, self._database)
 
     def check_owned(self, row: TaskRow) -> None:

@@ -37,8 +37,8 @@ from opencode_a2a.rights import FULL, NARROWEST
 from opencode_a2a.store import interrupts as interrupt_rows
 from opencode_a2a.store.database import Database, Write
 from opencode_a2a.tasks.log import LogWriter, TaskLog
+from opencode_a2a.tasks.remote import RemoteLogs
 from opencode_a2a.tasks.state import Entry, Status
-from opencode_a2a.tasks.tails import Tails
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.answers import Answer
 from opencode_a2a.turns.fleet import Fleet, Member, NotOwnerError
@@ -342,11 +342,13 @@ class OpenTasks:
     A single process counts them here for its limits; several replicas count in the database.
     """
 
-    def __init__(self, database: Database, writer: LogWriter, fleet: Fleet, tails: Tails) -> None:
+    def __init__(
+        self, database: Database, writer: LogWriter, fleet: Fleet, remote_logs: RemoteLogs
+    ) -> None:
         self._database = database
         self._writer = writer
         self._fleet = fleet
-        self._tails = tails
+        self._remote_logs = remote_logs
         self._tasks: dict[TaskId, OpenTask] = {}
         self._planned: dict[TaskId, OpenTask] = {}
         """Those whose plan waits for approval, so that ``waiting`` need not look at all tasks."""
@@ -404,7 +406,7 @@ class OpenTasks:
     def adopt(self, log: TaskLog, member: Member, routing: Routing) -> OpenTask:
         """Take charge of an open task."""
         task = self._tasks[log.ref.id] = OpenTask(log, member, self._on_change)
-        self._tails.taken_over(log)
+        self._remote_logs.taken_over(log)
         self._fleet.note_placement(log.ref.principal, log.ref.context_id, routing, member)
         self._fleet.tasks[member.name] += 1
         metrics.TASKS.labels(log.state.status.state).inc()
@@ -472,13 +474,13 @@ class OpenTasks:
         """End the streams of all tasks: other replicas may know more."""
         for task in self._tasks.values():
             task.log.end_reading()
-        self._tails.end_reading()
+        self._remote_logs.end_reading()
 
     def stop_waiting(self) -> None:
         """Let nobody wait any longer for a task: the service is about to stop."""
         for task in self._tasks.values():
             task.log.stop_waiting()
-        self._tails.stop_waiting()
+        self._remote_logs.stop_waiting()
 
 
 class ClosedWriter(LogWriter):

@@ -108,7 +108,7 @@ class SendCommand:
     """The webhook to store with the message. It does not identify it: a repeat may name another."""
     budget: Budget = UNLIMITED
     seen: Mapping[TaskId, int] = field(default_factory=dict[TaskId, int])
-    """In a forwarded message: what the replica that it came to has shown (``Tails.seen``)."""
+    """In a forwarded message: what the replica that it came to has shown (``RemoteLogs.seen``)."""
 
     @property
     def digest(self) -> bytes:

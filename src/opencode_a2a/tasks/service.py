@@ -34,9 +34,9 @@ from opencode_a2a.tasks.mailbox import Mailbox, OwnerCall, SessionSearch, known_
 from opencode_a2a.tasks.open import OpenTasks
 from opencode_a2a.tasks.outbox import SNAPSHOTS, Outbox
 from opencode_a2a.tasks.readers import DurableReader, LogReader
+from opencode_a2a.tasks.remote import RemoteLog, RemoteLogs
 from opencode_a2a.tasks.sending import Admissions, SendCommand, Sending, Submitted, invalid
 from opencode_a2a.tasks.state import Cursor, Query, State, TaskState
-from opencode_a2a.tasks.tails import RemoteLog, Tails
 from opencode_a2a.telemetry import ROUTINE
 from opencode_a2a.turns.fleet import Fleet, NotOwnerError
 
@@ -94,14 +94,14 @@ class TaskService:
         self._writer = writer
         self._fleet = fleet
         self._outbox = outbox
-        self.tails = Tails(database, writer)
+        self.remote_logs = RemoteLogs(database, writer)
         """The logs of tasks that other replicas run, as far as they are read here."""
-        self.open = OpenTasks(database, writer, fleet, self.tails)
+        self.open = OpenTasks(database, writer, fleet, self.remote_logs)
         """The open tasks that this process runs."""
         self.budgets = Budgets(database, fleet)
         self.mailbox = Mailbox(database, fleet.owned)
         """Carries calls between replicas."""
-        self._lookup = TaskLookup(database, writer, fleet, self.open, self.tails)
+        self._lookup = TaskLookup(database, writer, fleet, self.open, self.remote_logs)
         self.admissions = Admissions(
             database, writer, fleet, limits, readers, self.open, self._lookup
         )
@@ -133,7 +133,7 @@ class TaskService:
             "submit",
             self._sending.submit,
             # A plain answer counts for what readers were shown, wherever they were.
-            dump=lambda sent: replace(sent, seen=self.tails.seen(sent.principal)).dump(),
+            dump=lambda sent: replace(sent, seen=self.remote_logs.seen(sent.principal)).dump(),
             load=SendCommand.load,
             dump_result=lambda done: orjson.dumps([done.log.ref.id, done.seq, done.repeat]),
             load_result=load_submitted,
@@ -191,7 +191,7 @@ class TaskService:
         row = await self._lookup.row(principal, task_id)
         if State(row.state).terminal:
             return load_task(row)
-        log = await self.tails.log(row)
+        log = await self.remote_logs.log(row)
         if not supervised:
             log.note_seen(log.state.status)
         return log.state
@@ -230,7 +230,7 @@ class TaskService:
             elif task is not None:
                 tasks.append(await task.log.firm_state())
             else:
-                tasks.append((await self.tails.log(row)).state)
+                tasks.append((await self.remote_logs.log(row)).state)
         token = ""
         if len(found) > query.size:
             last = found[query.size - 1]
@@ -269,7 +269,7 @@ class TaskService:
             if not await end_unowned(self._database, row, UNSTOPPED):
                 raise
             self._writer.notify([row.no])
-            self.tails.want([row.no])
+            self.remote_logs.want([row.no])
             return await self._cancel(named)
 
     async def _cancel(self, named: TaskName) -> TaskState:

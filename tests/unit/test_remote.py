@@ -27,9 +27,10 @@ from opencode_a2a.store.engine import Link, Replica
 from opencode_a2a.store.postgres import TIMEOUTS
 from opencode_a2a.store.tasks import Segment, TaskRow
 from opencode_a2a.tasks import log as live
-from opencode_a2a.tasks import tails as tails_module
+from opencode_a2a.tasks import remote as remote_module
 from opencode_a2a.tasks.log import LogWriter, TaskLog, ref_of
 from opencode_a2a.tasks.readers import LogReader, Replay
+from opencode_a2a.tasks.remote import KEPT_SECONDS, RemoteLogs
 from opencode_a2a.tasks.state import (
     Accepted,
     Cursor,
@@ -41,7 +42,6 @@ from opencode_a2a.tasks.state import (
     Unknown,
     dump_entries,
 )
-from opencode_a2a.tasks.tails import KEPT_SECONDS, Tails
 from tests.support import stores
 from tests.support.postgres import PGBOUNCER, ROLE, PgBouncer
 from tests.support.relay import Relay
@@ -69,7 +69,7 @@ class Both:
         self.link = link
         self.now = 0.0
         self.writer = LogWriter(database)
-        self.tails = Tails(database, self.writer, lambda: self.now)
+        self.remote = RemoteLogs(database, self.writer, lambda: self.now)
 
     async def task(self, name: str = "task") -> tuple[TaskLog, TaskRow]:
         """Return the log of a new task as its writer has it, and its row."""
@@ -106,7 +106,7 @@ async def both(
         sides = Both(database, link)
         work = [
             asyncio.create_task(part)
-            for part in (sides.writer.run(), sides.tails.run(), database.listen())
+            for part in (sides.writer.run(), sides.remote.run(), database.listen())
         ]
         try:
             async with asyncio.timeout(20):
@@ -156,7 +156,7 @@ def seen(entries: list[Entry]) -> list[tuple[int, int, object, object, int]]:
 async def test_readers_elsewhere_are_given_what_the_writer_stores(tmp_path: Path) -> None:
     async with both(tmp_path) as sides:
         log, row = await sides.task()
-        remote = await sides.tails.log(row)
+        remote = await sides.remote.log(row)
         near, far = LogReader(log, Cursor(1)), LogReader(remote, Cursor(1))
         reading = asyncio.gather(read_all(near), read_all(far))
         pushed = list[Entry]()
@@ -188,8 +188,8 @@ async def test_what_was_stored_before_is_there_when_the_log_is_asked_for(tmp_pat
         log, row = await sides.task()
         await log.append([Started(), grew("a", opens=True), Started()])
 
-        first = await sides.tails.log(row)
-        again = await sides.tails.log(row)
+        first = await sides.remote.log(row)
+        again = await sides.remote.log(row)
         before = first.state.seq
         await log.append([Started()])  # of which nothing is heard here yet
         await first.firm_state()
@@ -202,17 +202,17 @@ async def test_what_was_stored_before_is_there_when_the_log_is_asked_for(tmp_pat
 async def test_a_reader_may_resume_with_what_is_shown_where_the_task_runs_but_not_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tails_module, "AHEAD_SECONDS", 15.0)
+    monkeypatch.setattr(remote_module, "AHEAD_SECONDS", 15.0)
     async with both(tmp_path) as sides:
         log, row = await sides.task()
         await log.append([Started()])
-        remote = await sides.tails.log(row)
+        remote = await sides.remote.log(row)
         log.append_now([grew("shown", opens=True)])
         ahead, lost = Cursor(log.state.seq), Cursor(log.state.seq + 5)
 
         await remote.reach(ahead)
         reader = LogReader(remote, ahead)
-        monkeypatch.setattr(tails_module, "AHEAD_SECONDS", 0.1)
+        monkeypatch.setattr(remote_module, "AHEAD_SECONDS", 0.1)
         await remote.reach(lost)
 
         assert not reader.resync
@@ -222,7 +222,7 @@ async def test_a_reader_may_resume_with_what_is_shown_where_the_task_runs_but_no
 async def test_a_slow_reader_falls_behind_the_tail_and_catches_up(tmp_path: Path) -> None:
     async with both(tmp_path) as sides:
         log, row = await sides.task()
-        remote = await sides.tails.log(row)
+        remote = await sides.remote.log(row)
         slow = LogReader(remote, Cursor(1))
         for place in range(live.TAIL * 3):
             await log.append([grew(str(place), opens=place == 0)])
@@ -244,7 +244,7 @@ async def test_what_is_told_and_not_heard_is_found_by_looking(
     monkeypatch.setattr(LogWriter, "notify", notify)
     async with both(tmp_path) as sides:
         log, row = await sides.task()
-        remote = await sides.tails.log(row)
+        remote = await sides.remote.log(row)
         reading = asyncio.create_task(read_all(LogReader(remote, Cursor(1))))
         for place in range(5):
             await log.append([Started(), grew(str(place), opens=place == 0)])
@@ -267,7 +267,7 @@ async def test_a_deaf_listener_is_noticed_and_looked_for_until_it_hears_again(
         replica = Replica("one", lease_seconds=0.4)  # beats every 0.1 s
         async with both(tmp_path, Link(poll_seconds=0.05), url, replica) as sides:
             log, row = await sides.task()
-            remote = await sides.tails.log(row)
+            remote = await sides.remote.log(row)
             reader = LogReader(remote, Cursor(1))
             await log.append([Started()])
             assert len(await told(reader, 1)) == 1
@@ -287,7 +287,7 @@ def hears() -> bool:
 async def test_a_broken_connection_is_made_anew_and_all_is_looked_at(tmp_path: Path) -> None:
     async with both(tmp_path) as sides:
         log, row = await sides.task()
-        remote = await sides.tails.log(row)
+        remote = await sides.remote.log(row)
         reading = asyncio.create_task(read_all(LogReader(remote, Cursor(1))))
         looked = asyncio.Event()
         sides.database.listeners.append(lambda text: None if text else looked.set())
@@ -306,33 +306,33 @@ async def test_a_broken_connection_is_made_anew_and_all_is_looked_at(tmp_path: P
 async def test_a_log_that_nobody_reads_is_let_go_after_a_minute(tmp_path: Path) -> None:
     async with both(tmp_path) as sides:
         log, row = await sides.task()
-        kept = weakref.ref(await sides.tails.log(row))
-        reading = asyncio.create_task(read_all(LogReader(await sides.tails.log(row), Cursor(1))))
+        kept = weakref.ref(await sides.remote.log(row))
+        reading = asyncio.create_task(read_all(LogReader(await sides.remote.log(row), Cursor(1))))
         await asyncio.sleep(0)
         sides.now += KEPT_SECONDS + 1
-        sides.tails.release()
+        sides.remote.release()
         assert kept() is not None  # it is being read
 
         reading.cancel()
         await asyncio.wait([reading])
         del reading
         sides.now += KEPT_SECONDS - 1
-        sides.tails.release()
+        sides.remote.release()
         assert kept() is not None  # whoever has left may come back
 
         sides.now += 2
-        sides.tails.release()
+        sides.remote.release()
         gc.collect()
         assert kept() is None
         await log.append([Finished(Outcome.COMPLETED)])
-        assert (await sides.tails.log(row)).end_shown
+        assert (await sides.remote.log(row)).end_shown
 
 
 async def test_those_who_wait_for_a_task_elsewhere_wait_as_for_one_here(tmp_path: Path) -> None:
     async with both(tmp_path) as sides:
         log, row = await sides.task()
         await log.append([Started()])
-        remote = await sides.tails.log(row)
+        remote = await sides.remote.log(row)
         changed = asyncio.create_task(remote.next_change(log.state.seq))
         asked = asyncio.create_task(remote.until_stopped(log.state.seq))
         drained = asyncio.create_task(remote.until_stopped(log.state.seq + 1))
@@ -340,7 +340,7 @@ async def test_those_who_wait_for_a_task_elsewhere_wait_as_for_one_here(tmp_path
 
         await log.append([asks(1)])
         change, state = await changed, await asked
-        sides.tails.stop_waiting()
+        sides.remote.stop_waiting()
         with pytest.raises(StreamEndedError) as ended:
             await drained
 
@@ -349,7 +349,7 @@ async def test_those_who_wait_for_a_task_elsewhere_wait_as_for_one_here(tmp_path
         assert ended.value.data["cause"] == "drained"
         _, other = await sides.task("another")
         with pytest.raises(StreamEndedError):
-            await (await sides.tails.log(other)).until_stopped(0)
+            await (await sides.remote.log(other)).until_stopped(0)
 
 
 def asks(number: int) -> Interrupted:
@@ -366,14 +366,14 @@ async def test_what_a_reader_elsewhere_was_shown_is_told_to_the_one_who_runs_the
         log, row = await sides.task()
         await log.append([Started(), asks(1)])
 
-        remote = await sides.tails.log(row)
-        unread = remote.seen_number, sides.tails.seen(Principal("alice"))
+        remote = await sides.remote.log(row)
+        unread = remote.seen_number, sides.remote.seen(Principal("alice"))
         LogReader(remote)  # is given the task as it is
         await heard(sides.database, "then")
 
         assert unread == (0, {"task": 0})
-        assert sides.tails.seen(Principal("alice")) == {"task": 1}
-        assert sides.tails.seen(Principal("bob")) == {}
+        assert sides.remote.seen(Principal("alice")) == {"task": 1}
+        assert sides.remote.seen(Principal("bob")) == {}
         assert "t,1,task" in heard_of
 
 
@@ -381,7 +381,7 @@ async def test_readers_go_on_when_another_process_takes_the_task_over(tmp_path: 
     async with both(tmp_path) as sides:
         log, row = await sides.task()
         await log.append([Started()])
-        remote = await sides.tails.log(row)
+        remote = await sides.remote.log(row)
         reader = LogReader(remote, Cursor(1))
         reading = asyncio.create_task(read_all(reader))
         pushed = list[Entry]()
@@ -407,7 +407,7 @@ async def test_readers_go_on_when_this_process_takes_the_task_over(
     async with both(tmp_path) as sides:
         log, row = await sides.task()
         await log.append([Started()])
-        remote = await sides.tails.log(row)
+        remote = await sides.remote.log(row)
         reading = asyncio.create_task(read_all(LogReader(remote, Cursor(1))))
         waiting = asyncio.create_task(remote.until_stopped(0))
         await asyncio.sleep(0)
@@ -417,7 +417,7 @@ async def test_readers_go_on_when_this_process_takes_the_task_over(
             pass
 
         own = TaskLog(row.no, replay.state, sides.writer, sides.database)
-        sides.tails.taken_over(own)
+        sides.remote.taken_over(own)
         await own.append([Recovered("taken over")])
         own.append_now([grew("more", opens=True)])
         await own.append([Finished(Outcome.COMPLETED)])
@@ -432,7 +432,7 @@ async def test_what_is_shown_after_the_last_other_replica_is_gone_can_be_answere
     async with both(tmp_path) as sides:
         log, row = await sides.task()
         await log.append([Started()])
-        remote = await sides.tails.log(row)
+        remote = await sides.remote.log(row)
         reading = asyncio.create_task(told(LogReader(remote, Cursor(2)), 2))
         await asyncio.sleep(0)
         sides.database.has_other_replicas = False
@@ -440,7 +440,7 @@ async def test_what_is_shown_after_the_last_other_replica_is_gone_can_be_answere
         while await replay.next(replay.state.seq):
             pass
         own = TaskLog(row.no, replay.state, sides.writer, sides.database)
-        sides.tails.taken_over(own)
+        sides.remote.taken_over(own)
 
         unread = own.seen_number
         await own.append([Recovered("taken over"), asks(1)])
@@ -453,7 +453,7 @@ async def test_a_log_that_cannot_be_read_ends_its_readers_alone(tmp_path: Path) 
     async with both(tmp_path) as sides:
         log, row = await sides.task()
         bad, bad_row = await sides.task("bad")
-        readers = [LogReader(await sides.tails.log(one), Cursor(1)) for one in (row, bad_row)]
+        readers = [LogReader(await sides.remote.log(one), Cursor(1)) for one in (row, bad_row)]
         good, broken = [asyncio.create_task(read_all(reader)) for reader in readers]
         await asyncio.sleep(0)
         unreadable = Segment(bad.no, 2, 2, b"{")
@@ -471,11 +471,11 @@ async def test_a_log_that_cannot_be_read_ends_its_readers_alone(tmp_path: Path) 
 async def test_more_than_is_read_at_once_is_read_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tails_module, "SEGMENTS", 3)
-    monkeypatch.setattr(tails_module, "LOGS", 4)
+    monkeypatch.setattr(remote_module, "SEGMENTS", 3)
+    monkeypatch.setattr(remote_module, "LOGS", 4)
     async with both(tmp_path) as sides:
         tasks = [await sides.task(str(number)) for number in range(6)]
-        readers = [LogReader(await sides.tails.log(row), Cursor(1)) for _, row in tasks]
+        readers = [LogReader(await sides.remote.log(row), Cursor(1)) for _, row in tasks]
         reading = [asyncio.create_task(read_all(reader)) for reader in readers]
         for _ in range(5):
             sides.database.dispatch("")
@@ -490,7 +490,7 @@ async def test_more_than_is_read_at_once_is_read_one_after_the_other(
 async def test_what_a_later_version_wrote_shows_nothing_and_has_its_number(tmp_path: Path) -> None:
     async with both(tmp_path) as sides:
         log, row = await sides.task()
-        remote = await sides.tails.log(row)
+        remote = await sides.remote.log(row)
         reading = asyncio.create_task(read_all(LogReader(remote, Cursor(1))))
         later = [
             [1, "Unheard", {"of": 1}],
@@ -518,9 +518,9 @@ async def test_a_task_that_is_seen_before_its_own_process_has_it_is_followed_on(
     """With SQLite too, a list may find a row before whoever stored it is told so."""
     async with both(tmp_path, Link(), "sqlite://") as sides:
         log, row = await sides.task()
-        remote = await sides.tails.log(row)
+        remote = await sides.remote.log(row)
         reading = asyncio.create_task(read_all(LogReader(remote, Cursor(1))))
-        sides.tails.taken_over(log)
+        sides.remote.taken_over(log)
         await log.append([Started()])
         await log.append([Finished(Outcome.COMPLETED)])
 
@@ -532,12 +532,12 @@ async def test_a_log_that_lost_what_was_read_is_read_anew(tmp_path: Path) -> Non
     async with both(tmp_path) as sides:
         log, row = await sides.task()
         await log.append([Started()])
-        reading = asyncio.create_task(read_all(LogReader(await sides.tails.log(row), Cursor(1))))
+        reading = asyncio.create_task(read_all(LogReader(await sides.remote.log(row), Cursor(1))))
         await log.append([Finished(Outcome.COMPLETED)])
         ended_before = len(await reading)
         other, other_row = await sides.task("other")
         await other.append([grew("lost", opens=True), Started()])
-        readers = [LogReader(await sides.tails.log(other_row), Cursor(1)) for _ in range(2)]
+        readers = [LogReader(await sides.remote.log(other_row), Cursor(1)) for _ in range(2)]
         await told(readers[0], 2)
         waiting = asyncio.create_task(readers[0].next())
         await asyncio.sleep(0)
@@ -553,11 +553,11 @@ async def test_a_log_that_lost_what_was_read_is_read_anew(tmp_path: Path) -> Non
         sides.database.dispatch("")
         with pytest.raises(StreamEndedError) as ended:
             await waiting
-        anew = await sides.tails.log(other_row)
+        anew = await sides.remote.log(other_row)
 
         assert ended.value.data["cause"] == "moved"
         assert (anew.state.seq, anew.state.epoch) == (3, 1)
-        assert (await sides.tails.log(row)).end_shown  # it had ended, so that nothing can change
+        assert (await sides.remote.log(row)).end_shown  # it had ended, so that nothing can change
         assert ended_before == 2
 
 
@@ -620,7 +620,7 @@ async def test_behind_a_pooler_nothing_is_prepared_and_nothing_is_left_in_a_conn
             link = Link(True, listen_url, 0.1 if listen_url is None else FOR_EVER.poll_seconds)
             async with both(tmp_path, link, url) as sides:
                 log, row = await sides.task(f"task {listen_url is None}")
-                remote = await sides.tails.log(row)
+                remote = await sides.remote.log(row)
                 reading = asyncio.create_task(read_all(LogReader(remote, Cursor(1))))
                 for place_in_log in range(8):  # the driver prepares what comes for the sixth time
                     await log.append([Started(), grew("x", opens=place_in_log == 0)])

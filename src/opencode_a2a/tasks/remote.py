@@ -3,7 +3,7 @@
 A ``RemoteLog`` is folded from the stored entries of a task. Readers follow it as they follow a log
 that this replica writes: numbers, entries and cursors are the same.
 
-``Tails`` feeds all remote logs with entries as they are stored. One query at a time reads the new
+``RemoteLogs`` feeds all of them with entries as they are stored. One query at a time reads the new
 entries of the logs that a notification named, or of all logs when no notification came for a while.
 A log is fed for as long as anything refers to it, and kept ``KEPT_SECONDS`` longer, since clients
 often come back soon.
@@ -32,7 +32,7 @@ logger = structlog.get_logger(__name__)
 KEPT_SECONDS = 60.0
 """How long a log is kept after its last reader has left."""
 RELEASE_SECONDS = 10.0
-"""How often ``Tails.run`` looks for logs that need not be kept any more."""
+"""How often ``RemoteLogs.run`` looks for logs that need not be kept any more."""
 AHEAD_SECONDS = 1.0
 """How long a reader waits for an entry that another replica has shown to be stored."""
 RETRY_SECONDS = 0.25
@@ -51,11 +51,11 @@ class RemoteLog(TaskLog):
     continues for the readers that it has: it becomes a reader of the new log's stored entries.
     """
 
-    def __init__(self, row: TaskRow, tails: "Tails", writer: LogWriter) -> None:
-        super().__init__(row.no, TaskState(ref_of(row)), writer, tails.database)
-        self._tails = tails
+    def __init__(self, row: TaskRow, logs: "RemoteLogs", writer: LogWriter) -> None:
+        super().__init__(row.no, TaskState(ref_of(row)), writer, logs.database)
+        self._logs = logs
         self.kept_until = 0.0
-        """When it is released if it is not in use, by the clock of ``Tails``."""
+        """When it is released if it is not in use, by the clock of ``RemoteLogs``."""
         self.last: Segment | None = None
         """The segment that was read last."""
         self.own: TaskLog | None = None
@@ -83,10 +83,10 @@ class RemoteLog(TaskLog):
         if entries and entries[0].seq == self.state.seq + 1:
             self.take((entry.at, entry.event) for entry in entries)
         else:
-            self._tails.want([self.no])
+            self._logs.want([self.no])
 
     def end(self, error: StreamEndedError) -> None:
-        """Do nothing: ``Tails.end_reading`` ends the readers of this log."""
+        """Do nothing: ``RemoteLogs.end_reading`` ends the readers of this log."""
 
     def note_seen_number(self, newest: int) -> None:
         """Note it, and tell the replica that runs the task: the answer may come there."""
@@ -103,7 +103,7 @@ class RemoteLog(TaskLog):
     async def firm_state(self) -> TaskState:
         """Return the state with every entry that is stored by now; valid until the next await."""
         if not self.state.status.state.terminal:
-            await self._tails.catch_up(self)
+            await self._logs.catch_up(self)
         return self.state
 
     async def reach(self, cursor: Cursor) -> None:
@@ -117,7 +117,7 @@ class RemoteLog(TaskLog):
             await self.firm_state()
 
 
-class Tails:
+class RemoteLogs:
     """Finds, feeds and releases the remote logs of this replica."""
 
     def __init__(
