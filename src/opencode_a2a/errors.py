@@ -119,6 +119,11 @@ class InvalidParamsError(ServiceError):
     data_fields = ("field", "fields", "violations")
     outcome = "invalid_params"
 
+    @classmethod
+    def of(cls, field: str, text: str, message: str | None = None) -> Self:
+        """Return the error for one wrong field; the default message is the field and the text."""
+        return cls(message or f"{field} {text}", violations=(Violation(field, text),))
+
 
 class InvalidListingError(InvalidParamsError):
     """A filter or page of the 0.3 task list is wrong."""

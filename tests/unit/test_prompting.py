@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from opencode_a2a.config import OpenCodeSettings, ServiceSettings
-from opencode_a2a.errors import InvalidFieldError
+from opencode_a2a.errors import InvalidFieldError, InvalidParamsError
 from opencode_a2a.events import JsonObject
 from opencode_a2a.extensions.messages import PromptRequest
 from opencode_a2a.ids import SessionId
@@ -75,7 +75,7 @@ async def test_no_other_url_is_passed_on(url: str) -> None:
 
 
 async def test_the_bounds_of_messages_hold_for_prompts(server: str) -> None:
-    with pytest.raises(InvalidFieldError) as refused:
+    with pytest.raises(InvalidParamsError) as refused:
         await prompt(*[f"{server}/notes.md"] * 3)
 
     assert [one.field for one in refused.value.violations] == ["request.parts"]

@@ -12,8 +12,8 @@ from functools import cached_property
 
 from opencode_a2a.a2a.types import Version
 from opencode_a2a.config import OpenCodeSettings
-from opencode_a2a.errors import ServiceError, SessionBusyError
-from opencode_a2a.extensions.params import Routed, invalid
+from opencode_a2a.errors import InvalidParamsError, ServiceError, SessionBusyError
+from opencode_a2a.extensions.params import Routed
 from opencode_a2a.ids import Caller, Principal, SessionId
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.types import ProviderCatalogue, Session
@@ -123,7 +123,7 @@ class Call:
         """Refuse a workspace that another caller made."""
         named = self.params.place.workspace
         if named is not None and not await self.places.visible(self.principal, [named.id]):
-            raise invalid(WORKSPACE_FIELD, "is not the id of a workspace")
+            raise InvalidParamsError.of(WORKSPACE_FIELD, "is not the id of a workspace")
 
     @asynccontextmanager
     async def giving_work(

@@ -16,7 +16,7 @@ from opencode_a2a.a2a import render, v03
 from opencode_a2a.a2a.types import Version, timestamp
 from opencode_a2a.a2a.v03 import Spelling
 from opencode_a2a.config import OpenCodeSettings
-from opencode_a2a.errors import MAX_VIOLATIONS, InvalidFieldError, Violation
+from opencode_a2a.errors import MAX_VIOLATIONS, InvalidFieldError, InvalidParamsError, Violation
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions.params import (
     Body,
@@ -25,7 +25,6 @@ from opencode_a2a.extensions.params import (
     Number,
     PartRef,
     Text,
-    invalid,
     refusal,
 )
 from opencode_a2a.ids import ContextId, Principal, SessionId, TaskId, scoped_id
@@ -237,7 +236,7 @@ async def _inputs(session_id: SessionId, parts: Sequence[Part], fetch: Fetch) ->
     try:
         links = iter(await fetch(urls) if urls else ())
     except TooManyFilesError as error:
-        raise invalid("request.parts", str(error)) from None
+        raise InvalidParamsError.of("request.parts", str(error)) from None
     inputs: list[JsonObject] = []
     refused: list[Violation] = []
     for index, part in enumerate(parts):

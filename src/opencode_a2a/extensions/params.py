@@ -305,7 +305,7 @@ class Listing(Placed):
 def read(model: type[P], params: JsonObject, version: str) -> P:
     """Return params as their type, or raise an error that lists what is wrong with them."""
     if _fields(params) > MAX_FIELDS:
-        raise invalid("params", f"must not have more than {MAX_FIELDS} fields in all")
+        raise InvalidParamsError.of("params", f"must not have more than {MAX_FIELDS} fields in all")
     try:
         return model.model_validate_json(orjson.dumps(params), context={"version": version})
     except ValidationError as error:
@@ -338,11 +338,6 @@ def write(result: Payload) -> JsonObject:
     """Return a result as JSON, all of it in our spelling; fields without a value are left out."""
     known: JsonObject = result.model_dump(mode="json", by_alias=False, exclude_none=True)
     return dict.fromkeys(sorted(result.nullable)) | known
-
-
-def invalid(field: str, description: str) -> InvalidFieldError:
-    """Return the error for one wrong value."""
-    return refusal(InvalidFieldError, (Violation(field, description),), field=field)
 
 
 def refusal(kind: type[E], found: tuple[Violation, ...], **data: Json) -> E:

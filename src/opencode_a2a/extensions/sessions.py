@@ -8,6 +8,7 @@ from pydantic import AliasPath, ConfigDict, Field, model_validator
 from opencode_a2a.errors import (
     AuthorizationForbiddenError,
     BudgetExhaustedError,
+    InvalidParamsError,
     PaginationModeError,
     SessionBusyError,
     SessionNotFoundError,
@@ -40,7 +41,6 @@ from opencode_a2a.extensions.params import (
     Placed,
     SessionDone,
     Text,
-    invalid,
 )
 from opencode_a2a.extensions.registry import Access, Condition, Extension, Rules, aliases
 from opencode_a2a.ids import MessageId, ModelRef, SessionId, scoped_id
@@ -314,7 +314,7 @@ async def list_messages(call: Call, params: MessagesParams) -> Messages:
     except UpstreamHttpError as error:
         if params.before is None or error.data.get("upstream_status") != 400:
             raise
-        raise invalid("before", "is not a cursor returned by this method") from None
+        raise InvalidParamsError.of("before", "is not a cursor returned by this method") from None
     items = [A2AMessage.of(stored, call.version) for stored in page.items]
     return Messages(items=items, next_cursor=page.next_cursor)
 
@@ -352,6 +352,7 @@ class PromptDone(SessionDone):
     Access.CONTROL,
     AuthorizationForbiddenError,
     BudgetExhaustedError,
+    InvalidParamsError,
     SessionBusyError,
     example={"request": {"parts": [{"type": "text", "text": "hello"}]}},
 )
@@ -403,6 +404,7 @@ class CommandParams(OfSession):
     Access.CONTROL,
     AuthorizationForbiddenError,
     BudgetExhaustedError,
+    InvalidParamsError,
     SessionBusyError,
     example={"request": {"command": "review", "arguments": ""}},
 )
@@ -424,9 +426,11 @@ async def command(call: Call, params: CommandParams) -> Item[A2AMessage]:
     known = {one.name: one for one in await call.opencode.command_sources(at=at)}
     source = known.get(wanted.command)
     if source is None:
-        raise invalid("request.command", "is not a command; opencode.commands.list lists them")
+        raise InvalidParamsError.of(
+            "request.command", "is not a command; opencode.commands.list lists them"
+        )
     if problem := unsafe_arguments(source.template, wanted.arguments):
-        raise invalid("request.arguments", problem)
+        raise InvalidParamsError.of("request.arguments", problem)
     async with call.working(session_id) as session:
         message_id = await _message_id(call, session, wanted.message_id)
         async with call.giving_work(session, source.agent or wanted.agent) as agent:
@@ -611,6 +615,7 @@ class SummarizeParams(OfSession):
     "opencode.sessions.summarize",
     Access.MUTATE,
     BudgetExhaustedError,
+    InvalidParamsError,
     SessionBusyError,
     **_MUTATIONS,
 )
@@ -640,7 +645,7 @@ async def _model(call: Call, session: upstream.Session) -> ModelRef:
         return configured
     for provider, model in (await call.opencode.connected_providers(at=call.at)).default.items():
         return ModelRef(provider, model)
-    raise invalid("request.providerID", "is needed: OpenCode has no default model")
+    raise InvalidParamsError.of("request.providerID", "is needed: OpenCode has no default model")
 
 
 class RevertRequest(Body):

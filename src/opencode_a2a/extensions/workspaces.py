@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from opencode_a2a.errors import InvalidFieldError, UpstreamHttpError, UpstreamNotFoundError
+from opencode_a2a.errors import InvalidParamsError, UpstreamHttpError, UpstreamNotFoundError
 from opencode_a2a.events import Json
 from opencode_a2a.extensions.call import Call
 from opencode_a2a.extensions.params import (
@@ -28,7 +28,6 @@ from opencode_a2a.extensions.params import (
     Routed,
     Text,
     WorkspaceId,
-    invalid,
 )
 from opencode_a2a.extensions.registry import Access, Condition, Extension, Rules, aliases
 from opencode_a2a.extensions.worktrees import is_worktree, unsaved
@@ -316,7 +315,7 @@ async def _check_worktree(call: Call, field: str, directory: str) -> None:
     project = await call.opencode.current_project(at=call.at)
     here = await asyncio.to_thread(is_worktree, directory, project.worktree)
     if here is None:
-        raise invalid(
+        raise InvalidParamsError.of(
             field,
             "is not on this machine, so it cannot be checked for work that would be lost; "
             "use git where OpenCode runs",
@@ -329,11 +328,11 @@ async def _check_removable(call: Call, field: str, directory: str, *, force: boo
     await _check_worktree(call, field, directory)
     lost = None if force else await unsaved(directory)
     if lost is not None:
-        raise invalid(field, f"{lost}; set force to true to remove it anyway")
+        raise InvalidParamsError.of(field, f"{lost}; set force to true to remove it anyway")
 
 
-def _no_worktree(field: str) -> InvalidFieldError:
-    return invalid(field, "is not a worktree; opencode.worktrees.list lists them")
+def _no_worktree(field: str) -> InvalidParamsError:
+    return InvalidParamsError.of(field, "is not a worktree; opencode.worktrees.list lists them")
 
 
 # --- files ------------------------------------------------------------------------------------
@@ -421,17 +420,17 @@ def _inside(call: Call, named: str, kind: Literal["file", "directory"]) -> str:
     if base is None:
         # The workspace is not ours to see: OpenCode keeps to its directory, if no path leads up.
         if FilePath(named).is_absolute() or ".." in FilePath(named).parts:
-            raise invalid("path", "must be inside the workspace")
+            raise InvalidParamsError.of("path", "must be inside the workspace")
         return named or "."
     real = FilePath(os.path.realpath(FilePath(base) / named))
     if not call.deps.workspace.holds(str(real)) or not real.is_relative_to(base):
-        raise invalid("path", "must be inside the workspace")
+        raise InvalidParamsError.of("path", "must be inside the workspace")
     # Unlike those of pathlib, these functions do not raise for a name that is too long.
     if os.path.isdir(base):  # else the workspace is on another machine
         if not os.path.exists(real):
-            raise invalid("path", "does not exist")
+            raise InvalidParamsError.of("path", "does not exist")
         if not (os.path.isfile(real) if kind == "file" else os.path.isdir(real)):
-            raise invalid("path", f"must be a {kind}")
+            raise InvalidParamsError.of("path", f"must be a {kind}")
     return os.path.relpath(real, base)
 
 

@@ -59,8 +59,7 @@ async def read_prompt(
             with looking_for(principal):
                 fetched = await fetch(urls)
     except TooManyFilesError as error:
-        wrong = Violation("message.parts", str(error))
-        raise InvalidParamsError(f"message.parts {error}", violations=(wrong,)) from None
+        raise InvalidParamsError.of("message.parts", str(error)) from None
     files = iter(fetched)
     parts: list[PromptPart] = []
     refused: list[tuple[Violation, UnfitError]] = []
@@ -88,8 +87,8 @@ async def read_prompt(
             supported_media_types=[*INPUT_MODES, "text/*"],
         )
     if not any(part.data or (part.text or "").strip() for part in parts):
-        nothing = Violation("message.parts", "must hold something other than blank text")
-        raise InvalidParamsError("The message is blank", violations=(nothing,))
+        text = "must hold something other than blank text"
+        raise InvalidParamsError.of("message.parts", text, "The message is blank")
     return tuple(parts)
 
 

@@ -131,8 +131,7 @@ class RpcBinding:
         if params is None:
             params = {}
         if not isinstance(params, dict):
-            wrong = Violation("params", "must be an object")
-            raise InvalidParamsError("params must be an object", violations=(wrong,))
+            raise InvalidParamsError.of("params", "must be an object")
         call = call_of(request, version)
         if name in self._extensions:
             request.scope[OPERATION] = name

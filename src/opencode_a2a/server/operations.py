@@ -26,7 +26,6 @@ from opencode_a2a.errors import (
     InvalidParamsError,
     PushNotSupportedError,
     UnsupportedOperationError,
-    Violation,
 )
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.ids import Caller, Principal
@@ -217,9 +216,10 @@ class Operations:
         try:
             cursor = Cursor.parse(call.cursor) if call.cursor else None
         except ValueError:
-            wrong = Violation("Last-Event-ID", "is not the id of an event of this task")
-            raise InvalidParamsError(
-                "Last-Event-ID (or after) is not the id of an event", violations=(wrong,)
+            raise InvalidParamsError.of(
+                "Last-Event-ID",
+                "is not the id of an event of this task",
+                "Last-Event-ID (or after) is not the id of an event",
             ) from None
         modern = call.version is Version.V1
         whose = await self._whose(call, params.task_id, "SubscribeToTask")
@@ -271,9 +271,7 @@ class Operations:
         whose = call.caller.principal
         await self._tasks.log(whose, params.task_id)
         if params.config_id is None:
-            field = "pushNotificationConfigId"
-            wrong = Violation(field, "is required")
-            raise InvalidParamsError(f"{field} is required", violations=(wrong,))
+            raise InvalidParamsError.of("pushNotificationConfigId", "is required")
         await self._tasks.delete_webhook(whose, params.task_id, params.config_id)
         return {}
 

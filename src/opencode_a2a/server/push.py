@@ -22,7 +22,7 @@ from opencode_a2a.a2a import render
 from opencode_a2a.a2a.encoding import V03, V1
 from opencode_a2a.a2a.types import SIGNING_KEY, VERSION_HEADER, Version
 from opencode_a2a.config import PushSettings
-from opencode_a2a.errors import InvalidParamsError, Violation
+from opencode_a2a.errors import InvalidParamsError
 from opencode_a2a.events import JsonObject
 from opencode_a2a.messages import PushConfig
 from opencode_a2a.peers.network import (
@@ -75,7 +75,6 @@ class WebhookSender:
 
         A name that cannot be found now may be found later.
         """
-        field = f"{config.within}url"
         try:
             parts = check(config.url, self._rules)
             if parts.scheme != "https" and not self._rules.allow_private:
@@ -87,10 +86,8 @@ class WebhookSender:
         except (HostNotFoundError, TimeoutError):
             pass
         except EgressError as error:
-            wrong = Violation(
-                field, f"cannot be used: {error}; give the https URL of a public host"
-            )
-            raise InvalidParamsError(f"{field} {wrong.description}", violations=(wrong,)) from None
+            text = f"cannot be used: {error}; give the https URL of a public host"
+            raise InvalidParamsError.of(f"{config.within}url", text) from None
 
     async def send(self, row: HookRow, notification: Notification) -> Receipt:
         if self._http is None:  # reading the certificate authorities takes milliseconds

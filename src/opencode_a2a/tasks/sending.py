@@ -588,7 +588,9 @@ class Sending:
         """Take a message on a task: an answer, another try after a sign-in, or a further prompt."""
         row = await self._lookup.row(command.principal, task_id)
         if command.context_id is not None and command.context_id != row.context_id:
-            raise invalid("message.contextId", "is not the context of this task; leave it out")
+            raise InvalidParamsError.of(
+                "message.contextId", "is not the context of this task; leave it out"
+            )
         self._lookup.check_owned(row)
         copies = (command.principal, command.message.message_id)
         async with self.answering.setdefault(copies, asyncio.Lock()):
@@ -642,7 +644,7 @@ class Sending:
             outdated, text = isinstance(error, OutdatedAnswerError), str(error)
             refusal: ServiceError = AnswerExpectedError(text, task_ids=[log.ref.id])
             if command.task_id is not None and not outdated:
-                refusal = InvalidParamsError(text, violations=(Violation("message.parts", text),))
+                refusal = InvalidParamsError.of("message.parts", text, text)
             # Sent again, it must not answer what it was not meant for. A message that names no
             # task, and could be something else than an answer, may yet start one.
             if command.task_id is not None or outdated or only_an_answer(command.message):
@@ -730,9 +732,9 @@ class Sending:
             raise refusal
         self._check_place(routing, task)
         if routing.plan and not task.routing.plan:
-            raise invalid(PLAN_FIELD, ALREADY_AT_WORK)
+            raise InvalidParamsError.of(PLAN_FIELD, ALREADY_AT_WORK)
         if routing.command is not None:
-            raise invalid(COMMAND_FIELD, ALREADY_AT_WORK)
+            raise InvalidParamsError.of(COMMAND_FIELD, ALREADY_AT_WORK)
         await self._budgets.check(command.principal, command.budget, begins_turn=False)
         added = Added(command.message, command.request)
         return await self._take(command, task, lambda also: task.add(added, also))
@@ -783,12 +785,7 @@ class Sending:
         elif named and not task.member.turns.sessions.same_place(routing, task.routing):
             field = WORKSPACE_FIELD if routing.workspace_id else DIRECTORY_FIELD
         if field is not None:
-            raise invalid(field, "is not where this task runs; leave it out")
-
-
-def invalid(field: str, text: str) -> InvalidParamsError:
-    """Return the refusal of one field."""
-    return InvalidParamsError(f"{field} {text}", violations=(Violation(field, text),))
+            raise InvalidParamsError.of(field, "is not where this task runs; leave it out")
 
 
 def _next_routing(named: Routing, earlier: Routing) -> Routing:
@@ -811,7 +808,9 @@ async def _check(principal: Principal, request: TurnRequest, turns: Turns) -> No
         if (request.rights & turns.rights).changes != "allow":
             raise AuthorizationForbiddenError(UNASKED)
         if any(part.text is None for part in request.prompt):
-            raise invalid("message.parts", "must be text alone: a command takes no files")
+            raise InvalidParamsError.of(
+                "message.parts", "must be text alone: a command takes no files"
+            )
     await turns.sessions.check(principal, routing, request.text)
     _check_watched(request)
 
@@ -819,4 +818,4 @@ async def _check(principal: Principal, request: TurnRequest, turns: Turns) -> No
 def _check_watched(request: TurnRequest) -> None:
     """Refuse a plan where nobody is there to approve it."""
     if request.routing.plan and not request.rights.waits:
-        raise invalid(PLAN_FIELD, UNWATCHED)
+        raise InvalidParamsError.of(PLAN_FIELD, UNWATCHED)

@@ -19,7 +19,7 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
 from opencode_a2a.config import LimitSettings
-from opencode_a2a.errors import TaskNotCancelableError, UpstreamUnreachableError
+from opencode_a2a.errors import InvalidParamsError, TaskNotCancelableError, UpstreamUnreachableError
 from opencode_a2a.ids import Principal
 from opencode_a2a.messages import PushConfig
 from opencode_a2a.store import tasks as task_rows
@@ -35,7 +35,7 @@ from opencode_a2a.tasks.open import OpenTasks
 from opencode_a2a.tasks.outbox import SNAPSHOTS, Outbox
 from opencode_a2a.tasks.readers import DurableReader, LogReader
 from opencode_a2a.tasks.remote import RemoteLog, RemoteLogs
-from opencode_a2a.tasks.sending import Admissions, SendCommand, Sending, Submitted, invalid
+from opencode_a2a.tasks.sending import Admissions, SendCommand, Sending, Submitted
 from opencode_a2a.tasks.state import Cursor, Query, State, TaskState
 from opencode_a2a.telemetry import ROUTINE
 from opencode_a2a.turns.fleet import Fleet, NotOwnerError
@@ -342,4 +342,4 @@ def _read_token(token: str) -> Key:
             case _:
                 pass
     text = "is not a page token returned by this method; omit it to start from the first page"
-    raise invalid("pageToken", text)
+    raise InvalidParamsError.of("pageToken", text)

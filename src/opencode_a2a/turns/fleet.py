@@ -22,7 +22,6 @@ from opencode_a2a.errors import (
     InvalidParamsError,
     ServiceError,
     UpstreamBackpressureError,
-    Violation,
 )
 from opencode_a2a.ids import ContextId, Principal, RequestId, SessionId
 from opencode_a2a.messages import Routing
@@ -274,10 +273,7 @@ class Fleet:
         serving = [member for member in self.members.values() if member.serves(directory)]
         others = [row for row in self.others.values() if row.serves(directory)]
         if not serving and not others:
-            text = "is not served by any OpenCode here"
-            raise InvalidParamsError(
-                f"{DIRECTORY_FIELD} {text}", violations=(Violation(DIRECTORY_FIELD, text),)
-            )
+            raise InvalidParamsError.of(DIRECTORY_FIELD, "is not served by any OpenCode here")
         own = [member for member in serving if member.owned]
         alive = [member for member in own if not member.lost] or own
         taking = [member for member in alive if not member.drain] or alive

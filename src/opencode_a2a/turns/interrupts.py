@@ -52,7 +52,6 @@ from opencode_a2a.errors import (
     UpstreamNotFoundError,
     UpstreamPayloadError,
     UpstreamUnreachableError,
-    Violation,
 )
 from opencode_a2a.events import Finished, Interrupted, Progressed, Resumed, ToolChanged, TurnEvent
 from opencode_a2a.ids import ContextId, Owner, Principal, RequestId, SessionId
@@ -262,7 +261,7 @@ class SharedInterrupts:
         match reply:
             case PermissionReply(reply="always") if not self.settings.allow_always:
                 text = '"always" is switched off here, since it holds for everybody; answer "once"'
-                raise InvalidParamsError(text, violations=(Violation("reply", text),))
+                raise InvalidParamsError.of("reply", text, text)
             case PermissionReply(scope=str(scope)):
                 problem = None
                 if not asked.always:
@@ -275,10 +274,10 @@ class SharedInterrupts:
                     problem = f'it goes with "once", not with "{reply.reply}"'
                 if problem is not None:
                     text = f'The permission cannot be given for a {scope}: {problem}; answer "once"'
-                    raise InvalidParamsError(text, violations=(Violation("scope", text),))
+                    raise InvalidParamsError.of("scope", text, text)
             case QuestionReply(answers=answers) if len(answers) > len(asked.questions):
                 text = f"There are only {len(asked.questions)} questions."
-                raise InvalidParamsError(text, violations=(Violation("answers", text),))
+                raise InvalidParamsError.of("answers", text, text)
             case _:
                 pass
 

@@ -34,7 +34,6 @@ from opencode_a2a.errors import (
     InvalidParamsError,
     SessionNotFoundError,
     UpstreamPayloadError,
-    Violation,
 )
 from opencode_a2a.ids import ContextId, Principal, SessionId
 from opencode_a2a.messages import Routing
@@ -89,20 +88,20 @@ class WorkspaceRoot:
         if named is None or not named.strip():
             return self.root
         if "\0" in named:
-            raise _wrong(field, "must be a path")
+            raise InvalidParamsError.of(field, "must be a path")
         if self.root is None:
-            raise _wrong(
+            raise InvalidParamsError.of(
                 field, "cannot be chosen: the service has no OPENCODE_WORKSPACE_ROOT; leave it out"
             )
         path = os.path.realpath(Path(self.root) / named.strip())
         if path != self.root and not self._allow_override:
-            raise _wrong(field, "may not be chosen here; leave it out")
+            raise InvalidParamsError.of(field, "may not be chosen here; leave it out")
         if not self.holds(path):
-            raise _wrong(field, "must be inside the workspace")
+            raise InvalidParamsError.of(field, "must be inside the workspace")
         # For a name that is too long os.path says that it does not exist; pathlib raises an error.
         # A root on another machine cannot be checked.
         if os.path.isdir(self.root) and not os.path.isdir(path):
-            raise _wrong(field, "must be an existing directory")
+            raise InvalidParamsError.of(field, "must be an existing directory")
         return path
 
     def holds(self, path: str) -> bool:
@@ -305,14 +304,18 @@ class Sessions:
         location, _ = self.locate(routing)
         workspace = routing.workspace_id
         if workspace is not None and not await self.places.visible(principal, [workspace]):
-            raise _missing(WORKSPACE_FIELD, "no such workspace")
+            raise InvalidParamsError.of(WORKSPACE_FIELD, "is not the id of a workspace")
         if routing.agent is not None or routing.plan:
             agents = await self._opencode.agents(at=location)
             names = [agent.name for agent in agents if agent.selectable]
             if routing.agent not in (None, *names):
-                raise _missing(AGENT_FIELD, f"is not one of the agents: {', '.join(names)}")
+                raise InvalidParamsError.of(
+                    AGENT_FIELD, f"is not one of the agents: {', '.join(names)}"
+                )
             if routing.plan and PLAN_AGENT not in names:
-                raise _missing(PLAN_FIELD, f"needs OpenCode's agent {PLAN_AGENT}, which is off")
+                raise InvalidParamsError.of(
+                    PLAN_FIELD, f"needs OpenCode's agent {PLAN_AGENT}, which is off"
+                )
         if routing.command is not None:
             await self._check_command(routing, routing.command, arguments, location)
         if routing.session_id is None:
@@ -325,19 +328,23 @@ class Sessions:
             if await self._strangers(principal, await self._lineage(session_id)):
                 raise SessionNotFoundError
         except SessionNotFoundError:
-            raise _missing(SESSION_FIELD, "no such session") from None
+            raise InvalidParamsError.of(SESSION_FIELD, "is not the id of a session") from None
 
     async def _check_command(
         self, routing: Routing, name: str, arguments: str, at: Location
     ) -> None:
         if routing.plan or routing.output_schema is not None:
             # OpenCode runs a command's shell commands at once, and takes no schema with a command.
-            raise _missing(COMMAND_FIELD, "cannot be used with a plan or a schema for the answer")
+            raise InvalidParamsError.of(
+                COMMAND_FIELD, "cannot be used with a plan or a schema for the answer"
+            )
         commands = {one.name: one for one in await self._opencode.command_sources(at=at)}
         if name not in commands:
-            raise _missing(COMMAND_FIELD, f"is not one of the commands: {', '.join(commands)}")
+            raise InvalidParamsError.of(
+                COMMAND_FIELD, f"is not one of the commands: {', '.join(commands)}"
+            )
         if problem := unsafe_arguments(commands[name].template, arguments):
-            raise _missing("message.parts", problem)
+            raise InvalidParamsError.of("message.parts", problem)
 
     async def take(
         self, principal: Principal, context_id: ContextId, routing: Routing, *, fresh: bool = False
@@ -445,7 +452,7 @@ class Sessions:
         """Return where a turn runs, and the name of that place in the links of contexts."""
         if routing.workspace_id is not None:
             if not well_formed("wrk", routing.workspace_id):
-                raise _missing(WORKSPACE_FIELD, "no such workspace")
+                raise InvalidParamsError.of(WORKSPACE_FIELD, "is not the id of a workspace")
             location = Location(workspace=routing.workspace_id)
             return location, f"workspace:{routing.workspace_id}"
         directory = self._workspace.directory(routing.directory, DIRECTORY_FIELD)
@@ -668,13 +675,3 @@ def _keep(known: OrderedDict[K, V], key: K, value: V) -> None:
     known.move_to_end(key)
     if len(known) > KNOWN_SESSIONS:
         known.popitem(last=False)
-
-
-def _missing(field: str, text: str) -> InvalidParamsError:
-    return InvalidParamsError(f"{field}: {text}", violations=(Violation(field, text),))
-
-
-def _wrong(field: str, description: str) -> InvalidParamsError:
-    return InvalidParamsError(
-        f"{field} {description}", violations=(Violation(field, description),), field=field
-    )
