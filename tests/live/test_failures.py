@@ -181,7 +181,7 @@ async def test_a_retry_a_day_ahead_is_not_waited_for(
 async def test_a_clock_that_is_set_back_does_not_end_a_turn_that_waits_for_a_retry(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("opencode_a2a.turns.limits.TICK_SECONDS", 0.2)
+    monkeypatch.setattr("opencode_a2a.turns.attempt.TICK_SECONDS", 0.2)
     caller = Caller(await serve(A2A_TURN_MAX_RETRY_WAIT_SECONDS="60"))
     prompt = script({"error": 429, "retry_after": 2, "times": 1}, {"say": "at last"})
 

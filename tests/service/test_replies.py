@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from opencode_a2a.turns.turn import Attempt, Turn
+from opencode_a2a.turns.attempt import Attempt
+from opencode_a2a.turns.turn import Turn
 from tests.support.answers import PARAMS, UNSUPPORTED, Answer, Task
 from tests.support.caller import Caller
 from tests.support.opencode import FakeOpenCode

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from opencode_a2a.turns import limits
+from opencode_a2a.turns import attempt
 from tests.support.caller import Caller
 from tests.support.front import started
 from tests.support.opencode import FakeOpenCode, Hold
@@ -20,7 +20,7 @@ ANSWER = ("completed", "one two three four")
 @pytest.fixture(autouse=True)
 def short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look after a silent turn often, so that many late answers fit into a short test."""
-    monkeypatch.setattr(limits, "TICK_SECONDS", 0.1)
+    monkeypatch.setattr(attempt, "TICK_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ async def test_a_message_that_nobody_takes_up_is_given_up_in_the_end(
     late: Hold,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "UNBEGUN_SECONDS", 0.5)
+    monkeypatch.setattr(attempt, "UNBEGUN_SECONDS", 0.5)
     async with started(opencode, tmp_path, **STORED) as service:
         begun = await Caller(service).begin("hello")
         await reached(late)

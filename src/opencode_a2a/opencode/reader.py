@@ -1,6 +1,6 @@
 """Reads one turn: OpenCode's events and stored state in, turn events out.
 
-``turns.turn`` feeds a ``Reader``. Three things make it up: the ``TurnState``, which events and
+``turns.attempt`` feeds a ``Reader``. Three things make it up: the ``TurnState``, which events and
 snapshots update (``opencode.turn_state``); the ``Emitted``, everything that was emitted before; and
 ``Reader._emit``, which emits the difference after each update. Nothing is emitted twice, and text
 that turned out to be void is replaced. Pure: no clock, no I/O.

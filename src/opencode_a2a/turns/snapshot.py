@@ -1,7 +1,7 @@
 """Reads OpenCode's stored state of a turn.
 
-``turns.turn`` calls after a gap and at the end of a turn; ``opencode.reader`` compares the result
-with what it has emitted.
+``turns.attempt`` asks for it after a gap and at the end of a turn; ``opencode.reader`` compares it
+with what has been emitted.
 """
 
 import asyncio

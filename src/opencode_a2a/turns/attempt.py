@@ -1,0 +1,877 @@
+"""An attempt to run a turn in one session: prompt, follow, interrupt, finish, abort.
+
+``turns.turn`` makes an ``Attempt`` when the session is free. It sends the prompt and follows the
+session until the turn is over. Three signals say so, and none is trusted alone: the answer to the
+blocking prompt call, the events, and the session's status when asked; what OpenCode has stored
+decides. ``PromptCalls`` are the calls that take prompts to OpenCode; ``TurnLimits`` says when to
+look again, and when a turn is given up.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from opencode_a2a.config import Settings
+from opencode_a2a.errors import (
+    ServiceError,
+    SessionNotFoundError,
+    StoreUnavailableError,
+    UpstreamError,
+    UpstreamUnreachableError,
+)
+from opencode_a2a.events import (
+    Channel,
+    Emitted,
+    Failure,
+    FailureType,
+    Finished,
+    Interrupted,
+    JsonObject,
+    Outcome,
+    Progressed,
+    ResultGiven,
+    Started,
+    ToolChanged,
+    TurnEvent,
+)
+from opencode_a2a.ids import RequestId, SessionId
+from opencode_a2a.messages import Answered, TurnRequest
+from opencode_a2a.opencode.events import Event, PartDelta
+from opencode_a2a.opencode.feed import FeedItem, Gap, Wake
+from opencode_a2a.opencode.reader import Reader
+from opencode_a2a.opencode.turn_state import Snapshot, TurnState
+from opencode_a2a.opencode.types import (
+    CommandCall,
+    FileInput,
+    InputPart,
+    MessageWithParts,
+    OutputFormat,
+    Prompt,
+    StatusRetry,
+    TextInput,
+)
+from opencode_a2a.rights import STRUCTURED_OUTPUT
+from opencode_a2a.schemas import mismatches
+from opencode_a2a.telemetry import now_ms
+from opencode_a2a.turns.sessions import BoundSession, WiderWorkError
+
+if TYPE_CHECKING:  # each of the two files needs the other
+    from opencode_a2a.turns.turn import Addition, Log, Turn
+
+logger = structlog.get_logger(__name__)
+
+AGAIN_SECONDS = 0.2
+"""Seconds between two aborts of a turn that has not begun yet, and between two looks at a queue."""
+START_SECONDS = 0.25
+"""Seconds in which a tool call that has begun may ask for a permission before it is shown."""
+AWAY_SECONDS = 0.5
+"""Seconds between two tries while OpenCode is away, or the session is at other work."""
+PROMPT_TRIES = 3
+"""How many times to send a prompt that does not appear in OpenCode's store."""
+
+UNCONFIRMED = Failure(
+    FailureType.UPSTREAM_ABORT_UNCONFIRMED,
+    "The task is canceled, but OpenCode did not confirm in time that it has stopped.",
+)
+NO_PLAN = Failure(
+    FailureType.UPSTREAM_NO_PLAN, "The agent ended without a plan. Send the message again."
+)
+UNFITTING = "The answer does not fit the schema that was asked for"
+DROPPED = "The turn ended before the message could be handed on. Send it again."
+NOT_TAKEN = Failure(FailureType.UPSTREAM_UNREACHABLE, "OpenCode did not take the prompt.")
+GONE = Failure(
+    FailureType.UPSTREAM_RESOURCE_NOT_FOUND,
+    "The session was deleted inside OpenCode. Send the message again to begin a new one.",
+)
+REPLACED = Progressed(
+    "session",
+    "replaced",
+    title="The OpenCode that had this conversation is gone; it goes on in a new session",
+)
+EXPIRED = Failure(FailureType.INTERRUPT_EXPIRED, "Nobody answered in time; the turn was stopped.")
+FORGED = Failure(
+    FailureType.INTERRUPT_FORGED,
+    "A permission or question was answered past this service, perhaps by the agent itself; the "
+    "turn was stopped. Set A2A_CONSOLE_ANSWERS=true if people answer at OpenCode's own terminal.",
+)
+
+TICK_SECONDS = 5.0
+"""Seconds between two looks at a turn that has only just become quiet."""
+LONGEST_TICK_SECONDS = 20.0
+"""The same for a turn that has been quiet for long."""
+DRAIN_SECONDS = 2.0
+"""Seconds in which events may still arrive after the end of the turn is known."""
+UNBEGUN_SECONDS = 15.0
+"""Seconds that an OpenCode which gets no CPU time may take from storing a message to working on
+it."""
+
+SILENT = "OpenCode has been silent for {:.0f} s; the turn was stopped. Send the message again."
+LONG = "The turn took longer than {:.0f} s and was stopped. Ask for less at once."
+COSTLY = "The turn has cost {:.4g} and may cost {:g}; it was stopped."
+ENDLESS = "The model was asked {} times without coming to an end; the turn was stopped."
+RETRY_FAR = "The model provider asks to wait too long ({}); the turn was stopped. Try again later."
+
+
+class SessionGoneError(Exception):
+    """OpenCode deleted the session of the context before the prompt: the turn needs a new one."""
+
+
+class Attempt:
+    """One attempt to run the turn, in one session.
+
+    If OpenCode deletes the session before it has the prompt, the turn makes another attempt in a
+    new one. ``run`` begins, and then hears, decides and writes until the reader has finished;
+    ``_decide`` has the table of what may happen next.
+    """
+
+    # Begin
+
+    def __init__(self, turn: "Turn", session: BoundSession, log: "Log") -> None:
+        self._turn = turn
+        self._turns = turn.turns
+        self._interrupts = turn.interrupts
+        self._session = session
+        self._log = log
+        self._reader = self._new_reader(turn.emitted if turn.recovered else None)
+        self._limits = TurnLimits(turn.turns.settings)
+        self._unwritten: list[TurnEvent] = []
+        """Events that come from elsewhere than OpenCode, to be written with the next batch."""
+        self._children_unread = False
+        """Whether events may be missing that say what the sub-agents cost."""
+        self._tick_timer: asyncio.TimerHandle | None = None
+        self._start_timer: asyncio.TimerHandle | None = None
+        tools = self._turns.tools
+        self._caller = tools and tools.callers.enter(
+            turn.request.routing.hops, self._report, turn.owner.principal
+        )
+        self._turns.interrupts.sessions_with_turn[session.session_id] = turn.interrupts
+        self._subscription = self._turns.feed.follow(session.session_id)
+        self._prompts = PromptCalls(turn, session, self._report, self.wake)
+
+    @property
+    def finished(self) -> bool:
+        return self._reader.finished
+
+    def wake(self) -> None:
+        """Have the turn decide again, though no event came."""
+        self._subscription.wake()
+
+    def _new_reader(self, emitted: Emitted | None = None) -> Reader:
+        turn = self._turn
+        prompt, answer = turn.request.user_message_id, Channel.PLAN if turn.plans else Channel.TEXT
+        reader = Reader(self._session.session_id, prompt, emitted, answer)
+        for addition in turn.additions:
+            reader.state.messages.claim(addition.prompt_id)
+        return reader
+
+    def close(self) -> None:
+        self._subscription.close()
+        self._turns.interrupts.sessions_with_turn.pop(self._session.session_id, None)
+        self._prompts.close()
+        if self._turns.tools is not None and self._caller is not None:
+            self._turns.tools.callers.leave(self._caller, canceled=self._turn.canceled)
+        for timer in (self._tick_timer, self._start_timer):
+            if timer is not None:
+                timer.cancel()
+
+    async def run(self) -> None:
+        """Send the prompt, unless an earlier process may have; then hear, decide and write."""
+        turn, session = self._turn, self._session
+        bound = turn.bound(session)
+        if not turn.recovered:
+            self._interrupts.connect(session.location)
+            events: list[TurnEvent] = [bound, Started()]
+            if session.replaces:
+                events.append(REPLACED)
+            await self._log.append(events, session.link)
+            if not turn.canceled:
+                self._prompts.send(turn.request)
+        else:
+            answers = await self._turns.interrupts.stored_answers(turn.owner)
+            stopping = turn.canceled or turn.refusal is not None
+            self._interrupts.connect(session.location, answers, answering=not stopping)
+            await self._log.append([bound], session.link)
+        self._tick()
+        while not self._reader.finished:
+            await self._write(self._hear(await self._subscription.batch(self._on_text)))
+            try:
+                events = await self._decide()
+            except SessionNotFoundError:
+                await self._turns.sessions.forget(session.session_id, insist=True)
+                # Before anything was prompted, the context can go on in a new session.
+                if not session.claimed and not self._reader.state.messages.prompt_seen:
+                    raise SessionGoneError from None
+                events = self._reader.finish(None, failure=GONE)
+            except StoreUnavailableError:
+                events = []  # OpenCode works on; the next tick tries again
+            except UpstreamError as error:
+                # OpenCode could not be asked; the next tick, or the feed's return, tries again.
+                logger.warning("could not read OpenCode's state; will retry", error=error.message)
+                events = []
+                if turn.canceled:
+                    events = _noted(self._reader.finish(None, aborted=True), UNCONFIRMED)
+                elif (failure := self._limits.silence) is not None:
+                    events = self._reader.finish(None, failure=failure)
+            await self._write(events)
+            if self._start_timer is None and self._reader.starting:
+                loop = asyncio.get_running_loop()
+                self._start_timer = loop.call_later(START_SECONDS, self._show_started)
+
+    # Hear
+
+    def _tick(self) -> None:
+        """Have the turn decide again from time to time, though no event comes."""
+        loop = asyncio.get_running_loop()
+        self._tick_timer = loop.call_later(self._limits.pause, self._tick)
+        self.wake()
+
+    def _show_started(self) -> None:
+        """Show the tool calls that have begun and did not ask for a permission."""
+        self._start_timer = None
+        self._unwritten += self._reader.show_starting()
+        self.wake()
+
+    def _report(self, progress: Progressed) -> None:
+        """Take progress that this service makes for the turn, such as that of one of its tools."""
+        self._unwritten.append(progress)
+        self._limits.heard = self._limits.now()
+        self.wake()
+
+    def _on_text(self, deltas: list[PartDelta]) -> None:
+        """Hear growing text, after which there is nothing to decide."""
+        self._limits.heard = self._limits.now()
+        self._log.append_now(self._reader.feed(deltas))
+
+    def _hear(self, items: list[FeedItem]) -> list[TurnEvent]:
+        """Feed the reader; return the events to write."""
+        out, self._unwritten = self._unwritten, []
+        events: list[Event] = []
+        if self._turns.tools is not None and self._caller is not None:
+            self._turns.tools.hear(self._caller, items)
+        for item in items:
+            match item:
+                case Gap():
+                    out += self._reader.feed(events)
+                    events = []
+                    self._limits.heard = item.at
+                    self._reader.state.note_gap()
+                case Wake():
+                    pass
+                case _:
+                    events.append(item)
+        if events:
+            self._limits.heard = self._limits.now()
+            out += self._reader.feed(events)
+        return out
+
+    # Write
+
+    async def _write(self, events: list[TurnEvent]) -> None:
+        """Write events to the log, with interrupts, the end, and the answer's schema seen to."""
+        if not events:
+            return
+        schema = self._turn.request.routing.output_schema
+        if schema is not None and not self._turn.plans:
+            events = await _by_schema(events, schema)
+        heard = self._reader.state.messages.user_messages
+        if any(addition.prompt_id in heard for addition in self._turn.additions):
+            self._interrupts.go_on()  # before requests that come of the new prompt are asked
+        to_log = await self._interrupts.ask_and_settle(events)
+        if self._reader.finished:
+            to_log = await self._conclude(to_log)
+        await self._log.append(to_log)
+        self._interrupts.note_logged()
+
+    async def _conclude(self, events: list[TurnEvent | Answered]) -> list[TurnEvent | Answered]:
+        """Turn OpenCode's end of the turn into the end that it is for the task.
+
+        Messages that were not sent are dropped. An end is good only if nobody answered past
+        this service, and a plan has to be approved by a person.
+        """
+        turn = self._turn
+        out: list[TurnEvent | Answered] = [
+            addition.progress("dropped", DROPPED) for addition in turn.additions
+        ]
+        for event in events:
+            if not isinstance(event, Finished) or event.outcome is not Outcome.COMPLETED:
+                out.append(event)
+            elif self._interrupts.forged is not None:
+                out.append(Finished(Outcome.FAILED, event.message_id, failure=FORGED))
+            elif not turn.plans:
+                out.append(event)
+            elif not self._reader.answer.strip():
+                failed = Finished(Outcome.FAILED, event.message_id, event.finish, failure=NO_PLAN)
+                out.append(failed)
+            else:
+                # The id is the same after a crash, so that the stored row and its number are found.
+                request_id = RequestId(f"plan_{turn.request.user_message_id}")
+                asked = Interrupted(request_id, "plan", self._session.session_id)
+                out.append(
+                    await self._turns.interrupts.store_asked(turn.owner, asked, numbered=True)
+                )
+        return out
+
+    # Decide
+
+    async def _decide(self) -> list[TurnEvent]:
+        """Do what is due now that something was heard, or time has passed.
+
+        The first signal that applies decides; each method returns the events to write.
+
+        ==========================================  =======================  =====================
+        signal                                      method                   next
+        ==========================================  =======================  =====================
+        canceled, refused, forged, or out of time   ``_abort``               end
+        events may be missing                       ``_reconcile``           prompt, end or go on
+        a further message may be sent               ``_deliver``             go on
+        the latest prompt call has ended            ``_after_call``          end, prompt or go on
+        no call, and the last message is complete   ``_finish_or_continue``  end or prompt
+        none of these                               ``_guard``               end, abort or go on
+        ==========================================  =======================  =====================
+        """
+        turns, reader, session = self._turns, self._reader, self._session
+        if reader.state.messages.prompt_seen and session.claimed:
+            owner, routing = self._turn.owner, self._turn.request.routing
+            await turns.sessions.confirm(session, owner.principal, owner.context_id, routing)
+            self._session = replace(session, claimed=False)
+        # What ends the turn from outside comes first: OpenCode may never say another word.
+        if self._turn.canceled:
+            return await self._abort(None)
+        if self._turn.refusal is not None:
+            return await self._abort(self._turn.refusal)
+        if self._interrupts.forged is not None:
+            return await self._abort(FORGED)
+        if not await self._interrupts.give_due_answers():
+            return await self._abort(EXPIRED)
+        if self._interrupts.stale:
+            self._interrupts.stale = False
+            self._doubt()
+        if reader.state.needs_reconcile and turns.feed.up.is_set():
+            events = await self._reconcile()
+            if events or self._reader.finished:
+                return events
+        if self._turn.additions:
+            events = await self._deliver()
+            if events:
+                self.wake()
+                return events
+        call = self._prompts.latest
+        if call is not None and call.done():
+            return await self._after_call(call)
+        if call is None and self._reader.state.complete:
+            return await self._finish_or_continue() if self._drained() else []
+        return await self._guard()
+
+    def _doubt(self) -> None:
+        """Have OpenCode's stored state read again; answers from before now do not count."""
+        self._limits.doubted = self._limits.now()
+        self._reader.state.note_gap()
+
+    async def _reconcile(self) -> list[TurnEvent]:
+        """Compare with OpenCode's store; send the prompt if it is not there, finish if it is done.
+
+        Only the store tells whether a prompt was sent by an earlier process, or by a call whose
+        connection broke.
+        """
+        session, limits = self._session, self._limits
+        session_id, since = session.session_id, max(limits.heard, limits.doubted)
+        snapshots, message_id = self._turns.snapshots, self._turn.request.user_message_id
+        state = await snapshots.read(session_id, message_id, session.location, since)
+        known = any(message.info.id == message_id for message in state.messages)
+        work = self._prompts.work
+        if known and work.begun is None:  # by an earlier process
+            work.begun = self._turn.request.rights
+        if not known and self._prompts.latest is None:
+            if self._prompts.tries >= PROMPT_TRIES:
+                return self._reader.finish(None, failure=NOT_TAKEN)
+            self._reader = self._new_reader()
+            # First: after a restart the log says whether there is something to abort.
+            await self._log.append([Started()])
+            self._limits.ended = None
+            self._prompts.send(self._turn.request)
+            return []
+        limits.compared, self._children_unread = limits.now(), True
+        limits.unlisted = state.permissions is None or state.questions is None
+        self._interrupts.busy = session_id in state.statuses
+        events = self._reader.reconcile(state)
+        if session_id not in state.statuses and self._idle_is_the_end:
+            # The list may be older than the messages, from before the turn began. It is asked for
+            # again: a turn that is stored now, in a session that is idle afterwards, has ended.
+            try:
+                statuses = await snapshots.statuses.of(session.location, limits.now())
+                if session_id not in statuses:
+                    events += await self._finish_or_continue()
+            except ServiceError:
+                # The reader counts the events as emitted and will not repeat them.
+                if not events:
+                    raise
+                self._doubt()
+                self.wake()
+        return events
+
+    async def _guard(self) -> list[TurnEvent]:
+        """Look for signs that the turn will not end by itself, or has ended unheard."""
+        limits, session, state = self._limits, self._session, self._reader.state
+        if self._children_unread and self._turns.settings.turn.max_cost:
+            self._children_unread, read = False, set[SessionId]()
+            try:
+                while unread := state.tree.children - read:  # sub-agents may have their own
+                    state.apply_children(await self._turns.snapshots.read_children(unread))
+                    read |= unread
+            except UpstreamError as error:
+                # What is known counts meanwhile; the next comparison tries again.
+                logger.warning("cost of sub-agents not read", error=error.reason)
+        failure = limits.exceeded(self._reader)
+        if failure is not None:
+            return await self._abort(failure)
+        if limits.quiet < limits.tick:
+            return []
+        if not self._reader.state.needs_reconcile and limits.comparison_due:
+            self._reader.state.needs_reconcile = True
+            self.wake()
+            return []
+        if self._interrupts.waiting:
+            return []
+        statuses = await self._turns.snapshots.statuses.of(session.location, limits.heard)
+        if session.session_id not in statuses and self._idle_is_the_end:
+            return await self._finish_or_continue()
+        failure = limits.silence
+        return [] if failure is None else await self._abort(failure)
+
+    # Further messages
+
+    @property
+    def _next(self) -> "Addition | None":
+        """The further message to send next."""
+        state = self._reader.state
+        newest = state.messages.newest
+        failed = state.tree.last_error is not None or (
+            newest is not None and newest.error is not None
+        )
+        return self._turn.additions.next(failed=failed)
+
+    async def _deliver(self) -> list[TurnEvent]:
+        """Send messages that do not wait for the end of the turn, one after the other."""
+        turn, state, out = self._turn, self._reader.state, list[TurnEvent]()
+        for addition in turn.additions.take_delivered(state.messages.user_messages):
+            progress = addition.progress("delivered")
+            key = (progress.type, progress.status, progress.part_id)
+            if key not in turn.emitted.progress:
+                out.append(progress)
+        addition, ready = self._next, state.messages.prompt_seen and not state.needs_reconcile
+        if addition is None or addition.sent or not addition.stored or not ready:
+            return out
+        if addition.tries == PROMPT_TRIES:
+            out.append(self._withdraw(addition, NOT_TAKEN.message))
+        elif addition.delivery == "steer":
+            self._prompt_with(addition)
+        elif addition.delivery == "interrupt" and not addition.cleared:
+            # The sender of such a message refuses everything that waits for a person.
+            self._interrupts.refuse_all(turn.owner.principal)
+            addition.cleared = await self._stopped_in_time()
+            self._doubt()  # how far the text had come
+            self.wake()
+        return out
+
+    def _prompt_with(self, addition: "Addition") -> None:
+        addition.sent = True
+        addition.tries += 1
+        self._reader.state.expect(addition.prompt_id)
+        self._limits.ended = None
+        addition.call = self._prompts.send(addition.added.request)
+
+    def _withdraw(self, addition: "Addition", reason: str) -> Progressed:
+        """Give up a message that OpenCode would not take."""
+        self._turn.additions.remove(addition)
+        sent = self._reader.state.messages.sent
+        sent[:] = [prompt for prompt in sent if prompt != addition.prompt_id]
+        self.wake()
+        return addition.progress("refused", reason)
+
+    # Finish
+
+    def _drained(self) -> bool:
+        if self._limits.ended is None:
+            asyncio.get_running_loop().call_later(DRAIN_SECONDS, self.wake)
+        return self._limits.drained(self._reader.state)
+
+    @property
+    def _idle_is_the_end(self) -> bool:
+        state, running = self._reader.state, self._prompts.running
+        return self._limits.idle_is_the_end(state, prompt_running=running)
+
+    async def _after_call(self, call: asyncio.Task[MessageWithParts]) -> list[TurnEvent]:
+        """Finish after the latest prompt call has ended, or find out what its error means."""
+        error = call.exception()
+        if error is None:
+            return await self._finish_or_continue() if self._drained() else []
+        addition = next((one for one in self._turn.additions if one.call is call), None)
+        if isinstance(error, UpstreamUnreachableError):
+            # The connection broke; the turn may well be running. OpenCode's messages will tell.
+            logger.warning("prompt call broke off", error=error.message)
+            self._prompts.latest = None
+            if addition is not None:
+                addition.sent = False
+            self._doubt()
+            self.wake()
+            return []
+        if isinstance(error, SessionNotFoundError) or not isinstance(error, ServiceError):
+            raise error
+        if addition is not None:
+            self._prompts.drop(call)
+            return [self._withdraw(addition, error.message)]
+        # OpenCode would not begin; it may give the reason in an event only.
+        if self._reader.state.tree.last_error is None and not self._drained():
+            return []
+        if self._session.claimed:
+            await self._turns.sessions.release(self._turn.owner.principal, self._session.session_id)
+        failure: Failure | None = None
+        if self._reader.state.tree.last_error is None:
+            text = f"{error.message}; check the model, the agent and the files of the message"
+            failure = Failure(FailureType.UPSTREAM_BAD_REQUEST, text)
+        return self._reader.finish(await self._read_end(), failure=failure)
+
+    async def _finish_or_continue(self) -> list[TurnEvent]:
+        """Finish the turn, or go on with the next message if there is one."""
+        stored: Snapshot | None = None
+        while (addition := self._next) is None:
+            if stored is not None:  # and no message came while it was read
+                return self._reader.finish(stored)
+            stored = await self._read_end()
+        if self._reader.state.needs_reconcile or not addition.stored:
+            pass  # both end with a wake
+        elif addition.sent:
+            self._doubt()  # OpenCode was not heard to have it
+            self.wake()
+        else:
+            self._prompt_with(addition)
+        return []
+
+    async def _read_end(self) -> Snapshot:
+        """Return the stored state at the end of the turn; the prompt's answer may be enough."""
+        answer, state = self._prompts.answer, self._reader.state
+        if answer is not None and state.ends_with(answer):
+            return Snapshot(messages=[answer])
+        return await self._turns.snapshots.read_end(
+            self._session.session_id, state.messages.sent, state.tree.children
+        )
+
+    # Abort
+
+    async def _abort(self, failure: Failure | None) -> list[TurnEvent]:
+        """Stop the session and its sub-agents, make sure of it, and finish the turn."""
+        seconds = self._turns.settings.interrupts.cancel_abort_timeout_seconds
+        confirmed = await self._stopped_in_time()
+        state: Snapshot | None = None
+        with suppress(TimeoutError, UpstreamError):
+            async with asyncio.timeout(seconds):
+                state = await self._read_end()
+        events = self._reader.finish(state, aborted=failure is None, failure=failure)
+        return events if confirmed and state is not None else _noted(events, UNCONFIRMED)
+
+    async def _stopped_in_time(self) -> bool:
+        """Stop the session and its sub-agents; return whether OpenCode confirmed it in time.
+
+        It is aborted until it is idle: OpenCode loses an abort that comes before the turn begins.
+        """
+        opencode, session, call = self._turns.opencode, self._session, self._prompts.latest
+        sessions = {session.session_id, *self._reader.state.tree.children}
+        seconds = self._turns.settings.interrupts.cancel_abort_timeout_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await opencode.abort_session(session.session_id)
+                await self._interrupts.reject_leftovers(sessions)
+                while True:
+                    busy = sessions & set(await opencode.session_status(at=session.location))
+                    if call is not None and not call.done():
+                        # It may be about to begin: the answer to the prompt says that it will not.
+                        await asyncio.wait([call], timeout=AGAIN_SECONDS)
+                        busy |= {session.session_id} if self._prompts.running else set()
+                    elif busy:
+                        await asyncio.sleep(AGAIN_SECONDS)
+                    if not busy:
+                        return True
+                    for session_id in busy:
+                        await opencode.abort_session(session_id)
+        except (TimeoutError, UpstreamError) as error:
+            logger.warning("abort not confirmed", error=type(error).__name__)
+            return False
+
+
+def _noted(events: list[TurnEvent], note: Failure) -> list[TurnEvent]:
+    """Add a note to the end of a turn, unless the end names a failure already."""
+    return [
+        replace(event, failure=note) if isinstance(event, Finished) and not event.failure else event
+        for event in events
+    ]
+
+
+async def _by_schema(events: list[TurnEvent], schema: JsonObject) -> list[TurnEvent]:
+    """Add the answer of a turn as data if it fits the schema, else fail the turn.
+
+    OpenCode (1.18) does not compare the model's answer with the schema. The model gives the answer
+    with a tool of OpenCode's own, which is not shown.
+    """
+    out: list[TurnEvent] = []
+    for event in events:
+        if isinstance(event, ToolChanged) and event.tool == STRUCTURED_OUTPUT:
+            continue
+        if isinstance(event, Finished) and event.outcome is Outcome.COMPLETED:
+            wrong = ["there is none"]
+            if event.structured is not None:
+                wrong = await asyncio.to_thread(mismatches, schema, event.structured)
+            if wrong:
+                text = f"{UNFITTING}: {'; '.join(wrong)}"
+                failure = Failure(FailureType.UPSTREAM_STRUCTURED_OUTPUT, text)
+                event = Finished(Outcome.FAILED, event.message_id, event.finish, failure=failure)
+            else:
+                out.append(ResultGiven(event.structured))
+        out.append(event)
+    return out
+
+
+class PromptCalls:
+    """The prompts of a turn, and the calls to OpenCode that are under way with them.
+
+    OpenCode answers a prompt call when it has no more to do, with its last message; or at once,
+    with an error, if it does not take the prompt.
+    """
+
+    def __init__(
+        self,
+        turn: "Turn",
+        session: BoundSession,
+        report: Callable[[Progressed], None],
+        wake: Callable[[], None],
+    ) -> None:
+        """Use ``report`` to say that a prompt has to wait, and ``wake`` when a call has ended."""
+        self._turn = turn
+        self._turns = turn.turns
+        self._session = session
+        self._report = report
+        self._wake = wake
+        rights = self._turns.sessions.rights
+        self.work = rights.register(session.session_id, turn.owner.rights)
+        """The turn, as work in a session that has to keep to rights."""
+        self.latest: asyncio.Task[MessageWithParts] | None = None
+        """The call with the latest prompt; None as well if its connection broke."""
+        self.tries = 0
+        """How often the first prompt of the turn was sent."""
+        self._calls: list[asyncio.Task[MessageWithParts]] = []
+
+    @property
+    def running(self) -> bool:
+        """Whether OpenCode has still to answer the latest call."""
+        return self.latest is not None and not self.latest.done()
+
+    @property
+    def answer(self) -> MessageWithParts | None:
+        """OpenCode's answer to the latest call, if there is one."""
+        call = self.latest
+        if call is None or not call.done() or call.cancelled() or call.exception() is not None:
+            return None
+        return call.result()
+
+    def send(self, request: TurnRequest) -> asyncio.Task[MessageWithParts]:
+        """Send a prompt; return the call."""
+
+        def ended(call: asyncio.Task[MessageWithParts]) -> None:
+            if not call.cancelled():
+                call.exception()  # asyncio complains of exceptions that nobody has looked at
+            self._wake()
+
+        self.tries += request is self._turn.request
+        call = self.latest = asyncio.create_task(self._call(request))
+        call.add_done_callback(ended)
+        self._calls.append(call)
+        return call
+
+    def drop(self, call: asyncio.Task[MessageWithParts]) -> None:
+        """Forget a call whose prompt OpenCode did not take; the call before it is the latest."""
+        self._calls.remove(call)
+        self.latest = self._calls[-1] if self._calls else None
+
+    def close(self) -> None:
+        for call in self._calls:
+            call.cancel()
+        self._turns.sessions.rights.end(self.work)
+
+    async def _call(self, request: TurnRequest) -> MessageWithParts:
+        """Prompt the session, unless the turn is canceled first."""
+        settings = self._turns.settings.opencode
+        schema = request.routing.output_schema or self._turn.request.routing.output_schema
+        if self._turn.plans:  # the schema is for the turn that carries the plan out
+            schema = None
+        agent, command = self._turn.agent(request.routing.agent), request.routing.command
+        if command is not None:
+            # An agent that the command itself names has precedence.
+            sources = await self._turns.opencode.command_sources(at=self._session.location)
+            agent = next((one.agent for one in sources if one.name == command), None) or agent
+        agent, tools = await self._restrict(agent, widens=command is None)
+        model = await self._turns.model(self._session, request.routing.model)
+        if self._turn.canceled:  # while the model was looked up: OpenCode need not hear of it
+            raise asyncio.CancelledError
+        if command is not None:
+            called = CommandCall(
+                command=command,
+                arguments=request.text,
+                message_id=request.user_message_id,
+                agent=agent,
+                model=str(model) if model else None,
+                variant=settings.variant,
+            )
+            session = self._session
+            return await self._turns.opencode.run_command(
+                session.session_id, called, at=session.location
+            )
+        parts: list[InputPart] = []
+        for part in request.prompt:
+            if part.text is not None:
+                parts.append(TextInput(text=part.text))
+            else:
+                mime = part.media_type or "text/plain"
+                url = f"data:{mime};base64,{part.data}"
+                parts.append(FileInput(mime=mime, url=url, filename=part.filename))
+        prompt = Prompt(
+            parts=parts,
+            message_id=request.user_message_id,
+            model=model,
+            agent=agent,
+            system=settings.system,
+            variant=settings.variant,
+            tools=tools,
+            format=OutputFormat(json_schema=schema) if schema else None,
+        )
+        session = self._session
+        answer = self._turns.opencode.prompt(session.session_id, prompt, at=session.location)
+        del prompt, parts  # large files need not be kept until the turn has ended
+        return await answer
+
+    async def _restrict(
+        self, agent: str | None, *, widens: bool
+    ) -> tuple[str | None, dict[str, bool] | None]:
+        """Have the session keep to the rights of the turn; return agent and tools for the prompt.
+
+        Wait for work with wider rights to end: the prompt would join it.
+        """
+        rights, at, reported = self._turns.sessions.rights, self._session.location, False
+        while not self._turn.canceled:
+            try:
+                restricted = await rights.restrict(self.work, agent, at, widens=widens)
+                if reported:
+                    self._report(Progressed("queue", "over", title="That work is over"))
+                return restricted
+            except WiderWorkError as wider:
+                if not reported:
+                    self._report(Progressed("queue", "waiting", title=str(wider)))
+                reported = True
+                over = wider.work.done.wait() if wider.work else asyncio.sleep(AWAY_SECONDS)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(over, AWAY_SECONDS)
+        raise asyncio.CancelledError
+
+
+class TurnLimits:
+    """The times of one turn, on the clock of the event loop, and what follows from them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings.turn
+        self._longest = settings.opencode.timeout_stream
+        self.tick = min(TICK_SECONDS, settings.turn.silence_seconds, self._longest or TICK_SECONDS)
+        """Seconds without an event after which the turn is looked at."""
+        self.now = asyncio.get_running_loop().time
+        self._began = self.heard = self.now()
+        """When the turn last gave a sign of life."""
+        self.doubted = self._began
+        """When a report of OpenCode turned out to be wrong or stale. Snapshots requested before
+        this moment do not count."""
+        self.compared = self._began
+        """When the turn was last compared with OpenCode's store."""
+        self.ended: float | None = None
+        """When the end of the turn was first known."""
+        self.unlisted = False
+        """OpenCode could not list its pending requests, so that one may have been missed."""
+        self._retry: StatusRetry | None = None
+        """The last retry that was judged near enough to wait for."""
+
+    # When to look again
+
+    @property
+    def quiet(self) -> float:
+        """Seconds since the last sign of life."""
+        return self.now() - self.heard
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next look at the turn.
+
+        The longer it has been quiet, the less a moment matters: a thousand turns that wait for
+        their models should cost next to nothing.
+        """
+        return max(self.tick, min(self.quiet / 2, LONGEST_TICK_SECONDS))
+
+    @property
+    def comparison_due(self) -> bool:
+        """Whether to compare with the store: events get lost without a gap as well.
+
+        That is after 5 s, 20 s, 80 s, since each comparison reads the messages of the session.
+        """
+        return self.now() - self.compared >= (self.tick if self.unlisted else self.quiet * 3 / 4)
+
+    # When it is over
+
+    def drained(self, state: TurnState) -> bool:
+        """Whether the events have caught up with the end of the turn, or are too late.
+
+        OpenCode answers the prompt call before it has sent the last events.
+        """
+        if self.ended is None:
+            self.ended = self.now()
+        late = self.now() - self.ended >= DRAIN_SECONDS
+        return late or (state.complete and state.messages.diff_known)
+
+    def idle_is_the_end(self, state: TurnState, *, prompt_running: bool) -> bool:
+        """Whether a session that OpenCode does not list as busy is done with the turn.
+
+        An OpenCode that gets no CPU time stores and announces a message seconds before it lists the
+        session, so a second sign is needed: the answer to the prompt, its last message, or, where
+        neither can come any more, that it has had the time to begin.
+        """
+        if prompt_running:
+            return state.complete
+        messages = state.messages
+        if (messages.answers and not messages.unanswered) or state.tree.last_error is not None:
+            return True
+        return self.now() - max(self.heard, self.doubted) > UNBEGUN_SECONDS
+
+    # When it is given up
+
+    @property
+    def silence(self) -> Failure | None:
+        """Why to give the turn up, when OpenCode has been silent for too long."""
+        seconds = self._settings.silence_seconds
+        if self.quiet <= seconds:
+            return None
+        return Failure(FailureType.UPSTREAM_TIMEOUT, SILENT.format(seconds))
+
+    def exceeded(self, reader: Reader) -> Failure | None:
+        """Return why to give up a turn that does not end by itself."""
+        steps = len(reader.state.messages.answers)
+        if steps > self._settings.max_steps:
+            return Failure(FailureType.UPSTREAM_ENDLESS, ENDLESS.format(steps))
+        most = self._settings.max_cost
+        if most and (cost := reader.state.cost) >= most:
+            return Failure(FailureType.BUDGET_EXHAUSTED, COSTLY.format(cost, most))
+        retry = reader.state.tree.retry
+        if retry is not None and retry is not self._retry:
+            # Judged once, when it is heard: the wall clock may jump while it is waited for.
+            self._retry = retry
+            if retry.next - now_ms() > self._settings.max_retry_wait_seconds * 1000:
+                return Failure(FailureType.UPSTREAM_QUOTA_EXCEEDED, RETRY_FAR.format(retry.message))
+        if self._longest is not None and self.now() - self._began > self._longest:
+            return Failure(FailureType.UPSTREAM_TIMEOUT, LONG.format(self._longest))
+        return None
