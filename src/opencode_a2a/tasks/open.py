@@ -1,9 +1,10 @@
 """The open tasks that this process runs.
 
 An ``OpenTask`` owns the log of a task and the turn that runs for it. Only code that it runs writes
-the log; the caretaker is the exception.
+the log; ``recovery.end_unowned`` is the exception.
 ``OpenTasks`` holds all of them: ``tasks.sending`` and ``tasks.recovery`` put them there, and they
-leave it when they end or when another replica takes over their OpenCode.
+leave it when they end or when another replica takes over their OpenCode. It also finds the row and
+the log of any other task: one that another replica runs, or one that has ended.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from opencode_a2a.errors import (
     InterruptNotFoundError,
     LimitExceededError,
     ServiceError,
+    TaskNotFoundError,
     UnsupportedOperationError,
 )
 from opencode_a2a.events import (
@@ -35,10 +37,12 @@ from opencode_a2a.ids import Owner, Principal, TaskId
 from opencode_a2a.messages import ANYWHERE, Added, Answered, Message, Routing, TurnRequest
 from opencode_a2a.rights import FULL, NARROWEST
 from opencode_a2a.store import interrupts as interrupt_rows
+from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, Write
-from opencode_a2a.tasks.log import LogWriter, TaskLog
+from opencode_a2a.store.tasks import TaskRow
+from opencode_a2a.tasks.log import LogWriter, TaskLog, load_task
 from opencode_a2a.tasks.remote import RemoteLogs
-from opencode_a2a.tasks.state import Entry, Status
+from opencode_a2a.tasks.state import Entry, State, Status
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.answers import Answer
 from opencode_a2a.turns.fleet import Fleet, Member, NotOwnerError
@@ -356,7 +360,7 @@ class OpenTasks:
         """Open tasks of each principal, with those that are being admitted."""
         database.listeners.append(self._on_notification)
 
-    # Finding
+    # Finding; a task of another principal is not found
 
     def get(self, task_id: str) -> OpenTask | None:
         return self._tasks.get(TaskId(task_id))
@@ -365,6 +369,40 @@ class OpenTasks:
         """Return a task if it is open here and belongs to the principal."""
         task = self.get(task_id)
         return task if task is not None and task.log.ref.principal == principal else None
+
+    async def row(self, principal: Principal, task_id: str) -> TaskRow:
+        """Return any task as it is stored; raise TaskNotFoundError."""
+        row = await self._database.read(
+            lambda connection: task_rows.load(connection, principal, task_id)
+        )
+        if row is None:
+            raise TaskNotFoundError
+        return row
+
+    async def log(self, principal: Principal, task_id: str) -> TaskLog:
+        """Return the log of any task, with nothing in its state that waits to be stored."""
+        task = self.of(principal, task_id)
+        if task is None:
+            return await self.log_of(await self.row(principal, task_id))
+        await task.log.firm_state()
+        return task.log
+
+    async def log_of(self, row: TaskRow) -> TaskLog:
+        """Return the log of a task whose row was read."""
+        task = self.get(row.id)
+        if task is not None:
+            await task.log.firm_state()
+            return task.log
+        if not State(row.state).terminal:  # another replica runs it, or it has just ended
+            return await self._remote_logs.log(row)
+        return TaskLog(row.no, load_task(row), self._writer, self._database)
+
+    def check_owned(self, row: TaskRow) -> None:
+        """Raise NotOwnerError if another replica runs a task."""
+        if (task := self.get(row.id)) is not None:
+            task.check_owned()
+        elif not self._fleet.owns(row.upstream) and not State(row.state).terminal:
+            raise NotOwnerError(row.upstream)
 
     def all(self) -> list[OpenTask]:
         return list(self._tasks.values())

@@ -51,7 +51,6 @@ from opencode_a2a.store.tasks import Segment, TaskRow
 from opencode_a2a.tasks import budget
 from opencode_a2a.tasks.budget import Budgets
 from opencode_a2a.tasks.log import LogWriter, TaskLog, load_task
-from opencode_a2a.tasks.lookup import TaskLookup
 from opencode_a2a.tasks.mailbox import known_fields
 from opencode_a2a.tasks.open import ENDED, WORKING, OpenTask, OpenTasks
 from opencode_a2a.tasks.outbox import Outbox
@@ -252,7 +251,6 @@ class Admissions:
         limits: LimitSettings,
         readers: Sequence[DurableReader],
         open_tasks: OpenTasks,
-        lookup: TaskLookup,
     ) -> None:
         self._database = database
         self._writer = writer
@@ -260,7 +258,6 @@ class Admissions:
         self._limits = limits
         self._readers = readers
         self._open = open_tasks
-        self._lookup = lookup
 
     async def admit(self, command: SendCommand, member: Member) -> Admission:
         """Store a new task before anything runs; if the message is a repeat, find its task.
@@ -339,7 +336,7 @@ class Admissions:
             if not isinstance(outcome, TaskRow):
                 task = adopt(*outcome)
                 return Admission(task.log, task)
-        return Admission(await self._lookup.log_of(outcome), None)
+        return Admission(await self._open.log_of(outcome), None)
 
     def joins(self, command: SendCommand, row: TaskRow, task_routing: Routing) -> bool:
         """Whether a message is to run in the session of a task, which was to run somewhere."""
@@ -426,7 +423,6 @@ class Sending:
         fleet: Fleet,
         outbox: Outbox,
         open_tasks: OpenTasks,
-        lookup: TaskLookup,
         admissions: Admissions,
         budgets: Budgets,
     ) -> None:
@@ -434,7 +430,6 @@ class Sending:
         self._fleet = fleet
         self._outbox = outbox
         self._open = open_tasks
-        self._lookup = lookup
         self._admissions = admissions
         self._budgets = budgets
         self.answering: WeakValueDictionary[tuple[Principal, str], asyncio.Lock] = (
@@ -502,7 +497,7 @@ class Sending:
         ]
         for row, routing in elsewhere:
             if self._awaits(command, load_task(row), routing):
-                waiting.append(await self._lookup.log_of(row))
+                waiting.append(await self._open.log_of(row))
         references = command.message.reference_task_ids
         return [log for log in waiting if log.ref.id in references] or waiting
 
@@ -529,7 +524,7 @@ class Sending:
         """Refuse a message that may answer several tasks; a repeat gets what the first got."""
         earlier = await self._earlier(command)
         if earlier is not None:
-            return Submitted(await self._lookup.log_of(earlier), 0, repeat=True)
+            return Submitted(await self._open.log_of(earlier), 0, repeat=True)
         for log in waiting:
             await log.firm_state()
         refusal = AnswerExpectedError(SEVERAL, task_ids=[log.ref.id for log in waiting])
@@ -565,7 +560,7 @@ class Sending:
             # A repeat does not fail because its directory, agent or session is gone by now.
             earlier = await self._earlier(command)
             if earlier is not None:
-                return Submitted(await self._lookup.log_of(earlier), 0, repeat=True)
+                return Submitted(await self._open.log_of(earlier), 0, repeat=True)
         for row, task_routing in elsewhere:
             if self._admissions.joins(command, row, task_routing):
                 raise NotOwnerError(row.upstream)  # its session may not be stored yet
@@ -586,12 +581,12 @@ class Sending:
 
     async def _continue(self, command: SendCommand, task_id: str) -> Submitted:
         """Take a message on a task: an answer, another try after a sign-in, or a further prompt."""
-        row = await self._lookup.row(command.principal, task_id)
+        row = await self._open.row(command.principal, task_id)
         if command.context_id is not None and command.context_id != row.context_id:
             raise InvalidParamsError.of(
                 "message.contextId", "is not the context of this task; leave it out"
             )
-        self._lookup.check_owned(row)
+        self._open.check_owned(row)
         copies = (command.principal, command.message.message_id)
         async with self.answering.setdefault(copies, asyncio.Lock()):
             earlier = await self._earlier(command, task_id)
@@ -599,7 +594,7 @@ class Sending:
                 return await self._repeat(command, earlier)
             task = self._open.get(task_id)
             if task is None:
-                self._lookup.check_owned(row)
+                self._open.check_owned(row)
                 raise UnsupportedOperationError(ENDED)
             task.check_owned()
             await task.member.turns.reachable()
@@ -617,9 +612,9 @@ class Sending:
         task = self._open.get(earlier.id)
         if task is not None:
             await task.repeat(command.message)
-        log = await self._lookup.log_of(earlier)
+        log = await self._open.log_of(earlier)
         if command.message not in log.state.history:
-            self._lookup.check_owned(earlier)
+            self._open.check_owned(earlier)
             raise InterruptNotFoundError(SETTLED)
         return Submitted(log, 0, repeat=True)
 

@@ -29,7 +29,6 @@ from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks.budget import Budgets
 from opencode_a2a.tasks.caretaker import UNSTOPPED, end_unowned
 from opencode_a2a.tasks.log import LogWriter, TaskLog, load_task
-from opencode_a2a.tasks.lookup import TaskLookup
 from opencode_a2a.tasks.mailbox import Mailbox, OwnerCall, SessionSearch, known_fields, load_fields
 from opencode_a2a.tasks.open import OpenTasks
 from opencode_a2a.tasks.outbox import SNAPSHOTS, Outbox
@@ -101,13 +100,8 @@ class TaskService:
         self.budgets = Budgets(database, fleet)
         self.mailbox = Mailbox(database, fleet.owned)
         """Carries calls between replicas."""
-        self._lookup = TaskLookup(database, writer, fleet, self.open, self.remote_logs)
-        self.admissions = Admissions(
-            database, writer, fleet, limits, readers, self.open, self._lookup
-        )
-        self._sending = Sending(
-            database, fleet, outbox, self.open, self._lookup, self.admissions, self.budgets
-        )
+        self.admissions = Admissions(database, writer, fleet, limits, readers, self.open)
+        self._sending = Sending(database, fleet, outbox, self.open, self.admissions, self.budgets)
         fleet.find_session_elsewhere = SessionSearch(self.mailbox, fleet).find
 
         # The calls that the owner of an OpenCode runs. A result that refers to a task is read from
@@ -115,11 +109,11 @@ class TaskService:
 
         async def load_submitted(command: SendCommand, reply: bytes) -> Submitted:
             task_id, seq, repeat = orjson.loads(reply)
-            log = await self._lookup.log_of(await self._lookup.row(command.principal, task_id))
+            log = await self.open.log_of(await self.open.row(command.principal, task_id))
             return Submitted(log, seq, repeat)
 
         async def load_canceled(named: TaskName, _: bytes) -> TaskState:
-            return load_task(await self._lookup.row(named.principal, named.task_id))
+            return load_task(await self.open.row(named.principal, named.task_id))
 
         async def load_webhook(new: NewWebhook, reply: bytes) -> HookRow:
             log = await self.log(new.principal, new.task_id)
@@ -188,7 +182,7 @@ class TaskService:
             if not supervised:
                 task.log.note_seen(state.status)
             return state
-        row = await self._lookup.row(principal, task_id)
+        row = await self.open.row(principal, task_id)
         if State(row.state).terminal:
             return load_task(row)
         log = await self.remote_logs.log(row)
@@ -248,14 +242,21 @@ class TaskService:
         supervised: bool = False,
     ) -> LogReader:
         """Return a reader of a task's log; see ``LogReader``."""
-        log = await self._lookup.log(principal, task_id)
+        log = await self.open.log(principal, task_id)
         if isinstance(log, RemoteLog) and after is not None:
             await log.reach(after)
         return LogReader(log, after, until_asked=until_asked, supervises=supervised)
 
     async def log(self, principal: Principal, task_id: str) -> TaskLog:
         """Return the log of a task, with nothing in its state that waits to be stored."""
-        return await self._lookup.log(principal, task_id)
+        return await self.open.log(principal, task_id)
+
+    async def check_owned(self, principal: Principal, task_id: str) -> None:
+        """Raise NotOwnerError if another replica runs a task; TaskNotFoundError if there is none.
+
+        For a method that only the replica that runs the task can carry out.
+        """
+        self.open.check_owned(await self.open.row(principal, task_id))
 
     # Ending
 
@@ -265,7 +266,7 @@ class TaskService:
         try:
             return await self._cancel_at_owner(named)
         except UpstreamUnreachableError:
-            row = await self._lookup.row(principal, task_id)
+            row = await self.open.row(principal, task_id)
             if not await end_unowned(self._database, row, UNSTOPPED):
                 raise
             self._writer.notify([row.no])
@@ -277,8 +278,8 @@ class TaskService:
         began = time.monotonic()
         task = self.open.of(principal, task_id)
         if task is None:
-            row = await self._lookup.row(principal, task_id)
-            self._lookup.check_owned(row)
+            row = await self.open.row(principal, task_id)
+            self.open.check_owned(row)
             metrics.CANCEL_REQUESTS.inc()
             state = load_task(row)
         else:
@@ -324,7 +325,7 @@ class TaskService:
         is_open = self.open.of(principal, task_id) is not None
         if is_open or not self._database.has_other_replicas:
             return
-        row = await self._lookup.row(principal, task_id)
+        row = await self.open.row(principal, task_id)
         if self._fleet.owns(row.upstream):
             return
         # The webhooks of an ended task can be served by any replica if its OpenCode has no owner.
