@@ -23,11 +23,11 @@ from opencode_a2a.store.database import Database
 from opencode_a2a.store.engine import DatabaseError, Replica
 from opencode_a2a.store.replicas import UpstreamRow
 from opencode_a2a.store.tasks import Segment, TaskRow
-from opencode_a2a.tasks.caretaker import UNOWNED, UNSTOPPED, end_unowned
 from opencode_a2a.tasks.log import LogWriter
 from opencode_a2a.tasks.open import OpenTasks
 from opencode_a2a.tasks.ownership import Census, Ownership
 from opencode_a2a.tasks.readers import DurableReader
+from opencode_a2a.tasks.recovery import UNOWNED, UNSTOPPED, end_unowned
 from opencode_a2a.tasks.state import (
     Accepted,
     Recovered,
@@ -101,12 +101,12 @@ async def test_only_a_task_that_no_live_replica_runs_is_ended_without_its_owner(
             return no
 
         row = row._replace(no=await owner.write(admit))
-        while_it_lives = await end_unowned(other, row, UNSTOPPED)
+        while_it_lives = await end_unowned(other, row)
         before = await other.read(lambda c: task_rows.load_segments(c, row.no, 1))
         gone = sa.text("UPDATE replicas SET gone = clock_timestamp() WHERE no = :no")
         await other.write(lambda c: c.execute(gone, {"no": number}))
-        afterwards = await end_unowned(other, row, UNSTOPPED)
-        again = await end_unowned(other, row, UNSTOPPED)
+        afterwards = await end_unowned(other, row)
+        again = await end_unowned(other, row)
         log = await other.read(lambda c: task_rows.load_segments(c, row.no, 1))
         tallied = await other.read(lambda c: task_rows.tally(c, ["canceled"], "p"))
 

@@ -191,7 +191,7 @@ class DurableReader(Protocol):
         None if nobody wants it followed. An error refuses the message.
 
         It sees new tasks only: ``recover`` finds tasks from before, imported ones, and those that
-        another replica has ended (``caretaker``). It runs in the thread that writes, and may run
+        another replica has ended (``end_unowned``). It runs in the thread that writes, and may run
         again if the transaction does: change nothing but the database here.
         """
         ...

@@ -1,4 +1,4 @@
-"""Take up the open tasks of a process that has ended, and delete what has been kept long enough.
+"""Take up the open tasks of a process that has ended, or end one; delete what was kept long enough.
 
 ``tasks.ownership`` calls ``recover`` when this process starts, and when it takes an OpenCode over
 from another replica; ``docs/architecture.md`` follows a restart step by step.
@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+import orjson
 import structlog
 from sqlalchemy.engine import Connection
 
@@ -26,7 +27,7 @@ from opencode_a2a.messages import ANYWHERE, Added, Answered
 from opencode_a2a.store import interrupts, rates, replicas, sign_ins, spending
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, claim_work
-from opencode_a2a.store.tasks import TaskRow
+from opencode_a2a.store.tasks import Move, Segment, TaskRow
 from opencode_a2a.tasks.log import LogWriter, TaskLog, ref_of
 from opencode_a2a.tasks.open import UPSTREAM_LOST, OpenTasks
 from opencode_a2a.tasks.readers import DurableReader, Replay
@@ -37,9 +38,11 @@ from opencode_a2a.tasks.state import (
     Recovered,
     TaskState,
     Unknown,
+    dump_archive,
+    dump_entries,
     load_request,
 )
-from opencode_a2a.telemetry import now_ms
+from opencode_a2a.telemetry import ROUTINE, now_ms
 from opencode_a2a.turns.fleet import Fleet
 from opencode_a2a.turns.turn import LoggedTurn
 
@@ -57,6 +60,16 @@ LOST = Failure(
     FailureType.REQUEST_LOST,
     "The service was restarted and no longer knows the request. Send it again.",
 )
+UNOWNED = "No replica of the service runs the task any more."
+UNSTOPPED = Finished(
+    Outcome.CANCELED,
+    failure=Failure(
+        FailureType.UPSTREAM_ABORT_UNCONFIRMED,
+        "The task is canceled, but no replica of the service runs its OpenCode at the moment, so "
+        "that could not be told to stop. It may still be working on the task.",
+    ),
+)
+"""The end of a task that is canceled while it has no owner."""
 
 
 async def recover(
@@ -132,6 +145,52 @@ async def _replay(database: Database, row: TaskRow) -> tuple[TaskState, LoggedTu
                 case event:
                     emitted.add(event)
     return replay.state, LoggedTurn(emitted, added)
+
+
+async def end_unowned(database: Database, row: TaskRow) -> bool:
+    """Cancel a task unless a live replica runs its OpenCode; return whether it has ended now.
+
+    Only the owner of an OpenCode writes the logs of its tasks. While it has no live owner, any
+    replica may end one of them for a caller who does not want to wait for the next: the transaction
+    locks the row of the OpenCode, so nobody becomes its owner before the end is stored, and the
+    next owner finds a task that has ended. OpenCode itself is not asked anything.
+    """
+    if database.replica is None:
+        return False
+    while True:
+        replay = Replay(database, row.no, ref_of(row))
+        while await replay.next(replay.state.seq):
+            pass
+        state, before, first, now = (
+            replay.state,
+            replay.state.status,
+            replay.state.seq + 1,
+            now_ms(),
+        )
+        if before.state.terminal:
+            return True
+        # The last owner may have shown entries that it did not store: these numbers begin anew.
+        entries = [state.apply(event, now) for event in (Recovered(UNOWNED), UNSTOPPED)]
+        segment = Segment(row.no, first, state.seq, dump_entries(entries))
+        change = (row.principal, before.state, state.status.state, now)
+        move = Move(row.no, *change, orjson.dumps(state.status), dump_archive(state))
+
+        def write(
+            connection: Connection, segment: Segment = segment, move: Move = move
+        ) -> bool | None:
+            if not replicas.lock_unowned(connection, row.upstream):
+                return False
+            if task_rows.load_segments(connection, row.no, segment.first_seq, 1):
+                return None  # an owner, or another replica like this one, wrote meanwhile
+            task_rows.append(connection, [segment], [move])
+            interrupts.void(connection, row.id, now_ms())
+            return True
+
+        ended = await database.write(write)
+        if ended:
+            ROUTINE.info("task ended without an owner", task_id=row.id, principal=row.principal)
+        if ended is not None:
+            return ended
 
 
 async def sweep(

@@ -27,12 +27,12 @@ from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import Key, TaskRow
 from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks.budget import Budgets
-from opencode_a2a.tasks.caretaker import UNSTOPPED, end_unowned
 from opencode_a2a.tasks.log import LogWriter, TaskLog, load_task
 from opencode_a2a.tasks.mailbox import Mailbox, OwnerCall, SessionSearch, known_fields, load_fields
 from opencode_a2a.tasks.open import OpenTasks
 from opencode_a2a.tasks.outbox import SNAPSHOTS, Outbox
 from opencode_a2a.tasks.readers import DurableReader, LogReader
+from opencode_a2a.tasks.recovery import end_unowned
 from opencode_a2a.tasks.remote import RemoteLog, RemoteLogs
 from opencode_a2a.tasks.sending import Admissions, SendCommand, Sending, Submitted
 from opencode_a2a.tasks.state import Cursor, Query, State, TaskState
@@ -267,7 +267,7 @@ class TaskService:
             return await self._cancel_at_owner(named)
         except UpstreamUnreachableError:
             row = await self.open.row(principal, task_id)
-            if not await end_unowned(self._database, row, UNSTOPPED):
+            if not await end_unowned(self._database, row):
                 raise
             self._writer.notify([row.no])
             self.remote_logs.want([row.no])
