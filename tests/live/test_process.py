@@ -12,9 +12,8 @@ from opencode_a2a.errors import UpstreamError
 from opencode_a2a.events import JsonObject
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.managed import ManagedOpenCode
-from opencode_a2a.opencode.process import OpenCodeStartError, marked_processes
+from opencode_a2a.opencode.process import OpenCodeStartError, marked_processes, untested
 from opencode_a2a.opencode.types import Session, SessionDraft, ShellCall
-from opencode_a2a.opencode.versions import untested
 from tests.support.heard import listening
 
 pytestmark = pytest.mark.live

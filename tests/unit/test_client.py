@@ -27,7 +27,7 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.ids import MessageId, ModelRef, RequestId, SessionId
 from opencode_a2a.opencode.client import Location, OpenCode, well_formed
-from opencode_a2a.opencode.outcome import mask_paths
+from opencode_a2a.opencode.translate import mask_paths
 from opencode_a2a.opencode.types import (
     CommandCall,
     OutputFormat,

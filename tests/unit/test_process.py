@@ -24,6 +24,7 @@ from opencode_a2a.opencode.managed import (
     passed_environment,
 )
 from opencode_a2a.opencode.process import (
+    QUALIFIED,
     OpenCodeStartError,
     Record,
     RecordLock,
@@ -32,9 +33,10 @@ from opencode_a2a.opencode.process import (
     listening_url,
     marked_processes,
     recorded_in,
+    untested,
+    unusable,
 )
 from opencode_a2a.opencode.upstream import managed_record, withheld
-from opencode_a2a.opencode.versions import QUALIFIED, untested, unusable
 
 
 @pytest.mark.parametrize(

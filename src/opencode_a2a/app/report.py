@@ -13,7 +13,7 @@ from opencode_a2a.errors import ServiceError, SessionNotFoundError, UpstreamErro
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import Caller
 from opencode_a2a.opencode.client import Location, OpenCode
-from opencode_a2a.opencode.inspection import HEALTH_SECONDS, facts
+from opencode_a2a.opencode.upstream import HEALTH_SECONDS, facts
 from opencode_a2a.printable import program
 from opencode_a2a.server.contracts import spoken_versions
 from opencode_a2a.server.sse import Streams

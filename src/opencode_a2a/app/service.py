@@ -32,9 +32,8 @@ from opencode_a2a.extensions.call import Deps
 from opencode_a2a.extensions.dispatch import Dispatcher
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.feed import Feed
-from opencode_a2a.opencode.inspection import check_directory, trouble
 from opencode_a2a.opencode.types import McpServer
-from opencode_a2a.opencode.upstream import upstream, withheld
+from opencode_a2a.opencode.upstream import check_directory, trouble, upstream, withheld
 from opencode_a2a.peers.network import Egress, Fetcher
 from opencode_a2a.peers.tool import SERVER, PeerTool
 from opencode_a2a.server.card import Cards, OpenCodeSkill

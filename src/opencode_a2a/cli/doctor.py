@@ -157,7 +157,7 @@ def check_command(command: str) -> Finding:
 
 
 def judge_version(version: str, where: str) -> Finding:
-    from opencode_a2a.opencode.versions import untested, unusable  # heavy, as below
+    from opencode_a2a.opencode.process import untested, unusable  # heavy, as below
 
     version = one_line(version)
     found = f"{version} ({where})"
@@ -180,8 +180,8 @@ def check_reachable(settings: Settings) -> Finding:
     import httpx2  # takes a third of a second to import
 
     from opencode_a2a.opencode.client import HEALTH, HEALTH_OF_2
+    from opencode_a2a.opencode.process import another_api
     from opencode_a2a.opencode.types import Health
-    from opencode_a2a.opencode.versions import another_api
 
     opencode = settings.opencode
     try:

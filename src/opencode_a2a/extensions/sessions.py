@@ -45,7 +45,6 @@ from opencode_a2a.extensions.params import (
 from opencode_a2a.extensions.registry import Access, Condition, Extension, Rules, aliases
 from opencode_a2a.ids import MessageId, ModelRef, SessionId, scoped_id
 from opencode_a2a.opencode import types as upstream
-from opencode_a2a.opencode.commands import unsafe_arguments
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 from opencode_a2a.validation import wrong
@@ -429,7 +428,7 @@ async def command(call: Call, params: CommandParams) -> Item[A2AMessage]:
         raise InvalidParamsError.of(
             "request.command", "is not a command; opencode.commands.list lists them"
         )
-    if problem := unsafe_arguments(source.template, wanted.arguments):
+    if problem := source.unsafe_arguments(wanted.arguments):
         raise InvalidParamsError.of("request.arguments", problem)
     async with call.working(session_id) as session:
         message_id = await _message_id(call, session, wanted.message_id)

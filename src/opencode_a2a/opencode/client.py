@@ -34,7 +34,7 @@ from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import MessageId, ModelRef, RequestId, SessionId
 from opencode_a2a.jsonguard import whole_characters
 from opencode_a2a.opencode.exchange import Exchange, ExchangeError, Reply, TooLargeError
-from opencode_a2a.opencode.outcome import mask_paths
+from opencode_a2a.opencode.translate import mask_paths
 from opencode_a2a.opencode.types import (
     Agent,
     Command,

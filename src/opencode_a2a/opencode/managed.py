@@ -35,6 +35,7 @@ from opencode_a2a.errors import (
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.opencode.process import (
+    INSTALL,
     LAST_WORDS_SECONDS,
     MARKER,
     STOP_SECONDS,
@@ -47,8 +48,9 @@ from opencode_a2a.opencode.process import (
     kill_abandoned,
     kill_leftovers,
     recorded_in,
+    untested,
+    unusable,
 )
-from opencode_a2a.opencode.versions import INSTALL, untested, unusable
 
 logger = logging.getLogger(__name__)
 

@@ -26,8 +26,7 @@ from opencode_a2a.events import (
 )
 from opencode_a2a.ids import MessageId, SessionId
 from opencode_a2a.opencode.events import Event, PartDelta
-from opencode_a2a.opencode.outcome import UNANSWERED, judge
-from opencode_a2a.opencode.translate import diff_changed, usage
+from opencode_a2a.opencode.translate import UNANSWERED, diff_changed, judge, usage
 from opencode_a2a.opencode.turn_state import Snapshot, TurnState
 
 MAX_REMEMBERED_IDS = 256

@@ -1,16 +1,20 @@
-"""Translates single OpenCode values into turn events, without any state.
+"""Translates single OpenCode values into turn events, and the end of a turn into its outcome.
 
-``opencode.reader`` decides which events are emitted, and when.
+``opencode.reader`` decides which events are emitted, and when. Nothing here has a state.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 from opencode_a2a.events import (
     DiffChanged,
+    Failure,
+    FailureType,
     FileChange,
     Interrupted,
     JsonObject,
+    Outcome,
     ToolChanged,
     Usage,
 )
@@ -24,6 +28,7 @@ from opencode_a2a.opencode.types import (
     ToolPart,
     ToolPending,
     ToolRunning,
+    TurnError,
 )
 
 _RANK = {"pending": 0, "running": 1, "completed": 2, "error": 2}
@@ -133,3 +138,150 @@ def usage(info: AssistantMessage) -> Usage:
         tokens.cache.write,
         info.cost,
     )
+
+
+# How a turn ended: an outcome, and for a failure a stable type and a remedy. A provider's own words
+# are repeated only as one short line without URLs, paths and anything that looks like a secret.
+
+MAX_WORDS = 300
+"""Characters of a provider's own words that are repeated."""
+
+INTERRUPTED = Failure(
+    FailureType.UPSTREAM_INTERRUPTED,
+    "OpenCode was interrupted before the answer was complete. Send the message again.",
+)
+UNANSWERED = Failure(
+    FailureType.UPSTREAM_INTERRUPTED,
+    "OpenCode gave no answer: it was interrupted, or another prompt in the same session took "
+    "its place. Send the message again.",
+)
+ABORTED = Failure(
+    FailureType.UPSTREAM_ABORTED,
+    "The turn was stopped inside OpenCode. Send the message again to continue.",
+)
+REFUSED = Failure(
+    FailureType.UPSTREAM_REQUEST_REJECTED,
+    "You refused what OpenCode asked for, so it stopped. "
+    "Send another message to continue in a different way.",
+)
+
+_URL = re.compile(r"\b[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
+_SECRET = re.compile(r"\b(?:sk|pk|key|tok|ghp|xox\w)[-_][\w*.…-]{4,}|\b(?=\w*\d)[\w*-]{28,}")
+
+_PATHS_IN_QUOTES = re.compile(
+    r"""(["'`])(?:file://|/(?!/)|[A-Za-z]:[\\/]|\\\\)[^"'`\n]*\1""", re.IGNORECASE
+)
+_PATHS_IN_TEXT = re.compile(
+    r"""(?<![\w:/.\\])(?:file://|/(?=[\w.~-])|[A-Za-z]:[\\/](?!/)|\\\\)[^\s"'`<>|,;)\]}]*""",
+    re.IGNORECASE,
+)
+
+_STATUS = {
+    400: (FailureType.UPSTREAM_BAD_REQUEST, "The model provider refused the request"),
+    401: (
+        FailureType.UPSTREAM_UNAUTHORIZED,
+        "The model provider refused its credentials; sign in to it in OpenCode and try again",
+    ),
+    403: (
+        FailureType.UPSTREAM_PERMISSION_DENIED,
+        "The model provider denies access; check what its account may use",
+    ),
+    404: (
+        FailureType.UPSTREAM_RESOURCE_NOT_FOUND,
+        "The model provider does not know the model; choose another",
+    ),
+    429: (
+        FailureType.UPSTREAM_QUOTA_EXCEEDED,
+        "The model provider's limit is reached; wait, or raise the quota",
+    ),
+}
+_NAMED = {
+    "ContextOverflowError": (
+        FailureType.UPSTREAM_CONTEXT_OVERFLOW,
+        "The conversation no longer fits the model; start a new context or shorten the message",
+    ),
+    "ContentFilterError": (
+        FailureType.UPSTREAM_CONTENT_FILTERED,
+        "The model provider's content filter blocked the answer; rephrase the message",
+    ),
+    "MessageOutputLengthError": (
+        FailureType.UPSTREAM_OUTPUT_LENGTH,
+        "The answer was longer than the model may write; ask for less at once",
+    ),
+    "StructuredOutputError": (
+        FailureType.UPSTREAM_STRUCTURED_OUTPUT,
+        "The model did not answer in the form that was asked for; simplify the schema or try again",
+    ),
+}
+REFUSALS = ("The user rejected permission", "The user dismissed this question")
+"""The beginnings of a tool's error if it failed because a person refused it."""
+
+
+def judge(
+    last: AssistantMessage | None,
+    error: TurnError | None,
+    *,
+    refused: bool,
+    retrying: bool,
+    overtaken: bool,
+) -> tuple[Outcome, Failure | None]:
+    """Return the outcome of a turn that this service did not stop.
+
+    ``last`` is its last message, ``error`` that of a ``session.error`` event. ``refused``: a person
+    refused what the last message asked for. ``retrying``: OpenCode was waiting for a provider when
+    it stopped. ``overtaken``: a prompt of another turn came into the session.
+    """
+    if last is None or last.time.completed is None:
+        error = (last and last.error) or error
+        if error is not None:
+            return _explain(error)
+        return Outcome.FAILED, INTERRUPTED if last else UNANSWERED
+    if last.error is not None:
+        return _explain(last.error)
+    if last.finish is None and retrying:
+        return Outcome.FAILED, ABORTED
+    if last.finish not in ("tool-calls", "unknown") or last.structured is not None:
+        return Outcome.COMPLETED, None
+    if refused:
+        return Outcome.REJECTED, REFUSED
+    return (Outcome.COMPLETED, None) if overtaken else (Outcome.FAILED, INTERRUPTED)
+
+
+def mask_paths(text: str) -> str:
+    """Replace absolute paths, of Unix or Windows, by ``<path>``; URLs stay."""
+    return _PATHS_IN_TEXT.sub("<path>", _PATHS_IN_QUOTES.sub(r"\1<path>\1", text))
+
+
+def redact(text: str) -> str:
+    """Return the first line of a text from OpenCode without URLs, paths and secrets."""
+    line = text.strip().partition("\n")[0]
+    line = _SECRET.sub("…", mask_paths(_URL.sub("<url>", line)))
+    return line if len(line) <= MAX_WORDS else line[:MAX_WORDS] + "…"
+
+
+def _explain(error: TurnError) -> tuple[Outcome, Failure]:
+    """Return the outcome and the failure of a turn that ended with this error."""
+    status = error.data.status_code
+    if error.name == "MessageAbortedError":
+        return Outcome.FAILED, ABORTED
+    unsigned = error.name == "ProviderAuthError" or status == 401
+    kind, remedy = _STATUS[401] if unsigned else _NAMED.get(error.name) or _by_status(status)
+    text = redact(error.data.message or "")
+    # The text of a database error, which comes when the session was deleted, helps no caller.
+    words = f": {text}" if text and not text.startswith("Failed query") else "."
+    outcome = Outcome.AUTH_REQUIRED if unsigned else Outcome.FAILED
+    return outcome, Failure(kind, remedy + words, status)
+
+
+def _by_status(status: int | None) -> tuple[str, str]:
+    if status is None:
+        return FailureType.UPSTREAM_EXECUTION_ERROR, "OpenCode could not run the turn"
+    if status in _STATUS:
+        return _STATUS[status]
+    if 400 <= status < 500:
+        text = f"The model provider refused the request ({status})"
+        return FailureType.UPSTREAM_CLIENT_ERROR, text
+    if status >= 500:
+        text = f"The model provider failed ({status}); try again later"
+        return FailureType.UPSTREAM_SERVER_ERROR, text
+    return FailureType.UPSTREAM_HTTP_ERROR, f"The model provider answered unexpectedly ({status})"

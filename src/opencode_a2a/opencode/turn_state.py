@@ -36,9 +36,15 @@ from opencode_a2a.opencode.events import (
     TodoUpdated,
     child_session,
 )
-from opencode_a2a.opencode.outcome import REFUSALS, redact
 from opencode_a2a.opencode.text import ChannelText, ended
-from opencode_a2a.opencode.translate import ToolCall, interrupted, is_outdated, tool_changed
+from opencode_a2a.opencode.translate import (
+    REFUSALS,
+    ToolCall,
+    interrupted,
+    is_outdated,
+    redact,
+    tool_changed,
+)
 from opencode_a2a.opencode.types import (
     AssistantMessage,
     CompactionPart,

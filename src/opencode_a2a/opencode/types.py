@@ -6,6 +6,7 @@ service does not need are left out, and with them everything secret: no field he
 provider's key, option or header. Nothing here knows A2A.
 """
 
+import re
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal, cast
 
@@ -500,6 +501,15 @@ def _known_text(value: object) -> object:
     return value if isinstance(value, str) else None
 
 
+_WORD = re.compile(r"\"[^\"]*\"|'[^']*'|[^\s\"']+")
+_NUMBERED = re.compile(r"\$(\d+)")
+_SHELL = re.compile(r"!`([^`]+)`")
+_FILE = re.compile(r"(?<![\w`])@(\.?[^\s`,.]*(?:\.[^\s`,.]+)*)")
+_PLAIN = re.compile(r"[\w./:@=,+][\w./:@=,+-]*")
+_JAVASCRIPT = re.compile(r"\$[$&`'<]")
+"""The replacement patterns of JavaScript's ``String.replace``."""
+
+
 class CommandSource(Wire):
     """A command with its template."""
 
@@ -507,6 +517,46 @@ class CommandSource(Wire):
     agent: str | None = None
     template: Annotated[str | None, BeforeValidator(_known_text)] = None
     """None for a command of an MCP server, which expands it when the command is run."""
+
+    def unsafe_arguments(self, arguments: str) -> str | None:
+        """Return why the command must not get these arguments; None if they are safe.
+
+        OpenCode (1.18) puts them into the template. It then runs everything of the form
+        ``!`command``` and reads every ``@file`` in the result, both without asking for permission.
+        """
+        template = self.template or ""
+        text = self.expanded(arguments)
+        if self.template is None:
+            foreign = True
+        else:
+            foreign = not {*_SHELL.findall(text)} <= {*_SHELL.findall(template)} or (
+                "`" in template and _JAVASCRIPT.search(arguments) is not None
+            )
+        if foreign and not all(map(_PLAIN.fullmatch, arguments.split())):
+            return (
+                "would become part of a shell command that runs without permission; use plain "
+                "words that do not begin with a hyphen"
+            )
+        for file in {*_FILE.findall(text)} - {*_FILE.findall(template)}:
+            if file.startswith(("/", "~")) or ".." in file.split("/"):
+                return "must not name files outside the workspace with @"
+        return None
+
+    def expanded(self, arguments: str) -> str:
+        """Return the text that OpenCode makes of the template and these arguments."""
+        template = self.template or ""
+        words = [word.strip("\"'") for word in _WORD.findall(arguments)]
+        last = max((int(number) for number in _NUMBERED.findall(template)), default=0)
+
+        def word(numbered: re.Match[str]) -> str:
+            number = int(numbered[1])
+            # The last placeholder gets all words that are left.
+            return " ".join(words[number - 1 : None if number == last else number])
+
+        text = _NUMBERED.sub(word, template).replace("$ARGUMENTS", arguments)
+        if not last and "$ARGUMENTS" not in template and arguments.strip():
+            text += f"\n\n{arguments}"
+        return text
 
 
 class Paths(Wire):

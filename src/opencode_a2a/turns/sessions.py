@@ -38,7 +38,6 @@ from opencode_a2a.errors import (
 from opencode_a2a.ids import ContextId, Principal, SessionId
 from opencode_a2a.messages import Routing
 from opencode_a2a.opencode.client import Location, OpenCode, well_formed
-from opencode_a2a.opencode.commands import unsafe_arguments
 from opencode_a2a.opencode.types import PermissionRule, Session, SessionChanges, SessionDraft
 from opencode_a2a.rights import FULL, QUESTION, READING, SUBAGENT, Action, Rights
 from opencode_a2a.store import links
@@ -343,7 +342,7 @@ class Sessions:
             raise InvalidParamsError.of(
                 COMMAND_FIELD, f"is not one of the commands: {', '.join(commands)}"
             )
-        if problem := unsafe_arguments(commands[name].template, arguments):
+        if problem := commands[name].unsafe_arguments(arguments):
             raise InvalidParamsError.of("message.parts", problem)
 
     async def take(
