@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from opencode_a2a.events import JsonObject
 from opencode_a2a.opencode.managed import free_port
-from opencode_a2a.tasks import mailbox, replica
+from opencode_a2a.tasks import mailbox, ownership
 from tests.support import stores
 from tests.support.answers import UNSUPPORTED, RefusedError, Task, fold
 from tests.support.caller import Caller, Following
@@ -182,7 +182,7 @@ async def test_a_new_replica_gets_its_share_and_one_that_stops_leaves_all(
 async def test_one_that_cannot_be_reached_is_left_to_another(
     fake: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica, "UNREACHED_SECONDS", 0.5)
+    monkeypatch.setattr(ownership, "UNREACHED_SECONDS", 0.5)
     async with cluster([fake], tmp_path) as replicas:
         wire = await Proxy(fake.url).__aenter__()
         entry = {"name": "one", "url": wire.url, "shared": True}
@@ -206,7 +206,7 @@ async def test_one_that_cannot_be_reached_is_left_to_another(
 async def test_webhooks_and_work_without_a_task_go_on_at_the_next_owner(
     fake: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica, "UNREACHED_SECONDS", 0.5)
+    monkeypatch.setattr(ownership, "UNREACHED_SECONDS", 0.5)
     async with receiving() as receiver, cluster([fake], tmp_path) as replicas:
         wire = await Proxy(fake.url).__aenter__()
         entry = {"name": "one", "url": wire.url, "shared": True}
