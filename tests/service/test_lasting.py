@@ -504,7 +504,7 @@ async def test_a_cancel_before_a_turn_is_taken_up_again_stops_it_in_opencode(
     run = Turn.run
 
     async def run_after_other(turn: Turn, log: Log) -> None:
-        turn.turns.sessions.turn_locks[SessionId(asked.session_id)] = other
+        turn.shared.sessions.turn_locks[SessionId(asked.session_id)] = other
         await run(turn, log)
 
     monkeypatch.setattr(Sessions, "take", take)

@@ -47,7 +47,7 @@ from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.fleet import Fleet, Member, NotOwnerError
 from opencode_a2a.turns.sessions import WorkspaceRoot
-from opencode_a2a.turns.turn import Turns
+from opencode_a2a.turns.turn import SharedTurns
 from tests.support import stores
 
 pytestmark = pytest.mark.postgresql_only
@@ -496,7 +496,7 @@ async def test_a_method_that_changes_something_is_run_by_the_owner(offices: Offi
     away = SimpleNamespace(feed=SimpleNamespace(up=asyncio.Event()))
     behind = Upstream("http://127.0.0.1:9", "", None)
     entry = UpstreamEntry(name="x", url=behind.url)
-    member = Member(entry, behind, lambda: cast("tuple[Turns, Errands]", (away, None)))
+    member = Member(entry, behind, lambda: cast("tuple[SharedTurns, Errands]", (away, None)))
     tasks = TaskService.__new__(TaskService)
     tasks.mailbox = Mailbox(a.database, list)
     deps = Deps(

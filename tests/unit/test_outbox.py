@@ -40,7 +40,7 @@ from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.fleet import Fleet, Member
 from opencode_a2a.turns.interrupts import SharedInterrupts
 from opencode_a2a.turns.sessions import SessionRights
-from opencode_a2a.turns.turn import Turns
+from opencode_a2a.turns.turn import SharedTurns
 from tests.support.receiver import receiving
 
 CONFIG = PushConfig("https://hooks.test/x", "c", "Bearer", "secret", "token")
@@ -88,7 +88,7 @@ class Desk:
             SharedInterrupts.__new__(SharedInterrupts),
             SessionRights.__new__(SessionRights),
         )
-        self.member = Member(entry, behind, lambda: (Turns.__new__(Turns), errands))
+        self.member = Member(entry, behind, lambda: (SharedTurns.__new__(SharedTurns), errands))
         self.member.owned = True
         fleet = Fleet([self.member], database, 0)
         self.tasks = TaskService(

@@ -39,7 +39,7 @@ from opencode_a2a.tasks.state import (
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.fleet import Fleet, Member
-from opencode_a2a.turns.turn import Turns
+from opencode_a2a.turns.turn import SharedTurns
 from tests.support import stores
 
 pytestmark = pytest.mark.postgresql_only
@@ -60,7 +60,7 @@ async def test_a_managed_opencode_is_not_taken_for_that_of_another_replica(tmp_p
         member = Member(
             UpstreamEntry(name=MAIN, managed=1),
             own,
-            lambda: (Turns.__new__(Turns), Errands.__new__(Errands)),
+            lambda: (SharedTurns.__new__(SharedTurns), Errands.__new__(Errands)),
         )
         ownership = Ownership(
             second,
@@ -125,8 +125,8 @@ def _ownership(database: Database, reader: object, *names: str) -> tuple[Ownersh
 
         async def run(self) -> None: ...
 
-    def make() -> tuple[Turns, Errands]:
-        turns = Turns.__new__(Turns)
+    def make() -> tuple[SharedTurns, Errands]:
+        turns = SharedTurns.__new__(SharedTurns)
         turns.feed = cast("Feed", Away())
         return turns, Errands.__new__(Errands)
 

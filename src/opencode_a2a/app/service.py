@@ -66,7 +66,7 @@ from opencode_a2a.turns.fleet import Fleet, Member
 from opencode_a2a.turns.interrupts import SharedInterrupts
 from opencode_a2a.turns.sessions import Sessions, WorkspaceRoot
 from opencode_a2a.turns.tools import Tools
-from opencode_a2a.turns.turn import Turns
+from opencode_a2a.turns.turn import SharedTurns
 from opencode_a2a.web.auth import accepted_credentials
 from opencode_a2a.web.browser import SharedRecords, SignIns, StateRecords
 from opencode_a2a.web.edge import edge
@@ -276,14 +276,15 @@ class Service:
         if database.replica is not None:
             opencode.before_change = database.wait_for_lease
 
-        def make() -> tuple[Turns, Errands]:
+        def make() -> tuple[SharedTurns, Errands]:
             feed = Feed(opencode.events, silence=FEED_SILENCE_SECONDS)
             claim = settings.tasks.pending_session_claim_ttl_seconds
             sessions = Sessions(database, opencode, workspace, claim, entry.name)
             interrupts = SharedInterrupts(database, opencode, settings)
-            turns = Turns(settings, opencode, feed, sessions, interrupts)
+            tools: Tools | None = None
             if self.tool is not None and offered is not None and settings.opencode_is_here:
-                turns.tools = Tools(opencode, SERVER, offered, self.tool.calling_turns)
+                tools = Tools(opencode, SERVER, offered, self.tool.calling_turns)
+            turns = SharedTurns(settings, opencode, feed, sessions, interrupts, tools)
             return turns, Errands(database, feed, interrupts, sessions.rights)
 
         return Member(entry, behind, make)

@@ -104,7 +104,7 @@ class OpenTask:
         self.rights = FULL
         """The rights of the latest turn, as its credential and its caller limit them."""
         self._owner = Owner(log.ref.id, log.ref.context_id, log.ref.principal)
-        self._turns = member.turns
+        self._shared = member.turns
         self._on_change = on_change
         """Called when the task has paused, runs again, or has ended."""
         self._turn: Turn | None = None
@@ -129,11 +129,11 @@ class OpenTask:
         """Run a turn, or recover one that an earlier process logged; wait for ``after`` first."""
         self.routing, self.rights, ref = request.routing, request.rights, self.log.ref
         # The deployment may allow less than when the task began.
-        rights = request.rights & self._turns.rights
+        rights = request.rights & self._shared.rights
         if request.routing.plan:
             rights &= NARROWEST  # while a turn only plans, neither rules nor grants allow changes
         turn = self._turn = Turn(
-            self._turns,
+            self._shared,
             replace(self._owner, rights=rights),
             request,
             session_id=self.log.state.status.session_id,
@@ -165,7 +165,7 @@ class OpenTask:
     def pause(self) -> None:
         """Let the task wait, for a limited time, for the message that begins its next turn."""
         status = self.log.state.status
-        seconds = self._turns.interrupts.settings.interrupt_request_ttl_seconds
+        seconds = self._shared.interrupts.settings.interrupt_request_ttl_seconds
         left = seconds - (now_ms() - status.at) / 1000
         if status.plan is not None and status.plan.expires_at is not None:
             left = (status.plan.expires_at - now_ms()) / 1000
@@ -207,7 +207,7 @@ class OpenTask:
             self._on_change(self)
             for event in events:
                 if isinstance(event, Resumed) and plan is not None:
-                    await self._turns.interrupts.settle(self._owner, plan, event)
+                    await self._shared.interrupts.settle(self._owner, plan, event)
             return True
 
         storing = asyncio.ensure_future(store())
@@ -313,7 +313,7 @@ class OpenTask:
             late = end.outcome is not Outcome.CANCELED
             by, how = (CLOCK, "expired") if late else (self.log.ref.principal, "rejected")
             settled = Resumed(plan.request_id, plan.type, how, by)
-            await self._turns.interrupts.settle(self._owner, plan, settled)
+            await self._shared.interrupts.settle(self._owner, plan, settled)
         if self._expiry is not None and self._expiry is not asyncio.current_task():
             self._expiry.cancel()
         return stored

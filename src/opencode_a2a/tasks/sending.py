@@ -83,7 +83,7 @@ from opencode_a2a.turns.sessions import (
     SESSION_FIELD,
     WORKSPACE_FIELD,
 )
-from opencode_a2a.turns.turn import Turns
+from opencode_a2a.turns.turn import SharedTurns
 
 # The message, and how it is recorded
 
@@ -796,7 +796,7 @@ def _next_routing(named: Routing, earlier: Routing) -> Routing:
     )
 
 
-async def _check(principal: Principal, request: TurnRequest, turns: Turns) -> None:
+async def _check(principal: Principal, request: TurnRequest, turns: SharedTurns) -> None:
     """Refuse a prompt that cannot be run, or not with these rights, before it is stored."""
     routing = request.routing
     if routing.command is not None:

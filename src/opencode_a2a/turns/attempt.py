@@ -132,24 +132,24 @@ class Attempt:
 
     def __init__(self, turn: "Turn", session: BoundSession, log: "Log") -> None:
         self._turn = turn
-        self._turns = turn.turns
+        self._shared = turn.shared
         self._interrupts = turn.interrupts
         self._session = session
         self._log = log
         self._reader = self._new_reader(turn.emitted if turn.recovered else None)
-        self._limits = TurnLimits(turn.turns.settings)
+        self._limits = TurnLimits(turn.shared.settings)
         self._unwritten: list[TurnEvent] = []
         """Events that come from elsewhere than OpenCode, to be written with the next batch."""
         self._children_unread = False
         """Whether events may be missing that say what the sub-agents cost."""
         self._tick_timer: asyncio.TimerHandle | None = None
         self._start_timer: asyncio.TimerHandle | None = None
-        tools = self._turns.tools
+        tools = self._shared.tools
         self._caller = tools and tools.callers.enter(
             turn.request.routing.hops, self._report, turn.owner.principal
         )
-        self._turns.interrupts.sessions_with_turn[session.session_id] = turn.interrupts
-        self._subscription = self._turns.feed.follow(session.session_id)
+        self._shared.interrupts.sessions_with_turn[session.session_id] = turn.interrupts
+        self._subscription = self._shared.feed.follow(session.session_id)
         self._prompts = PromptCalls(turn, session, self._report, self.wake)
 
     @property
@@ -170,10 +170,10 @@ class Attempt:
 
     def close(self) -> None:
         self._subscription.close()
-        self._turns.interrupts.sessions_with_turn.pop(self._session.session_id, None)
+        self._shared.interrupts.sessions_with_turn.pop(self._session.session_id, None)
         self._prompts.close()
-        if self._turns.tools is not None and self._caller is not None:
-            self._turns.tools.callers.leave(self._caller, canceled=self._turn.canceled)
+        if self._shared.tools is not None and self._caller is not None:
+            self._shared.tools.callers.leave(self._caller, canceled=self._turn.canceled)
         for timer in (self._tick_timer, self._start_timer):
             if timer is not None:
                 timer.cancel()
@@ -191,7 +191,7 @@ class Attempt:
             if not turn.canceled:
                 self._prompts.send(turn.request)
         else:
-            answers = await self._turns.interrupts.stored_answers(turn.owner)
+            answers = await self._shared.interrupts.stored_answers(turn.owner)
             stopping = turn.canceled or turn.refusal is not None
             self._interrupts.connect(session.location, answers, answering=not stopping)
             await self._log.append([bound], session.link)
@@ -201,7 +201,7 @@ class Attempt:
             try:
                 events = await self._decide()
             except SessionNotFoundError:
-                await self._turns.sessions.forget(session.session_id, insist=True)
+                await self._shared.sessions.forget(session.session_id, insist=True)
                 # Before anything was prompted, the context can go on in a new session.
                 if not session.claimed and not self._reader.state.messages.prompt_seen:
                     raise SessionGoneError from None
@@ -250,8 +250,8 @@ class Attempt:
         """Feed the reader; return the events to write."""
         out, self._unwritten = self._unwritten, []
         events: list[Event] = []
-        if self._turns.tools is not None and self._caller is not None:
-            self._turns.tools.hear(self._caller, items)
+        if self._shared.tools is not None and self._caller is not None:
+            self._shared.tools.hear(self._caller, items)
         for item in items:
             match item:
                 case Gap():
@@ -311,7 +311,7 @@ class Attempt:
                 request_id = RequestId(f"plan_{turn.request.user_message_id}")
                 asked = Interrupted(request_id, "plan", self._session.session_id)
                 out.append(
-                    await self._turns.interrupts.store_asked(turn.owner, asked, numbered=True)
+                    await self._shared.interrupts.store_asked(turn.owner, asked, numbered=True)
                 )
         return out
 
@@ -333,10 +333,10 @@ class Attempt:
         none of these                               ``_guard``               end, abort or go on
         ==========================================  =======================  =====================
         """
-        turns, reader, session = self._turns, self._reader, self._session
+        shared, reader, session = self._shared, self._reader, self._session
         if reader.state.messages.prompt_seen and session.claimed:
             owner, routing = self._turn.owner, self._turn.request.routing
-            await turns.sessions.confirm(session, owner.principal, owner.context_id, routing)
+            await shared.sessions.confirm(session, owner.principal, owner.context_id, routing)
             self._session = replace(session, claimed=False)
         # What ends the turn from outside comes first: OpenCode may never say another word.
         if self._turn.canceled:
@@ -350,7 +350,7 @@ class Attempt:
         if self._interrupts.stale:
             self._interrupts.stale = False
             self._doubt()
-        if reader.state.needs_reconcile and turns.feed.up.is_set():
+        if reader.state.needs_reconcile and shared.feed.up.is_set():
             events = await self._reconcile()
             if events or self._reader.finished:
                 return events
@@ -379,7 +379,7 @@ class Attempt:
         """
         session, limits = self._session, self._limits
         session_id, since = session.session_id, max(limits.heard, limits.doubted)
-        snapshots, message_id = self._turns.snapshots, self._turn.request.user_message_id
+        snapshots, message_id = self._shared.snapshots, self._turn.request.user_message_id
         state = await snapshots.read(session_id, message_id, session.location, since)
         known = any(message.info.id == message_id for message in state.messages)
         work = self._prompts.work
@@ -416,11 +416,11 @@ class Attempt:
     async def _guard(self) -> list[TurnEvent]:
         """Look for signs that the turn will not end by itself, or has ended unheard."""
         limits, session, state = self._limits, self._session, self._reader.state
-        if self._children_unread and self._turns.settings.turn.max_cost:
+        if self._children_unread and self._shared.settings.turn.max_cost:
             self._children_unread, read = False, set[SessionId]()
             try:
                 while unread := state.tree.children - read:  # sub-agents may have their own
-                    state.apply_children(await self._turns.snapshots.read_children(unread))
+                    state.apply_children(await self._shared.snapshots.read_children(unread))
                     read |= unread
             except UpstreamError as error:
                 # What is known counts meanwhile; the next comparison tries again.
@@ -436,7 +436,7 @@ class Attempt:
             return []
         if self._interrupts.waiting:
             return []
-        statuses = await self._turns.snapshots.statuses.of(session.location, limits.heard)
+        statuses = await self._shared.snapshots.statuses.of(session.location, limits.heard)
         if session.session_id not in statuses and self._idle_is_the_end:
             return await self._finish_or_continue()
         failure = limits.silence
@@ -528,7 +528,9 @@ class Attempt:
         if self._reader.state.tree.last_error is None and not self._drained():
             return []
         if self._session.claimed:
-            await self._turns.sessions.release(self._turn.owner.principal, self._session.session_id)
+            await self._shared.sessions.release(
+                self._turn.owner.principal, self._session.session_id
+            )
         failure: Failure | None = None
         if self._reader.state.tree.last_error is None:
             text = f"{error.message}; check the model, the agent and the files of the message"
@@ -556,7 +558,7 @@ class Attempt:
         answer, state = self._prompts.answer, self._reader.state
         if answer is not None and state.ends_with(answer):
             return Snapshot(messages=[answer])
-        return await self._turns.snapshots.read_end(
+        return await self._shared.snapshots.read_end(
             self._session.session_id, state.messages.sent, state.tree.children
         )
 
@@ -564,7 +566,7 @@ class Attempt:
 
     async def _abort(self, failure: Failure | None) -> list[TurnEvent]:
         """Stop the session and its sub-agents, make sure of it, and finish the turn."""
-        seconds = self._turns.settings.interrupts.cancel_abort_timeout_seconds
+        seconds = self._shared.settings.interrupts.cancel_abort_timeout_seconds
         confirmed = await self._stopped_in_time()
         state: Snapshot | None = None
         with suppress(TimeoutError, UpstreamError):
@@ -578,9 +580,9 @@ class Attempt:
 
         It is aborted until it is idle: OpenCode loses an abort that comes before the turn begins.
         """
-        opencode, session, call = self._turns.opencode, self._session, self._prompts.latest
+        opencode, session, call = self._shared.opencode, self._session, self._prompts.latest
         sessions = {session.session_id, *self._reader.state.tree.children}
-        seconds = self._turns.settings.interrupts.cancel_abort_timeout_seconds
+        seconds = self._shared.settings.interrupts.cancel_abort_timeout_seconds
         try:
             async with asyncio.timeout(seconds):
                 await opencode.abort_session(session.session_id)
@@ -650,11 +652,11 @@ class PromptCalls:
     ) -> None:
         """Use ``report`` to say that a prompt has to wait, and ``wake`` when a call has ended."""
         self._turn = turn
-        self._turns = turn.turns
+        self._shared = turn.shared
         self._session = session
         self._report = report
         self._wake = wake
-        rights = self._turns.sessions.rights
+        rights = self._shared.sessions.rights
         self.work = rights.register(session.session_id, turn.owner.rights)
         """The turn, as work in a session that has to keep to rights."""
         self.latest: asyncio.Task[MessageWithParts] | None = None
@@ -698,21 +700,21 @@ class PromptCalls:
     def close(self) -> None:
         for call in self._calls:
             call.cancel()
-        self._turns.sessions.rights.end(self.work)
+        self._shared.sessions.rights.end(self.work)
 
     async def _call(self, request: TurnRequest) -> MessageWithParts:
         """Prompt the session, unless the turn is canceled first."""
-        settings = self._turns.settings.opencode
+        settings = self._shared.settings.opencode
         schema = request.routing.output_schema or self._turn.request.routing.output_schema
         if self._turn.plans:  # the schema is for the turn that carries the plan out
             schema = None
         agent, command = self._turn.agent(request.routing.agent), request.routing.command
         if command is not None:
             # An agent that the command itself names has precedence.
-            sources = await self._turns.opencode.command_sources(at=self._session.location)
+            sources = await self._shared.opencode.command_sources(at=self._session.location)
             agent = next((one.agent for one in sources if one.name == command), None) or agent
         agent, tools = await self._restrict(agent, widens=command is None)
-        model = await self._turns.model(self._session, request.routing.model)
+        model = await self._shared.model(self._session, request.routing.model)
         if self._turn.canceled:  # while the model was looked up: OpenCode need not hear of it
             raise asyncio.CancelledError
         if command is not None:
@@ -725,7 +727,7 @@ class PromptCalls:
                 variant=settings.variant,
             )
             session = self._session
-            return await self._turns.opencode.run_command(
+            return await self._shared.opencode.run_command(
                 session.session_id, called, at=session.location
             )
         parts: list[InputPart] = []
@@ -747,7 +749,7 @@ class PromptCalls:
             format=OutputFormat(json_schema=schema) if schema else None,
         )
         session = self._session
-        answer = self._turns.opencode.prompt(session.session_id, prompt, at=session.location)
+        answer = self._shared.opencode.prompt(session.session_id, prompt, at=session.location)
         del prompt, parts  # large files need not be kept until the turn has ended
         return await answer
 
@@ -758,7 +760,7 @@ class PromptCalls:
 
         Wait for work with wider rights to end: the prompt would join it.
         """
-        rights, at, reported = self._turns.sessions.rights, self._session.location, False
+        rights, at, reported = self._shared.sessions.rights, self._session.location, False
         while not self._turn.canceled:
             try:
                 restricted = await rights.restrict(self.work, agent, at, widens=widens)

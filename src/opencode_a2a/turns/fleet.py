@@ -32,7 +32,7 @@ from opencode_a2a.store.database import Database
 from opencode_a2a.store.replicas import UpstreamRow
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT, DIRECTORY_FIELD, KNOWN_SESSIONS, Place
-from opencode_a2a.turns.turn import Turns
+from opencode_a2a.turns.turn import SharedTurns
 
 logger = structlog.get_logger(__name__)
 
@@ -61,7 +61,10 @@ class Member:
     """One OpenCode in the settings of this replica, and the parts of the service that use it."""
 
     def __init__(
-        self, entry: UpstreamEntry, upstream: Upstream, make: Callable[[], tuple[Turns, Errands]]
+        self,
+        entry: UpstreamEntry,
+        upstream: Upstream,
+        make: Callable[[], tuple[SharedTurns, Errands]],
     ) -> None:
         self.name = entry.name
         self.upstream = upstream

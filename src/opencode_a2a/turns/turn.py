@@ -2,7 +2,7 @@
 
 ``tasks`` runs a ``Turn`` and gives it the log to write to. In its session the turn makes an
 ``Attempt`` (``turns.attempt``), which sends the prompt and follows the session until the turn is
-over. ``Turns`` is what the turns in one OpenCode share.
+over. ``SharedTurns`` is what the turns in one OpenCode share.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ AWAY = (UpstreamUnreachableError, StoreUnavailableError)
 """Errors that pass by themselves: a turn waits until OpenCode or the database is back."""
 
 
-class Turns:
+class SharedTurns:
     """What all turns in one OpenCode share."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Turns:
         feed: Feed,
         sessions: Sessions,
         interrupts: SharedInterrupts,
-        tools: Tools | None = None,
+        tools: Tools | None,
     ) -> None:
         self.settings = settings
         self.rights = settings.auth.rights
@@ -220,7 +220,7 @@ class Turn:
 
     def __init__(
         self,
-        turns: Turns,
+        shared: SharedTurns,
         owner: Owner,
         request: TurnRequest,
         *,
@@ -233,7 +233,7 @@ class Turn:
         ``session_id`` is the session that an earlier turn or process chose; ``new_context`` says
         that the context was created for this turn.
         """
-        self.turns = turns
+        self.shared = shared
         self.owner = owner
         self.request = request
         self.plans = request.routing.plan
@@ -257,7 +257,7 @@ class Turn:
         self._attempt: Attempt | None = None
         self._lock: TurnLock | None = None
         """The turn lock of the session, while this turn holds it."""
-        self.interrupts = WorkInterrupts(turns.interrupts, owner, self._wake)
+        self.interrupts = WorkInterrupts(shared.interrupts, owner, self._wake)
         # A person can answer them at once; OpenCode gets the answers when it is connected.
         for asked in self.emitted.open.values():
             self.interrupts.restore(asked)
@@ -287,11 +287,11 @@ class Turn:
 
     async def run(self, log: Log) -> None:
         """Run the turn, and write it to the log; its last event is the end."""
-        turns, most = self.turns, self.turns.settings.opencode.max_concurrent_streams
-        turns.running += 1
+        shared, most = self.shared, self.shared.settings.opencode.max_concurrent_streams
+        shared.running += 1
         try:
             # A recovered turn was admitted before, and may be running in OpenCode.
-            if 0 < most < turns.running and not self.recovered:
+            if 0 < most < shared.running and not self.recovered:
                 raise UpstreamBackpressureError
             while True:
                 try:
@@ -312,7 +312,7 @@ class Turn:
             failure = Failure(error.reason, error.message)
             await self._end_unfollowed(log, Finished(Outcome.FAILED, failure=failure))
         finally:
-            turns.running -= 1
+            shared.running -= 1
             self.interrupts.close()
 
     async def _begin(self, log: Log) -> BoundSession | None:
@@ -321,9 +321,9 @@ class Turn:
         Wait for an OpenCode that is away. A turn whose prompt an earlier process may have sent gets
         its session in any case: if it is canceled, or may not use it any more, to be aborted there.
         """
-        turns, owner, session = self.turns, self.owner, None
+        shared, owner, session = self.shared, self.owner, None
         # A recovered turn waits for OpenCode for as long as it takes.
-        limit = None if self.recovered else turns.settings.opencode.timeout
+        limit = None if self.recovered else shared.settings.opencode.timeout
         task = self._preparing = asyncio.current_task()
         try:
             if self.canceled:
@@ -334,9 +334,9 @@ class Turn:
                 await self._wait_for_lock(SessionId(self._routing.session_id), log)
             async with asyncio.timeout(limit):
                 while session is None:
-                    await turns.feed.up.wait()
+                    await shared.feed.up.wait()
                     try:
-                        session = await turns.sessions.take(
+                        session = await shared.sessions.take(
                             owner.principal,
                             owner.context_id,
                             self._routing,
@@ -347,10 +347,10 @@ class Turn:
                             raise
                         logger.warning("session not taken, trying again", error=error.message)
                         await asyncio.sleep(AWAY_SECONDS)
-            if turns.tools is not None:
-                await turns.tools.offer(session.location)
+            if shared.tools is not None:
+                await shared.tools.offer(session.location)
             if self._lock is None:
-                if session.session_id in turns.sessions.turn_locks:
+                if session.session_id in shared.sessions.turn_locks:
                     await log.append([self.bound(session)], session.link)
                 await self._wait_for_lock(session.session_id, log)
         except TimeoutError:
@@ -372,7 +372,7 @@ class Turn:
 
     async def _wait_for_lock(self, session_id: SessionId, log: Log) -> None:
         """Wait for the earlier turns of a session, and report what they do meanwhile."""
-        lock = self.turns.sessions.turn_locks.setdefault(session_id, TurnLock())
+        lock = self.shared.sessions.turn_locks.setdefault(session_id, TurnLock())
         reporting: asyncio.Task[None] | None = None
         if lock.users:
             reporting = asyncio.create_task(self._report_queue(session_id, log))
@@ -391,7 +391,7 @@ class Turn:
             await log.append([Finished(Outcome.CANCELED)], session and session.link)
             return None
         if self._lock is None:
-            seconds = self.turns.interrupts.settings.cancel_abort_timeout_seconds
+            seconds = self.shared.interrupts.settings.cancel_abort_timeout_seconds
             try:
                 async with asyncio.timeout(seconds):
                     await self._wait_for_lock(logged.session_id, log)
@@ -423,7 +423,7 @@ class Turn:
         """
         reported: Progressed | None = None
         while True:
-            ahead = self.turns.interrupts.sessions_with_turn.get(session_id)
+            ahead = self.shared.interrupts.sessions_with_turn.get(session_id)
             report = Progressed("queue", "waiting", title="An earlier turn is running")
             mine = ahead is not None and ahead.owner.principal == self.owner.principal
             if ahead is not None and mine and ahead.waiting:
@@ -446,7 +446,7 @@ class Turn:
 
     def bound(self, session: BoundSession) -> SessionBound:
         """Return the event that names the session, and the model and agent if they were chosen."""
-        model = self.request.routing.model or self.turns.default_model
+        model = self.request.routing.model or self.shared.default_model
         return SessionBound(
             session.session_id,
             session.location.directory,
@@ -458,4 +458,4 @@ class Turn:
         """Return the agent to prompt; None leaves the choice to OpenCode."""
         if self.plans:
             return PLAN_AGENT
-        return named or self.request.routing.agent or self.turns.settings.opencode.agent
+        return named or self.request.routing.agent or self.shared.settings.opencode.agent
