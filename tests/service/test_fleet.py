@@ -196,3 +196,17 @@ async def test_a_permission_is_answered_where_it_was_asked(pair: Pair) -> None:
         answered = await caller.send("yes", task=waiting.id)
     assert (waiting.state, answered.state) == ("input_required", "completed")
     assert [item["task_id"] for item in listed["items"]] == [waiting.id]
+
+
+async def test_lists_leave_out_an_opencode_without_the_workspace(pair: Pair) -> None:
+    workspace = "wrk_1deb3fc6b000iKn0wo4MZ7ksDZ"
+    named = {"metadata": {"opencode": {"workspace": {"id": workspace}}}}
+    async with pair.serving(a={"drain": True}) as service:
+        caller = Caller(service)
+        task = await caller.send("one")
+        nowhere = await caller.refused("opencode.sessions.list", named)
+        pair.b.workspaces[:] = [{"id": workspace, "type": "worktree", "name": "x"}]
+        listed = await caller.method("opencode.sessions.list", named)
+
+    assert nowhere.reason == "UPSTREAM_HTTP_ERROR"
+    assert [one["id"] for one in listed["items"]] == [task.session_id]

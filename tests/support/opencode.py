@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import orjson
 from pydantic import BaseModel
@@ -398,7 +398,10 @@ class FakeOpenCode:
         self.tell_event("session.created", {"sessionID": session_id, "info": info})
         return _json(info)
 
-    async def _all(self, _: Request) -> Response:
+    async def _all(self, request: Request) -> Response:
+        workspaces: list[Any] = [None, *(one["id"] for one in cast("list[Any]", self.workspaces))]
+        if request.query_params.get("workspace") not in workspaces:
+            return Response("Unexpected server error", 500, media_type="text/plain")  # as 1.18 does
         return _json([*self._sessions.values()])
 
     async def _session(self, request: Request) -> Response:

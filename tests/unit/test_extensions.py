@@ -1,10 +1,14 @@
 """Declarations: what they say of themselves, and that everything made of them agrees."""
 
-from typing import Any
+import builtins
+import typing
+from dataclasses import replace
+from typing import Any, get_args, get_origin
 
 import orjson
 import pytest
 from click.testing import CliRunner
+from pydantic import BaseModel, RootModel
 
 from opencode_a2a.a2a import render
 from opencode_a2a.a2a.encoding import V1
@@ -34,10 +38,19 @@ from opencode_a2a.events import (
     UsageCounted,
 )
 from opencode_a2a.extensions import EXTENSIONS, METHODS
+from opencode_a2a.extensions.call import Call
 from opencode_a2a.extensions.metadata import SESSION_BINDING, STREAM_HINTS
-from opencode_a2a.extensions.params import Listing, OfSession, read
+from opencode_a2a.extensions.params import (
+    Done,
+    Listing,
+    OfSession,
+    Placed,
+    read,
+    read_result,
+    write,
+)
 from opencode_a2a.extensions.registry import Access
-from opencode_a2a.extensions.sessions import SessionListParams
+from opencode_a2a.extensions.sessions import SESSIONS, SessionListParams
 from opencode_a2a.ids import ContextId, MessageId, Principal, RequestId, SessionId, TaskId
 from opencode_a2a.messages import Message, Part
 from opencode_a2a.server.card import Cards
@@ -80,6 +93,52 @@ def test_a_method_says_what_it_is(method: Any) -> None:
         assert issubclass(error, ServiceError)
         assert error.code == -32601 or not -32100 < error.code <= -32000
         assert error.data_fields or error.code == -32603
+
+
+def sample(annotation: Any) -> Any:
+    """Return a value of a type, by the names of the fields; nothing optional is left out."""
+    if isinstance(annotation, type) and issubclass(annotation, RootModel):
+        return {"id": "x"}
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {n: sample(info.annotation) for n, info in annotation.model_fields.items()}
+    match get_origin(annotation), get_args(annotation):
+        case (typing.Literal, (first, *_)):
+            return first
+        case (typing.Annotated, (inner, *_)):
+            return sample(inner)
+        case (builtins.list, (inner,)):
+            return [sample(inner)]
+        case (builtins.dict, (_, inner)):
+            return {"key": sample(inner)}
+        case (_, kinds) if kinds:
+            return sample(next(kind for kind in kinds if kind is not type(None)))
+        case _:
+            return {str: "x", int: 1, float: 1.5, bool: True}[annotation]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_a_result_can_be_read_from_another_replica(method: Any) -> None:
+    whole = orjson.dumps(sample(method.result))
+    written = write(method.result.model_validate_json(whole, by_alias=False, by_name=True))
+
+    assert {*written} == {*method.result.model_fields}
+    assert write(read_result(method.result, written)) == written
+
+
+def test_only_methods_that_read_are_merged() -> None:
+    extension = replace(SESSIONS, methods={})
+
+    def merge(_: Placed, results: list[Done]) -> Done:
+        return results[0]
+
+    with pytest.raises(TypeError, match="merge is for methods that read"):
+
+        @extension.method("opencode.sessions.end", Access.CONTROL, merge=merge)
+        async def end(  # pyright: ignore[reportUnusedFunction] - it is refused
+            call: Call, params: Placed
+        ) -> Done:
+            """End all sessions."""
+            return Done()
 
 
 def test_the_reference_has_every_method_and_every_error() -> None:

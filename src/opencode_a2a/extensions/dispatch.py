@@ -37,7 +37,7 @@ from opencode_a2a.errors import (
 )
 from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.extensions.call import Call, Deps, NotHereError
-from opencode_a2a.extensions.params import Payload, read, write
+from opencode_a2a.extensions.params import Payload, read, read_result, write
 from opencode_a2a.extensions.registry import Access, Extension, Method
 from opencode_a2a.ids import Caller
 from opencode_a2a.rights import Budget, Rights
@@ -204,15 +204,20 @@ class Dispatcher:
     async def _in_every(self, request: MethodRequest, call: Call) -> list[Payload]:
         """Return the results of a method for all OpenCodes, those of this replica first.
 
-        One that is away is left out, and so is a replica that does not answer soon.
+        One that is away or refuses is left out, and so is a replica that does not answer soon.
+        Raise what an OpenCode of this replica raises if there is no result at all.
         """
         method, fleet = request.method, self._deps.fleet
         members = [member for member in fleet.members.values() if member.owned and member.up]
         if not members and not fleet.shared:
             members = [call.member]  # to raise what is wrong with it
-        results = [
-            await method.handler(replace(call, member=member), call.params) for member in members
-        ]
+        results: list[Payload] = []
+        failure: ServiceError | None = None
+        for member in members:
+            try:
+                results.append(await method.handler(replace(call, member=member), call.params))
+            except ServiceError as error:  # such as for a workspace that only another one has
+                failure = failure or error
 
         async def ask(upstream: str) -> Payload | None:
             with suppress(ServiceError, TimeoutError):
@@ -220,12 +225,15 @@ class Dispatcher:
                     result = await self._call_at_owner.ask(
                         upstream, replace(request, only=upstream)
                     )
-                    return method.result.model_validate(result)
+                    return read_result(method.result, result)
             return None
 
         upstreams = await self._deps.tasks.mailbox.others()
         replies = await asyncio.gather(*map(ask, upstreams))
-        return [*results, *(reply for reply in replies if reply is not None)]
+        results += [reply for reply in replies if reply is not None]
+        if failure is not None and not results:
+            raise failure
+        return results
 
     async def _in_any_other(
         self, request: MethodRequest, call: Call, missing: ServiceError

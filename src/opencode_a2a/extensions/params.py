@@ -340,6 +340,11 @@ def write(result: Payload) -> JsonObject:
     return dict.fromkeys(sorted(result.nullable)) | known
 
 
+def read_result(model: type[P], written: JsonObject) -> P:
+    """Return a result that another replica has written with ``write``."""
+    return model.model_validate_json(orjson.dumps(written), by_alias=False, by_name=True)
+
+
 def refusal(kind: type[E], found: tuple[Violation, ...], **data: Json) -> E:
     """Return the error for several wrong values."""
     return kind(listed(found), violations=found, **data)

@@ -120,7 +120,8 @@ class Method:
     """Whether it asks no OpenCode: the service's own database has all it needs. It may still raise
     NotOwnerError, if only the owner of an OpenCode may change what it is about."""
     merge: Merge | None = None
-    """Combines the results of all OpenCodes; None for a method about one of them."""
+    """Combines the results of all OpenCodes; None for a method about one of them. Only for methods
+    that read: an OpenCode that is away, slow or refuses is left out, and nobody is told."""
 
     @property
     def all_errors(self) -> Errors:
@@ -234,6 +235,8 @@ class Extension:
             missing = (SessionNotFoundError,) if "session_id" in params.model_fields else ()
             if access is Access.OPERATE:
                 rules["writes"] = True
+            if "merge" in rules and access is not Access.READ:
+                raise TypeError(f"{name}: merge is for methods that read")
             self.methods[name] = Method(
                 name=name,
                 access=access,
