@@ -624,8 +624,10 @@ class StateList(DurableReader):
         connection.execute(LISTED.insert().values(new))
         return lambda log: self._begin(task_no, ref, 0, log)
 
-    async def recover(self, logs: Mapping[int, TaskLog], upstreams: Collection[str] | None) -> None:
-        for row, place in await self._database.read(lambda c: self._unended(c, upstreams)):
+    async def recover(
+        self, logs: Mapping[int, TaskLog], handed_over: Mapping[str, bool] | None
+    ) -> None:
+        for row, place in await self._database.read(lambda c: self._unended(c, handed_over)):
             if row.no not in self.following:
                 self._begin(row.no, ref_of(row), place, logs.get(row.no))
 
@@ -767,7 +769,7 @@ async def test_a_durable_reader_goes_on_after_a_restart_and_after_a_take_over(
         assert listed.following == {}
 
         successor = StateList(desk.database)
-        await successor.recover(logs, [MAIN])
+        await successor.recover(logs, {MAIN: False})
         following = [*successor.following.values()]
         for log in logs.values():
             await log.append([Finished(Outcome.COMPLETED)])

@@ -95,7 +95,7 @@ async def test_only_a_task_that_no_live_replica_runs_is_ended_without_its_owner(
 
         def admit(connection: Connection) -> int:
             replicas.enroll(connection, number, [UpstreamRow("x", None, "up", False, (), 0)])
-            replicas.take(connection, number, ["x"])
+            replicas.become_owner(connection, number, ["x"])
             no = task_rows.add_task(connection, row)
             task_rows.append(connection, [Segment(no, 1, 1, accepted)], [])
             return no
@@ -155,7 +155,7 @@ async def _own(database: Database, *names: str) -> None:
 
     def write(connection: Connection) -> None:
         replicas.enroll(connection, me, rows)
-        replicas.take(connection, me, names)
+        replicas.become_owner(connection, me, names)
         replicas.publish(connection, me, dict.fromkeys(names, ("up", 1)))
 
     await database.write(write)
@@ -193,8 +193,8 @@ async def test_a_death_during_a_take_over_is_noticed_right_after_it(tmp_path: Pa
     ):
 
         class SlowReader:
-            async def recover(self, _: object, upstreams: Mapping[str, bool]) -> None:
-                if "x" in upstreams:
+            async def recover(self, _: object, handed_over: Mapping[str, bool]) -> None:
+                if "x" in handed_over:
                     await _run(third, f"{silence} 'b'")
                     until = third.lease_until + lease / 2
                     while third.lease_until <= until:  # noqa: ASYNC110 - no event
@@ -223,8 +223,8 @@ async def test_webhooks_of_a_lost_opencode_are_left_to_its_next_owner(tmp_path: 
     url, served = stores.url(tmp_path), set[str]()
 
     class Reader:
-        async def recover(self, _: object, upstreams: Mapping[str, bool]) -> None:
-            served.update(upstreams)
+        async def recover(self, _: object, handed_over: Mapping[str, bool]) -> None:
+            served.update(handed_over)
 
         async def give_up(self, upstream: str) -> None:
             served.discard(upstream)

@@ -564,7 +564,7 @@ async def test_one_owns_an_upstream_until_it_is_gone_or_hands_it_over(url: str) 
 
         def taking(database: Database) -> Awaitable[dict[str, bool]]:
             me = database.replica or 0
-            return database.write(lambda c: replicas.take(c, me, ["x", "unknown"]))
+            return database.write(lambda c: replicas.become_owner(c, me, ["x", "unknown"]))
 
         for database in (one, two):
             me = database.replica or 0
@@ -593,11 +593,11 @@ async def test_an_opencode_that_is_taken_while_its_lock_is_waited_for_has_an_own
         ]
         numbers = [database.replica or 0 for database in (first, second, third)]
         await first.write(lambda c: replicas.enroll(c, numbers[0], listed))
-        await first.write(lambda c: replicas.take(c, numbers[0], ["x"]))
+        await first.write(lambda c: replicas.become_owner(c, numbers[0], ["x"]))
         await second.write(lambda c: replicas.declare_gone(c, numbers[:1], 0.0))
 
         def take(connection: Connection) -> dict[str, bool]:
-            names = replicas.take(connection, numbers[1], ["x"])
+            names = replicas.become_owner(connection, numbers[1], ["x"])
             taken.set()
             go_on.wait(30)
             return names

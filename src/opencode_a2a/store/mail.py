@@ -50,7 +50,7 @@ _FREE = """FROM mail m
  WHERE m.upstream = ANY(:upstreams) AND m.reply IS NULL
    AND (m.taker IS NULL OR (m.again = 1 AND (t.no IS NULL OR t.gone IS NOT NULL)))"""
 _WAITS = Prepared(f"SELECT EXISTS (SELECT 1 {_FREE})")
-_TAKE = Prepared(
+_COLLECT = Prepared(
     "UPDATE mail SET taker = :me WHERE no IN"  # noqa: S608 - constants
     f" (SELECT m.no {_FREE} ORDER BY m.no FOR UPDATE OF m SKIP LOCKED)"
     " RETURNING no, upstream, kind, body"
@@ -99,9 +99,9 @@ def waits(connection: Connection, me: int, upstreams: Sequence[str]) -> bool:
     return bool(found[0])
 
 
-def take(connection: Connection, me: int, upstreams: Sequence[str]) -> list[MailRow]:
-    """Take the mail to the owner of some OpenCodes, which is carried out by this replica alone."""
-    found = _TAKE.run(connection, {"me": me, "upstreams": [*upstreams]}).fetchall()
+def collect(connection: Connection, me: int, upstreams: Sequence[str]) -> list[MailRow]:
+    """Collect the mail to the owner of some OpenCodes; no other replica carries it out then."""
+    found = _COLLECT.run(connection, {"me": me, "upstreams": [*upstreams]}).fetchall()
     return sorted((MailRow(*row) for row in found), key=lambda row: row.no)
 
 

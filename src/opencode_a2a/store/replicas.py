@@ -107,7 +107,7 @@ _UNOWNED = sa.text(
     "SELECT u.name, u.owner FROM upstreams u LEFT JOIN replicas r ON r.no = u.owner"
     " WHERE u.name = ANY(:names) AND (r.no IS NULL OR r.gone IS NOT NULL) ORDER BY u.name"
 )
-_TAKE = sa.text("UPDATE upstreams SET owner = :me WHERE name = ANY(:names)")
+_BECOME_OWNER = sa.text("UPDATE upstreams SET owner = :me WHERE name = ANY(:names)")
 # Without an owner nobody reaches it, so it is away from now on.
 _HAND_OVER = sa.text(
     "UPDATE upstreams SET owner = NULL, state = CASE state WHEN 'up' THEN 'away' ELSE state END,"
@@ -188,15 +188,15 @@ def declare_gone(connection: Connection, numbers: Collection[int], lease: float)
     return list(connection.scalars(_DECLARE_GONE, values))
 
 
-def take(connection: Connection, me: int, names: Collection[str]) -> dict[str, bool]:
+def become_owner(connection: Connection, me: int, names: Collection[str]) -> dict[str, bool]:
     """Become the owner of those of these OpenCodes that have no live owner.
 
-    Return the names of the ones that were taken, each with whether it was handed over: then
-    everything that its last owner showed is stored.
+    Return of each that this replica owns now whether it was handed over: then everything that its
+    last owner showed is stored.
     """
     locked = list(connection.scalars(_LOCK, {"names": list(names)}))
     free = connection.execute(_UNOWNED, {"names": locked}).all()
-    connection.execute(_TAKE, {"me": me, "names": [row.name for row in free]})
+    connection.execute(_BECOME_OWNER, {"me": me, "names": [row.name for row in free]})
     return {row.name: row.owner is None for row in free}
 
 
@@ -227,7 +227,7 @@ def publish(connection: Connection, me: int, seen: Mapping[str, tuple[str, int]]
 
 
 def lose(connection: Connection, me: int, names: Collection[str]) -> dict[str, bool]:
-    """Take OpenCodes that nobody will run any more, to end their tasks."""
-    taken = take(connection, me, names)
-    connection.execute(_LOSE, {"names": list(taken)})
-    return taken
+    """Become the owner of OpenCodes that nobody will run any more, to end their tasks."""
+    handed_over = become_owner(connection, me, names)
+    connection.execute(_LOSE, {"names": list(handed_over)})
+    return handed_over

@@ -204,7 +204,7 @@ class Mailbox:
                 elif row.taken:
                     waiting.until = time.monotonic() + PATIENCE_SECONDS
         if owned and await self._database.read(lambda c: mail.waits(c, me, owned)):
-            for row in await self._database.write(lambda c: mail.take(c, me, owned)):
+            for row in await self._database.write(lambda c: mail.collect(c, me, owned)):
                 task = asyncio.create_task(self._carry_out(me, row), name=f"mail {row.no}")
                 self._doing.add(task)
                 task.add_done_callback(self._doing.discard)

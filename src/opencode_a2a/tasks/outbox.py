@@ -15,7 +15,7 @@ import secrets
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -397,9 +397,11 @@ class Outbox(DurableReader):
         row = self._store(connection, task_no, ref, push)
         return lambda log: self._begin(row, log)
 
-    async def recover(self, logs: Mapping[int, TaskLog], upstreams: Collection[str] | None) -> None:
+    async def recover(
+        self, logs: Mapping[int, TaskLog], handed_over: Mapping[str, bool] | None
+    ) -> None:
         if self.settings.enabled:
-            for row in await self._database.read(lambda c: webhooks.active(c, upstreams)):
+            for row in await self._database.read(lambda c: webhooks.active(c, handed_over)):
                 self._serve(row, logs.get(row.task_no))
 
     async def give_up(self, upstream: str) -> None:

@@ -10,8 +10,8 @@ The life of an ownership, at a replica that lists the OpenCode in its settings:
 1. The OpenCode is free: it is new, was handed over, or its owner is gone. ``start``, and later
    ``run`` every eighth of a lease, look at the database (``watch``). An owner that has been silent
    for a lease is declared gone.
-2. This replica takes it (``_take``), if it belongs to its fair share or nobody else wants it. One
-   transaction makes it the owner.
+2. This replica becomes its owner in one transaction (``_become_owner``), if the OpenCode belongs
+   to its fair share or nobody else wants it.
 3. It begins to run the OpenCode (``_begin``): it listens to its events, and continues the open
    tasks, their webhooks and errands. From then on ``Member.owned`` is True.
 4. While it owns the OpenCode, it publishes its state and the number of its open tasks for other
@@ -272,8 +272,8 @@ class Ownership:
         await self._publish(me)
         for claim in self._to_give_up(census, this_replica):
             await self._give_up(me, claim)
-        if names := self._to_take(census, this_replica):
-            await self._take(census, names)
+        if names := self._to_own(census, this_replica):
+            await self._become_owner(census, names)
         if names := census.lost(self._fleet.lost_seconds):
             await self._lose(me, names)
 
@@ -349,7 +349,7 @@ class Ownership:
 
     # Taking
 
-    def _to_take(self, census: Census, this_replica: ReplicaRow) -> list[str]:
+    def _to_own(self, census: Census, this_replica: ReplicaRow) -> list[str]:
         """Return the free OpenCodes of this replica's fair share, and those that nobody takes."""
         now, free = self._now(), {row.name for row in census.upstreams if row.free}
         for name, claim in self._claims.items():
@@ -369,52 +369,57 @@ class Ownership:
         ]
         return [*dict.fromkeys([*share, *untaken])]
 
-    async def _take(self, census: Census, names: Sequence[str]) -> None:
+    async def _become_owner(self, census: Census, names: Sequence[str]) -> None:
         """Become the owner of OpenCodes, unless another replica was quicker, and run them."""
-        taken = await self._database.write(lambda c: replicas.take(c, census.me, names))
-        if not taken:
+        handed_over = await self._database.write(
+            lambda c: replicas.become_owner(c, census.me, names)
+        )
+        if not handed_over:
             return
         before = {row.name: row for row in census.upstreams}
-        for name, handed_over in taken.items():
+        for name, cleanly in handed_over.items():
             cause = "new" if before[name].owner == replicas.UNKNOWN else "gone"
-            metrics.TAKEOVERS.labels("handed over" if handed_over else cause).inc()
+            metrics.TAKEOVERS.labels("handed over" if cleanly else cause).inc()
         with metrics.TAKEOVER_SECONDS.time():
-            await self._begin(taken)
-        for name in taken:
+            await self._begin(handed_over)
+        for name in handed_over:
             if away := before[name].away_seconds:
                 # Its earlier owners could not reach it either; but this one has to try.
                 longest = self._fleet.lost_seconds - 2 * UNREACHED_SECONDS
                 self._claims[name].member.away_since = self._now() - max(0.0, min(away, longest))
         self._database.notify("u")
 
-    async def _begin(self, taken: Mapping[str, bool]) -> None:
-        """Listen to OpenCodes that this replica has taken, and continue their tasks and errands.
+    async def _begin(self, handed_over: Mapping[str, bool]) -> None:
+        """Listen to OpenCodes that this replica owns now, and continue their tasks and errands.
 
-        ``taken`` says of each whether its last owner handed it over.
+        ``handed_over`` says of each whether its last owner handed it over.
         """
-        claims = [self._claims[name] for name in taken]
+        claims = [self._claims[name] for name in handed_over]
         for claim in claims:
             self._fleet.others.pop(claim.member.name, None)
             listening = self._run_beside(claim.member.turns.feed.run(), "feed")
             await claim.running.enter_async_context(listening)
-        count = await self._recover(taken, [claim.member for claim in claims])
+        count = await self._recover(handed_over, [claim.member for claim in claims])
         if count:
             logger.warning("tasks taken up after a restart", count=count)
         for claim in claims:
             claim.owned_since = self._now()
             claim.member.owned = True
 
-    async def _recover(self, taken: Mapping[str, bool], members: Collection[Member]) -> int:
+    async def _recover(
+        self, handed_over: Mapping[str, bool] | None, members: Collection[Member]
+    ) -> int:
         """Take up tasks, their readers, and errands; return how many tasks there were."""
-        takeover = None if self._database.replica is None else taken
+        if self._database.replica is None:  # a single process: all tasks, whatever runs them
+            handed_over = None
         while True:
             try:
                 tasks = await recover(
-                    self._database, self._writer, self._tasks, self._fleet, takeover
+                    self._database, self._writer, self._tasks, self._fleet, handed_over
                 )
                 logs = {task.log.no: task.log for task in self._tasks.all()}
                 for reader in self._readers:
-                    await reader.recover(logs, takeover)
+                    await reader.recover(logs, handed_over)
                 await self._fleet.recover_errands(members)
                 return tasks
             except StoreUnavailableError:  # what was taken up before that is not taken up again
@@ -465,10 +470,12 @@ class Ownership:
 
         Their webhooks are served here until an OpenCode has an owner again.
         """
-        taken = await self._database.write(lambda c: replicas.lose(c, me, names))
-        if not taken:
+        handed_over = await self._database.write(lambda c: replicas.lose(c, me, names))
+        if not handed_over:
             return  # another replica does it
-        logger.error("OpenCodes are lost", upstreams=list(taken))
-        await self._recover(taken, ())
+        logger.error("OpenCodes are lost", upstreams=list(handed_over))
+        await self._recover(handed_over, ())
         await self._writer.commit()
-        await self._database.write_until_stored(lambda c: replicas.hand_over(c, me, list(taken)))
+        await self._database.write_until_stored(
+            lambda c: replicas.hand_over(c, me, list(handed_over))
+        )

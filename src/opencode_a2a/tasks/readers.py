@@ -12,7 +12,7 @@ demands of it.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from sqlalchemy import ColumnElement
@@ -196,12 +196,15 @@ class DurableReader(Protocol):
         """
         ...
 
-    async def recover(self, logs: Mapping[int, TaskLog], upstreams: Collection[str] | None) -> None:
+    async def recover(
+        self, logs: Mapping[int, TaskLog], handed_over: Mapping[str, bool] | None
+    ) -> None:
         """Continue from all stored places, or from those in the tasks of some OpenCodes.
 
-        The service calls it when it starts, and when it has taken over OpenCodes. ``logs`` are
-        those of open tasks, by number; the logs of ended tasks are in the store. If the database
-        goes away in between it is called again, and finds tasks that are followed already.
+        The service calls it when it starts, and when it has become the owner of OpenCodes, which
+        ``handed_over`` names (``recovery.recover``). ``logs`` are those of open tasks, by number;
+        the logs of ended tasks are in the store. If the database goes away in between it is called
+        again, and finds tasks that are followed already.
         """
         ...
 

@@ -77,15 +77,15 @@ async def recover(
     writer: LogWriter,
     tasks: OpenTasks,
     fleet: Fleet,
-    takeover: Mapping[str, bool] | None = None,
+    handed_over: Mapping[str, bool] | None = None,
 ) -> int:
     """Take up the tasks that were open when the process that ran them ended; return how many.
 
     After a restart of a single process these are all open tasks. A replica that takes OpenCodes
-    over takes up their tasks only: ``takeover`` names them, and says of each whether its last
+    over takes up their tasks only: ``handed_over`` names them, and says of each whether its last
     owner handed it over, with all that was shown stored.
     """
-    rows = await database.read(lambda c: task_rows.load_open(c, list(OPEN), takeover))
+    rows = await database.read(lambda c: task_rows.load_open(c, list(OPEN), handed_over))
     running = {task.log.no for task in tasks.all()}
     for row in rows:
         if row.no in running:  # taken up by an earlier try, which the database cut short
@@ -97,8 +97,8 @@ async def recover(
         task = tasks.adopt(log, member or fleet.first, request.routing if request else ANYWHERE)
         # Unless they were handed over, entries that were shown may be lost, and their numbers are
         # given to others: a reader that has such a number is given the task anew.
-        handed_over = takeover is not None and takeover[row.upstream]
-        new_epoch = [] if handed_over else [Recovered(RESTARTED)]
+        cleanly = handed_over is not None and handed_over[row.upstream]
+        new_epoch = [] if cleanly else [Recovered(RESTARTED)]
 
         # A restart: its OpenCode is no longer in the settings. A take-over: no replica lists it.
         if member is None:

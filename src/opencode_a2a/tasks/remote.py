@@ -64,24 +64,24 @@ class RemoteLog(TaskLog):
     def append_now(self, events: Iterable[LogEvent], also: Write | None = None) -> bool:
         raise AssertionError("only the replica that runs a task writes its log")
 
-    def take(self, events: Iterable[tuple[int, LogEvent]]) -> None:
+    def extend(self, events: Iterable[tuple[int, LogEvent]]) -> None:
         """Append the next stored events, each with its time, and show them."""
         self._tail += [self.state.apply(event, at) for at, event in events]
         self.mark_stored(self.state.seq)
 
-    def take_segment(self, segment: Segment) -> int | None:
-        """Take a segment unless its entries are here already; return the time of the first."""
+    def extend_by(self, segment: Segment) -> int | None:
+        """Append a segment unless its entries are here already; return the time of the first."""
         if segment.first_seq <= self.state.seq:
             return None
         events = load_entries(segment.data)
-        self.take(events)
+        self.extend(events)
         self.last = segment
         return events[0][0]
 
     def offer(self, entries: list[Entry]) -> None:
         """Take entries of ``own``, or have them read if some before them are missing."""
         if entries and entries[0].seq == self.state.seq + 1:
-            self.take((entry.at, entry.event) for entry in entries)
+            self.extend((entry.at, entry.event) for entry in entries)
         else:
             self._logs.want([self.no])
 
@@ -238,7 +238,7 @@ class RemoteLogs:
                 if (log := logs.get(segment.task_no)) is None:
                     continue
                 try:
-                    at = log.take_segment(segment)
+                    at = log.extend_by(segment)
                 except Exception:  # one log that cannot be read must not end the others
                     logger.exception("a log cannot be read", task_no=log.no)
                     self._forget(logs.pop(log.no))
@@ -261,7 +261,7 @@ class RemoteLogs:
             metrics.TAIL_QUERIES.labels(ASKED).inc()
             segments = await self.database.read(read)
             for segment in segments:
-                log.take_segment(segment)
+                log.extend_by(segment)
             if len(segments) < SEGMENTS:
                 return
 
