@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from opencode_a2a import metrics
-from opencode_a2a.config import Problem, SettingsError
+from opencode_a2a.config import SettingsError
 
 WAITING = 10_000
 """Records that may wait to be written."""
@@ -37,8 +37,8 @@ class AuditFile:
         try:
             self._file = self._open()
         except OSError as error:
-            raise SettingsError(
-                (Problem("A2A_AUDIT_FILE", f"cannot append to {path}: {error.strerror}"),)
+            raise SettingsError.of(
+                "A2A_AUDIT_FILE", f"cannot append to {path}: {error.strerror}"
             ) from None
         self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
         self._thread.start()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from opencode_a2a.config import Problem, SettingsError, SigningSettings
+from opencode_a2a.config import SettingsError, SigningSettings
 from opencode_a2a.events import Json, JsonObject
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def require_security(variable: str) -> None:
 
         _ = cryptography, jwt, rfc8785
     except ImportError:
-        raise _wrong(
+        raise SettingsError.of(
             variable,
             "needs packages that are not installed; install this program with its extra "
             "`security`, or run `pip install 'pyjwt[crypto]' rfc8785`",
@@ -124,12 +124,14 @@ def read_private_file(file: Path, variable: str) -> bytes:
         with os.fdopen(descriptor, "rb") as opened:
             mode = os.fstat(opened.fileno()).st_mode
             if not stat.S_ISREG(mode):
-                raise _wrong(variable, f"{file} is not a file")
+                raise SettingsError.of(variable, f"{file} is not a file")
             if mode & 0o007:
-                raise _wrong(variable, f"everybody can read {file}; run `chmod o= {file}`")
+                raise SettingsError.of(
+                    variable, f"everybody can read {file}; run `chmod o= {file}`"
+                )
             return opened.read(_KEY_BYTES)
     except OSError as error:
-        raise _wrong(variable, f"cannot read {file}: {error.strerror}") from None
+        raise SettingsError.of(variable, f"cannot read {file}: {error.strerror}") from None
 
 
 def _previous(files: Sequence[Path]) -> tuple[PublishedKey, ...]:
@@ -141,7 +143,9 @@ def _previous(files: Sequence[Path]) -> tuple[PublishedKey, ...]:
         try:
             content = file.read_bytes()
         except OSError as error:
-            raise _wrong(PREVIOUS_KEY_FILES, f"cannot read {file}: {error.strerror}") from None
+            raise SettingsError.of(
+                PREVIOUS_KEY_FILES, f"cannot read {file}: {error.strerror}"
+            ) from None
         try:
             key = load_pem_public_key(content)  # the private half need not be kept
         except (ValueError, UnsupportedAlgorithm):
@@ -158,9 +162,13 @@ def _private_key(file: Path, content: bytes, variable: str = KEY_FILE) -> "Priva
     try:
         key = load_pem_private_key(content, None)
     except TypeError:  # it is encrypted
-        raise _wrong(variable, f"{file} has a password; give the key without one") from None
+        raise SettingsError.of(
+            variable, f"{file} has a password; give the key without one"
+        ) from None
     except (ValueError, UnsupportedAlgorithm):
-        raise _wrong(variable, f"{file} holds no private key in PEM; {_MAKE_ONE}") from None
+        raise SettingsError.of(
+            variable, f"{file} holds no private key in PEM; {_MAKE_ONE}"
+        ) from None
     if not isinstance(
         key, ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey | rsa.RSAPrivateKey
     ):
@@ -189,7 +197,7 @@ def _published(key: "PublicKey", variable: str, file: Path) -> PublishedKey:
         jwk = ECAlgorithm.to_jwk(key, as_dict=True)
     elif isinstance(key, rsa.RSAPublicKey):
         if key.key_size < SHORTEST_RSA:
-            raise _wrong(
+            raise SettingsError.of(
                 variable, f"the RSA key in {file} is too short; use {SHORTEST_RSA} bits or more"
             )
         algorithm, members = "RS256", ("e", "kty", "n")
@@ -204,11 +212,9 @@ def _published(key: "PublicKey", variable: str, file: Path) -> PublishedKey:
 
 
 def _unusable(variable: str, file: Path) -> SettingsError:
-    return _wrong(variable, f"the key in {file} should be of P-256, Ed25519 or RSA; {_MAKE_ONE}")
-
-
-def _wrong(variable: str, text: str) -> SettingsError:
-    return SettingsError((Problem(variable, text),))
+    return SettingsError.of(
+        variable, f"the key in {file} should be of P-256, Ed25519 or RSA; {_MAKE_ONE}"
+    )
 
 
 def _base64url(value: bytes) -> str:

@@ -175,7 +175,7 @@ class Settings(BaseModel):
             return Path.cwd()
         except FileNotFoundError:
             text = "is not set, and the current directory is gone"
-            raise SettingsError((Problem("OPENCODE_WORKSPACE_ROOT", text),)) from None
+            raise SettingsError.of("OPENCODE_WORKSPACE_ROOT", text) from None
 
     @property
     def guarded_workspace(self) -> Path | None:
@@ -326,6 +326,11 @@ class SettingsError(Exception):
     def __init__(self, problems: tuple[Problem, ...]) -> None:
         super().__init__("\n".join(map(str, problems)))
         self.problems = problems
+
+    @classmethod
+    def of(cls, variable: str, text: str) -> Self:
+        """Return the error for one setting."""
+        return cls((Problem(variable, text),))
 
 
 class StateError(Exception):

@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from opencode_a2a.bounds import wait
 from opencode_a2a.config import OpenCodeSettings
 from opencode_a2a.errors import (
     ServiceError,
@@ -419,10 +420,7 @@ class ManagedOpenCode:
                 pass
             else:
                 raise UpstreamError("it does not ask for its password")
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORDS_SECONDS):
-                await process.withheld.wait()
-        if not process.withheld.is_set():
+        if not await wait(process.withheld, LAST_WORDS_SECONDS):
             logger.warning(
                 "the agent's tools can see OpenCode's password, and could answer the agent's "
                 "permissions: OpenCode does not load plugins; unset OPENCODE_PURE"

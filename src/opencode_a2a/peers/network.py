@@ -25,7 +25,7 @@ from urllib.parse import SplitResult, urlsplit
 import httpcore2
 import httpx2
 
-from opencode_a2a.config import ClientSettings, Problem, ServiceSettings, SettingsError
+from opencode_a2a.config import ClientSettings, ServiceSettings, SettingsError
 
 Address = IPv4Address | IPv6Address
 
@@ -270,9 +270,9 @@ def trust(settings: ClientSettings) -> ssl.SSLContext:
         text = "should be a file in PEM with " + (
             "certificates" if variable.endswith("CA_FILE") else "a certificate and its private key"
         )
-        raise SettingsError((Problem(variable, text),)) from None
+        raise SettingsError.of(variable, text) from None
     except OSError as error:
-        raise SettingsError((Problem(variable, f"cannot be read: {error.strerror}"),)) from None
+        raise SettingsError.of(variable, f"cannot be read: {error.strerror}") from None
     return context
 
 

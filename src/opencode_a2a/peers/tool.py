@@ -8,7 +8,6 @@ and is therefore still valid after a restart.
 
 import asyncio
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +15,7 @@ from functools import partial
 import structlog
 from pydantic import BaseModel, Field, SecretStr, ValidationError
 
+from opencode_a2a.bounds import Recent
 from opencode_a2a.config import Settings
 from opencode_a2a.events import JsonObject, Progressed
 from opencode_a2a.ids import Principal
@@ -133,7 +133,7 @@ class PeerTool:
         }
         self._pool = Pool(self._rules, settings.client)
         self._stopping: set[asyncio.Task[None]] = set()
-        self._owners: OrderedDict[tuple[str, str], Principal] = OrderedDict()
+        self._owners = Recent[tuple[str, str], Principal](_OWNERS)
         """The principal that began a task or context, by the agent's URL and the id there."""
         call, result = _CallArguments, _ResultArguments
         self.server = ToolServer(
@@ -235,8 +235,6 @@ class PeerTool:
         for name in filter(None, (call.task.task_id, call.task.context_id)):
             if principal is not None:
                 self._owners.setdefault((call.agent.url, name), principal)
-            if len(self._owners) > _OWNERS:
-                self._owners.popitem(last=False)
 
     async def _follow(self, call: "_PeerCall", asking: Coroutine[None, None, None]) -> ToolResult:
         """Report the peer's task to the turn until it ends or waits, or the time is up."""

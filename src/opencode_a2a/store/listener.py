@@ -15,6 +15,7 @@ import psycopg
 import structlog
 
 from opencode_a2a import metrics
+from opencode_a2a.bounds import wait
 
 logger = structlog.get_logger(__name__)
 
@@ -75,11 +76,7 @@ class Listener:
             often = not self._hears and (
                 self._database.has_other_replicas or self._conninfo is None
             )
-            try:
-                async with asyncio.timeout(self._poll_seconds if often else LOOK_SECONDS):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
+            await wait(self._changed, self._poll_seconds if often else LOOK_SECONDS)
             self._database.dispatch("")
 
     async def _beats(self) -> None:

@@ -24,6 +24,7 @@ import orjson
 import structlog
 
 from opencode_a2a import metrics
+from opencode_a2a.bounds import wait
 from opencode_a2a.errors import (
     InternalError,
     ServiceError,
@@ -168,9 +169,7 @@ class Mailbox:
         self._database.listeners.append(self.on_notification)
         try:
             while True:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(POLL_SECONDS):
-                        await self._wake.wait()
+                await wait(self._wake, POLL_SECONDS)
                 self._wake.clear()
                 sweep_due = time.monotonic() - self._swept >= ALONE_SECONDS
                 if self._database.has_other_replicas or self._waiting or sweep_due:

@@ -27,6 +27,7 @@ from sqlalchemy import ColumnElement
 from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
+from opencode_a2a.bounds import wait
 from opencode_a2a.config import PushSettings
 from opencode_a2a.errors import (
     LimitExceededError,
@@ -144,11 +145,9 @@ class Destination:
             # First come, first served; a webhook that gives up here makes way for the next.
             async with AsyncExitStack() as place:
                 await place.enter_async_context(self._alone)
-                while self.failures and (wait := self.wait):
+                while self.failures and (seconds := self.wait):
                     self._sooner.clear()
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(wait):
-                            await self._sooner.wait()
+                    await wait(self._sooner, seconds)
                 if self.failures:
                     stack.push_async_exit(place.pop_all())
                     return True
@@ -196,9 +195,7 @@ class Delivery:
     async def pause(self, seconds: float) -> None:
         """Wait before the next attempt."""
         if seconds > 0:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self.hurry.wait()
+            await wait(self.hurry, seconds)
         self.hurry.clear()
 
 

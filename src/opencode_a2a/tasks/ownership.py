@@ -37,6 +37,7 @@ from itertools import chain
 import structlog
 
 from opencode_a2a import metrics
+from opencode_a2a.bounds import wait
 from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.store import replicas
 from opencode_a2a.store.database import Database
@@ -216,9 +217,7 @@ class Ownership:
             return
         self._database.listeners.append(self._on_notification)
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._lease / 8):
-                    await self._wake.wait()
+            await wait(self._wake, self._lease / 8)
             self._wake.clear()
             with suppress(StoreUnavailableError):  # which has been logged
                 await self.watch(me)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from opencode_a2a.bounds import wait
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
     ServiceError,
@@ -771,9 +772,10 @@ class PromptCalls:
                 if not reported:
                     self._report(Progressed("queue", "waiting", title=str(wider)))
                 reported = True
-                over = wider.work.done.wait() if wider.work else asyncio.sleep(AWAY_SECONDS)
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(over, AWAY_SECONDS)
+                if wider.work:
+                    await wait(wider.work.done, AWAY_SECONDS)
+                else:
+                    await asyncio.sleep(AWAY_SECONDS)
         raise asyncio.CancelledError
 
 

@@ -8,7 +8,7 @@ the OpenCode, the fleet raises ``NotOwnerError``. With a single OpenCode there i
 
 import asyncio
 import os
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
@@ -17,6 +17,7 @@ from pathlib import Path
 import structlog
 
 from opencode_a2a import metrics
+from opencode_a2a.bounds import Recent
 from opencode_a2a.config import UpstreamEntry
 from opencode_a2a.errors import (
     InvalidParamsError,
@@ -124,7 +125,7 @@ class Fleet:
         """The OpenCodes that this replica does not own, by name, without lost ones."""
         self.find_session_elsewhere: Callable[[SessionId], Awaitable[str | None]] | None = None
         """Asks other replicas for the name of the OpenCode that has a session."""
-        self._placements: OrderedDict[Place, Member] = OrderedDict()
+        self._placements = Recent[Place, Member](KNOWN_SESSIONS)
         """The OpenCodes that contexts were given lately: that may not be stored yet."""
 
     # Which OpenCode?
@@ -191,9 +192,6 @@ class Fleet:
             return  # the task is from before a restart, and its directory gone: its turn says so
         place = principal, ContextId(context_id), name
         self._placements[place] = member
-        self._placements.move_to_end(place)
-        if len(self._placements) > KNOWN_SESSIONS:
-            self._placements.popitem(last=False)
 
     def serving(self, directory: str | None) -> Member:
         """Return an OpenCode to ask for what is the same in all that serve a directory."""

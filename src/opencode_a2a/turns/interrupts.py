@@ -41,6 +41,7 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
+from opencode_a2a.bounds import wait
 from opencode_a2a.config import InterruptSettings, Settings
 from opencode_a2a.errors import (
     AuthorizationForbiddenError,
@@ -718,13 +719,8 @@ class WorkInterrupts:
 
     async def _wait_connected(self) -> None:
         """Wait until answers can be given, which takes a moment after a restart of the service."""
-        try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                await self._connected.wait()
-        except TimeoutError:
-            raise UpstreamUnreachableError(
-                "The turn is not connected to OpenCode yet; try again"
-            ) from None
+        if not await wait(self._connected, CONNECT_SECONDS):
+            raise UpstreamUnreachableError("The turn is not connected to OpenCode yet; try again")
         if self._closed and self.open:
             raise UpstreamUnreachableError(STOPPED_MESSAGE)
 
@@ -767,15 +763,12 @@ class WorkInterrupts:
 
     async def _wait_confirmed(self, interrupt: Interrupt, answer: Answer) -> None:
         """Wait until an interrupt is settled; raise an error if not by this answer."""
-        try:
-            async with asyncio.timeout(CONFIRM_SECONDS):
-                await interrupt.logged.wait()
-        except TimeoutError:
+        if not await wait(interrupt.logged, CONFIRM_SECONDS):
             if interrupt.stage is Stage.DELIVERED:
                 interrupt.stage = Stage.WAITING
             raise UpstreamPayloadError(
                 "OpenCode accepted the answer but did not confirm it. Try again."
-            ) from None
+            )
         if self._closed and interrupt.stage is not Stage.SETTLED:
             raise UpstreamUnreachableError(STOPPED_MESSAGE)
         if interrupt.answer != answer:

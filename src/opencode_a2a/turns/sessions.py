@@ -13,12 +13,10 @@ mark, and after it the rules of the agent, narrowed to the rights.
 
 import asyncio
 import os
-from collections import OrderedDict
 from collections.abc import (
     AsyncGenerator,
     Awaitable,
     Callable,
-    Hashable,
     Iterable,
     Mapping,
     Sequence,
@@ -26,10 +24,11 @@ from collections.abc import (
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
+from opencode_a2a.bounds import Recent
 from opencode_a2a.errors import (
     InvalidParamsError,
     SessionNotFoundError,
@@ -68,8 +67,6 @@ MAX_DEPTH = 16
 
 Place = tuple[Principal, ContextId, str]
 """A context in one place it runs in: a directory or a workspace, empty for the root."""
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
 
 
 class WorkspaceRoot:
@@ -170,15 +167,15 @@ class Sessions:
         self._claim_ms = int(claim_seconds * 1000)
         self._creating: WeakValueDictionary[Place, asyncio.Lock] = WeakValueDictionary()
         """Held while a turn finds or creates the session of a context in a place."""
-        self._unanswered: OrderedDict[Place, str] = OrderedDict()
+        self._unanswered = Recent[Place, str](KNOWN_SESSIONS)
         """The keys of sessions that OpenCode was asked to create, until it answers."""
-        self._known: OrderedDict[SessionId, BoundSession] = OrderedDict()
+        self._known = Recent[SessionId, BoundSession](KNOWN_SESSIONS)
         """Sessions that OpenCode was seen to have, so that it need not be asked again."""
-        self._parents: OrderedDict[SessionId, SessionId | None] = OrderedDict()
+        self._parents = Recent[SessionId, SessionId | None](KNOWN_SESSIONS)
         """The parent of each sub-agent's session; OpenCode never changes it."""
-        self._links: OrderedDict[Place, SessionId] = OrderedDict()
+        self._links = Recent[Place, SessionId](KNOWN_SESSIONS)
         """The session of each context in a place, as it is stored or about to be."""
-        self._owners: OrderedDict[SessionId, Principal] = OrderedDict()
+        self._owners = Recent[SessionId, Principal](KNOWN_SESSIONS)
         """The owners of the sessions in ``_links``."""
 
     # Whose a session is: one rule for turns, methods and lists
@@ -193,7 +190,7 @@ class Sessions:
                     session = await self._opencode.session(last)
                 except SessionNotFoundError:
                     return lineage
-                _keep(self._parents, last, session.parent_id)
+                self._parents[last] = session.parent_id
             parent = self._parents[last]
             if parent is None:
                 return lineage
@@ -220,7 +217,7 @@ class Sessions:
     async def visible(self, principal: Principal, sessions: Sequence[Session]) -> list[Session]:
         """Return the sessions that a caller may know of and use."""
         for session in sessions:
-            _keep(self._parents, session.id, session.parent_id)
+            self._parents[session.id] = session.parent_id
         lineages: dict[SessionId, list[SessionId]] = {}
         for session in filter(self._inside, sessions):
             with suppress(SessionNotFoundError):
@@ -386,7 +383,7 @@ class Sessions:
                             pass
             if session is None:
                 key = key or str(uuid4())
-                _keep(self._unanswered, place, key)
+                self._unanswered[place] = key
                 draft = SessionDraft(metadata={"a2a": {"contextId": context_id, "key": key}})
                 session = await self._opencode.create_session(draft, at=location)
             self._unanswered.pop(place, None)
@@ -414,8 +411,8 @@ class Sessions:
 
     def _link(self, place: Place, session_id: SessionId) -> Write:
         """Let a context use a session from now on; return the write that stores it."""
-        _keep(self._links, place, session_id)
-        _keep(self._owners, session_id, place[0])
+        self._links[place] = session_id
+        self._owners[session_id] = place[0]
         return lambda connection: links.link(
             connection, *place, session_id, self._upstream, now_ms()
         )
@@ -465,10 +462,10 @@ class Sessions:
     def _remember(self, session: Session) -> BoundSession:
         if not self._inside(session):
             raise SessionNotFoundError  # to the caller it does not exist
-        _keep(self._parents, session.id, session.parent_id)
+        self._parents[session.id] = session.parent_id
         self.rights.note(session)
         bound = BoundSession(session.id, Location(directory=session.directory))
-        _keep(self._known, session.id, bound)
+        self._known[session.id] = bound
         return bound
 
 
@@ -539,8 +536,11 @@ class SessionRights:
         self._opencode = opencode
         self._lineage = lineage
         self._work: dict[SessionId, list[Work]] = {}
-        self._marked: OrderedDict[SessionId, None] = OrderedDict()
-        """Sessions to which this service has added rules."""
+        self._marked = Recent[SessionId, None](KNOWN_SESSIONS)
+        """Sessions to which this service has added rules.
+
+        One that is forgotten stays narrow until its next narrowed prompt.
+        """
         self._limiting: WeakValueDictionary[SessionId, asyncio.Lock] = WeakValueDictionary()
         """Held while the rules of a session are set, so that no other work begins meanwhile."""
 
@@ -548,9 +548,6 @@ class SessionRights:
         """Remember a session with rules that this service, or an earlier process of it, added."""
         if MARK in session.permission:
             self._marked[session.id] = None
-            if len(self._marked) > KNOWN_SESSIONS:
-                # The session that is forgotten stays narrow until its next narrowed prompt.
-                self._marked.popitem(last=False)
 
     def register(self, session_id: SessionId, rights: Rights) -> Work:
         """Register work that a session is about to be given; ``end`` ends it."""
@@ -666,11 +663,3 @@ class SessionRights:
             return None
         del self._marked[session_id]
         return {rule.permission: False for rule in (*kept, MARK)}
-
-
-def _keep(known: OrderedDict[K, V], key: K, value: V) -> None:
-    """Remember an entry as the latest, and forget the oldest if there are too many."""
-    known[key] = value
-    known.move_to_end(key)
-    if len(known) > KNOWN_SESSIONS:
-        known.popitem(last=False)

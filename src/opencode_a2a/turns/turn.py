@@ -6,7 +6,6 @@ over. ``SharedTurns`` is what the turns in one OpenCode share.
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Container, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from typing import Protocol
 
 import structlog
 
+from opencode_a2a.bounds import Recent
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
     ServiceError,
@@ -82,7 +82,7 @@ class SharedTurns:
         self.snapshots = Snapshots(opencode)
         self.running = 0
         """Turns that were admitted and have not ended, those that wait for a session included."""
-        self._models: OrderedDict[SessionId, ModelRef | None] = OrderedDict()
+        self._models = Recent[SessionId, ModelRef | None](KNOWN_SESSIONS)
         """For each session whose last prompt named a model: the one it had before."""
 
     async def reachable(self) -> None:
@@ -114,8 +114,6 @@ class SharedTurns:
                 config = await self.opencode.config(at=session.location)
                 before = ModelRef.parse(config.model)
             self._models[session_id] = before
-            if len(self._models) > KNOWN_SESSIONS:
-                self._models.popitem(last=False)
         return named
 
 

@@ -29,6 +29,7 @@ import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from opencode_a2a import metrics
+from opencode_a2a.bounds import Recent
 from opencode_a2a.config import UNGUESSABLE, CredentialEntry, Settings, StateError
 from opencode_a2a.errors import (
     InvalidTokenError,
@@ -169,26 +170,6 @@ class Throttle:
             del self._guesses[min(oldest, key=lambda old: len(self._guesses[old][0]))]
 
 
-class _RecentRefusals:
-    """The addresses that were refused within a minute: each gets one audit record."""
-
-    def __init__(self, seconds: float = 60.0, most: int = 10_000) -> None:
-        self._seconds = seconds
-        self._most = most
-        self._until: OrderedDict[str, float] = OrderedDict()
-
-    def is_first(self, address: str) -> bool:
-        """Note a refusal; return whether it is the first of its address for a while."""
-        now = time.monotonic()
-        if self._until.get(address, now) > now:
-            return False
-        self._until.pop(address, None)
-        self._until[address] = now + self._seconds
-        if len(self._until) > self._most:
-            self._until.popitem(last=False)
-        return True
-
-
 class Authentication:
     """Let requests with an accepted credential pass, with their caller in the scope."""
 
@@ -207,7 +188,8 @@ class Authentication:
         self._verify = verify
         self._credentials = tuple(credentials)
         self._throttle = Throttle() if throttle is None else throttle
-        self._recent_refusals = _RecentRefusals()
+        self._refused = Recent[str, float](10_000)
+        """When a refusal of an address was last logged; each is logged once a minute."""
         schemes = {credential.scheme for credential in self._credentials}
         if verify is not None:
             schemes.add("bearer")
@@ -228,7 +210,9 @@ class Authentication:
                 credential = await self.admit(scope)
             except ServiceError as error:
                 metrics.AUTH_REJECTED.inc()
-                if self._recent_refusals.is_first(address):
+                now = time.monotonic()
+                if now - self._refused.get(address, -math.inf) >= 60.0:
+                    self._refused[address] = now
                     ROUTINE.info("credential refused", address=address, outcome=error.reason)
                 raise
             scope[CREDENTIAL], scope[SCOPE_KEY] = credential, credential.caller

@@ -11,7 +11,6 @@ import base64
 import math
 import ssl
 import time
-from collections import OrderedDict
 from collections.abc import Iterator
 from functools import cached_property
 from hashlib import sha256
@@ -24,6 +23,7 @@ import orjson
 import structlog
 
 from opencode_a2a import metrics
+from opencode_a2a.bounds import Recent
 from opencode_a2a.config import ISSUED_PRINCIPAL, OidcSettings, loopback
 from opencode_a2a.errors import (
     AuthorizationForbiddenError,
@@ -79,7 +79,7 @@ class Issuer:
         self._fetching = asyncio.Lock()
         self._trouble: str | None = None
         """Why the last fetch failed; None if it succeeded."""
-        self._verified: OrderedDict[bytes, tuple[Caller, float]] = OrderedDict()
+        self._verified = Recent[bytes, tuple[Caller, float]](MOST_VERIFIED)
         """The caller of each verified token, by its digest, and until when that is valid."""
         self.tried = asyncio.Event()
         """Set once the keys have been fetched for the first time, with or without success."""
@@ -129,8 +129,6 @@ class Issuer:
         # The library has checked that it is a number.
         left = float(str(claims["exp"])) + self._settings.clock_skew_seconds - time.time()
         self._verified[digest] = (caller, time.monotonic() + min(left, VERIFIED_SECONDS))
-        if len(self._verified) > MOST_VERIFIED:
-            self._verified.popitem(last=False)
         return caller
 
     async def examine(self) -> str:

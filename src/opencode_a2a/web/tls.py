@@ -10,14 +10,14 @@ import os
 import ssl
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import structlog
 
 from opencode_a2a import metrics
-from opencode_a2a.config import Problem, SettingsError, TlsSettings
+from opencode_a2a.bounds import wait
+from opencode_a2a.config import SettingsError, TlsSettings
 from opencode_a2a.signing import read_private_file
 from opencode_a2a.telemetry import AUDIT
 
@@ -71,10 +71,7 @@ class ServerTls:
     async def watch(self) -> None:
         """Reload the files whenever they change, for as long as the service runs."""
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(WATCH_SECONDS):
-                    await self._asked.wait()
-            asked = self._asked.is_set()
+            asked = await wait(self._asked, WATCH_SECONDS)
             self._asked.clear()
             state = await asyncio.to_thread(self._state)
             if asked or state not in (self._seen, self._refused):
@@ -128,7 +125,7 @@ def read_pair(settings: TlsSettings) -> tuple[ssl.SSLContext, datetime]:
     """Return the TLS context of the server, and when its certificate expires."""
     certificate, ca = settings.cert_file, settings.client_ca_file
     if certificate is None:
-        raise _wrong(CERT_FILE, "is not set")
+        raise SettingsError.of(CERT_FILE, "is not set")
     key = settings.key_file or certificate
     holder = KEY_FILE if settings.key_file else CERT_FILE
     read_private_file(key, holder)
@@ -142,22 +139,22 @@ def read_pair(settings: TlsSettings) -> tuple[ssl.SSLContext, datetime]:
         context.load_cert_chain(certificate, key, lambda: password)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            raise _wrong(
+            raise SettingsError.of(
                 holder, f"the key in {key} does not belong to the certificate in {certificate}"
             ) from None
         remedy = "or set A2A_TLS_KEY_PASSWORD" if not password else "or A2A_TLS_KEY_PASSWORD"
-        raise _wrong(
+        raise SettingsError.of(
             holder, f"{key} holds no private key in PEM that can be read; replace it, {remedy}"
         ) from None
     except (OSError, ValueError) as error:  # the latter for a password that is too long
-        raise _wrong(holder, f"{key} cannot be used: {error}") from None
+        raise SettingsError.of(holder, f"{key} cannot be used: {error}") from None
     if ca is not None:
         try:
             context.load_verify_locations(ca)
         except ssl.SSLError:
-            raise _wrong(CLIENT_CA_FILE, f"{ca} holds no certificate in PEM") from None
+            raise SettingsError.of(CLIENT_CA_FILE, f"{ca} holds no certificate in PEM") from None
         except OSError as error:
-            raise _wrong(CLIENT_CA_FILE, f"cannot read {ca}: {error.strerror}") from None
+            raise SettingsError.of(CLIENT_CA_FILE, f"cannot read {ca}: {error.strerror}") from None
         context.verify_mode = ssl.CERT_REQUIRED
         # A resumed session shows no certificate, so it would survive the expiry of the client's
         # certificate and the removal of its authority.
@@ -166,16 +163,12 @@ def read_pair(settings: TlsSettings) -> tuple[ssl.SSLContext, datetime]:
     return context, expires
 
 
-def _wrong(variable: str, text: str) -> SettingsError:
-    return SettingsError((Problem(variable, text),))
-
-
 def _expiry(file: Path) -> datetime:
     """Return when the first certificate of a file expires."""
     try:
         text = file.read_text("ascii", errors="replace")
     except OSError as error:
-        raise _wrong(CERT_FILE, f"cannot read {file}: {error.strerror}") from None
+        raise SettingsError.of(CERT_FILE, f"cannot read {file}: {error.strerror}") from None
     begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
     _, found, rest = text.partition(begin)
     body, ended, _ = rest.partition(end)
@@ -184,7 +177,7 @@ def _expiry(file: Path) -> datetime:
             raise ValueError
         return expiry_of(ssl.PEM_cert_to_DER_cert(begin + body + end))
     except (ValueError, IndexError):
-        raise _wrong(CERT_FILE, f"{file} holds no certificate in PEM") from None
+        raise SettingsError.of(CERT_FILE, f"{file} holds no certificate in PEM") from None
 
 
 def expiry_of(der: bytes) -> datetime:
