@@ -167,9 +167,9 @@ async def test_keys_may_be_as_long_as_a_caller_can_make_them(tmp_path: Path) -> 
         others = await places.visible(Principal("bob"), [directory, "wrk_1", directory[:-1]])
         assert others == [directory[:-1]]
         for place in (directory, "wrk_1"):
-            made = await database.read(lambda c, name=place: links.upstream_of_place(c, name))
+            made = await database.read(links.upstream_of_place, place)
             assert made == "main"
-        assert await database.read(lambda c: links.upstream_of_place(c, "wrk_2")) is None
+        assert await database.read(links.upstream_of_place, "wrk_2") is None
         assert await places.visible(alice, [directory]) == [directory]
         await places.forget(directory)
         assert await places.visible(Principal("bob"), [directory]) == [directory]

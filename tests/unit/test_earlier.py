@@ -176,14 +176,9 @@ async def test_the_form_of_protocol_03_is_read(old: Path, tmp_path: Path) -> Non
     await imported(old, tmp_path)
 
     async with Database(stores.url(tmp_path)) as database:
-        row = await database.read(lambda connection: task_rows.load(connection, "alice", "t"))
+        row = await database.read(task_rows.load, "alice", "t")
         link = await database.read(
-            lambda connection: session_links.linked(
-                connection,
-                Principal("alice"),
-                ContextId("c"),
-                "workspace:wrk_1",
-            )
+            session_links.linked, Principal("alice"), ContextId("c"), "workspace:wrk_1"
         )
     assert row is not None
     task = load_task(row)
@@ -237,11 +232,11 @@ async def test_a_database_of_ours_is_copied_if_there_is_nothing_yet(
 
     assert report.taken == {"tasks, with everything that belongs to them": 2}
     async with Database(target) as database:
-        row = await database.read(lambda connection: task_rows.load(connection, "alice", "t"))
+        row = await database.read(task_rows.load, "alice", "t")
         assert row is not None
         # The next task has a number of its own.
         new = row._replace(id="new", no=0)
-        assert await database.write(lambda connection: task_rows.add_task(connection, new)) == 3
+        assert await database.write(task_rows.add_task, new) == 3
 
 
 @pytest.mark.parametrize(

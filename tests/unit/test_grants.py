@@ -150,7 +150,7 @@ async def test_a_database_that_is_away_is_waited_for_when_a_permission_is_asked(
     tmp_path: Path,
 ) -> None:
     async with Database(stores.url(tmp_path)) as database:
-        await database.write(lambda c: give(c, ANN, ASKED, "context", 1))
+        await database.write(give, ANN, ASKED, "context", 1)
         await database.write(lambda c: c.execute(sa.text(RENAME.format("grants", "away"))).close())
 
         asking = asyncio.create_task(Grants(database).covering(ANN, ASKED))

@@ -627,13 +627,13 @@ class StateList(DurableReader):
     async def recover(
         self, logs: Mapping[int, TaskLog], handed_over: Mapping[str, bool] | None
     ) -> None:
-        for row, place in await self._database.read(lambda c: self._unended(c, handed_over)):
+        for row, place in await self._database.read(self._unended, handed_over):
             if row.no not in self.following:
                 self._begin(row.no, ref_of(row), place, logs.get(row.no))
 
     async def give_up(self, upstream: str) -> None:
         # Without a time limit: no other replica may continue before these have stopped.
-        left = await self._database.write_until_stored(lambda c: self._unended(c, [upstream]))
+        left = await self._database.write_until_stored(self._unended, [upstream])
         await self._stop([row.no for row, _ in left])
 
     def unread(self) -> sa.ColumnElement[bool]:
@@ -689,7 +689,7 @@ class StateList(DurableReader):
             values = {"place": place, "states": LISTED.c.states + more, "ended": ended}
             update = LISTED.update().where(LISTED.c.task_no == no).values(values)
             # States and place in one transaction: a crash neither loses nor repeats a state.
-            await self._database.write_until_stored(lambda c, update=update: c.execute(update))
+            await self._database.write_until_stored(sa.Connection.execute, update)
 
 
 @asynccontextmanager
@@ -753,7 +753,7 @@ async def test_a_durable_reader_goes_on_after_a_restart_and_after_a_take_over(
         # What nobody reads any more: a task that ends, and more changes than a log remembers.
         await busy.append(many)
         await ended.append([Finished(Outcome.CANCELED)])
-        assert await desk.database.write(lambda c: sweep(c, listed)) == 0
+        assert await desk.database.write(sweep, listed) == 0
 
     async with listing(tmp_path) as (desk, listed), asyncio.timeout(60):
         logs = {
@@ -762,7 +762,7 @@ async def test_a_durable_reader_goes_on_after_a_restart_and_after_a_take_over(
         }
         await listed.recover(logs, None)
         await listed.following[ended.no]
-        assert await desk.database.write(lambda c: sweep(c, listed)) == 1
+        assert await desk.database.write(sweep, listed) == 1
         await listed.give_up("another")
         assert set(listed.following) == {busy.no, waiting.no}
         await listed.give_up(MAIN)

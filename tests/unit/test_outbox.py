@@ -278,14 +278,14 @@ async def test_a_webhook_is_served_though_its_caller_went_away_while_it_was_stor
     async with desk() as it:
         log = await it.task(push=None)
         await log.append([DONE])
-        submit = it.database.submit
+        write = it.database.write_in_time
 
         def leaving(*args: Any) -> Any:
             setting.cancel()
-            return submit(*args)
+            return write(*args)
 
         with monkeypatch.context() as patch:
-            patch.setattr(it.database, "submit", leaving)
+            patch.setattr(it.database, "write_in_time", leaving)
             setting = asyncio.create_task(it.outbox.put(log, CONFIG))
             await asyncio.wait([setting])
         await it.row(log, "done")
@@ -404,7 +404,7 @@ async def test_a_log_is_kept_for_a_webhook_and_without_it_the_present_state_is_t
         await it.row(log, "done")
         assert await it.database.write(sweep) == 1
 
-        found = await it.database.read(lambda c: task_rows.load_by_number(c, log.no))
+        found = await it.database.read(task_rows.load_by_number, log.no)
         assert found is not None
         ended = TaskLog(log.no, load_task(found), it.writer, it.database)
         it.sent.told.clear()

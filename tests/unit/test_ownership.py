@@ -55,7 +55,7 @@ async def test_a_managed_opencode_is_not_taken_for_that_of_another_replica(tmp_p
     ):
         alive, me = asyncio.create_task(first.keep_lease()), first.replica or 0
         main = [UpstreamRow(MAIN, None, "away", False, (), 0)]
-        await first.write(lambda connection: replicas.enroll(connection, me, main))
+        await first.write(replicas.enroll, me, main)
         own = Upstream("", "", None, managed=ManagedOpenCode.__new__(ManagedOpenCode))
         member = Member(
             UpstreamEntry(name=MAIN, managed=1),
@@ -102,13 +102,13 @@ async def test_only_a_task_that_no_live_replica_runs_is_ended_without_its_owner(
 
         row = row._replace(no=await owner.write(admit))
         while_it_lives = await end_unowned(other, row)
-        before = await other.read(lambda c: task_rows.load_segments(c, row.no, 1))
+        before = await other.read(task_rows.load_segments, row.no, 1)
         gone = sa.text("UPDATE replicas SET gone = clock_timestamp() WHERE no = :no")
         await other.write(lambda c: c.execute(gone, {"no": number}))
         afterwards = await end_unowned(other, row)
         again = await end_unowned(other, row)
-        log = await other.read(lambda c: task_rows.load_segments(c, row.no, 1))
-        tallied = await other.read(lambda c: task_rows.tally(c, ["canceled"], "p"))
+        log = await other.read(task_rows.load_segments, row.no, 1)
+        tallied = await other.read(task_rows.tally, ["canceled"], "p")
 
     assert (while_it_lives, afterwards, again) == (False, True, True)
     assert [segment.first_seq for segment in before] == [1]

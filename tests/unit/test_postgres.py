@@ -320,7 +320,7 @@ async def test_a_commit_in_doubt_is_told_late_when_the_database_is_back(
         relay.cut, began = Cut.AFTER, loop.time()
         relay.on_cut = server.kill
         with pytest.raises(StoreUnavailableError):
-            await database.write(add(2), on_late_commit=told.set_result)
+            await database.write_in_time(add(2), told.set_result)
         assert loop.time() - began < 5
         with pytest.raises(StoreUnavailableError):
             await database.write(add(3))
@@ -410,9 +410,9 @@ async def test_figures_are_added_to_in_one_order_so_that_nobody_waits_in_a_circl
             await writing
 
         assert tries == ["bob", "alice"] * 3
-        assert await database.read(lambda c: task_rows.tally(c, ["submitted"], "bob")) == 3
-        assert await database.read(lambda c: task_rows.tally(c, ["submitted"])) == 6
-        assert await database.read(lambda c: spending.read(c, "bob", 1)) == Spent(1.5, 30)
+        assert await database.read(task_rows.tally, ["submitted"], "bob") == 3
+        assert await database.read(task_rows.tally, ["submitted"]) == 6
+        assert await database.read(spending.read, "bob", 1) == Spent(1.5, 30)
 
 
 async def test_principals_without_open_tasks_cost_nothing_where_open_tasks_are_counted(
@@ -449,7 +449,7 @@ async def test_a_budget_counts_what_the_same_transaction_spends(tmp_path: Path) 
     async with Database(stores.url(tmp_path)) as database:
         assert await database.write(spend) == Spent(0.5, 10)
         assert await database.write(spend) == Spent(1.0, 20)
-        assert await database.read(lambda c: spending.read(c, "alice", 1)) == Spent(1.0, 20)
+        assert await database.read(spending.read, "alice", 1) == Spent(1.0, 20)
 
 
 async def test_a_transaction_counts_what_it_adds_itself(url: str) -> None:
@@ -511,7 +511,7 @@ async def test_what_one_replica_forgets_another_does_not_count_again(url: str) -
 
     async with Database(url, Replica("one")) as one, Database(url, Replica("two")) as two:
         ended = row(1)._replace(state="completed")
-        await one.write(lambda connection: task_rows.add_task(connection, ended))
+        await one.write(task_rows.add_task, ended)
         forgetting = asyncio.create_task(one.write(forget))
         await asyncio.to_thread(begun.wait, 10)
         assert await two.write(forget) == 0
@@ -519,7 +519,7 @@ async def test_what_one_replica_forgets_another_does_not_count_again(url: str) -
 
         assert await forgetting == 1
         assert await two.write(forget) == 0
-        assert await two.read(lambda connection: task_rows.tally(connection, ["completed"])) == 0
+        assert await two.read(task_rows.tally, ["completed"]) == 0
 
 
 # Who may use it
@@ -548,7 +548,7 @@ async def test_several_use_it_and_one_that_was_declared_gone_is_told_so(url: str
         gone = list[int]()
         async with asyncio.timeout(10):
             while not gone:
-                gone = await other.write(lambda c: replicas.declare_gone(c, [number], 0.6))
+                gone = await other.write(replicas.declare_gone, [number], 0.6)
 
         assert gone == [number]
         with pytest.raises(StoreUnavailableError):
@@ -564,15 +564,15 @@ async def test_one_owns_an_upstream_until_it_is_gone_or_hands_it_over(url: str) 
 
         def taking(database: Database) -> Awaitable[dict[str, bool]]:
             me = database.replica or 0
-            return database.write(lambda c: replicas.become_owner(c, me, ["x", "unknown"]))
+            return database.write(replicas.become_owner, me, ["x", "unknown"])
 
         for database in (one, two):
             me = database.replica or 0
-            await database.write(lambda c, me=me: replicas.enroll(c, me, listed))
+            await database.write(replicas.enroll, me, listed)
         assert await taking(one) == {"x": False}
         assert await taking(two) == {}
 
-        await one.write(lambda c: replicas.hand_over(c, one.replica or 0, ["x"]))
+        await one.write(replicas.hand_over, one.replica or 0, ["x"])
         assert await taking(two) == {"x": True}
         found, live = await one.read(lambda c: (replicas.upstreams(c), replicas.live(c)))
 
@@ -592,9 +592,9 @@ async def test_an_opencode_that_is_taken_while_its_lock_is_waited_for_has_an_own
             await stack.enter_async_context(Database(url, Replica(name))) for name in "abc"
         ]
         numbers = [database.replica or 0 for database in (first, second, third)]
-        await first.write(lambda c: replicas.enroll(c, numbers[0], listed))
-        await first.write(lambda c: replicas.become_owner(c, numbers[0], ["x"]))
-        await second.write(lambda c: replicas.declare_gone(c, numbers[:1], 0.0))
+        await first.write(replicas.enroll, numbers[0], listed)
+        await first.write(replicas.become_owner, numbers[0], ["x"])
+        await second.write(replicas.declare_gone, numbers[:1], 0.0)
 
         def take(connection: Connection) -> dict[str, bool]:
             names = replicas.become_owner(connection, numbers[1], ["x"])
@@ -608,7 +608,7 @@ async def test_an_opencode_that_is_taken_while_its_lock_is_waited_for_has_an_own
 
         taking = asyncio.create_task(second.write(take))
         await asyncio.to_thread(taken.wait, 30)
-        locking = asyncio.create_task(third.write(lambda c: replicas.lock_unowned(c, "x")))
+        locking = asyncio.create_task(third.write(replicas.lock_unowned, "x"))
         async with asyncio.timeout(60):
             while not await third.read(waits):  # noqa: ASYNC110 - in the database
                 await asyncio.sleep(0.01)

@@ -457,7 +457,7 @@ async def test_a_log_that_cannot_be_read_ends_its_readers_alone(tmp_path: Path) 
         good, broken = [asyncio.create_task(read_all(reader)) for reader in readers]
         await asyncio.sleep(0)
         unreadable = Segment(bad.no, 2, 2, b"{")
-        await sides.database.write(lambda c: task_rows.append(c, [unreadable], []))
+        await sides.database.write(task_rows.append, [unreadable], [])
 
         sides.database.notify(f"l,{bad.no},x,,{log.no}")
         with pytest.raises(StreamEndedError) as ended:
@@ -499,7 +499,7 @@ async def test_what_a_later_version_wrote_shows_nothing_and_has_its_number(tmp_p
             [4, "Finished", {"outcome": "completed", "failure": None, "why": None}],
         ]
         written = Segment(log.no, 2, 5, orjson.dumps(later))
-        await sides.database.write(lambda c: task_rows.append(c, [written], []))
+        await sides.database.write(task_rows.append, [written], [])
         sides.writer.notify([log.no])
         entries = await reading
 

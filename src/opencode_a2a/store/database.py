@@ -1,7 +1,8 @@
 """The database as the rest of the program uses it: functions of a connection, run in threads.
 
-``await database.read(fn)`` runs a function in one of a few reading threads, and
-``await database.write(fn)`` in the one writer thread. Nobody above sees a driver's error, or knows
+``await database.read(fn, *args)`` runs a function in one of a few reading threads, and
+``await database.write(fn, *args)`` in the one writer thread; it is given a connection before its
+arguments. Nobody above sees a driver's error, or knows
 which database there is: an ``Engine`` (``store/engine.py``) does what databases do differently.
 
 The life of a write:
@@ -16,8 +17,8 @@ The life of a write:
    sets the futures.
 5. A caller of ``write`` waits no longer than ``Engine.patience``. A function that the writer thread
    has not begun by then never runs. Of one that has begun, nobody knows yet whether it will be
-   committed, and so its caller waits on, unless it gave ``on_late_commit``: then it has its error
-   now, and that function is called with the result if there was a commit after all.
+   committed, and so its caller waits on. A caller of ``write_in_time`` has its error now, and its
+   ``on_late_commit`` is called with the result if there was a commit after all.
 """
 
 import asyncio
@@ -28,7 +29,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Self, TypeVar
+from functools import partial
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import sqlalchemy as sa
 import structlog
@@ -54,6 +56,7 @@ from opencode_a2a.store.schema import metadata
 logger = structlog.get_logger(__name__)
 
 RETRY_SECONDS = (0.1, 0.5, 1.0, 2.0)
+P = ParamSpec("P")
 T = TypeVar("T")
 Write = Callable[[Connection], None]
 """A part of a transaction that somebody else begins and commits."""
@@ -92,8 +95,8 @@ class Writer:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._loop = asyncio.get_running_loop()
-        self._queue: queue.SimpleQueue[PendingWrite[Any] | str | None] = queue.SimpleQueue()
-        """Writes, notifications, and None as the last."""
+        self.queue: queue.SimpleQueue[PendingWrite[Any] | str | None] = queue.SimpleQueue()
+        """Writes, texts to send to all processes, and None as the last."""
         self._opened: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
 
@@ -104,12 +107,8 @@ class Writer:
 
     async def stop(self) -> None:
         """Close the database, after everything that is queued."""
-        self._queue.put(None)
+        self.queue.put(None)
         await asyncio.to_thread(self._thread.join)
-
-    def put(self, work: PendingWrite[Any] | str) -> None:
-        """Queue a write, or a text to send to all processes."""
-        self._queue.put(work)
 
     def _run(self) -> None:
         try:
@@ -124,8 +123,8 @@ class Writer:
             # Wait for something, and take all that is queued by then.
             calls: list[PendingWrite[Any]] = []
             texts: list[str] = []
-            while not ended and not ((calls or texts) and self._queue.empty()):
-                match self._queue.get():
+            while not ended and not ((calls or texts) and self.queue.empty()):
+                match self.queue.get():
                     case None:
                         ended = True
                     case str(text):
@@ -191,47 +190,60 @@ class Database:
 
     # Reading and writing
 
-    async def read(self, fn: Callable[[Connection], T], operation: str = "loading") -> T:
+    async def read(
+        self, fn: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         """Run ``fn`` on a connection of its own, beside the writer."""
         try:
             if not self._engine.readers:
-                return await self.submit(fn).done
+                return await self.submit(fn, *args, **kwargs).done
+            run = partial(self._engine.read, fn, *args, **kwargs)
             async with asyncio.timeout(self._engine.patience):
-                return await self._loop.run_in_executor(self._readers, self._engine.read, fn)
+                return await self._loop.run_in_executor(self._readers, run)
         except (TimeoutError, *self._engine.failures) as error:
-            raise _unavailable(operation, error) from None
+            raise _unavailable("loading", error) from None
 
     def submit(
-        self,
-        fn: Callable[[Connection], T],
-        on_late_commit: Callable[[T], None] | None = None,
-        lock_order: tuple[str, ...] = (),
+        self, fn: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> PendingWrite[T]:
         """Queue ``fn`` for the writer; ``done`` will hold its result, or the driver's own error."""
-        call = PendingWrite(fn, self._loop.create_future(), on_late_commit, lock_order)
-        self._writer.put(call)
+        call = PendingWrite(fn, args, kwargs, self._loop.create_future())
+        self._writer.queue.put(call)
         return call
 
     async def write(
-        self,
-        fn: Callable[[Connection], T],
-        operation: str = "persisting",
-        on_late_commit: Callable[[T], None] | None = None,
-        lock_order: tuple[str, ...] = (),
+        self, fn: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run ``fn`` in a transaction, and return its result once that is committed.
 
-        Raises StoreUnavailableError if the database is away. Then nothing was written; with
-        ``on_late_commit`` that is not certain, and it is called if something was.
+        Raises StoreUnavailableError if the database is away; then nothing was written.
         """
-        call = self.submit(fn, on_late_commit, lock_order)
+        return await self._committed(self.submit(fn, *args, **kwargs))
+
+    async def write_in_time(
+        self,
+        fn: Callable[[Connection], T],
+        on_late_commit: Callable[[T], None],
+        lock_order: tuple[str, ...] = (),
+    ) -> T:
+        """Write, but never wait longer than ``Engine.patience``.
+
+        After a StoreUnavailableError ``fn`` may be committed yet; then ``on_late_commit`` is called
+        with its result. ``lock_order`` is that of ``PendingWrite``.
+        """
+        call = PendingWrite(fn, (), {}, self._loop.create_future(), on_late_commit, lock_order)
+        self._writer.queue.put(call)
+        return await self._committed(call)
+
+    async def _committed(self, call: PendingWrite[T], operation: str = "persisting") -> T:
+        """Return the result of a write that is queued; step 5 in the life of a write."""
         patience = self._engine.patience
         try:
             if patience is not None:
                 await asyncio.wait([call.done], timeout=patience)
                 if not call.done.done():
                     may_have_run = call.abandon()
-                    if not may_have_run or on_late_commit is not None:
+                    if not may_have_run or call.on_late_commit is not None:
                         call.done.cancel()
                         late = TimeoutError(f"no answer in {patience:.0f} s")
                         raise _unavailable(operation, late)
@@ -239,12 +251,14 @@ class Database:
         except self._engine.failures as error:
             raise _unavailable(operation, error) from None
 
-    async def write_until_stored(self, fn: Callable[[Connection], T]) -> T:
+    async def write_until_stored(
+        self, fn: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         """Write, however long the database is away: what has happened must not be lost."""
         attempt = 0
         while True:
             try:
-                return await self.write(fn)
+                return await self.write(fn, *args, **kwargs)
             except StoreUnavailableError:
                 if self.fenced:
                     await asyncio.Future()  # until this task is cancelled: the service is ending
@@ -253,9 +267,12 @@ class Database:
                 attempt += 1
                 await asyncio.sleep(wait)
 
-    async def read_until_available(self, fn: Callable[[Connection], T]) -> T:
+    async def read_until_available(
+        self, fn: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         """Read after all writes that are queued, however long the database is away."""
-        return await self.write_until_stored(fn)  # the writer thread keeps the order
+        # The writer thread keeps the order.
+        return await self.write_until_stored(fn, *args, **kwargs)
 
     async def check_writable(self, operation: str = "persisting") -> None:
         """Raise StoreUnavailableError unless a transaction can be committed now."""
@@ -263,7 +280,7 @@ class Database:
         def write_nothing(_: Connection) -> None:
             pass
 
-        await self.write(write_nothing, operation)
+        await self._committed(self.submit(write_nothing), operation)
 
     async def check(self) -> None:
         """Raise StoreUnavailableError unless rows can be written, and all tables be read."""
@@ -273,7 +290,7 @@ class Database:
             tables = metadata.sorted_tables
             connection.execute(sa.select(*(sa.select(table).exists() for table in tables)))
 
-        await self.write(touch, "checking")
+        await self._committed(self.submit(touch), "checking")
 
     # The lease of a replica: the time in which no other can have taken over what it runs
 
@@ -343,7 +360,7 @@ class Database:
         ``m`` new mail; ``r,NO`` the reply to a mail; ``u`` replicas or upstreams changed.
         """
         if self.has_other_replicas:
-            self._writer.put(text)
+            self._writer.queue.put(text)
 
     def dispatch(self, text: str) -> None:
         """Hand a notification to every listener."""

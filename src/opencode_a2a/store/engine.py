@@ -16,7 +16,16 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    NamedTuple,
+    ParamSpec,
+    Self,
+    TypeVar,
+)
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -30,6 +39,7 @@ from opencode_a2a.store.replicas import ReplicaRow, UpstreamRow
 if TYPE_CHECKING:
     from opencode_a2a.store.listener import Notifications
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -74,7 +84,10 @@ DIRECT = Link()
 class PendingWrite(Generic[T]):
     """A function that the writer thread is to run, and the future of its result."""
 
-    fn: Callable[[Connection], T]
+    fn: Callable[..., T]
+    args: tuple[Any, ...]
+    """What the function is given after the connection."""
+    kwargs: Mapping[str, Any]
     done: asyncio.Future[T]
     on_late_commit: Callable[[T], None] | None = None
     """Called with the result if it was committed after its caller had stopped waiting."""
@@ -157,7 +170,9 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def read(self, fn: Callable[[Connection], T]) -> T:
+    def read(
+        self, fn: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         """Run a function that only reads, on a connection of its own."""
 
     @abstractmethod

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import psycopg
 import sqlalchemy as sa
@@ -59,6 +59,7 @@ from opencode_a2a.telemetry import SHARED_CLOCK
 
 logger = structlog.get_logger(__name__)
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 OLDEST = 14
@@ -359,14 +360,16 @@ class Postgres(Engine):
 
     # Reading
 
-    def read(self, fn: Callable[[Connection], T]) -> T:
+    def read(
+        self, fn: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         for attempt in itertools.count():
             with self._read_engine.connect() as connection:
                 try:
                     if not self._link.pooled:
-                        return fn(connection)
+                        return fn(connection, *args, **kwargs)
                     with self._begin(connection):
-                        return fn(connection)
+                        return fn(connection, *args, **kwargs)
                 except self.failures:
                     # All idle connections of the pool may have broken at once.
                     if not _broken(connection) or attempt >= READERS:

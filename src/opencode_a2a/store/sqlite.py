@@ -6,7 +6,7 @@ import sqlite3
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -30,6 +30,7 @@ from opencode_a2a.store.engine import (
 from opencode_a2a.store.schema import Number, SchemaTooNewError, migrate
 from opencode_a2a.store.statements import run_group
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 READERS = 3
@@ -114,10 +115,12 @@ class Sqlite(Engine):
             self._connection = None
         return results
 
-    def read(self, fn: Callable[[Connection], T]) -> T:
+    def read(
+        self, fn: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         self._check_place()
         with self._read_engine.connect() as connection:
-            return fn(connection)
+            return fn(connection, *args, **kwargs)
 
     def close(self) -> None:
         if self._connection is not None:

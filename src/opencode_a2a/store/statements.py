@@ -96,7 +96,9 @@ def run_group(connection: Connection, calls: Sequence[PendingWrite[Any]]) -> lis
     deferred: dict[Totals, Changes] = {}
     info[_DEFERRED] = deferred
     try:
-        results = [WriteResult(call, call.fn(connection)) for call in calls]
+        results = [
+            WriteResult(call, call.fn(connection, *call.args, **call.kwargs)) for call in calls
+        ]
         for totals in sorted(deferred, key=lambda one: one.table):
             totals.flush(connection, deferred[totals])
     finally:

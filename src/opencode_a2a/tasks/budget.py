@@ -87,13 +87,9 @@ class Budgets:
     async def spent(self, principal: Principal | None) -> Spent:
         """Return what the turns of a principal, or of all, have used today."""
         day = spending.day_of(now_ms())
-        return await self._database.read(
-            lambda connection: (
-                spending.read_all(connection, day)
-                if principal is None
-                else spending.read(connection, principal, day)
-            )
-        )
+        if principal is None:
+            return await self._database.read(spending.read_all, day)
+        return await self._database.read(spending.read, principal, day)
 
     async def figures(self, principal: Principal, budget: Budget) -> Figures:
         """Return what a caller has used today, and may still use."""

@@ -112,7 +112,7 @@ async def import_database(file: Path, url: str, retention_days: int) -> Report:
                     pass  # opening it upgrades the copy to the newest schema
                 if into is None:
                     async with Database(url) as database:
-                        await database.submit(lambda target: copy_tables(copy, target)).done
+                        await database.submit(copy_tables, copy).done
             taken = Counter({"tasks, with everything that belongs to them": number})
             return Report(taken, target=database.name)
         if author is not Author.EARLIER:
@@ -393,7 +393,7 @@ async def _check_unused(database: Database) -> None:
             )
 
 
-def copy_tables(file: Path, target: Connection) -> None:
+def copy_tables(target: Connection, file: Path) -> None:
     """Copy all tables of a SQLite file of the newest schema into an empty database."""
     engine = sa.create_engine(f"sqlite:///{file}")
     with engine.connect() as source:

@@ -122,9 +122,7 @@ class Mailbox:
         me, began = self._database.replica, time.monotonic()
         if me is None:
             raise UpstreamUnreachableError(NOBODY)
-        no = await self._database.write(
-            lambda connection: mail.send(connection, upstream, me, kind, body, again=repeatable)
-        )
+        no = await self._database.write(mail.send, upstream, me, kind, body, again=repeatable)
         reply = asyncio.get_running_loop().create_future()
         self._waiting[no] = _Waiting(reply, began + PATIENCE_SECONDS)
         self._database.notify("m")
@@ -134,7 +132,7 @@ class Mailbox:
             found = await reply
             outcome = "done" if found.startswith(_DONE) else "refused"
         except TimeoutError:
-            taken = await self._database.write(lambda connection: mail.delete(connection, no))
+            taken = await self._database.write(mail.delete, no)
             outcome = "broken" if taken else "nobody"
             raise UpstreamUnreachableError(UNSURE if taken else NOBODY) from None
         finally:
@@ -142,7 +140,7 @@ class Mailbox:
             metrics.POST_SECONDS.labels(outcome).observe(time.monotonic() - began)
             if outcome not in ("broken", "nobody"):
                 # Nobody waits for this write; if it fails, the sweep deletes the mail.
-                deleted = self._database.submit(lambda connection: mail.delete(connection, no)).done
+                deleted = self._database.submit(mail.delete, no).done
                 deleted.add_done_callback(lambda done: done.cancelled() or done.exception())
         if outcome == "refused":
             raise load_error(found[1:])
@@ -153,7 +151,7 @@ class Mailbox:
         me = self._database.replica
         if me is None or not self._database.has_other_replicas:
             return []
-        return await self._database.read(lambda connection: mail.others(connection, me))
+        return await self._database.read(mail.others, me)
 
     def on_notification(self, text: str) -> None:
         """Look for mail and replies if a notification says so; see ``Database.listeners``."""
@@ -190,7 +188,7 @@ class Mailbox:
         """Look once for replies, for mail to this replica, and for mail that nobody waits for."""
         numbers, owned = [*self._waiting], self._owned()
         if numbers:
-            sent = await self._database.read(lambda connection: mail.sent(connection, numbers))
+            sent = await self._database.read(mail.sent, numbers)
             found = {row.no: row for row in sent}
             for no in numbers:
                 row, waiting = found.get(no), self._waiting.get(no)
@@ -202,14 +200,14 @@ class Mailbox:
                     waiting.reply.set_result(row.reply)
                 elif row.taken:
                     waiting.until = time.monotonic() + PATIENCE_SECONDS
-        if owned and await self._database.read(lambda c: mail.waits(c, me, owned)):
-            for row in await self._database.write(lambda c: mail.collect(c, me, owned)):
+        if owned and await self._database.read(mail.waits, me, owned):
+            for row in await self._database.write(mail.collect, me, owned):
                 task = asyncio.create_task(self._carry_out(me, row), name=f"mail {row.no}")
                 self._doing.add(task)
                 task.add_done_callback(self._doing.discard)
         if time.monotonic() - self._swept >= SWEEP_SECONDS:
             self._swept, numbers = time.monotonic(), [*self._waiting]
-            await self._database.write(lambda connection: mail.forget(connection, me, numbers))
+            await self._database.write(mail.forget, me, numbers)
 
     async def _carry_out(self, me: int, row: MailRow) -> None:
         """Carry out a call as if it had come to this replica, and store the reply."""
@@ -223,7 +221,7 @@ class Mailbox:
             upstream = error.upstream
             await asyncio.sleep(RETURN_SECONDS)
             if await self._database.write_until_stored(
-                lambda found: mail.give_back(found, row.no, me, upstream, PATIENCE_SECONDS)
+                mail.give_back, row.no, me, upstream, PATIENCE_SECONDS
             ):
                 self._database.notify("m")
                 return
@@ -233,9 +231,7 @@ class Mailbox:
         except Exception:
             logger.exception("a call of another replica failed", kind=row.kind)
             reply = _FAILED + dump_error(InternalError())
-        if await self._database.write_until_stored(
-            lambda connection: mail.answer(connection, row.no, me, reply)
-        ):
+        if await self._database.write_until_stored(mail.answer, row.no, me, reply):
             self._database.notify(f"r,{row.no}")
             if row.no in self._waiting:
                 self._wake.set()

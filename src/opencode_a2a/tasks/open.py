@@ -372,9 +372,7 @@ class OpenTasks:
 
     async def row(self, principal: Principal, task_id: str) -> TaskRow:
         """Return any task as it is stored; raise TaskNotFoundError."""
-        row = await self._database.read(
-            lambda connection: task_rows.load(connection, principal, task_id)
-        )
+        row = await self._database.read(task_rows.load, principal, task_id)
         if row is None:
             raise TaskNotFoundError
         return row

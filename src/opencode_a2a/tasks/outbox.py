@@ -327,13 +327,13 @@ class Outbox(DurableReader):
                 self._begin(row, log)
 
         # The caller may have gone away by the time it is stored.
-        stored = await self._database.write(write, on_late_commit=serve)
+        stored = await self._database.write_in_time(write, serve)
         serve(stored)
         return stored[0]
 
     async def of_task(self, log: TaskLog) -> list[HookRow]:
         """Return the webhooks of a task, oldest first."""
-        return await self._database.read(lambda connection: webhooks.of_task(connection, log.no))
+        return await self._database.read(webhooks.of_task, log.no)
 
     async def find(self, log: TaskLog, config_id: str | None) -> HookRow:
         """Return a webhook of a task, or its oldest; raise TaskNotFoundError."""
@@ -341,7 +341,7 @@ class Outbox(DurableReader):
 
     async def delete(self, log: TaskLog, config_id: str) -> None:
         """Delete a webhook, if it is there, and stop sending to it."""
-        if await self._database.write(lambda c: webhooks.delete(c, log.no, config_id)):
+        if await self._database.write(webhooks.delete, log.no, config_id):
             AUDIT.info("webhook deleted", principal=log.ref.principal, task_id=log.ref.id)
         if (delivery := self._deliveries.pop((log.no, config_id), None)) is not None:
             delivery.cancel()
@@ -350,7 +350,7 @@ class Outbox(DurableReader):
         self, principal: Principal, task_id: str | None, most: int
     ) -> list[tuple[str, HookRow]]:
         """Return the webhooks of a caller with the ids of their tasks, newest first."""
-        found = await self._database.read(lambda c: webhooks.page(c, principal, task_id, most))
+        found = await self._database.read(webhooks.page, principal, task_id, most)
 
         def shown(row: HookRow) -> HookRow:
             delivery = self._deliveries.get((row.task_no, row.config_id))
@@ -382,7 +382,7 @@ class Outbox(DurableReader):
             if row.state != "done":
                 self._serve(row, log)
 
-        serve(await self._database.write(again, on_late_commit=serve))
+        serve(await self._database.write_in_time(again, serve))
 
     # The life of a durable reader
 
@@ -398,12 +398,12 @@ class Outbox(DurableReader):
         self, logs: Mapping[int, TaskLog], handed_over: Mapping[str, bool] | None
     ) -> None:
         if self.settings.enabled:
-            for row in await self._database.read(lambda c: webhooks.active(c, handed_over)):
+            for row in await self._database.read(webhooks.active, handed_over):
                 self._serve(row, logs.get(row.task_no))
 
     async def give_up(self, upstream: str) -> None:
         # Without a time limit: no other replica may continue before these have stopped.
-        rows = await self._database.read_until_available(lambda c: webhooks.active(c, [upstream]))
+        rows = await self._database.read_until_available(webhooks.active, [upstream])
         places = {(row.task_no, row.config_id) for row in rows}
         await self._stop([it for place, it in self._deliveries.items() if place in places])
 
@@ -519,9 +519,7 @@ class Outbox(DurableReader):
         metrics.PUSH_ATTEMPTS.labels(_kind(outcome)).inc()
         before = it.row
         row, wait = self._after(before, notification, outcome)
-        if not await self._database.write_until_stored(
-            lambda connection: webhooks.update(connection, row)
-        ):
+        if not await self._database.write_until_stored(webhooks.update, row):
             return None
         # A retry that was asked for meanwhile counts from this outcome.
         it.row = row if it.row is before or row.state == "done" else _afresh(row)
@@ -535,7 +533,7 @@ class Outbox(DurableReader):
             if ended != "done":
                 task = None
                 with suppress(StoreUnavailableError):
-                    task = await self._database.read(lambda c: tasks.load_by_number(c, row.task_no))
+                    task = await self._database.read(tasks.load_by_number, row.task_no)
                 AUDIT.info(
                     f"webhook {ended}",
                     principal=row.principal,
@@ -550,7 +548,7 @@ class Outbox(DurableReader):
         if (log := it.log()) is not None:
             state = await log.firm_state()
         else:
-            found = await self._database.read(lambda c: tasks.load_by_number(c, row.task_no))
+            found = await self._database.read(tasks.load_by_number, row.task_no)
             if found is None:
                 return None
             state = load_task(found)
@@ -574,7 +572,7 @@ class Outbox(DurableReader):
                 it.destination.hurry(self._retries.first)
                 row = replace(it.row, failing_since=now_ms(), last_outcome=it.destination.outcome)
                 it.row = row
-                if not await self._database.write_until_stored(lambda c: webhooks.update(c, row)):  # noqa: B023
+                if not await self._database.write_until_stored(webhooks.update, row):
                     return False
             try:
                 async with asyncio.timeout(self._left(it.row)):

@@ -184,9 +184,7 @@ class Ownership:
             UpstreamRow(one.name, None, "away", one.drain, tuple(one.directories), one.max_turns)
             for one in self._fleet.members.values()
         ]
-        await self._database.write(
-            lambda connection: replicas.enroll(connection, me, listed, list(OPEN))
-        )
+        await self._database.write(replicas.enroll, me, listed, list(OPEN))
         await self.watch(me)
         self._database.notify("u")
 
@@ -250,7 +248,7 @@ class Ownership:
         # One that is only being taken is not handed over: its last owner may have lost something.
         owned = self._fleet.owned()
         if me is not None:
-            await self._database.write(lambda c: replicas.hand_over_listed(c, me, owned))
+            await self._database.write(replicas.hand_over_listed, me, owned)
             self._database.notify("u")
 
     async def close(self) -> None:
@@ -289,7 +287,7 @@ class Ownership:
         # So their silence counts once this replica has reached it for a lease.
         if not silent or self._database.steady_seconds < lease:
             return census
-        gone = await self._database.write(lambda c: replicas.declare_gone(c, [*silent], lease))
+        gone = await self._database.write(replicas.declare_gone, [*silent], lease)
         if gone:
             logger.warning(
                 "replicas are silent and count as gone", replicas=[*map(silent.get, gone)]
@@ -328,7 +326,7 @@ class Ownership:
             if claim.published != (state, self._fleet.tasks[name]):
                 news[name] = state, self._fleet.tasks[name]
         if news:
-            await self._database.write(lambda c: replicas.publish(c, me, news))
+            await self._database.write(replicas.publish, me, news)
         for name, published in news.items():
             self._claims[name].published = published
 
@@ -370,9 +368,7 @@ class Ownership:
 
     async def _become_owner(self, census: Census, names: Sequence[str]) -> None:
         """Become the owner of OpenCodes, unless another replica was quicker, and run them."""
-        handed_over = await self._database.write(
-            lambda c: replicas.become_owner(c, census.me, names)
-        )
+        handed_over = await self._database.write(replicas.become_owner, census.me, names)
         if not handed_over:
             return
         before = {row.name: row for row in census.upstreams}
@@ -461,7 +457,7 @@ class Ownership:
             await reader.give_up(member.name)
         await claim.running.aclose()
         member.renew()
-        await self._database.write_until_stored(lambda c: replicas.hand_over(c, me, [member.name]))
+        await self._database.write_until_stored(replicas.hand_over, me, [member.name])
         self._database.notify("u")
 
     async def _lose(self, me: int, names: Sequence[str]) -> None:
@@ -469,12 +465,10 @@ class Ownership:
 
         Their webhooks are served here until an OpenCode has an owner again.
         """
-        handed_over = await self._database.write(lambda c: replicas.lose(c, me, names))
+        handed_over = await self._database.write(replicas.lose, me, names)
         if not handed_over:
             return  # another replica does it
         logger.error("OpenCodes are lost", upstreams=list(handed_over))
         await self._recover(handed_over, ())
         await self._writer.commit()
-        await self._database.write_until_stored(
-            lambda c: replicas.hand_over(c, me, list(handed_over))
-        )
+        await self._database.write_until_stored(replicas.hand_over, me, list(handed_over))

@@ -22,7 +22,6 @@ from opencode_a2a.errors import StreamEndedError
 from opencode_a2a.messages import PushConfig
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
-from opencode_a2a.store.tasks import Segment
 from opencode_a2a.tasks.log import TaskLog
 from opencode_a2a.tasks.state import STATE_CHANGES, Cursor, Entry, TaskRef, TaskState, load_entries
 
@@ -238,12 +237,9 @@ class Replay:
     async def next(self, after: int) -> list[Entry]:
         """Return the next stored entries after a sequence number; none when there are no more."""
         while True:
-            first = self.state.seq + 1
-
-            def read(connection: Connection, first: int = first) -> list[Segment]:
-                return task_rows.load_segments(connection, self._no, first)
-
-            segments = await self._database.read(read)
+            segments = await self._database.read(
+                task_rows.load_segments, self._no, self.state.seq + 1
+            )
             entries = [
                 self.state.apply(event, at)
                 for segment in segments

@@ -85,7 +85,7 @@ async def recover(
     over takes up their tasks only: ``handed_over`` names them, and says of each whether its last
     owner handed it over, with all that was shown stored.
     """
-    rows = await database.read(lambda c: task_rows.load_open(c, list(OPEN), handed_over))
+    rows = await database.read(task_rows.load_open, list(OPEN), handed_over)
     running = {task.log.no for task in tasks.all()}
     for row in rows:
         if row.no in running:  # taken up by an earlier try, which the database cut short
@@ -157,6 +157,16 @@ async def end_unowned(database: Database, row: TaskRow) -> bool:
     """
     if database.replica is None:
         return False
+
+    def write(connection: Connection, segment: Segment, move: Move) -> bool | None:
+        if not replicas.lock_unowned(connection, row.upstream):
+            return False
+        if task_rows.load_segments(connection, row.no, segment.first_seq, 1):
+            return None  # an owner, or another replica like this one, wrote meanwhile
+        task_rows.append(connection, [segment], [move])
+        interrupts.void(connection, row.id, now_ms())
+        return True
+
     while True:
         replay = Replay(database, row.no, ref_of(row))
         while await replay.next(replay.state.seq):
@@ -174,19 +184,7 @@ async def end_unowned(database: Database, row: TaskRow) -> bool:
         segment = Segment(row.no, first, state.seq, dump_entries(entries))
         change = (row.principal, before.state, state.status.state, now)
         move = Move(row.no, *change, orjson.dumps(state.status), dump_archive(state))
-
-        def write(
-            connection: Connection, segment: Segment = segment, move: Move = move
-        ) -> bool | None:
-            if not replicas.lock_unowned(connection, row.upstream):
-                return False
-            if task_rows.load_segments(connection, row.no, segment.first_seq, 1):
-                return None  # an owner, or another replica like this one, wrote meanwhile
-            task_rows.append(connection, [segment], [move])
-            interrupts.void(connection, row.id, now_ms())
-            return True
-
-        ended = await database.write(write)
+        ended = await database.write(write, segment, move)
         if ended:
             ROUTINE.info("task ended without an owner", task_id=row.id, principal=row.principal)
         if ended is not None:

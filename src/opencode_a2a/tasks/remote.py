@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from weakref import WeakValueDictionary
 
 import structlog
-from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
 from opencode_a2a.errors import StoreUnavailableError, StreamEndedError
@@ -224,9 +223,7 @@ class RemoteLogs:
             if again:
                 after |= {no: last.first_seq - 1 for no, last in known.items()}
             metrics.TAIL_QUERIES.labels(cause).inc()
-            found = await self.database.read(
-                lambda connection, after=after: task_rows.load_tails(connection, after, SEGMENTS)
-            )
+            found = await self.database.read(task_rows.load_tails, after, SEGMENTS)
             whole = len(found) < SEGMENTS
             if again and whole:
                 for no in known.keys() - {last.task_no for last in {*known.values()} & {*found}}:
@@ -253,13 +250,10 @@ class RemoteLogs:
     async def catch_up(self, log: RemoteLog) -> None:
         """Read every entry of a log that is stored by now."""
         while True:
-            first = log.state.seq + 1
-
-            def read(connection: Connection, first: int = first) -> list[Segment]:
-                return task_rows.load_segments(connection, log.no, first, SEGMENTS)
-
             metrics.TAIL_QUERIES.labels(ASKED).inc()
-            segments = await self.database.read(read)
+            segments = await self.database.read(
+                task_rows.load_segments, log.no, log.state.seq + 1, SEGMENTS
+            )
             for segment in segments:
                 log.extend_by(segment)
             if len(segments) < SEGMENTS:

@@ -329,7 +329,7 @@ class Admissions:
 
         with self._open.admission(principal, member, self._limits) as counted:
             try:
-                outcome = await self._database.write(write, on_late_commit=late, lock_order=message)
+                outcome = await self._database.write_in_time(write, late, message)
             except BudgetExhaustedError as error:
                 budget.note_refusal(principal, error)
                 raise
@@ -471,9 +471,7 @@ class Sending:
             return []
         states = [State.INPUT_REQUIRED] if command.context_id is None else list(OPEN)
         wanted = (command.principal, states, command.context_id)
-        rows = await self._database.read(
-            lambda connection: task_rows.of_principal(connection, *wanted)
-        )
+        rows = await self._database.read(task_rows.of_principal, *wanted)
         return [
             (row, load_request(row.request).routing)
             for row in rows

@@ -147,9 +147,7 @@ class Errand:
         if spent != Spent():
             # At once: it counts whatever becomes of the errand, and of this process.
             used: dict[tuple[str, int], Spent] = {(self.principal, day_of(now_ms())): spent}
-            await self._database.write_until_stored(
-                lambda connection: spending.add(connection, used)
-            )
+            await self._database.write_until_stored(spending.add, used)
         return compare
 
     async def _compare(self) -> bool:

@@ -170,7 +170,7 @@ class Fleet:
         place = principal, ContextId(context_id), name
         member = self._placements.get(place)
         if member is None or self.shared:  # another replica may have placed it elsewhere since
-            found = await self._database.read(lambda connection: links.linked(connection, *place))
+            found = await self._database.read(links.linked, *place)
             if found and found[1] in self.others:
                 raise NotOwnerError(found[1])
             if found and self.keeps_contexts(found[1]):
@@ -212,7 +212,7 @@ class Fleet:
         for member in self.members.values():
             if member.turns.sessions.knows(session_id):
                 return member
-        name = await self._database.read(lambda c: links.upstream(c, session_id))
+        name = await self._database.read(links.upstream, session_id)
         if name is not None and name in self.others:
             raise NotOwnerError(name)
         if name is not None and name in self.members:
@@ -241,7 +241,7 @@ class Fleet:
 
         Raise NotOwnerError if another replica owns it.
         """
-        found = await self._database.read(lambda c: links.upstream_of_place(c, name))
+        found = await self._database.read(links.upstream_of_place, name)
         if found is not None and found in self.others:
             raise NotOwnerError(found)
         return self.members[found].check_owned() if found in self.members else None
@@ -256,9 +256,7 @@ class Fleet:
             if RequestId(request_id) in member.turns.interrupts.open:
                 return member
         if self.shared:
-            name = await self._database.read(
-                lambda connection: interrupts.upstream(connection, request_id, DERIVED_CONTEXT)
-            )
+            name = await self._database.read(interrupts.upstream, request_id, DERIVED_CONTEXT)
             if name is not None and not self.owns(name):
                 raise NotOwnerError(name)
         usable = (member for member in self.members.values() if member.owned and member.up)

@@ -73,7 +73,7 @@ class Grants:
         Wait for a database that is away: the request would be lost otherwise.
         """
         found = await self._database.read_until_available(
-            lambda connection: grant_rows.of_context(connection, owner.principal, owner.context_id)
+            grant_rows.of_context, owner.principal, owner.context_id
         )
         return next((grant for grant in map(_load, found) if grant.covers(owner, asked)), None)
 
@@ -82,17 +82,13 @@ class Grants:
 
         Those for a task no longer hold when its state is one of ``ended``.
         """
-        found = await self._database.read(
-            lambda connection: grant_rows.listed(connection, principal, ended, most)
-        )
+        found = await self._database.read(grant_rows.listed, principal, ended, most)
         return [*map(_load, found)]
 
     async def revoke(self, principal: Principal, grant_id: str) -> None:
         """End a grant: a person is asked again for what it allowed."""
         now = now_ms()
-        if not await self._database.write(
-            lambda connection: grant_rows.revoke(connection, principal, grant_id, now)
-        ):
+        if not await self._database.write(grant_rows.revoke, principal, grant_id, now):
             raise GrantNotFoundError(grant_id=grant_id[:128])
         AUDIT.info("grant revoked", grant_id=grant_id, principal=principal)
 

@@ -323,9 +323,7 @@ class SharedInterrupts:
             rights=orjson.dumps(owner.rights),
         )
         # One that was asked before a restart keeps its deadline.
-        row = await self._database.write_until_stored(
-            lambda connection: interrupt_rows.add(connection, new, numbered=numbered)
-        )
+        row = await self._database.write_until_stored(interrupt_rows.add, new, numbered=numbered)
         metrics.INTERRUPT_REQUESTS.labels(asked.type).inc()
         return replace(asked, expires_at=row.expires_at, number=row.number)
 
@@ -403,9 +401,7 @@ class SharedInterrupts:
         where = (owner.task_id or "", owner.context_id)
         found: list[tuple[Interrupted, Answer]] = []
         # The work may be running, and cannot go on without: wait for a database that is away.
-        for row in await self._database.read_until_available(
-            lambda c: interrupt_rows.answered(c, *where)
-        ):
+        for row in await self._database.read_until_available(interrupt_rows.answered, *where):
             answer = Answer.load(row.answer) if row.answer else None
             if answer and (row.resolution is None or row.settled_by == answer.by):
                 found.append((Interrupted.load(orjson.loads(row.asked)), answer))
@@ -424,17 +420,13 @@ class SharedInterrupts:
 
     async def pending(self, principal: Principal | None, kind: str) -> list[Interrupt]:
         """Return the interrupts that a principal is asked now, or everybody; most urgent first."""
-        found = await self._database.read(
-            lambda connection: interrupt_rows.pending(connection, principal, kind)
-        )
+        found = await self._database.read(interrupt_rows.pending, principal, kind)
         waiting = (self.open.get(RequestId(row.request_id)) for row in found)
         return [one for one in waiting if one is not None and one.waits]
 
     async def find(self, request_id: str) -> InterruptRow | None:
         """Return the row of an interrupt, also of a settled one."""
-        return await self._database.read(
-            lambda connection: interrupt_rows.find(connection, request_id)
-        )
+        return await self._database.read(interrupt_rows.find, request_id)
 
 
 class WorkInterrupts:

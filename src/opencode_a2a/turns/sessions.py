@@ -206,9 +206,7 @@ class Sessions:
             return set()
         # A link that was made a moment ago may not be stored yet.
         theirs = {s for s in session_ids if self._owners.get(s, principal) != principal}
-        return theirs | await self._database.read(
-            lambda connection: links.strangers(connection, principal, session_ids, now_ms())
-        )
+        return theirs | await self._database.read(links.strangers, principal, session_ids, now_ms())
 
     def _inside(self, session: Session) -> bool:
         """Whether a session runs where callers may run one."""
@@ -243,18 +241,14 @@ class Sessions:
         for session_id in await self._lineage(session.id):
             owner = self._owners.get(session_id)
             if owner is None:
-                owner = await self._database.read(
-                    lambda connection, own=session_id: links.owner(connection, own, now_ms())
-                )
+                owner = await self._database.read(links.owner, session_id, now_ms())
             if owner == principal:
                 return True
         return False
 
     async def own(self, principal: Principal, session: Session) -> None:
         """Store that a session which was created for a caller belongs to them."""
-        await self._database.write(
-            lambda connection: links.own(connection, principal, session.id, self._upstream)
-        )
+        await self._database.write(links.own, principal, session.id, self._upstream)
         self._remember(session)
 
     async def _hold(self, principal: Principal, session_id: SessionId, ms: int | None) -> bool:
@@ -268,15 +262,13 @@ class Sessions:
         now = now_ms()
         until = None if ms is None else now + ms
         return await self._database.write(
-            lambda connection: links.claim(
-                connection, principal, lineage, self._upstream, now, until
-            )
+            links.claim, principal, lineage, self._upstream, now, until
         )
 
     async def release(self, principal: Principal, session_id: SessionId) -> None:
         """Give up the claim on a session in which nothing was changed."""
         lineage = await self._lineage(session_id)
-        await self._database.write(lambda connection: links.release(connection, principal, lineage))
+        await self._database.write(links.release, principal, lineage)
 
     @asynccontextmanager
     async def claimed(self, principal: Principal, session_id: SessionId) -> AsyncGenerator[None]:
@@ -357,9 +349,7 @@ class Sessions:
         async with self._creating.setdefault(place, asyncio.Lock()):
             session_id, elsewhere = self._links.get(place), False
             if session_id is None and not fresh:
-                found = await self._database.read(
-                    lambda connection: links.linked(connection, *place)
-                )
+                found = await self._database.read(links.linked, *place)
                 elsewhere = found is not None and found[1] != self._upstream
                 session_id = found[0] if found and not elsewhere else None
             if session_id is None and context_id.startswith(DERIVED_CONTEXT):
@@ -427,7 +417,7 @@ class Sessions:
         for place in [place for place, known in self._links.items() if known == session_id]:
             del self._links[place]
         write = self._database.write_until_stored if insist else self._database.write
-        await write(lambda connection: links.forget(connection, session_id))
+        await write(links.forget, session_id)
 
     def knows(self, session_id: SessionId) -> bool:
         """Whether OpenCode was seen to have a session, or its ancestor."""

@@ -187,17 +187,13 @@ class SharedRecords:
 
     async def secret(self) -> bytes:
         proposed = secrets.token_bytes(32)
-        return await self._database.write(
-            lambda connection: sign_ins.shared_secret(connection, proposed)
-        )
+        return await self._database.write(sign_ins.shared_secret, proposed)
 
     async def ended(self) -> dict[bytes, int]:
         return await self._database.read(sign_ins.ended)
 
     async def end(self, digest: bytes, until: int) -> bool:
-        return await self._database.write(
-            lambda connection: sign_ins.end(connection, digest, until)
-        )
+        return await self._database.write(sign_ins.end, digest, until)
 
 
 class SignIns:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from hashlib import sha256
 
 from starlette.datastructures import Headers
@@ -111,14 +111,9 @@ class RequestRates:
             withdrawn = self._shared - often.keys()
             with contextlib.suppress(StoreUnavailableError):  # each limits for itself meanwhile
                 if often or withdrawn:
-                    put = partial(
-                        rates.put, replica=replica, counts=often, withdrawn=withdrawn, now=now
-                    )
-                    await database.write(put)
+                    await database.write(rates.put, replica, often, withdrawn, now)
                     self._shared = set(often)
-                self._elsewhere = await database.read(
-                    lambda connection: rates.elsewhere(connection, replica, now)  # noqa: B023 - awaited here
-                )
+                self._elsewhere = await database.read(rates.elsewhere, replica, now)
 
 
 def _digest(key: str) -> bytes:
