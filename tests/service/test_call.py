@@ -313,6 +313,22 @@ async def test_tasks_are_listed_shown_and_followed() -> None:
     assert (followed.exit_code, missing.exit_code) == (0, 1)
 
 
+async def test_the_cost_of_a_task_in_the_table_includes_its_sub_agents() -> None:
+    usage = {"cost": 0.1, "children": {"cost": 0.4}}
+
+    async def answer(made: Stranger, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "GET":
+            await reply(send, card_json(made.url))
+            return
+        listed = evil_task("completed") | {"metadata": {"shared": {"usage": usage}}}
+        await reply(send, orjson.dumps({"jsonrpc": "2.0", "id": 1, "result": {"tasks": [listed]}}))
+
+    async with stranger(answer) as made:
+        shown = await run("chat", made.url, stdin="/tasks\n")
+
+    assert "$0.50" in shown.stderr
+
+
 async def test_without_a_url_the_one_service_of_this_user_is_called(
     own_state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,9 @@ from starlette.types import Receive, Scope, Send
 
 from opencode_a2a.config import ClientSettings
 from opencode_a2a.messages import Message, Part
-from opencode_a2a.peers.answer import (
+from opencode_a2a.peers.client import HOPS_HEADER, MAX_HOPS, Peer, Report
+from opencode_a2a.peers.network import Egress, OriginCredential
+from opencode_a2a.peers.received import (
     AnswerGrew,
     ErrorCode,
     PeerError,
@@ -20,9 +22,7 @@ from opencode_a2a.peers.answer import (
     TaskOpened,
     TaskStatusChanged,
 )
-from opencode_a2a.peers.client import HOPS_HEADER, MAX_HOPS, Peer, Report
-from opencode_a2a.peers.network import Egress, OriginCredential
-from opencode_a2a.peers.pool import Pool
+from opencode_a2a.peers.tool import Pool
 from opencode_a2a.tasks.state import State
 from tests.support.peer import ANSWER, Answer, Stranger, card_json, reply, sdk_agent, stranger
 

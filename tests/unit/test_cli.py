@@ -16,7 +16,7 @@ from opencode_a2a.cli import COMMANDS, main
 from opencode_a2a.cli.doctor import check_database_file, check_issuer, check_port, judge_version
 from opencode_a2a.cli.screen import Screen
 from opencode_a2a.config import SETTINGS, ServiceSettings, Settings, TaskSettings, load
-from opencode_a2a.peers.answer import PeerProgress, TaskStatusChanged
+from opencode_a2a.peers.received import PeerProgress, TaskStatusChanged
 from opencode_a2a.tasks.state import State
 from tests.support.issuer import local_issuer
 

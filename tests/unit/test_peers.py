@@ -13,7 +13,18 @@ from opencode_a2a.config import Binding, ClientSettings
 from opencode_a2a.events import Interrupted, Json, JsonObject, Question, QuestionOption
 from opencode_a2a.ids import RequestId, SessionId
 from opencode_a2a.messages import Message, Part
-from opencode_a2a.peers.answer import (
+from opencode_a2a.peers.client import (
+    Interface,
+    PeerCard,
+    build_request,
+    card_urls,
+    choose,
+    read_card,
+    read_json,
+    send_params,
+)
+from opencode_a2a.peers.network import Egress, OriginCredential, origin
+from opencode_a2a.peers.received import (
     AnswerGrew,
     AnswerReplaced,
     Artifact,
@@ -35,17 +46,6 @@ from opencode_a2a.peers.answer import (
     read_event,
     read_task,
 )
-from opencode_a2a.peers.client import (
-    Interface,
-    PeerCard,
-    build_request,
-    card_urls,
-    choose,
-    read_card,
-    read_json,
-    send_params,
-)
-from opencode_a2a.peers.network import Egress, OriginCredential, origin
 from opencode_a2a.tasks.state import State
 
 OPEN = Egress(allow_private=True)

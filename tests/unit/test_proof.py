@@ -17,8 +17,8 @@ from jwt.algorithms import RSAAlgorithm
 from opencode_a2a.a2a.signatures import canonical, sign_card
 from opencode_a2a.config import load
 from opencode_a2a.events import JsonObject
-from opencode_a2a.peers.answer import PeerError
 from opencode_a2a.peers.proof import FIELDS, CardField, Proof, proven
+from opencode_a2a.peers.received import PeerError
 from opencode_a2a.server.card import Cards
 from opencode_a2a.signing import SigningKeys, signing_keys
 from tests.support.certificates import private_key

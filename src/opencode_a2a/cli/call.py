@@ -165,7 +165,7 @@ def call(
     from opencode_a2a.cli.screen import JsonLines, make_screen, report_end
     from opencode_a2a.cli.talk import exit_status, file_part, talk_to
     from opencode_a2a.messages import Part
-    from opencode_a2a.peers.answer import PeerTask
+    from opencode_a2a.peers.received import PeerTask
 
     if text == "-":
         try:
@@ -263,7 +263,7 @@ def tasks(
         watch_tasks,
     )
     from opencode_a2a.cli.talk import talk_to
-    from opencode_a2a.peers.answer import ReceivedTask
+    from opencode_a2a.peers.received import ReceivedTask
 
     with talk_to(url) as talk:
 
@@ -292,7 +292,7 @@ def _follow(talk: "Talk", task_id: str, *, as_json: bool = False, full: bool = F
     """Show a task until it ends or waits, and exit as `call` does."""
     from opencode_a2a.cli.screen import JsonLines, make_screen, report_end
     from opencode_a2a.cli.talk import exit_status
-    from opencode_a2a.peers.answer import PeerTask
+    from opencode_a2a.peers.received import PeerTask
 
     answer = PeerTask()
     try:
@@ -316,7 +316,7 @@ def task(words: tuple[str, ...], follow: bool, full: bool, as_json: bool) -> Non
     """
     from opencode_a2a.cli.screen import make_screen, print_task
     from opencode_a2a.cli.talk import talk_to
-    from opencode_a2a.peers.answer import PeerTask, state_word
+    from opencode_a2a.peers.received import PeerTask, state_word
     from opencode_a2a.printable import indented, one_line
     from opencode_a2a.tasks.state import State
 
@@ -346,7 +346,7 @@ def task(words: tuple[str, ...], follow: bool, full: bool, as_json: bool) -> Non
 def cancel(words: tuple[str, ...]) -> None:
     """Cancel TASK at the agent at URL, and print its resulting state."""
     from opencode_a2a.cli.talk import talk_to
-    from opencode_a2a.peers.answer import state_word
+    from opencode_a2a.peers.received import state_word
     from opencode_a2a.tasks.state import State
 
     url, named = after_url(words, "TASK")

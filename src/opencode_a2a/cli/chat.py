@@ -13,6 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -24,7 +25,7 @@ from opencode_a2a.figures import spent
 from opencode_a2a.ids import ModelRef
 from opencode_a2a.jsonguard import as_object, items_in, text_in
 from opencode_a2a.messages import Part
-from opencode_a2a.peers.answer import WAITING, PeerTask, state_word
+from opencode_a2a.peers.received import WAITING, PeerTask, state_word
 from opencode_a2a.printable import clean, command, one_line
 
 _REPLIES = {
@@ -36,20 +37,6 @@ _REPLIES = {
     "t": "yes for this task",
     "c": "yes for this conversation",
 }
-COMMANDS = {
-    "/help": "list these commands",
-    "/new": "begin a new conversation",
-    "/tasks": "list the tasks at the agent",
-    "/task ID": "show a task; the beginning of its id is enough",
-    "/plan TEXT": "have OpenCode plan first; go then carries it out",
-    "/model [PROVIDER/MODEL]": "use another model from now on; without a name, list them",
-    "/agent [NAME]": "let another agent of OpenCode's work; without a name, list them",
-    "/cancel": "cancel the task that waits for an answer",
-    "/diff": "show the last changes whole",
-    "/cost": "say what this conversation has used",
-    "/file PATH": "send a file along with the next message",
-    "/quit": "leave (also Ctrl-D)",
-}
 _PLAN = re.compile(r"/plan\s+(?=\S)")
 _KEYS = "[y] allow once   [n] deny   [e] deny with a reason"
 _HISTORY_LINES = 1000
@@ -57,6 +44,30 @@ _REFLEX_SECONDS = 0.3
 """Time after a question in which nobody can have read it."""
 _PASTE_SECONDS = 0.05
 """Time in which the next line of a paste arrives, where the terminal does not mark pastes."""
+
+
+Run = Callable[["Conversation", str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SlashCommand:
+    usage: str
+    summary: str
+    run: Run
+
+
+SLASH_COMMANDS: dict[str, SlashCommand] = {}
+"""The slash commands by name, in the order in which ``/help`` lists them."""
+
+
+def slash(usage: str, summary: str) -> Callable[[Run], Run]:
+    """Make a method the command that ``usage`` begins with."""
+
+    def declare(run: Run) -> Run:
+        SLASH_COMMANDS[usage.split()[0]] = SlashCommand(usage, summary, run)
+        return run
+
+    return declare
 
 
 class Conversation:
@@ -75,21 +86,6 @@ class Conversation:
         """What each task of the conversation has used."""
         self._patch: str | None = None
         """The last changes that an agent reported."""
-        self._commands: dict[str, Callable[[str], None]] = {
-            "/help": self._help,
-            "/new": self._new,
-            "/tasks": self._tasks,
-            "/task": self._task,
-            "/plan": self._plan,
-            "/model": self._choose_model,
-            "/agent": self._choose_agent,
-            "/cancel": self._cancel,
-            "/diff": self._diff,
-            "/cost": self._cost,
-            "/file": self._file,
-            "/quit": self._quit,
-            "/exit": self._quit,
-        }
 
     def hold(self) -> int:
         """Go on until the person leaves: end of input, /quit, or Ctrl-C twice.
@@ -236,16 +232,16 @@ class Conversation:
 
     def _run(self, text: str) -> None:
         name, *rest = text.split(maxsplit=1)
-        command = self._commands.get(name)
-        if command is not None:
+        slashed = SLASH_COMMANDS.get("/quit" if name == "/exit" else name)
+        if slashed is not None:
             try:
-                command(rest[0].strip() if rest else "")
+                slashed.run(self, rest[0].strip() if rest else "")
             except RefusedError:
                 raise
             except click.ClickException as error:  # it is no turn: the exit status stays as it is
                 click.echo(f"Error: {error.message}", err=True)
             return
-        close = difflib.get_close_matches(name, self._commands, n=1, cutoff=0.5)
+        close = difflib.get_close_matches(name, SLASH_COMMANDS, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}?" if close else "/help lists the commands."
         click.echo(
             f"There is no command {one_line(name, 30)}; {hint} "
@@ -253,15 +249,17 @@ class Conversation:
             err=True,
         )
 
+    @slash("/help", "list these commands")
     def _help(self, _: str) -> None:
-        width = max(map(len, COMMANDS))
-        for name, text in COMMANDS.items():
-            click.echo(f"  {name:<{width}}  {text}", err=True)
+        width = max(len(one.usage) for one in SLASH_COMMANDS.values())
+        for one in SLASH_COMMANDS.values():
+            click.echo(f"  {one.usage:<{width}}  {one.summary}", err=True)
         click.echo(
             "A paste is one message, and so are lines that end with \\. Ctrl-C cancels the turn.",
             err=True,
         )
 
+    @slash("/new", "begin a new conversation")
     def _new(self, _: str) -> None:
         if self._waiting:
             click.echo("Answer first, or cancel the task with /cancel.", err=True)
@@ -270,11 +268,13 @@ class Conversation:
         self._used.clear()
         click.echo("A new conversation.", err=True)
 
+    @slash("/tasks", "list the tasks at the agent")
     def _tasks(self, _: str) -> None:
         found = self._talk.run(self._talk.peer.tasks(None, 20))
         rows = task_table(found, shutil.get_terminal_size().columns) if found else ["no tasks"]
         click.echo("\n".join(rows), err=True)
 
+    @slash("/task ID", "show a task; the beginning of its id is enough")
     def _task(self, task_id: str) -> None:
         if not task_id:
             click.echo("Name a task: /task ID; /tasks lists them.", err=True)
@@ -286,6 +286,12 @@ class Conversation:
             screen.show(event)
         screen.close()
 
+    @slash("/plan TEXT", "have OpenCode plan first; go then carries it out")
+    def _plan(self, _: str) -> None:
+        text = "Answer first" if self._waiting else "Say what to plan: /plan TEXT"
+        click.echo(text, err=True)
+
+    @slash("/model [PROVIDER/MODEL]", "use another model from now on; without a name, list them")
     def _choose_model(self, name: str) -> None:
         if not name:
             answer = self._talk.run(
@@ -304,6 +310,7 @@ class Conversation:
         self._model = model
         click.echo(f"From the next message on, {model} answers.", err=True)
 
+    @slash("/agent [NAME]", "let another agent of OpenCode's work; without a name, list them")
     def _choose_agent(self, name: str) -> None:
         if name:
             self._agent = name
@@ -316,15 +323,13 @@ class Conversation:
                 click.echo(f"  {one_line(described, 150)}", err=True)
         click.echo(f"Now: {self._agent or 'as OpenCode is configured'}", err=True)
 
-    def _plan(self, _: str) -> None:
-        text = "Answer first" if self._waiting else "Say what to plan: /plan TEXT"
-        click.echo(text, err=True)
-
+    @slash("/cancel", "cancel the task that waits for an answer")
     def _cancel(self, _: str) -> None:
         waiting, self._waiting = self._waiting, None
         said = self._talk.cancel(waiting) if waiting else "Nothing waits; Ctrl-C cancels a turn."
         click.echo(said, err=True)
 
+    @slash("/diff", "show the last changes whole")
     def _diff(self, _: str) -> None:
         if self._patch is None:
             click.echo("No changes were reported in this conversation.", err=True)
@@ -335,11 +340,13 @@ class Conversation:
         else:
             click.echo(clean(self._patch), err=True)
 
+    @slash("/cost", "say what this conversation has used")
     def _cost(self, _: str) -> None:
         used = sum(self._used.values(), Usage())
         said = spent(None, used.read, used.written, used.cost)
         click.echo(said or "Nothing was reported yet.", err=True)
 
+    @slash("/file PATH", "send a file along with the next message")
     def _file(self, path: str) -> None:
         if not path:
             click.echo("Name a file: /file PATH", err=True)
@@ -348,6 +355,7 @@ class Conversation:
         self._files.append(part)
         click.echo(f"{one_line(part.filename or path)} goes along with the next message.", err=True)
 
+    @slash("/quit", "leave (also Ctrl-D)")
     def _quit(self, _: str) -> None:
         raise EOFError
 

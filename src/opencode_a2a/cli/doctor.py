@@ -11,12 +11,12 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -32,12 +32,14 @@ from opencode_a2a.databases import database_file, is_shared
 from opencode_a2a.printable import one_line
 
 if TYPE_CHECKING:
-    import httpx2
+    from opencode_a2a.opencode.client import OpenCode
+
+T = TypeVar("T")
 
 _SPACE = 1_000_000_000
+"""Bytes below which a disk is soon full."""
 _CLOCK = 5.0
 """Seconds by which a clock may be off without a warning."""
-"""Bytes below which a disk is soon full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,50 +168,51 @@ def judge_version(version: str, where: str) -> Finding:
     return Finding("opencode", found, untested(version), advice=True)
 
 
-def _client(settings: Settings) -> "httpx2.Client":
-    import httpx2
+def _ask(settings: Settings, question: Callable[["OpenCode"], Awaitable[T]]) -> T:
+    """Ask the external OpenCode of these settings; raise UpstreamError."""
+    from opencode_a2a.opencode.client import OpenCode  # heavy, as below
 
-    opencode = settings.opencode
-    password = opencode.auth_password
-    auth = (opencode.auth_username, password.get_secret_value()) if password else None
-    # The address is the operator's; a proxy from the environment would see the password.
-    return httpx2.Client(base_url=opencode.base_url, auth=auth, timeout=5, trust_env=False)
+    own = settings.opencode
+    password = own.auth_password.get_secret_value() if own.auth_password else None
+
+    async def ask() -> T:
+        async with OpenCode(
+            own.base_url, username=own.auth_username, password=password, timeout=5
+        ) as opencode:
+            return await question(opencode)
+
+    return asyncio.run(ask())
 
 
 def check_reachable(settings: Settings) -> Finding:
-    import httpx2  # takes a third of a second to import
-
-    from opencode_a2a.opencode.client import HEALTH, HEALTH_OF_2
+    from opencode_a2a.errors import UpstreamError, UpstreamTimeoutError, UpstreamUnreachableError
     from opencode_a2a.opencode.process import another_api
-    from opencode_a2a.opencode.types import Health
+    from opencode_a2a.telemetry import mask_url
 
-    opencode = settings.opencode
+    where = mask_url(settings.opencode.base_url)
     try:
-        with _client(settings) as client:
-            answer = client.get(HEALTH)
-            if "json" not in answer.headers.get("content-type", ""):
-                # OpenCode 2 has its web page there, or nothing.
-                other = client.get(HEALTH_OF_2)
-                if other.is_success and "json" in other.headers.get("content-type", ""):
-                    version = Health.model_validate_json(other.content).version
-                    found = f"{one_line(version)} ({opencode.base_url})"
-                    return Finding("opencode", found, another_api(one_line(version)))
-            health = Health.model_validate_json(answer.raise_for_status().content)
-    except httpx2.HTTPStatusError as error:
+        return judge_version(_ask(settings, lambda opencode: opencode.health()).version, where)
+    except (UpstreamUnreachableError, UpstreamTimeoutError):
+        status = None
+    except UpstreamError as error:
+        status = error.data.get("upstream_status")
+        health = None
+        if status not in (401, 403):
+            health = _ask(settings, lambda opencode: opencode.health_of_2())
+        if health is not None:
+            version = one_line(health.version)
+            return Finding("opencode", f"{version} ({where})", another_api(version))
+    if status is not None:
         remedy = "check OPENCODE_AUTH_USERNAME and OPENCODE_AUTH_PASSWORD"
-        found = f"{opencode.base_url} answers {error.response.status_code}"
-        return Finding("opencode", found, remedy)
-    except (httpx2.HTTPError, ValueError):
-        remedy = "run `opencode serve`, set OPENCODE_BASE_URL, or set OPENCODE_MANAGED_SERVER=true"
-        return Finding("opencode", f"no OpenCode at {opencode.base_url}", remedy)
-    return judge_version(health.version, opencode.base_url)
+        return Finding("opencode", f"{where} answers {status}", remedy)
+    remedy = "run `opencode serve`, set OPENCODE_BASE_URL, or set OPENCODE_MANAGED_SERVER=true"
+    return Finding("opencode", f"no OpenCode at {where}", remedy)
 
 
 def check_rules(settings: Settings) -> Iterator[Finding]:
     """Name the rules that settle nothing, as far as that was not known from the settings alone."""
-    import httpx2
-
-    from opencode_a2a.opencode.client import MCP_SERVERS, TOOL_IDS
+    from opencode_a2a.errors import UpstreamError
+    from opencode_a2a.opencode.client import Location
     from opencode_a2a.rights import never_asked, outside, unmatched
 
     rules = [rule.permission for rule in settings.interrupts.permission_rules]
@@ -222,12 +225,12 @@ def check_rules(settings: Settings) -> Iterator[Finding]:
             unknown = f"{name} is not a permission of OpenCode's own"
             yield Finding("rules", unknown, f"{remedy}, unless a tool is called so", advice=True)
         return
+    at = Location(str(settings.workspace) if settings.workspace else None)
+    own = settings.fleet[0][1]  # any of several has the same tools
     try:
-        with _client(settings.fleet[0][1]) as client:  # any of several has the same tools
-            at = {"directory": str(settings.workspace)} if settings.workspace else {}
-            tools = client.get(TOOL_IDS, params=at).raise_for_status().json()
-            servers = client.get(MCP_SERVERS, params=at).raise_for_status().json()
-    except (httpx2.HTTPError, ValueError):
+        tools = _ask(own, lambda opencode: opencode.tool_ids(at=at))
+        servers = _ask(own, lambda opencode: opencode.mcp_status(at=at))
+    except UpstreamError:
         return  # said before, by the check of OpenCode itself
     for name, meant in unmatched(found, outside(tools, servers)):
         yield Finding("rules", never_asked(name, meant), remedy, advice=True)

@@ -26,7 +26,7 @@ from opencode_a2a.cli.screen import PATIENCE
 from opencode_a2a.figures import span
 from opencode_a2a.jsonguard import as_object, text_in
 from opencode_a2a.media import DIFF_TYPE
-from opencode_a2a.peers.answer import (
+from opencode_a2a.peers.received import (
     SETTLED,
     AnswerGrew,
     AnswerReplaced,

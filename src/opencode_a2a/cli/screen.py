@@ -23,7 +23,7 @@ import orjson
 from opencode_a2a.events import Json, JsonObject, Usage
 from opencode_a2a.figures import SHORT_ID, money, span, spent
 from opencode_a2a.jsonguard import as_object, text_in
-from opencode_a2a.peers.answer import (
+from opencode_a2a.peers.received import (
     SETTLED,
     WAITING,
     AnswerGrew,
@@ -37,6 +37,7 @@ from opencode_a2a.peers.answer import (
     ThoughtGrew,
     ToolReported,
     progress_text,
+    read_usage,
     state_word,
 )
 from opencode_a2a.printable import clean, command, escaped, indented, one_line
@@ -355,8 +356,7 @@ class TaskLine:
     @classmethod
     def of(cls, task: ReceivedTask) -> "TaskLine":
         about = as_object(task.metadata.get("opencode"))
-        usage = as_object(as_object(task.metadata.get("shared")).get("usage"))
-        cost = usage.get("cost")
+        usage = read_usage(task.metadata)
         said = task.history[0].text if task.history else task.status.text
         return cls(
             one_line(task.task_id, 100),
@@ -364,7 +364,7 @@ class TaskLine:
             one_line(text_in(about, "title") or said or "", 500),
             _time(text_in(about, "created_at")),
             _time(task.status.timestamp),
-            cost if isinstance(cost, int | float) else None,
+            usage.cost if usage else None,
         )
 
     def cells(self, now: datetime) -> tuple[str, ...]:

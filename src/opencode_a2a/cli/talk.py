@@ -27,7 +27,6 @@ from opencode_a2a.cli.screen import Output
 from opencode_a2a.config import Settings, SettingsError, load_for_calls
 from opencode_a2a.events import JsonObject
 from opencode_a2a.messages import Message, Part
-from opencode_a2a.peers.answer import WAITING, ErrorCode, LostError, PeerError, PeerTask, state_word
 from opencode_a2a.peers.client import Peer, configured_credential
 from opencode_a2a.peers.network import (
     Egress,
@@ -40,6 +39,14 @@ from opencode_a2a.peers.network import (
     vet,
 )
 from opencode_a2a.peers.proof import Proof
+from opencode_a2a.peers.received import (
+    WAITING,
+    ErrorCode,
+    LostError,
+    PeerError,
+    PeerTask,
+    state_word,
+)
 from opencode_a2a.printable import command, one_line, program
 from opencode_a2a.tasks.state import TERMINAL, State
 

@@ -70,13 +70,6 @@ from opencode_a2a.opencode.types import (
 )
 from opencode_a2a.telemetry import trace_headers
 
-# Paths that the command ``doctor`` requests too, without an event loop.
-TOOL_IDS: Final = "/experimental/tool/ids"
-MCP_SERVERS: Final = "/mcp"
-HEALTH: Final = "/global/health"
-HEALTH_OF_2: Final = "/api/health"
-"""The health check of OpenCode 2, which has the same fields."""
-
 T = TypeVar("T")
 Query = Mapping[str, str | int | bool | None]
 
@@ -417,9 +410,9 @@ class OpenCode:
 
     # The server itself
 
-    tool_ids = _read(list[str], TOOL_IDS)
+    tool_ids = _read(list[str], "/experimental/tool/ids")
     """Return the names of the tools, without those of MCP servers."""
-    mcp_status = _read(dict[str, McpStatus], MCP_SERVERS)
+    mcp_status = _read(dict[str, McpStatus], "/mcp")
 
     async def add_mcp(
         self, name: str, server: McpServer, *, at: Location = HERE
@@ -427,13 +420,13 @@ class OpenCode:
         """Offer an MCP server's tools in this location, from the next prompt until a restart."""
         config = server.model_dump(mode="json", by_alias=True, exclude_none=True)
         body: JsonObject = {"name": name, "config": config}
-        return await self.call(dict[str, McpStatus], "POST", MCP_SERVERS, at, body=body)
+        return await self.call(dict[str, McpStatus], "POST", "/mcp", at, body=body)
 
     async def paths(self) -> Paths:
         return await self.call(Paths, "GET", "/path")
 
     async def health(self) -> Health:
-        return await self.call(Health, "GET", HEALTH, urgent=True)
+        return await self.call(Health, "GET", "/global/health", urgent=True)
 
     async def health_of_2(self) -> Health | None:
         """Return the health of an OpenCode 2; None if the server is not one.
@@ -442,7 +435,7 @@ class OpenCode:
         nothing: 1.x answers at this path too.
         """
         try:
-            return await self.call(Health, "GET", HEALTH_OF_2, urgent=True)
+            return await self.call(Health, "GET", "/api/health", urgent=True)
         except UpstreamError:
             return None
 

@@ -1,6 +1,6 @@
 """Calling other A2A agents.
 
-``client`` speaks A2A to one agent, and ``answer`` makes events of what it answers. ``pool`` keeps
-agents open for ``tool``, the tools of OpenCode's model, which ``mcp`` serves. ``network`` decides
-which addresses may be called, and ``proof`` who wrote a card.
+``client`` speaks A2A to one agent, and ``received`` turns what it sends into events. ``tool``
+offers agents to OpenCode's model and keeps them open between calls; ``mcp`` serves it. ``network``
+decides which addresses may be called, and ``proof`` who wrote a card.
 """

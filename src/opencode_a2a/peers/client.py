@@ -1,12 +1,12 @@
 """Call another A2A agent: read its card, send it a message, follow the answer to its end.
 
-The commands, ``peers.pool`` and the tool use this. It speaks both versions over JSON-RPC and
+The commands and ``peers.tool`` use this. It speaks both versions over JSON-RPC and
 HTTP+JSON directly on httpx2: the SDK's client takes most of a second to import, cannot resume a
 stream, and sends its headers wherever a card points. ``peers.network`` decides which addresses may
 be called. Inside there is only A2A 1.0; ``a2a.v03`` translates for peers of 0.3.
 
 A broken stream is resumed: with ``Last-Event-ID`` if the peer numbers its events, otherwise from
-the peer's current task. ``peers.answer`` makes sure that no text is reported twice.
+the peer's current task. ``peers.received`` makes sure that no text is reported twice.
 """
 
 import asyncio
@@ -38,7 +38,19 @@ from opencode_a2a.errors import ParseError, UnsupportedOperationError
 from opencode_a2a.events import JsonObject
 from opencode_a2a.jsonguard import as_object, decode, items_in, text_in, whole_characters
 from opencode_a2a.messages import Message
-from opencode_a2a.peers.answer import (
+from opencode_a2a.peers.network import (
+    Egress,
+    EgressError,
+    OriginCredential,
+    check,
+    client,
+    media_type,
+    origin,
+    read,
+    tls_trouble,
+)
+from opencode_a2a.peers.proof import KEYS_BYTES, Proof, proven
+from opencode_a2a.peers.received import (
     SETTLED,
     ErrorCode,
     LostError,
@@ -52,18 +64,6 @@ from opencode_a2a.peers.answer import (
     read_event,
     read_task,
 )
-from opencode_a2a.peers.network import (
-    Egress,
-    EgressError,
-    OriginCredential,
-    check,
-    client,
-    media_type,
-    origin,
-    read,
-    tls_trouble,
-)
-from opencode_a2a.peers.proof import KEYS_BYTES, Proof, proven
 
 HOPS_HEADER = "A2A-Hops"
 """The number of agents that a message went through; each agent adds one when it calls another."""

@@ -7,20 +7,26 @@ and is therefore still valid after a restart.
 """
 
 import asyncio
+import math
 import uuid
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 
 import structlog
 from pydantic import BaseModel, Field, SecretStr, ValidationError
 
 from opencode_a2a.bounds import Recent
-from opencode_a2a.config import Settings
+from opencode_a2a.config import ClientSettings, Settings
 from opencode_a2a.events import JsonObject, Progressed
 from opencode_a2a.ids import Principal
 from opencode_a2a.messages import Message, Part
-from opencode_a2a.peers.answer import (
+from opencode_a2a.peers.client import Peer, configured_credential
+from opencode_a2a.peers.mcp import Tool, ToolResult, ToolServer
+from opencode_a2a.peers.network import Egress, EgressError, OriginCredential, check, origin, trust
+from opencode_a2a.peers.proof import Proof
+from opencode_a2a.peers.received import (
     WAITING,
     ErrorCode,
     FileGiven,
@@ -32,11 +38,6 @@ from opencode_a2a.peers.answer import (
     ToolReported,
     state_word,
 )
-from opencode_a2a.peers.client import Peer, configured_credential
-from opencode_a2a.peers.mcp import Tool, ToolResult, ToolServer
-from opencode_a2a.peers.network import Egress, EgressError, OriginCredential, check, origin
-from opencode_a2a.peers.pool import Pool
-from opencode_a2a.peers.proof import Proof
 from opencode_a2a.printable import clean, one_line
 from opencode_a2a.signing import require_security
 from opencode_a2a.tasks.state import TERMINAL, State
@@ -111,6 +112,87 @@ class _Agent:
     """How its card has to be proven; None if it need not be."""
 
 
+@dataclass(eq=False, slots=True)
+class _PooledPeer:
+    """A peer that is open, or is being opened."""
+
+    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+    peer: Peer | None = None
+    expires: float = math.inf
+    users: int = 0
+
+    async def close_if_idle(self) -> None:
+        if self.users == 0 and self.peer:
+            await self.peer.aclose()
+
+
+class Pool:
+    """Peers kept open between calls: a second question needs neither a card nor a handshake.
+
+    Holds as many as the settings allow, each until its card is too old. A peer that leaves the pool
+    while it is in use is closed after its last use.
+    """
+
+    def __init__(self, rules: Egress, settings: ClientSettings) -> None:
+        self._rules = rules
+        self._settings = settings
+        self._tls = trust(settings)
+        self._entries: dict[tuple[str, OriginCredential | None, Proof | None], _PooledPeer] = {}
+        """In the order of their last use, the oldest first."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @asynccontextmanager
+    async def peer(
+        self, url: str, credential: OriginCredential | None = None, proof: Proof | None = None
+    ) -> AsyncGenerator[Peer]:
+        """Yield the peer at a URL; the first caller opens it, and others wait for that."""
+        await self._trim()
+        key = (url, credential, proof)
+        entry = self._entries[key] = self._entries.pop(key, None) or _PooledPeer()
+        entry.users += 1
+        try:
+            async with entry.opening:
+                if entry.peer is None:
+                    entry.peer = await Peer.open(
+                        url, self._rules, credential, self._settings, self._tls, proof
+                    )
+                    now = asyncio.get_running_loop().time()
+                    entry.expires = now + self._settings.cache_ttl_seconds
+            yield entry.peer
+        except PeerError as error:
+            if error.retryable and self._entries.get(key) is entry:
+                del self._entries[key]  # its card may be out of date
+            raise
+        finally:
+            entry.users -= 1
+            await self._trim()
+            if self._entries.get(key) is not entry:
+                await entry.close_if_idle()
+
+    async def aclose(self) -> None:
+        dropped, self._entries = self._entries, {}
+        for entry in dropped.values():
+            await entry.close_if_idle()
+
+    async def _trim(self) -> None:
+        """Drop expired entries, those that were never opened, and the oldest if there are too many.
+
+        Only the first are dropped while they are in use.
+        """
+        now = asyncio.get_running_loop().time()
+        excess = len(self._entries) - self._settings.cache_maxsize
+        dropped: list[_PooledPeer] = []
+        for key, entry in list(self._entries.items()):
+            useless = excess > 0 or entry.peer is None
+            if entry.expires <= now or (entry.users == 0 and useless):
+                excess -= 1
+                dropped.append(self._entries.pop(key))
+        for entry in dropped:
+            await entry.close_if_idle()
+
+
 class PeerTool:
     """The agents that may be asked, and the tools that ask them; close it when done."""
 
@@ -141,7 +223,8 @@ class PeerTool:
                 Tool("call", CALL, call.model_json_schema(), partial(self._ask, "call", call)),
                 Tool("agents", AGENTS, _NoArguments.model_json_schema(), self._list),
                 Tool(
-                    *("result", RESULT),
+                    "result",
+                    RESULT,
                     result.model_json_schema(),
                     partial(self._ask, "result", result),
                 ),

@@ -544,7 +544,7 @@ class PeerTask:
 
     def _take_status(self, status: ReceivedStatus, metadata: JsonObject) -> Iterator[PeerEvent]:
         before, self.status = self.status, status
-        self.usage = _read_usage(metadata) or self.usage
+        self.usage = read_usage(metadata) or self.usage
         self.settled, self.asked = status.state in SETTLED, None
         if status.state is State.COMPLETED and not self._answered and status.message:
             # Many small agents put their whole answer into the last status.
@@ -583,7 +583,8 @@ def decode_text(raw: str) -> str | None:
         return None
 
 
-def _read_usage(metadata: JsonObject) -> Usage | None:
+def read_usage(metadata: JsonObject) -> Usage | None:
+    """Return what a task and its sub-agents have used, if the peer says so."""
     given = _shared(metadata, "usage")
     if not given:
         return None
