@@ -49,23 +49,23 @@ VARIABLES = {
     "A2A_LOG_LEVEL": "ERROR",
 }
 PAGES = [
-    *("/livez", "/readyz", "/health", "/metrics", "/openapi.json", "/docs", "/nothing"),
-    *("/.well-known/agent-card.json", "/.well-known/agent.json"),
+    "/livez", "/readyz", "/health", "/metrics", "/openapi.json", "/docs", "/nothing",
+    "/.well-known/agent-card.json", "/.well-known/agent.json",
     *(path for path, _ in CARD_PATHS),
-]
+]  # fmt: skip
 VERBS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "BREW"]
 DEEP_LIST: Any = json.loads("[" * 300 + "]" * 300)
 DEEP_OBJECT: Any = json.loads('{"a":' * 300 + "1" + "}" * 300)
 HOSTILE: list[Any] = [
-    *(None, True, False, 0, 1, -1, 2**31, 2**53 + 1, 2**64, -(10**400), 1e308, -0.0, 0.1),
-    *(float("nan"), float("inf"), "", " ", "\0", "\ud800", "\udfff\ud800", "é\u202e😀", "%00%2e"),
-    *("x" * 300, "x" * 20_000, "../../etc/passwd", "/", "/etc/passwd", "~", "C:\\", "null"),
-    *("ses_1", "msg_1", "prt_1", "per_1", "que_1", "wrk_1", "ctx:opencode-session:ses_1"),
-    *("file:///etc/passwd", "http://127.0.0.1:9/x", "http://[::1", "data:,", "data:x;base64,%"),
-    *("1.0", "0.3", "ROLE_USER", "user", "TASK_STATE_WORKING", "2026-11-15T09:00:00Z", "text/*"),
-    *([], {}, [None], [[]], {"": ""}, {"__proto__": {}}, DEEP_LIST, DEEP_OBJECT),
-    *(["x"] * 1000, {str(n): n for n in range(1000)}, [{}] * 50, {"text": "x"}, {"id": {}}),
-]
+    None, True, False, 0, 1, -1, 2**31, 2**53 + 1, 2**64, -(10**400), 1e308, -0.0, 0.1,
+    float("nan"), float("inf"), "", " ", "\0", "\ud800", "\udfff\ud800", "é\u202e😀", "%00%2e",
+    "x" * 300, "x" * 20_000, "../../etc/passwd", "/", "/etc/passwd", "~", "C:\\", "null",
+    "ses_1", "msg_1", "prt_1", "per_1", "que_1", "wrk_1", "ctx:opencode-session:ses_1",
+    "file:///etc/passwd", "http://127.0.0.1:9/x", "http://[::1", "data:,", "data:x;base64,%",
+    "1.0", "0.3", "ROLE_USER", "user", "TASK_STATE_WORKING", "2026-11-15T09:00:00Z", "text/*",
+    [], {}, [None], [[]], {"": ""}, {"__proto__": {}}, DEEP_LIST, DEEP_OBJECT,
+    ["x"] * 1000, {str(n): n for n in range(1000)}, [{}] * 50, {"text": "x"}, {"id": {}},
+]  # fmt: skip
 HEADERS: dict[str, list[str]] = {
     "A2A-Version": ["1.0", "0.3", "", "2.0", "1", "0.3, 1.0", "x" * 3000, "1.0.0", "-1", "\x7f"],
     "Content-Type": ["application/json", "application/a2a+json", "text/plain", "", "a/b; c=\x01"],

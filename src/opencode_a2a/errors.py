@@ -77,8 +77,8 @@ class MethodNotFoundError(ServiceError):
     code, http, status, reason = -32601, 404, "NOT_FOUND", "METHOD_NOT_SUPPORTED"
     message = "Method not found"
     data_fields = (
-        *("method", "supported_methods", "protocol_version", "conditional", "toggle", "disabled"),
-    )
+        "method", "supported_methods", "protocol_version", "conditional", "toggle", "disabled",
+    )  # fmt: skip
 
     @classmethod
     def named(
@@ -183,9 +183,9 @@ class VersionNotSupportedError(ServiceError):
     code, http, status, reason = -32009, 400, "FAILED_PRECONDITION", "VERSION_NOT_SUPPORTED"
     message = "Protocol version not supported"
     data_fields = (
-        *("requested_version", "required_version", "supported_protocol_versions"),
-        *("default_protocol_version", "header"),
-    )
+        "requested_version", "required_version", "supported_protocol_versions",
+        "default_protocol_version", "header",
+    )  # fmt: skip
 
 
 class TaskNotFoundError(ServiceError):
@@ -221,9 +221,9 @@ class UnsupportedOperationError(ServiceError):
     code, http, status, reason = -32004, 400, "FAILED_PRECONDITION", "UNSUPPORTED_OPERATION"
     message = "This operation is not supported"
     data_fields = (
-        *("accepted_output_modes", "required_output_modes", "supported_output_modes"),
-        *("task_id", "task_ids", "question"),
-    )
+        "accepted_output_modes", "required_output_modes", "supported_output_modes",
+        "task_id", "task_ids", "question",
+    )  # fmt: skip
 
 
 class StoreUnavailableError(ServiceError):

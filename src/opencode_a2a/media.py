@@ -23,11 +23,11 @@ OUTPUT_MODES = ("text/plain", "application/json", "text/markdown", DIFF_TYPE)
 _TEXTUAL = frozenset(
     f"application/{name}"
     for name in (
-        *("json", "json5", "jsonl", "ndjson", "x-ndjson", "xml", "yaml", "x-yaml", "toml", "csv"),
-        *("javascript", "x-javascript", "ecmascript", "typescript", "sql", "graphql", "markdown"),
-        *("x-sh", "x-shellscript", "x-httpd-php", "x-python", "x-ruby", "x-perl", "x-tex", "rtf"),
+        "json", "json5", "jsonl", "ndjson", "x-ndjson", "xml", "yaml", "x-yaml", "toml", "csv",
+        "javascript", "x-javascript", "ecmascript", "typescript", "sql", "graphql", "markdown",
+        "x-sh", "x-shellscript", "x-httpd-php", "x-python", "x-ruby", "x-perl", "x-tex", "rtf",
     )
-)
+)  # fmt: skip
 _UNKNOWN = "application/octet-stream"
 
 

@@ -21,21 +21,21 @@ Profile: TypeAlias = Literal["read-only", "ask", "auto", "unattended"]
 STRUCTURED_OUTPUT: Final = "StructuredOutput"
 READING: Final = frozenset(
     {
-        *("read", "glob", "grep", "list", "lsp", "skill", "todoread", "todowrite"),
-        *("webfetch", "websearch", "codesearch", "question"),
+        "read", "glob", "grep", "list", "lsp", "skill", "todoread", "todowrite",
+        "webfetch", "websearch", "codesearch", "question",
         # They are asked for before other permissions, and allow nothing by themselves.
-        *("external_directory", "doom_loop"),
+        "external_directory", "doom_loop",
         # OpenCode's internal tools: the reply to an invalid call, and the answer by schema.
-        *("invalid", STRUCTURED_OUTPUT),
+        "invalid", STRUCTURED_OUTPUT,
     }
-)
+)  # fmt: skip
 """Permissions for tools that change nothing; any other tool, even an unknown one, may."""
 PERMISSIONS: Final = frozenset(
     {
-        *("bash", "edit", "task", "read", "glob", "grep", "list", "lsp", "skill", "todoread"),
-        *("todowrite", "webfetch", "websearch", "codesearch", "external_directory", "doom_loop"),
+        "bash", "edit", "task", "read", "glob", "grep", "list", "lsp", "skill", "todoread",
+        "todowrite", "webfetch", "websearch", "codesearch", "external_directory", "doom_loop",
     }
-)
+)  # fmt: skip
 """The permissions of OpenCode's own tools, in all versions 1; other tools are asked by name."""
 ASKED_AS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("write", "patch", "multiedit", "apply_patch"), "edit"),

@@ -227,7 +227,9 @@ async def pasted(command: str, directory: Path) -> list[str]:
     stub.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     stub.chmod(0o755)
     shell = await asyncio.create_subprocess_exec(
-        *("sh", "-c", command),
+        "sh",
+        "-c",
+        command,
         cwd=directory,
         env={"PATH": f"{directory}:{os.environ['PATH']}"},
         stdout=asyncio.subprocess.PIPE,

@@ -172,10 +172,12 @@ async def test_a_setting_that_cannot_work_is_one_line(
 
 async def test_a_host_that_cannot_be_a_name_is_one_line(tmp_path: Path) -> None:
     host = "a" * 300
+    flags = ["--host", host, "--a2a-public-url", "https://agent.example"]
+    flags += ["--auth-allowed-hosts", "agent.example"]
 
     status, printed = await run(
-        *("serve", "--host", host, "--a2a-public-url", "https://agent.example"),
-        *("--auth-allowed-hosts", "agent.example"),
+        "serve",
+        *flags,
         A2A_STATE_DIR=str(tmp_path),
         A2A_BEARER_TOKEN=TOKEN,
         **in_memory(),
@@ -192,9 +194,10 @@ async def test_a_working_directory_that_is_gone_is_one_line(tmp_path: Path) -> N
     leave = 'cd "$1" && rmdir "$1" && shift && exec "$@"'
     inside = tmp_path / "gone"
     inside.mkdir()
+    program = (sys.executable, "-m", "opencode_a2a", "serve", "--managed")
+    command = ("sh", "-c", leave, "sh", inside, *program)
     process = await asyncio.create_subprocess_exec(
-        *("sh", "-c", leave, "sh", inside, sys.executable, "-m", "opencode_a2a"),
-        *("serve", "--managed"),
+        *command,
         env=bare({}),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

@@ -57,7 +57,9 @@ async def sharing(place: Path, *names: str, **changes: str) -> AsyncGenerator[Cl
 async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Cluster]:
     async with sharing(
         tmp_path_factory.mktemp("sharing"),
-        *("a", "b", "c"),
+        "a",
+        "b",
+        "c",
         A2A_STATIC_AUTH_CREDENTIALS=orjson.dumps(CREDENTIALS).decode(),
         A2A_MAX_TASKS_PER_PRINCIPAL=str(MOST_TASKS),
         A2A_RATE_LIMIT_ENABLED="true",

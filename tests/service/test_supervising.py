@@ -58,9 +58,8 @@ async def test_a_supervisor_reads_answers_and_cancels_the_tasks_of_everybody(
     assert await program.stop() == 0
     records = [record for record in program.records() if record.get("audit")]
     supervised = [r for r in records if r["event"] in ("task supervised", "tasks supervised")]
-    assert [record["operation"] for record in supervised] == [
-        *("ListTasks", "GetTask", "SubscribeToTask", "CancelTask")
-    ]
+    operations = [record["operation"] for record in supervised]
+    assert operations == ["ListTasks", "GetTask", "SubscribeToTask", "CancelTask"]
     assert {record["by"] for record in supervised} == {"boss"}
     (settled, _) = [record for record in records if record["event"] == "interrupt settled"]
     assert (settled["principal"], settled["by"]) == ("ann", "boss")

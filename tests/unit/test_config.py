@@ -892,9 +892,8 @@ def test_a_rule_for_what_is_never_asked_is_a_warning_with_the_nearest_name() -> 
     settings = load({}, {"A2A_PERMISSION_RULES": rules})
 
     told = [text for text in settings.warnings if text.startswith("A2A_PERMISSION_RULES")]
-    assert [text.rpartition("; ")[2] for text in told] == [
-        *("did you mean edit?", "did you mean bash?")
-    ]
+    advice = [text.rpartition("; ")[2] for text in told]
+    assert advice == ["did you mean edit?", "did you mean bash?"]
 
 
 def fleet(*entries: Mapping[str, object], **variables: str) -> dict[str, str]:

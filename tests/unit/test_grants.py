@@ -28,10 +28,9 @@ ASKED = Interrupted(
     directory="/work",
 )
 FOR_TASK = Grant(
-    *("g1", ANN.principal, ANN.context_id, ANN.task_id, "/work", "bash", ("git status *",)),
-    RequestId("per_0"),
-    1,
-)
+    "g1", ANN.principal, ANN.context_id, ANN.task_id, "/work", "bash", ("git status *",),
+    RequestId("per_0"), 1,
+)  # fmt: skip
 FOR_CONTEXT = replace(FOR_TASK, task_id=None)
 
 

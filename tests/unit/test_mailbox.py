@@ -389,7 +389,12 @@ async def test_a_message_is_the_same_elsewhere() -> None:
     part = Part("data", data={"n": 2**53, "text": "a\nb", "none": None}, metadata={"x": 1})
     message = Message("m", "user", [part, Part("raw", raw="AAA=")], {"k": []}, ["e"], ["t"])
     routing = Routing(
-        *("ses_1", "sub", "wrk_1", ModelRef("p", "m"), "build", "review"),
+        "ses_1",
+        "sub",
+        "wrk_1",
+        ModelRef("p", "m"),
+        "build",
+        "review",
         rights=Rights("ask"),
         output_schema={"type": "object"},
         plan=True,

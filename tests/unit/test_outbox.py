@@ -438,9 +438,7 @@ async def test_a_bearer_without_credentials_is_a_token_that_we_sign(tmp_path: Pa
     (key,) = jwt.PyJWKSet.from_dict(keys.jwks).keys
     claims = jwt.decode(token, key.key, ["ES256"], audience=receiver.url)
     assert outcome == Receipt("ok", ok=True)
-    assert (claims["iss"], claims["jti"], claims["taskId"]) == (
-        *("https://agent.test", told.id),
-        log.ref.id,
-    )
+    named = claims["iss"], claims["jti"], claims["taskId"]
+    assert named == ("https://agent.test", told.id, log.ref.id)
     assert claims["request_body_sha256"] == hashlib.sha256(told.body).hexdigest()
     assert 0 < claims["exp"] - claims["iat"] <= 300

@@ -93,9 +93,8 @@ def test_a_sub_agent_is_denied_where_changes_are_limited() -> None:
 def test_an_unattended_agent_keeps_what_it_may_do_unasked_and_so_do_its_sub_agents() -> None:
     rules = narrowed(PROFILES["unattended"], [_any("allow"), _rule("bash", "*", "ask")])
 
-    assert [decide(rules, name, "x") for name in ("edit", "bash", "task", "question")] == [
-        *("allow", "deny", "allow", "deny")
-    ]
+    actions = [decide(rules, name, "x") for name in ("edit", "bash", "task", "question")]
+    assert actions == ["allow", "deny", "allow", "deny"]
     # A sub-agent gets what is denied: that must not be everything.
     assert _any("deny") not in rules
 

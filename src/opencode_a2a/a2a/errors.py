@@ -16,11 +16,11 @@ RpcId = str | int | None
 # The reasons that the specification defines; all others are specific to this service.
 _A2A_REASONS = frozenset(
     {
-        *("TASK_NOT_FOUND", "TASK_NOT_CANCELABLE", "PUSH_NOTIFICATION_NOT_SUPPORTED"),
-        *("UNSUPPORTED_OPERATION", "CONTENT_TYPE_NOT_SUPPORTED"),
-        *("VERSION_NOT_SUPPORTED", "INVALID_PARAMS", "INVALID_REQUEST", "INTERNAL_ERROR"),
+        "TASK_NOT_FOUND", "TASK_NOT_CANCELABLE", "PUSH_NOTIFICATION_NOT_SUPPORTED",
+        "UNSUPPORTED_OPERATION", "CONTENT_TYPE_NOT_SUPPORTED",
+        "VERSION_NOT_SUPPORTED", "INVALID_PARAMS", "INVALID_REQUEST", "INTERNAL_ERROR",
     }
-)
+)  # fmt: skip
 _TYPE = "type.googleapis.com/google.rpc."
 
 

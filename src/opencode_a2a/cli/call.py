@@ -50,9 +50,9 @@ def after_url(words: tuple[str, ...], name: str) -> tuple[str | None, str]:
 
 
 STATES = (
-    *("waiting", "running", "ended", "submitted", "working", "input-required", "auth-required"),
-    *("completed", "failed", "canceled", "rejected"),
-)
+    "waiting", "running", "ended", "submitted", "working", "input-required", "auth-required",
+    "completed", "failed", "canceled", "rejected",
+)  # fmt: skip
 """What ``tasks --state`` takes: kinds of states, then states."""
 
 

@@ -88,6 +88,10 @@ _SCOPE: JsonObject = {
     "identity_scope": "current_authenticated_caller",
     "empty_result_when_identity_unavailable": True,
 }
+_ITEM_FIELDS = (
+    "request_id", "number", "session_id", "interrupt_type", "task_id", "context_id",
+    "details", "asked_at", "expires_at", "default",
+)  # fmt: skip
 RECOVERY = Extension(
     key="interrupt_recovery",
     title="OpenCode interrupt recovery",
@@ -96,10 +100,7 @@ RECOVERY = Extension(
     aliases=aliases("urn:opencode-a2a:interrupt-recovery/v1", "interrupt-recovery"),
     extended=lambda _: {
         "recovery_scope": _SCOPE,
-        "item_fields": [
-            *("request_id", "number", "session_id", "interrupt_type", "task_id", "context_id"),
-            *("details", "asked_at", "expires_at", "default"),
-        ],
+        "item_fields": [*_ITEM_FIELDS],
     },
     scope={
         "implementation_scope": _SCOPE["data_source"],

@@ -37,7 +37,8 @@ SESSION_BINDING = Extension(
         "metadata_field": "metadata.shared.session.id",
         "behavior": "prefer_metadata_binding_else_create_session",
         "supported_metadata": [
-            *("shared.session.id", "shared.delivery"),
+            "shared.session.id",
+            "shared.delivery",
             *_place(settings),
             *_PRIVATE,
         ],
@@ -126,6 +127,19 @@ OUTPUT_SCHEMA = Extension(
         "An answer that does not fit fails the task, with what is wrong in the validator's words.",
     ),
 )
+_TOOL_FIELDS = ("call_id", "tool", "status", "title", "input", "output", "error", "metadata")
+_INTERRUPT_FIELDS = (
+    "request_id", "number", "type", "phase", "session_id", "details",
+    "asked_at", "expires_at", "default", "waiting", "resolution", "by", "reason",
+)  # fmt: skip
+_DETAIL_FIELDS = (
+    "permission", "patterns", "always", "replies", "scopes", "questions",
+    "origin", "metadata", "tool",
+)  # fmt: skip
+_USAGE_FIELDS = (
+    "input_tokens", "output_tokens", "total_tokens", "reasoning_tokens",
+    "cache_tokens.read_tokens", "cache_tokens.write_tokens", "cost", "children",
+)  # fmt: skip
 STREAM_HINTS = Extension(
     key="streaming",
     title="Shared stream hints",
@@ -151,28 +165,16 @@ STREAM_HINTS = Extension(
             "reasoning": {"part": "text", "fields": ["text"]},
             "tool_call": {
                 "part": "data",
-                "fields": [
-                    *("call_id", "tool", "status", "title"),
-                    *("input", "output", "error", "metadata"),
-                ],
+                "fields": [*_TOOL_FIELDS],
             },
         },
         "stream_fields": ["block_type", "source", "message_id", "event_id", "sequence"],
         "progress_fields": ["type", "status", "part_id", "title", "subtitle", "reason", "todos"],
-        "interrupt_fields": [
-            *("request_id", "number", "type", "phase", "session_id", "details"),
-            *("asked_at", "expires_at", "default", "waiting", "resolution", "by", "reason"),
-        ],
+        "interrupt_fields": [*_INTERRUPT_FIELDS],
         "task_metadata_field": "metadata.opencode",
         "task_fields": ["created_at", "title", "model", "agent", "directory"],
-        "interrupt_detail_fields": [
-            *("permission", "patterns", "always", "replies", "scopes", "questions"),
-            *("origin", "metadata", "tool"),
-        ],
-        "usage_fields": [
-            *("input_tokens", "output_tokens", "total_tokens", "reasoning_tokens"),
-            *("cache_tokens.read_tokens", "cache_tokens.write_tokens", "cost", "children"),
-        ],
+        "interrupt_detail_fields": [*_DETAIL_FIELDS],
+        "usage_fields": [*_USAGE_FIELDS],
     },
     surface="core-runtime-metadata",
     notes=("The metadata are always there; a reader who ignores them misses nothing.",),

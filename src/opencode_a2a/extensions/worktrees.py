@@ -66,8 +66,9 @@ async def unsaved(directory: str) -> str | None:
 async def _git(directory: str, *arguments: str) -> str:
     """Run git without our environment, which holds secrets that its configuration could leak."""
     known = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    command = ("git", "-c", "core.fsmonitor=false", "-C", directory, *arguments)
     process = await asyncio.create_subprocess_exec(
-        *("git", "-c", "core.fsmonitor=false", "-C", directory, *arguments),
+        *command,
         env=known | _GIT_ENVIRONMENT,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,

@@ -69,17 +69,17 @@ VERSION_SECONDS: Final = 5.0
 
 _WITHHOLD: Final = Path(__file__).with_name("withhold.js").as_uri()
 _BASIC: Final = (
-    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TZ", "TMPDIR", "LANG"),
-    *("LANGUAGE", "LC_*", "XDG_*"),
-)
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TZ", "TMPDIR", "LANG",
+    "LANGUAGE", "LC_*", "XDG_*",
+)  # fmt: skip
 """Variables that are always passed: hardly any program works without them."""
 _OWN: Final = ("A2A_*", "OPENCODE_A2A_*", "OPENCODE_SERVER_USERNAME", "OPENCODE_SERVER_PASSWORD")
 _PASSING: Final = (
-    *("_", "PWD", "OLDPWD", "SHLVL", "TERM*", "COLORTERM", "COLUMNS", "LINES", "WINDOWID"),
-    *("SSH_*", "XDG_SESSION_*", "XDG_RUNTIME_DIR", "DBUS_*", "DISPLAY", "WAYLAND_*", "GPG_TTY"),
-    *("TMUX*", "STY", "VSCODE_*", "INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_*", "NOTIFY_SOCKET"),
-    *("LISTEN_*", "MEMORY_PRESSURE_*", "WATCHDOG_*"),
-)
+    "_", "PWD", "OLDPWD", "SHLVL", "TERM*", "COLORTERM", "COLUMNS", "LINES", "WINDOWID",
+    "SSH_*", "XDG_SESSION_*", "XDG_RUNTIME_DIR", "DBUS_*", "DISPLAY", "WAYLAND_*", "GPG_TTY",
+    "TMUX*", "STY", "VSCODE_*", "INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_*", "NOTIFY_SOCKET",
+    "LISTEN_*", "MEMORY_PRESSURE_*", "WATCHDOG_*",
+)  # fmt: skip
 """Variables of one terminal or one run of a systemd unit, which do not count as configuration."""
 
 

@@ -439,7 +439,7 @@ def _method_schemas(settings: Settings) -> JsonObject:
 
 def _request(method: str, params: JsonObject) -> JsonObject:
     return _object(
-        *("jsonrpc", "method"),
+        ["jsonrpc", "method"],
         jsonrpc={"const": "2.0"},
         id={"type": ["string", "integer"]},
         method={"const": method},
@@ -447,8 +447,8 @@ def _request(method: str, params: JsonObject) -> JsonObject:
     )
 
 
-def _object(*required: str, **properties: Json) -> JsonObject:
-    needed: JsonObject = {"required": [*required]} if required else {}
+def _object(required: list[Json] | None = None, /, **properties: Json) -> JsonObject:
+    needed: JsonObject = {"required": required} if required else {}
     return {"type": "object", "properties": properties, **needed}
 
 
@@ -464,26 +464,26 @@ _LISTING: dict[str, Json] = {
     "includeArtifacts": {"type": "boolean"},
 }
 _PUSH_CONFIG = _object(
-    *("taskId", "id", "url"), taskId=_TEXT, id=_TEXT, url=_TEXT, authentication=_FREE
+    ["taskId", "id", "url"], taskId=_TEXT, id=_TEXT, url=_TEXT, authentication=_FREE
 )
 _PUSH_CONFIG03 = _object(
-    *("name", "pushNotificationConfig"), name=_TEXT, pushNotificationConfig=_FREE
+    ["name", "pushNotificationConfig"], name=_TEXT, pushNotificationConfig=_FREE
 )
-_RPC_ERROR = _object("code", "message", code={"type": "integer"}, message=_TEXT, data={})
+_RPC_ERROR = _object(["code", "message"], code={"type": "integer"}, message=_TEXT, data={})
 _BASIC: JsonObject = {
     "JsonRpcResponse": _object(
-        "jsonrpc", jsonrpc={"const": "2.0"}, id={}, result={}, error=_RPC_ERROR
+        ["jsonrpc"], jsonrpc={"const": "2.0"}, id={}, result={}, error=_RPC_ERROR
     ),
     "Error": _FREE,
-    "Card": _object("name", "version", "skills", name=_TEXT, version=_TEXT),
-    "TaskParams": _object("id", id=_TEXT, historyLength=_LISTING["historyLength"]),
+    "Card": _object(["name", "version", "skills"], name=_TEXT, version=_TEXT),
+    "TaskParams": _object(["id"], id=_TEXT, historyLength=_LISTING["historyLength"]),
     "ListTasksParams": _object(**_LISTING | {"statusTimestampAfter": _TEXT}),
-    "A2ATask": _object("id", "contextId", "status", id=_TEXT, contextId=_TEXT, status=_FREE),
-    "TaskPage": _object("tasks", tasks={"type": "array", "items": _ref("A2ATask")}),
+    "A2ATask": _object(["id", "contextId", "status"], id=_TEXT, contextId=_TEXT, status=_FREE),
+    "TaskPage": _object(["tasks"], tasks={"type": "array", "items": _ref("A2ATask")}),
     "PushConfig": _PUSH_CONFIG,
     "PushConfig03": _PUSH_CONFIG03,
-    "PushConfigs": _object("configs", configs={"type": "array", "items": _ref("PushConfig")}),
-    "PushConfigs03": _object("configs", configs={"type": "array", "items": _ref("PushConfig03")}),
+    "PushConfigs": _object(["configs"], configs={"type": "array", "items": _ref("PushConfig")}),
+    "PushConfigs03": _object(["configs"], configs={"type": "array", "items": _ref("PushConfig03")}),
     "Nothing": _FREE,
     "SendResponse": _object(task=_ref("A2ATask"), message=_FREE),
 }

@@ -44,9 +44,9 @@ class HookRow:
 
 
 _CHANGING = (
-    *("acked", "state", "attempts", "failing_since", "next_at", "last_outcome"),
-    *("credentials", "token"),
-)
+    "acked", "state", "attempts", "failing_since", "next_at", "last_outcome",
+    "credentials", "token",
+)  # fmt: skip
 _COLUMNS = [webhooks.c[field.name] for field in fields(HookRow)]
 
 
