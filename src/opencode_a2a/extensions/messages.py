@@ -31,7 +31,7 @@ from opencode_a2a.ids import ContextId, Principal, SessionId, TaskId, scoped_id
 from opencode_a2a.media import UnfitError, fit_file, read_data_url
 from opencode_a2a.messages import Message
 from opencode_a2a.messages import Part as MessagePart
-from opencode_a2a.opencode import types as upstream
+from opencode_a2a.opencode import types as wire
 from opencode_a2a.peers.network import Fetch, Fetched, TooManyFilesError
 from opencode_a2a.tasks.state import TaskRef
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
@@ -182,7 +182,7 @@ class PromptRequest(Body):
 
     async def prompt(
         self, session_id: SessionId, defaults: OpenCodeSettings, fetch: Fetch
-    ) -> upstream.Prompt:
+    ) -> wire.Prompt:
         """Return the prompt for OpenCode; fields that are not given are as in any turn."""
         defaulted = {
             "model": defaults.model,
@@ -192,7 +192,7 @@ class PromptRequest(Body):
         }
         chosen = {name: value for name, value in given(self).items() if value != ""}
         parts = await _inputs(session_id, self.parts, fetch)
-        return upstream.Prompt.model_validate({**defaulted, **chosen, "parts": parts})
+        return wire.Prompt.model_validate({**defaulted, **chosen, "parts": parts})
 
 
 class CommandRequest(Body):
@@ -206,14 +206,14 @@ class CommandRequest(Body):
 
     async def call(
         self, session_id: SessionId, defaults: OpenCodeSettings, fetch: Fetch
-    ) -> upstream.CommandCall:
+    ) -> wire.CommandCall:
         call = given(self) | {
             "agent": self.agent or defaults.agent,
             "variant": self.variant or defaults.variant,
             "model": f"{self.model.provider_id}/{self.model.model_id}" if self.model else None,
             "parts": await _inputs(session_id, self.parts, fetch) if self.parts else None,
         }
-        return upstream.CommandCall.model_validate(call)
+        return wire.CommandCall.model_validate(call)
 
 
 class ShellRequest(Body):
@@ -221,8 +221,8 @@ class ShellRequest(Body):
     command: Text
     model: PromptModel | None = None
 
-    def call(self) -> upstream.ShellCall:
-        return upstream.ShellCall.model_validate(given(self))
+    def call(self) -> wire.ShellCall:
+        return wire.ShellCall.model_validate(given(self))
 
 
 def given(body: Body) -> JsonObject:
@@ -272,7 +272,7 @@ class A2ATask(RootModel[Annotated[dict[str, Json], FREE_OBJECT]]):
     )
 
     @classmethod
-    def of(cls, session: upstream.Session, version: Version) -> Self:
+    def of(cls, session: wire.Session, version: Version) -> Self:
         """Return the completed task that stands for a session."""
         known: JsonObject = {
             "directory": session.directory,
@@ -317,7 +317,7 @@ class A2AMessage(RootModel[Annotated[dict[str, Json], FREE_OBJECT]]):
     )
 
     @classmethod
-    def of(cls, stored: upstream.MessageWithParts, version: Version) -> Self:
+    def of(cls, stored: wire.MessageWithParts, version: Version) -> Self:
         """Return a stored message as one of A2A."""
         context_id = ContextId(f"{DERIVED_CONTEXT}{stored.info.session_id}")
         of_no_task = TaskRef(TaskId(""), context_id, Principal(""))
@@ -328,24 +328,24 @@ class A2AMessage(RootModel[Annotated[dict[str, Json], FREE_OBJECT]]):
         return cls(message)
 
 
-def _read_message(stored: upstream.MessageWithParts) -> Message:
+def _read_message(stored: wire.MessageWithParts) -> Message:
     """Return a stored message of OpenCode as one of ours.
 
     It has its text, files, tool calls and the work given to sub-agents, but not its reasoning,
     steps and patches.
     """
-    info, assistant = stored.info, isinstance(stored.info, upstream.AssistantMessage)
+    info, assistant = stored.info, isinstance(stored.info, wire.AssistantMessage)
     parts = [part for one in stored.parts for part in _read_part(one)]
     if not parts:
         # It holds only text that OpenCode added itself; a message must have a part.
-        texts = [part.text for part in stored.parts if isinstance(part, upstream.TextPart)]
+        texts = [part.text for part in stored.parts if isinstance(part, wire.TextPart)]
         parts = [MessagePart("text", text="\n".join(texts))]
     shared: JsonObject = {"session": {"id": info.session_id}}
-    model = info if isinstance(info, upstream.AssistantMessage) else info.model
+    model = info if isinstance(info, wire.AssistantMessage) else info.model
     if model and model.provider_id and model.model_id:
         shared["model"] = {"providerID": model.provider_id, "modelID": model.model_id}
     about: dict[str, Json] = {"agent": info.agent, "created": info.time.created}
-    if isinstance(info, upstream.AssistantMessage):
+    if isinstance(info, wire.AssistantMessage):
         about |= {
             "parent_id": info.parent_id,
             "completed": info.time.completed,
@@ -362,18 +362,18 @@ def _read_message(stored: upstream.MessageWithParts) -> Message:
     )
 
 
-def _read_part(part: upstream.Part) -> Iterator[MessagePart]:
+def _read_part(part: wire.Part) -> Iterator[MessagePart]:
     match part:
-        case upstream.TextPart() if not part.synthetic and not part.ignored and part.text:
+        case wire.TextPart() if not part.synthetic and not part.ignored and part.text:
             yield MessagePart("text", text=part.text)
-        case upstream.FilePart():
+        case wire.FilePart():
             yield _read_file(part)
-        case upstream.AgentPart() | upstream.SubtaskPart():
+        case wire.AgentPart() | wire.SubtaskPart():
             # In the form of a prompt, without the ids that OpenCode adds.
             own = {"id", "session_id", "message_id"}
             data = part.model_dump(mode="json", by_alias=True, exclude=own, exclude_none=True)
             yield MessagePart("data", data=data, media_type="application/json")
-        case upstream.ToolPart(state=state):
+        case wire.ToolPart(state=state):
             known, fields = dict(state), ("title", "input", "output", "error")
             yield MessagePart(
                 "data",
@@ -386,13 +386,13 @@ def _read_part(part: upstream.Part) -> Iterator[MessagePart]:
                 media_type="application/json",
                 metadata={"shared": {"stream": {"block_type": "tool_call"}}},
             )
-            if isinstance(state, upstream.ToolCompleted):
+            if isinstance(state, wire.ToolCompleted):
                 yield from map(_read_file, state.attachments)
         case _:
             pass
 
 
-def _read_file(part: upstream.FilePart) -> MessagePart:
+def _read_file(part: wire.FilePart) -> MessagePart:
     if part.url.startswith(("http://", "https://")):
         return MessagePart("url", url=part.url, media_type=part.mime, filename=part.filename)
     try:

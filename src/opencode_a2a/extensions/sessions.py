@@ -44,7 +44,7 @@ from opencode_a2a.extensions.params import (
 )
 from opencode_a2a.extensions.registry import Access, Condition, Extension, Rules, aliases
 from opencode_a2a.ids import MessageId, ModelRef, SessionId, scoped_id
-from opencode_a2a.opencode import types as upstream
+from opencode_a2a.opencode import types as wire
 from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 from opencode_a2a.validation import wrong
@@ -202,7 +202,7 @@ def _merge_statuses(_: Placed, lists: list[Items[StatusItem]]) -> Items[StatusIt
 async def status(call: Call, params: Placed) -> Items[StatusItem]:
     """List the sessions that are busy, or wait for their provider."""
     states = await call.opencode.session_status(at=call.at)
-    sessions: list[upstream.Session] = []
+    sessions: list[wire.Session] = []
     for session_id in sorted(states):
         with suppress(SessionNotFoundError):
             sessions.append(await call.opencode.session(session_id))
@@ -274,7 +274,7 @@ class DiffParams(OfSession):
 
 
 @SESSIONS.method("opencode.sessions.diff", Access.READ, UpstreamNotFoundError)
-async def diff(call: Call, params: DiffParams) -> Items[upstream.FileDiff]:
+async def diff(call: Call, params: DiffParams) -> Items[wire.FileDiff]:
     """List the file changes that the answer to one user message made.
 
     Without a message it is the last user message whose answer changed a file.
@@ -378,7 +378,7 @@ async def prompt_async(call: Call, params: PromptParams) -> PromptDone:
 
 
 async def _message_id(
-    call: Call, session: upstream.Session, given: MessageId | None
+    call: Call, session: wire.Session, given: MessageId | None
 ) -> MessageId | None:
     """Return the id under which OpenCode stores a message to which the caller gave an id.
 
@@ -474,7 +474,7 @@ async def abort(call: Call, params: OfSession) -> SessionDone:
     return SessionDone(session_id=session.id)
 
 
-async def _stop(call: Call, session: upstream.Session) -> None:
+async def _stop(call: Call, session: wire.Session) -> None:
     for task in call.deps.tasks.open.all():
         state = task.log.state
         if state.ref.principal == call.principal and state.status.session_id == session.id:
@@ -508,7 +508,7 @@ async def create(call: Call, params: CreateParams) -> OneSession:
         parent = None
         if request.parent_id is not None:
             parent = await held.enter_async_context(call.changing(request.parent_id))
-        draft = upstream.SessionDraft(
+        draft = wire.SessionDraft(
             title=request.title,
             parent_id=parent and parent.id,
             agent=request.agent,
@@ -546,8 +546,8 @@ class UpdateParams(OfSession):
 )
 async def update(call: Call, params: UpdateParams) -> OneSession:
     """Change a session's title, or put it into the archive."""
-    archived = upstream.ArchiveTime(archived=now_ms()) if params.request.archived else None
-    changes = upstream.SessionChanges(title=params.request.title, time=archived)
+    archived = wire.ArchiveTime(archived=now_ms()) if params.request.archived else None
+    changes = wire.SessionChanges(title=params.request.title, time=archived)
     async with call.changing(params.session_id) as session:
         changed = await call.opencode.update_session(session.id, changes, at=call.at)
     return OneSession.of(item=changed)
@@ -634,7 +634,7 @@ async def summarize(call: Call, params: SummarizeParams) -> SessionDone:
     return SessionDone(session_id=session.id)
 
 
-async def _model(call: Call, session: upstream.Session) -> ModelRef:
+async def _model(call: Call, session: wire.Session) -> ModelRef:
     """Return the model that the next turn of a session would use."""
     if session.model is not None:
         return session.model
