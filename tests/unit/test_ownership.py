@@ -219,6 +219,32 @@ async def test_a_death_during_a_take_over_is_noticed_right_after_it(tmp_path: Pa
     assert (after_the_first, after_the_second) == (["x"], ["x", "y"])
 
 
+async def test_the_tasks_of_a_lost_opencode_end_although_the_replica_that_loses_it_dies(
+    tmp_path: Path,
+) -> None:
+    url, recovered = stores.url(tmp_path), set[str]()
+
+    class Reader:
+        async def recover(self, _: object, handed_over: Mapping[str, bool]) -> None:
+            recovered.update(handed_over)
+
+    async with Database(url, Replica("a")) as first, Database(url, Replica("b")) as second:
+        await _own(first, "x")
+        await _run(second, LONG_GONE)
+        # It is killed between this transaction and those that end the tasks.
+        lost = await second.write(lambda c: replicas.lose(c, second.replica or 0, ["x"]))
+        async with Database(url, Replica("c")) as third:
+            ownership, _ = _ownership(third, Reader(), "y")
+            await ownership.start()
+            while_it_lives = set(recovered)
+            await _run(third, LONG_GONE.replace("'a'", "'b'"))
+            await ownership.watch(third.replica or 0)
+
+    assert set(lost) == {"x"}
+    assert while_it_lives == {"y"}
+    assert recovered == {"x", "y"}
+
+
 async def test_webhooks_of_a_lost_opencode_are_left_to_its_next_owner(tmp_path: Path) -> None:
     url, served = stores.url(tmp_path), set[str]()
 

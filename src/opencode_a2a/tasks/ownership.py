@@ -112,12 +112,18 @@ class Census:
         return any(row.state == "up" and row.owner in numbers for row in self.upstreams)
 
     def lost(self, seconds: float) -> list[str]:
-        """Return the OpenCodes that no live replica lists, and that were away for so long."""
+        """Return the OpenCodes that no live replica lists, and that were away for so long.
+
+        One whose tasks have been ended is handed over; if it is lost and still has an owner, that
+        died before it had ended all of them.
+        """
         return [
             row.name
             for row in self.upstreams
-            if row.free and row.state != "lost" and not self.listings[row.name]
-            if row.away_seconds is not None and row.away_seconds >= seconds > 0
+            if row.free and not self.listings[row.name] and seconds > 0
+            if (
+                row.owner is not None if row.state == "lost" else (row.away_seconds or 0) >= seconds
+            )
         ]
 
 

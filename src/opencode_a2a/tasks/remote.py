@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 import structlog
 
 from opencode_a2a import metrics
+from opencode_a2a.bounds import wait
 from opencode_a2a.errors import StoreUnavailableError, StreamEndedError
 from opencode_a2a.ids import Principal, TaskId
 from opencode_a2a.store import tasks as task_rows
@@ -56,7 +57,7 @@ class RemoteLog(TaskLog):
         self.kept_until = 0.0
         """When it is released if it is not in use, by the clock of ``RemoteLogs``."""
         self.last: Segment | None = None
-        """The segment that was read last."""
+        """The segment that was read last, unless ``own`` has given later entries."""
         self.own: TaskLog | None = None
         """The log that this replica writes, since it took the task over."""
 
@@ -81,6 +82,7 @@ class RemoteLog(TaskLog):
         """Take entries of ``own``, or have them read if some before them are missing."""
         if entries and entries[0].seq == self.state.seq + 1:
             self.extend((entry.at, entry.event) for entry in entries)
+            self.last = None  # an older segment by now, and there is no need to look for it
         else:
             self._logs.want([self.no])
 
@@ -195,14 +197,13 @@ class RemoteLogs:
 
     async def run(self) -> None:
         """Feed the remote logs, and release those that nobody reads any more."""
+        released = self._clock()
         while True:
-            try:
-                async with asyncio.timeout(RELEASE_SECONDS if self._kept else None):
-                    await self._wake.wait()
-            except TimeoutError:
-                self.release()
-                continue
+            await wait(self._wake, RELEASE_SECONDS)
             self._wake.clear()
+            if self._clock() - released >= RELEASE_SECONDS:
+                self.release()
+                released = self._clock()
             wanted, self._wanted = self._wanted, set()
             cause, self._cause = self._cause, TOLD
             try:
