@@ -24,7 +24,7 @@ from opencode_a2a.peers.network import (
     TooManyFilesError,
     check,
     client,
-    looking_for,
+    lookups_of,
     permits,
     resolve,
     vet,
@@ -437,7 +437,7 @@ async def test_names_that_nobody_answers_hold_up_their_own_caller_only(
     rules = Egress(allow_private=True, lookups=Lookups())
 
     async def look(caller: str, host: str) -> object:
-        with looking_for(caller):
+        with lookups_of(caller):
             return await resolve(host, rules)
 
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:

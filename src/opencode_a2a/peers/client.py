@@ -375,24 +375,26 @@ def build_request(at: Interface, operation: Operation, params: JsonObject) -> Pe
         # The 0.3 servers that exist read ProtoJSON on HTTP, and the specification's JSON on RPC.
         http = at.binding is Binding.HTTP_JSON
         params = v03.downgrade_send(params, Spelling.PROTO if http else Spelling.JSON)
-    if at.binding is Binding.JSONRPC:
-        body: JsonObject = {
-            "jsonrpc": "2.0",
-            "id": 1,
-            "method": operation.named(at.version) or _LIST_TASKS_03,
-            "params": render.compact(tenant=at.tenant) | params,
-        }
-        return PeerRequest("POST", at.url, orjson.dumps(body))
-    prefix = PREFIXES[at.version]
-    base = at.url.rstrip("/").removesuffix(prefix) + prefix
-    if at.tenant and at.version is Version.V1:
-        base += f"/{quote(at.tenant, safe='')}"
-    rest = {key: value for key, value in params.items() if key != "id"}
-    url = base + operation.path.replace("{id}", quote(str(params.get("id", "")), safe=""))
-    verb = operation.verbs[-1]  # older servers subscribe by POST only
-    if verb == "GET":
-        return PeerRequest(verb, f"{url}?{urlencode(rest)}" if rest else url)
-    return PeerRequest(verb, url, orjson.dumps(rest) if rest else None)
+    match at.binding:
+        case Binding.JSONRPC:
+            body: JsonObject = {
+                "jsonrpc": "2.0",
+                "id": 1,
+                "method": operation.named(at.version) or _LIST_TASKS_03,
+                "params": render.compact(tenant=at.tenant) | params,
+            }
+            return PeerRequest("POST", at.url, orjson.dumps(body))
+        case Binding.HTTP_JSON:
+            prefix = PREFIXES[at.version]
+            base = at.url.rstrip("/").removesuffix(prefix) + prefix
+            if at.tenant and at.version is Version.V1:
+                base += f"/{quote(at.tenant, safe='')}"
+            rest = {key: value for key, value in params.items() if key != "id"}
+            url = base + operation.path.replace("{id}", quote(str(params.get("id", "")), safe=""))
+            verb = operation.verbs[-1]  # older servers subscribe by POST only
+            if verb == "GET":
+                return PeerRequest(verb, f"{url}?{urlencode(rest)}" if rest else url)
+            return PeerRequest(verb, url, orjson.dumps(rest) if rest else None)
 
 
 _LIST_TASKS_03 = "tasks/list"

@@ -90,7 +90,7 @@ _caller: ContextVar[str] = ContextVar("caller", default="")
 
 
 @contextmanager
-def looking_for(caller: str) -> Generator[None]:
+def lookups_of(caller: str) -> Generator[None]:
     """Count lookups of names inside the context as those of a caller."""
     before = _caller.set(caller)
     try:
@@ -115,6 +115,14 @@ class Lookups:
 
     async def find(self, host: str) -> tuple[str, ...]:
         """Return the addresses of a name; concurrent lookups of the same name share one answer."""
+
+        async def look_up(places: AsyncExitStack) -> tuple[str, ...]:
+            async with places:
+                try:
+                    return await _addresses(host)
+                finally:
+                    del self._running[host]
+
         if host not in self._running:
             share = self._shares.setdefault(
                 _caller.get(), asyncio.Semaphore(LOOKUPS_AT_ONCE_PER_CALLER)
@@ -124,23 +132,11 @@ class Lookups:
                 await places.enter_async_context(self._room)
                 if host not in self._running:
                     # The thread is busy until the system answers, even if nobody waits any more.
-                    running = asyncio.create_task(self._find(host, places.pop_all()), name="lookup")
-                    running.add_done_callback(_retrieve)
+                    running = asyncio.create_task(look_up(places.pop_all()), name="lookup")
+                    # Nobody may wait for it any more; asyncio would log its error.
+                    running.add_done_callback(lambda task: task.cancelled() or task.exception())
                     self._running[host] = running
         return await asyncio.shield(self._running[host])
-
-    async def _find(self, host: str, places: AsyncExitStack) -> tuple[str, ...]:
-        async with places:
-            try:
-                return await _addresses(host)
-            finally:
-                del self._running[host]
-
-
-def _retrieve(done: asyncio.Task[tuple[str, ...]]) -> None:
-    """Take the error of a lookup that nobody may wait for, so that asyncio does not log it."""
-    if not done.cancelled():
-        done.exception()
 
 
 async def _addresses(host: str) -> tuple[str, ...]:

@@ -58,8 +58,8 @@ _SCOPES = CardField(None, "map")
 _NEEDED_SCOPES = CardField(None, "map", True)
 
 
-def _message(kind: str, *, always: bool = True) -> CardField:
-    return CardField(kind, "one", always)
+def _message(kind: str) -> CardField:
+    return CardField(kind, "one", always=True)
 
 
 FIELDS: dict[str, dict[str, CardField]] = {
@@ -200,12 +200,8 @@ async def proven(card: JsonObject, place: str, proof: Proof, fetch: ReadKeys) ->
     raise _unproven(reason)
 
 
-def reduce(card: JsonObject) -> JsonObject:
-    """Return the fields of a card that the schema of 1.0 knows, without those at their default."""
-    return _reduced(card, "AgentCard")
-
-
-def _reduced(value: JsonObject, kind: str) -> JsonObject:
+def reduce(value: JsonObject, kind: str = "AgentCard") -> JsonObject:
+    """Return the fields that the schema of 1.0 has for a message, without those at a default."""
     kept: JsonObject = {}
     for name, field in FIELDS[kind].items():
         if name not in value or value[name] is None:
@@ -214,12 +210,12 @@ def _reduced(value: JsonObject, kind: str) -> JsonObject:
         if field.kind not in (None, "*"):
             inner = field.kind or ""
             if field.shape == "list" and isinstance(found, list):
-                found = list[Json]([_reduced(as_object(one), inner) for one in found])
+                found = list[Json]([reduce(as_object(one), inner) for one in found])
             elif field.shape == "map":
                 entries = as_object(found).items()
-                found = dict[str, Json]({k: _reduced(as_object(v), inner) for k, v in entries})
+                found = dict[str, Json]({k: reduce(as_object(v), inner) for k, v in entries})
             else:
-                found = _reduced(as_object(found), inner)
+                found = reduce(as_object(found), inner)
         if field.always or found not in ("", [], {}, False, 0):
             kept[name] = found
     return kept

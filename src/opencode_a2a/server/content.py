@@ -35,7 +35,7 @@ from opencode_a2a.messages import (
     PromptPart,
     Routing,
 )
-from opencode_a2a.peers.network import Fetch, Fetched, FetchResult, TooManyFilesError, looking_for
+from opencode_a2a.peers.network import Fetch, Fetched, FetchResult, TooManyFilesError, lookups_of
 from opencode_a2a.rights import FULL, PROFILES, Rights
 from opencode_a2a.schemas import SchemaError, check_schema
 from opencode_a2a.server.card import AGENT_SKILL, COMMAND_SKILL
@@ -56,7 +56,7 @@ async def read_prompt(
     fetched: list[FetchResult] = []
     try:
         if urls:
-            with looking_for(principal):
+            with lookups_of(principal):
                 fetched = await fetch(urls)
     except TooManyFilesError as error:
         raise InvalidParamsError.of("message.parts", str(error)) from None

@@ -33,7 +33,7 @@ from opencode_a2a.messages import (
     PushConfig,
     TurnRequest,
 )
-from opencode_a2a.peers.network import Fetch, looking_for
+from opencode_a2a.peers.network import Fetch, lookups_of
 from opencode_a2a.server.card import Cards
 from opencode_a2a.server.content import read_metadata, read_output_modes, read_prompt
 from opencode_a2a.server.push import WebhookSender
@@ -246,7 +246,7 @@ class Operations:
     async def _check_push(self, config: PushConfig, principal: Principal) -> None:
         """Refuse a webhook that may not be called, before anything else is done."""
         self._require_push()
-        with looking_for(principal):
+        with lookups_of(principal):
             await self._sender.vet(config)
 
     def _require_push(self) -> None:

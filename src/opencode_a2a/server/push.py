@@ -32,7 +32,7 @@ from opencode_a2a.peers.network import (
     Lookups,
     check,
     client,
-    looking_for,
+    lookups_of,
     read,
     resolve,
 )
@@ -104,7 +104,7 @@ class WebhookSender:
         sent = self._http.stream("POST", row.url, content=body, headers=headers)
         try:
             async with asyncio.timeout(self._seconds), AsyncExitStack() as stack:
-                with looking_for(row.principal):
+                with lookups_of(row.principal):
                     response = await stack.enter_async_context(sent)
                 if response.is_success:
                     with suppress(TimeoutError, httpx2.HTTPError):
