@@ -123,7 +123,7 @@ class Recorder:
 
     def take(self, chunk: bytes) -> None:
         now = asyncio.get_running_loop().time()
-        for data in self._frames.push(chunk):
+        for data in self._frames.split(chunk):
             line: JsonObject = orjson.loads(data)
             event = Recorded(now, line)
             if not NOISE.match(event.label):

@@ -121,7 +121,7 @@ def test_frames_do_not_depend_on_where_the_stream_is_cut(
     cutter = Frames(large)
 
     pieces = (stream[at : at + size] for at in range(0, len(stream), size))
-    data = [frame for piece in pieces for frame in cutter.push(piece)]
+    data = [frame for piece in pieces for frame in cutter.split(piece)]
 
     assert data == [line[6:], CONNECTED[6:-2], line[6:] + b"\ny"]
 
@@ -130,10 +130,10 @@ def test_a_large_event_takes_time_in_proportion_to_its_size() -> None:
     def seconds(size: int) -> float:
         piece, cutter = b"x" * 65536, Frames()
         began = time.thread_time()
-        assert not list(cutter.push(b"data: "))
+        assert not list(cutter.split(b"data: "))
         for _ in range(size // len(piece)):
-            assert not list(cutter.push(piece))
-        (data,) = cutter.push(b"\n\n")
+            assert not list(cutter.split(piece))
+        (data,) = cutter.split(b"\n\n")
         assert len(data) == size // len(piece) * len(piece)
         return time.thread_time() - began
 
@@ -144,10 +144,10 @@ def test_a_large_event_takes_time_in_proportion_to_its_size() -> None:
 
 def test_an_event_without_end_is_given_up() -> None:
     cutter = Frames()
-    assert not list(cutter.push(b"x" * MAX_FRAME))
+    assert not list(cutter.split(b"x" * MAX_FRAME))
 
     with pytest.raises(FrameTooLargeError):
-        list(cutter.push(b"x"))
+        list(cutter.split(b"x"))
 
 
 async def test_a_turn_gets_the_events_of_its_session_and_no_others() -> None:

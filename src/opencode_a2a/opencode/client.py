@@ -1,8 +1,8 @@
-"""The client of OpenCode's HTTP API: one method per endpoint, with typed requests and answers.
+"""The client of OpenCode's HTTP API: one method per endpoint, with typed requests and responses.
 
 ``turns`` and ``extensions`` call it; ``opencode.feed`` reads the event stream through it. An id is
 put into a path only if it has the shape of an id, so that it cannot lead to another endpoint. The
-status, content type, size and shape of every answer are checked. All errors are those of
+status, content type, size and shape of every response are checked. All errors are those of
 ``opencode_a2a.errors`` and never quote a driver. Nothing here knows about turns or A2A.
 """
 
@@ -33,7 +33,7 @@ from opencode_a2a.errors import (
 from opencode_a2a.events import JsonObject
 from opencode_a2a.ids import MessageId, ModelRef, RequestId, SessionId
 from opencode_a2a.jsonguard import whole_characters
-from opencode_a2a.opencode.exchange import Exchange, ExchangeError, Reply, TooLargeError
+from opencode_a2a.opencode.exchange import Exchange, ExchangeError, HttpResponse, TooLargeError
 from opencode_a2a.opencode.translate import mask_paths
 from opencode_a2a.opencode.types import (
     Agent,
@@ -158,7 +158,7 @@ class OpenCode:
         self._timeout = timeout
         self._limit = max_concurrent_requests
         self._running = 0
-        """Requests that have not been answered yet."""
+        """Requests whose responses are not complete yet."""
         self.before_change: Callable[[], Awaitable[None]] | None = None
         """Awaited before each request that changes something: another replica may own this
         OpenCode by now."""
@@ -266,9 +266,9 @@ class OpenCode:
         """Return the newest ``limit`` messages, or all; ``before`` is the cursor of a page."""
         query: Query = {"limit": limit, "before": before}
         request = _Request("GET", _session(session_id, "/message"), at, query)
-        reply = await self._send(request)
-        items = _decode(list[MessageWithParts], request, reply)
-        return MessagePage(items, reply.headers.get("x-next-cursor"))
+        response = await self._send(request)
+        items = _decode(list[MessageWithParts], request, response)
+        return MessagePage(items, response.headers.get("x-next-cursor"))
 
     async def message(
         self, session_id: SessionId, message_id: MessageId, *, at: Location = HERE
@@ -343,9 +343,9 @@ class OpenCode:
 
     async def provider_catalogue(self, *, at: Location = HERE) -> ProviderCatalogue:
         request = _Request("GET", "/provider", at)
-        reply = await self._send(request)
+        response = await self._send(request)
         # Decoding takes a quarter of a second, during which no stream would move.
-        return await asyncio.to_thread(_decode, ProviderCatalogue, request, reply)
+        return await asyncio.to_thread(_decode, ProviderCatalogue, request, response)
 
     # Projects, worktrees, workspaces
 
@@ -377,9 +377,9 @@ class OpenCode:
         """Remove a workspace and return it; None if it does not exist."""
         path = f"/experimental/workspace/{_checked('wrk', workspace_id)}"
         request = _Request("DELETE", path, at)
-        reply = await self._send(request)
-        nothing = reply.body.strip() in (b"", b"null")
-        return None if nothing else _decode(Workspace, request, reply)
+        response = await self._send(request)
+        nothing = response.body.strip() in (b"", b"null")
+        return None if nothing else _decode(Workspace, request, response)
 
     # Files and version control
 
@@ -448,12 +448,13 @@ class OpenCode:
         request = _Request("GET", "/global/event")
         try:
             async with self._exchange.stream(request.path, trace_headers()) as stream:
-                reply = stream.reply
-                if reply.status >= 300:
+                response = stream.response
+                if response.status >= 300:
                     body = bytearray()
                     await stream.read(body.extend)
-                    raise _refusal(request.path, reply.status, bytes(body))
-                _check_media_type(request, reply, "text/event-stream")
+                    raise _refusal(request.path, response.status, bytes(body))
+                if not response.headers.get("content-type", "").startswith("text/event-stream"):
+                    raise _wrong_media_type(request, response)
                 await stream.read(sink)
         except ExchangeError as error:
             raise _upstream_error(request, error) from None
@@ -472,7 +473,7 @@ class OpenCode:
         endless: bool = False,
         urgent: bool = False,
     ) -> T:
-        """Send a request and return the answer as ``kind``; a None in the body is left out."""
+        """Send a request and return the response as ``kind``; a None in the body is left out."""
         encoded = None
         if isinstance(body, Wire):
             encoded = body.__pydantic_serializer__.to_json(body, by_alias=True, exclude_none=True)
@@ -482,8 +483,8 @@ class OpenCode:
         request = _Request(method, path, at, query, encoded, endless, urgent)
         return _decode(kind, request, await self._send(request))
 
-    async def _send(self, request: _Request) -> Reply:
-        """Send a request and return the answer; raise the error that a refusal stands for."""
+    async def _send(self, request: _Request) -> HttpResponse:
+        """Send a request and return the response; raise the error that a refusal stands for."""
         if self._limit and not request.urgent and self._running >= self._limit:
             raise UpstreamBackpressureError(limit=self._limit)
         query: dict[str, str] = {}
@@ -503,17 +504,17 @@ class OpenCode:
             if self.before_change is not None and request.method != "GET":
                 await self.before_change()
             async with asyncio.timeout(None if request.endless else self._timeout):
-                reply = await self._exchange.send(request.method, target, request.body, headers)
+                response = await self._exchange.send(request.method, target, request.body, headers)
         except ExchangeError as error:
             raise _upstream_error(request, error) from None
         except TimeoutError:
-            detail = f"{request.name}: no answer in {self._timeout:g} s"
+            detail = f"{request.name}: no response in {self._timeout:g} s"
             raise UpstreamTimeoutError(detail=detail) from None
         finally:
             self._running -= 1
-        if reply.status >= 300:
-            raise _refusal(request.path, reply.status, reply.body)
-        return reply
+        if response.status >= 300:
+            raise _refusal(request.path, response.status, response.body)
+        return response
 
 
 def _upstream_error(request: _Request, error: ExchangeError) -> UpstreamError:
@@ -544,7 +545,7 @@ def _session(session_id: SessionId, rest: str = "") -> str:
     return f"/session/{session_id}{rest}"
 
 
-# Answers
+# Responses
 
 
 @cache
@@ -553,18 +554,19 @@ def _adapter(kind: type[T]) -> TypeAdapter[T]:
     return TypeAdapter(kind)
 
 
-def _decode(kind: type[T], request: _Request, reply: Reply) -> T:
+def _decode(kind: type[T], request: _Request, response: HttpResponse) -> T:
     adapter = _adapter(kind)
-    if kind is NoneType and not reply.body:
+    if kind is NoneType and not response.body:
         return adapter.validate_python(None)
-    _check_media_type(request, reply, "application/json")
+    if not response.headers.get("content-type", "").startswith("application/json"):
+        raise _wrong_media_type(request, response)
     try:
         try:
-            return adapter.validate_json(reply.body)
+            return adapter.validate_json(response.body)
         except ValidationError:
             # OpenCode's tools cut text in the middle of a character.
-            whole = whole_characters(reply.body)
-            if whole == reply.body:
+            whole = whole_characters(response.body)
+            if whole == response.body:
                 raise
             return adapter.validate_json(whole)
     except ValidationError as error:
@@ -574,11 +576,9 @@ def _decode(kind: type[T], request: _Request, reply: Reply) -> T:
         raise UpstreamPayloadError(detail=detail) from None
 
 
-def _check_media_type(request: _Request, reply: Reply, expected: str) -> None:
-    media_type = reply.headers.get("content-type", "")
-    if not media_type.startswith(expected):
-        kind = media_type.partition(";")[0] or "no content type"
-        raise UpstreamPayloadError(detail=f"{request.name}: unexpected {kind[:80]}")
+def _wrong_media_type(request: _Request, response: HttpResponse) -> UpstreamPayloadError:
+    kind = response.headers.get("content-type", "").partition(";")[0] or "no content type"
+    return UpstreamPayloadError(detail=f"{request.name}: unexpected {kind[:80]}")
 
 
 class _Issue(Wire):
@@ -613,7 +613,7 @@ class _Refusal(Wire):
 
 
 def _refusal(path: str, status: int, body: bytes) -> UpstreamError | SessionNotFoundError:
-    """Return the error for an answer whose status is not a success.
+    """Return the error for a response whose status is not a success.
 
     Its ``detail`` is OpenCode's text: shortened, without paths, and without a provider's body.
     """

@@ -25,15 +25,15 @@ KEPT_CONNECTIONS = 64
 
 
 class ExchangeError(Exception):
-    """The call failed before the answer was complete; the text is short and quotes no driver."""
+    """The call failed before the response was complete; the text is short and quotes no driver."""
 
 
 class TooLargeError(ExchangeError):
-    """The answer is larger than the limit."""
+    """The response is larger than the limit."""
 
 
 @dataclass(slots=True)
-class Reply:
+class HttpResponse:
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict[str, str])
     body: bytes = b""
@@ -43,17 +43,18 @@ class HttpConnection(asyncio.Protocol):
     """One connection, with at most one call on it."""
 
     def __init__(self, max_bytes: int) -> None:
-        self.reply = Reply()
+        self.response = HttpResponse()
         self.reusable = False
-        """Whether the server allows another call on it, now that this one is answered."""
-        self.answering = False
-        """Whether any byte of the answer has arrived."""
+        """Whether the server allows another call on it, now that this one is complete."""
+        self.responding = False
+        """Whether any byte of the response has arrived."""
         self.free_since = 0.0
         """When its last call ended, by the monotonic clock."""
         self._max_bytes = max_bytes
         self._transport: asyncio.Transport | None = None
         self._parser: httptools.HttpResponseParser | None = None
         self._head: asyncio.Future[None] | None = None
+        """Done when status and headers have arrived; only for a stream."""
         self._end: asyncio.Future[None] | None = None
         self._body = bytearray()
         """The bytes of the body that were not passed to the sink."""
@@ -63,26 +64,37 @@ class HttpConnection(asyncio.Protocol):
     def open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    async def call(self, request: bytes) -> Reply:
-        """Send a request and wait for the whole answer."""
-        self._end = self._send(request)
+    async def call(self, request: bytes, *, stream: bool = False) -> HttpResponse:
+        """Send a request and wait for the whole response.
+
+        For a ``stream`` wait for status and headers only; ``read`` reads the body.
+        """
+        if self._transport is None or self._transport.is_closing():
+            raise ExchangeError("closed")
+        loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpResponseParser(self)
+        self.response, self._body = HttpResponse(), bytearray()
+        self.reusable = self.responding = False
+        self._end = loop.create_future()
+        if stream:
+            self._head = loop.create_future()
+        self._transport.write(request)
         try:
-            await self._end
-        except BaseException:  # a cancellation may coincide with the end of the answer
+            if self._head is None:
+                await self._end
+            else:
+                await asyncio.wait((self._head, self._end), return_when=asyncio.FIRST_COMPLETED)
+                if not self._head.done():
+                    await self._end
+                    raise ExchangeError("closed")
+                return self.response
+        except BaseException:  # a cancellation may coincide with the end of the response
             self.close()
             raise
         if not self.reusable:
             self.close()
-        self.reply.body = bytes(self._body)
-        return self.reply
-
-    async def begin(self, request: bytes) -> None:
-        """Send a request and wait for status and headers; ``read`` reads the body."""
-        self._head, self._end = asyncio.get_running_loop().create_future(), self._send(request)
-        await asyncio.wait((self._head, self._end), return_when=asyncio.FIRST_COMPLETED)
-        if not self._head.done():
-            await self._end
-            raise ExchangeError("closed")
+        self.response.body = bytes(self._body)
+        return self.response
 
     async def read(self, sink: Callable[[bytes], object]) -> None:
         """Pass the body to ``sink`` as it arrives, cut anywhere, until it ends.
@@ -97,15 +109,6 @@ class HttpConnection(asyncio.Protocol):
     def close(self) -> None:
         if self._transport is not None:
             self._transport.abort()
-
-    def _send(self, request: bytes) -> asyncio.Future[None]:
-        if self._transport is None or not self.open:
-            raise ExchangeError("closed")
-        self._parser = httptools.HttpResponseParser(self)
-        self.reply, self._body = Reply(), bytearray()
-        self.reusable = self.answering = False
-        self._transport.write(request)
-        return asyncio.get_running_loop().create_future()
 
     def _drain(self, sink: Callable[[bytes], object]) -> None:
         if self._body:
@@ -126,9 +129,9 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._parser is None or self._end is None or self._end.done():
-            self.close()  # no request is open, so this is not an answer
+            self.close()  # no request is open, so this is not a response
             return
-        self.answering = True
+        self.responding = True
         try:
             self._parser.feed_data(data)
             if self._sink is not None:
@@ -150,18 +153,18 @@ class HttpConnection(asyncio.Protocol):
     # Called by the parser
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.reply.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        self.response.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         if self._parser is not None:
-            self.reply.status = self._parser.get_status_code()
+            self.response.status = self._parser.get_status_code()
         if self._head is not None:
             self._head.set_result(None)
 
     def on_body(self, body: bytes) -> None:
         self._body += body
         if self._sink is None and len(self._body) > self._max_bytes:
-            self._fail(TooLargeError(f"the answer is larger than {self._max_bytes} bytes"))
+            self._fail(TooLargeError(f"the response is larger than {self._max_bytes} bytes"))
 
     def on_message_complete(self) -> None:
         if self._parser is None or self._end is None or self._end.done():
@@ -180,14 +183,15 @@ class Exchange:
         self._port = url.port or (443 if self._secure else 80)
         self._prefix = url.path.rstrip("/")
         self._max_bytes = max_bytes
-        self._headers = {"host": url.netloc, **headers}
+        fixed = {"host": url.netloc, **headers}
+        self._headers = "".join(f"{name}: {value}\r\n" for name, value in fixed.items())
         self._free: list[HttpConnection] = []
         self._closed = False
 
     async def send(
         self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
-    ) -> Reply:
-        """Send a request and return the whole answer, however long that takes."""
+    ) -> HttpResponse:
+        """Send a request and return the whole response, however long that takes."""
         request = self._request(method, target, body, headers)
         recently = time.monotonic() - KEPT_SECONDS
         kept: HttpConnection | None = None
@@ -198,29 +202,29 @@ class Exchange:
                 kept = None
         connection = kept or await self._connect()
         try:
-            reply = await connection.call(request)
+            response = await connection.call(request)
         except ExchangeError:
             # The server may have closed the kept connection at this very moment. Only a request
             # that changes nothing is sent again.
-            if kept is None or kept.answering or method != "GET":
+            if kept is None or kept.responding or method != "GET":
                 raise
             connection = await self._connect()
-            reply = await connection.call(request)
+            response = await connection.call(request)
         if connection.reusable and not self._closed and len(self._free) < KEPT_CONNECTIONS:
             connection.free_since = time.monotonic()
             self._free.append(connection)
         else:
             connection.close()
-        return reply
+        return response
 
     @asynccontextmanager
     async def stream(
         self, target: str, headers: Mapping[str, str]
     ) -> AsyncGenerator[HttpConnection]:
-        """Request an endless answer; yield once its head has arrived."""
+        """Request an endless response; yield once its head has arrived."""
         connection = await self._connect()
         try:
-            await connection.begin(self._request("GET", target, None, headers))
+            await connection.call(self._request("GET", target, None, headers), stream=True)
             yield connection
         finally:
             connection.close()
@@ -233,10 +237,13 @@ class Exchange:
     def _request(
         self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
     ) -> bytes:
-        lines = [f"{method} {self._prefix}{target} HTTP/1.1"]
-        lines += [f"{name}: {value}" for name, value in {**self._headers, **headers}.items()]
-        lines += [f"content-length: {len(body or b'')}", "", ""]
-        return "\r\n".join(lines).encode("latin-1") + (body or b"")
+        body = body or b""
+        more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        head = (
+            f"{method} {self._prefix}{target} HTTP/1.1\r\n"
+            f"{self._headers}{more}content-length: {len(body)}\r\n\r\n"
+        )
+        return head.encode("latin-1") + body
 
     async def _connect(self) -> HttpConnection:
         loop = asyncio.get_running_loop()

@@ -84,7 +84,7 @@ class Frames:
         self._large: bytearray | None = None
         """The same once it is large, so that a chunk can be appended without copying it."""
 
-    def push(self, chunk: bytes) -> Iterator[bytes]:
+    def split(self, chunk: bytes) -> Iterator[bytes]:
         """Yield the data of each event that ``chunk`` completes."""
         chunk = chunk.replace(b"\r", b"")
         large = self._large
@@ -108,26 +108,26 @@ class Frames:
                 yield b"\n".join(lines)
 
 
+@dataclass(eq=False, slots=True)
 class Subscription:
     """The events of one session and its descendants, from the moment of ``Feed.follow``."""
 
-    def __init__(self, routes: "Routes", root: SessionId, limit: int) -> None:
-        self.sessions: set[SessionId] = set()
-        self._routes = routes
-        self._limit = limit
-        self._text: list[PartDelta] = []
-        """Waiting text, up to the first item that is not text."""
-        self._inbox: list[FeedItem] = []
-        """The waiting items after ``_text``."""
-        self._waiter: asyncio.Future[None] | None = None
-        self._on_text: OnText | None = None
-        self.adopt(root)
+    sessions: set[SessionId]
+    routes: "Routes"
+    limit: int
+    """How many items may wait."""
+    _text: list[PartDelta] = field(default_factory=list[PartDelta])
+    """Waiting text, up to the first item that is not text."""
+    _inbox: list[FeedItem] = field(default_factory=list[FeedItem])
+    """The waiting items after ``_text``."""
+    _waiter: asyncio.Future[None] | None = None
+    _on_text: OnText | None = None
 
-    def adopt(self, session: SessionId) -> None:
-        """Follow one more session, a descendant of the root."""
-        if session not in self.sessions:
-            self.sessions.add(session)
-            self._routes.setdefault(session.encode(), []).append(self)
+    def adopt(self, child: SessionId) -> None:
+        """Follow one more session, a descendant of the first."""
+        if child not in self.sessions:
+            self.sessions.add(child)
+            self.routes.setdefault(child.encode(), []).append(self)
 
     async def batch(self, on_text: OnText | None = None) -> list[FeedItem]:
         """Wait for items and return all that there are.
@@ -150,7 +150,7 @@ class Subscription:
 
     def put(self, item: FeedItem) -> None:
         """Add an item. A follower that is too slow gets a gap in place of all waiting items."""
-        if len(self._text) + len(self._inbox) >= self._limit:
+        if len(self._text) + len(self._inbox) >= self.limit:
             self._text, self._inbox = [], []
             item = Gap("overflow")
             logger.warning("feed.overflow", sessions=len(self.sessions))
@@ -182,9 +182,9 @@ class Subscription:
         """Stop following."""
         for session in self.sessions:
             key = session.encode()
-            left = [other for other in self._routes.pop(key, ()) if other is not self]
+            left = [other for other in self.routes.pop(key, ()) if other is not self]
             if left:
-                self._routes[key] = left
+                self.routes[key] = left
 
 
 Routes = dict[bytes, list[Subscription]]
@@ -217,7 +217,9 @@ class Feed:
 
     def follow(self, root: SessionId) -> Subscription:
         """Follow a session tree from now on; close the subscription when done."""
-        return Subscription(self._routes, root, self._inbox)
+        subscription = Subscription({root}, self._routes, self._inbox)
+        self._routes.setdefault(root.encode(), []).append(subscription)
+        return subscription
 
     @property
     def _followers(self) -> set[Subscription]:
@@ -239,7 +241,7 @@ class Feed:
                         # Moving the deadline costs more than a small event, so not every time.
                         if due - (deadline.when() or 0.0) > self._silence / 20:
                             deadline.reschedule(due)
-                        for data in frames.push(chunk):
+                        for data in frames.split(chunk):
                             self._dispatch(data)
                         self._flush()
 

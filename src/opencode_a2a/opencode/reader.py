@@ -26,8 +26,16 @@ from opencode_a2a.events import (
 )
 from opencode_a2a.ids import MessageId, SessionId
 from opencode_a2a.opencode.events import Event, PartDelta
+from opencode_a2a.opencode.text import ChannelText
 from opencode_a2a.opencode.translate import UNANSWERED, diff_changed, judge, usage
-from opencode_a2a.opencode.turn_state import Snapshot, TurnState
+from opencode_a2a.opencode.turn_state import (
+    SessionTree,
+    Snapshot,
+    TurnMessages,
+    TurnRequests,
+    TurnState,
+)
+from opencode_a2a.opencode.types import ReasoningPart, TextPart
 
 MAX_REMEMBERED_IDS = 256
 """Event ids that are remembered: OpenCode sends some events twice."""
@@ -42,29 +50,37 @@ class Reader:
         self,
         root: SessionId,
         prompt: MessageId,
-        emitted: Emitted | None = None,
-        answer: Channel = Channel.TEXT,
+        resumes: Emitted | None = None,
+        channel: Channel = Channel.TEXT,
     ) -> None:
-        """Begin a turn, or continue one of which an earlier process emitted ``emitted``.
+        """Begin a turn, or resume one of which an earlier process emitted ``resumes``.
 
-        ``answer`` is the channel of the answer.
+        ``channel`` is that of the turn's text: the answer, or a plan.
         """
-        self._emitted = emitted or Emitted()
-        self._answer = answer
-        self.state = TurnState(root, prompt, self._emitted, answer)
+        self._emitted = resumes or Emitted()
+        self._channel = channel
+        channels = self._emitted.channels
+        self.state = TurnState(
+            TurnMessages(prompt, sent=[prompt], user_messages={prompt}),
+            SessionTree(root),
+            TurnRequests(root),
+            {
+                TextPart: ChannelText(channel, channels),
+                ReasoningPart: ChannelText(Channel.REASONING, channels),
+            },
+        )
         self.finished = False
         self._held: dict[str, ToolChanged] = {}
         """Tool calls not shown yet: being prepared, waiting for a person, or just begun."""
         self._event_ids: dict[str, None] = {}
         """The ids of the latest events, oldest first."""
-        if emitted is not None:
-            # Everything that the other process emitted may be out of date.
-            self.state.note_gap()
+        if resumes is not None:
+            self.state.resume(resumes)
 
     @property
-    def answer(self) -> str:
-        """The answer so far."""
-        text = self._emitted.channels.get(self._answer)
+    def text(self) -> str:
+        """The text of the turn's channel so far."""
+        text = self._emitted.channels.get(self._channel)
         return text.text if text is not None else ""
 
     @property
@@ -148,8 +164,8 @@ class Reader:
         if stored is not None and stored.diffs:
             out.append(diff_changed(stored.diffs))
         # The answer is closed last, for clients that take the last artifact for the answer.
-        if (answer := texts.get(self._answer)) is not None:
-            out.append(ChannelClosed(self._answer, answer.message_id))
+        if (text := texts.get(self._channel)) is not None:
+            out.append(ChannelClosed(self._channel, text.message_id))
         outcome, reason = judge(
             state.messages.newest,
             state.tree.last_error,

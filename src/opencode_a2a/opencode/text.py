@@ -62,22 +62,25 @@ class _ChannelPart:
         self.waiting.clear()
 
 
+@dataclass(slots=True)
 class ChannelText:
     """The text of one channel: parts in order, emitted strictly one after the other."""
 
-    def __init__(self, channel: Channel, emitted: dict[Channel, RunningText]) -> None:
-        """Continue the text of the channel in ``emitted``, which is kept up to date."""
-        self._channel = channel
-        self._emitted = emitted
-        self.frozen = False
-        """Whether parts may have been missed: nothing is emitted until the next snapshot."""
-        self._parts: list[_ChannelPart] = []
-        self._known: dict[str, _ChannelPart] = {}
-        self._cursor = 0
-        """The index of the part that is being emitted; those before it are done."""
-        self._dirty = False
-        """Whether the emitted text may no longer be a prefix of the known text."""
-        earlier = emitted.get(channel) or RunningText(MessageId(""))
+    channel: Channel
+    emitted: dict[Channel, RunningText]
+    """The emitted texts of all channels; that of this channel is kept up to date here."""
+    frozen: bool = False
+    """Whether parts may have been missed: nothing is emitted until the next snapshot."""
+    _parts: list[_ChannelPart] = field(default_factory=list[_ChannelPart])
+    _known: dict[str, _ChannelPart] = field(default_factory=dict[str, _ChannelPart])
+    _cursor: int = 0
+    """The index of the part that is being emitted; those before it are done."""
+    _dirty: bool = False
+    """Whether the emitted text may no longer be a prefix of the known text."""
+
+    def resume(self) -> None:
+        """Continue the text of the channel that an earlier process emitted."""
+        earlier = self.emitted.get(self.channel) or RunningText(MessageId(""))
         for part_id, pieces in earlier.parts:
             part = self._add(part_id, earlier.message_id)
             part.emitted = pieces
@@ -177,9 +180,9 @@ class ChannelText:
         A part that the store lacks is newer than the snapshot, or was removed: it is kept only if
         an event was about it since the last gap.
         """
-        places = {part_id: place for place, part_id in enumerate(stored)}
-        self.remove([p.id for p in self._parts if p.id not in places and not p.fresh])
-        self._parts.sort(key=lambda part: places.get(part.id, len(places)))
+        order = {part_id: index for index, part_id in enumerate(stored)}
+        self.remove([p.id for p in self._parts if p.id not in order and not p.fresh])
+        self._parts.sort(key=lambda part: order.get(part.id, len(order)))
         self._dirty = True
 
     def emit(self, out: list[TurnEvent]) -> None:
@@ -211,18 +214,18 @@ class ChannelText:
     def _grew(self, part: _ChannelPart, text: str) -> TurnEvent:
         opens = False
         if not part.emitted:
-            opens = self._channel not in self._emitted
-            emitted = self._emitted.setdefault(self._channel, RunningText(part.message_id))
+            opens = self.channel not in self.emitted
+            emitted = self.emitted.setdefault(self.channel, RunningText(part.message_id))
             emitted.message_id = part.message_id
             part.separated = bool(emitted.parts)
             text = SEPARATOR + text if part.separated else text
             emitted.parts.append((part.id, part.emitted))
         part.emitted.append(text)
-        return GREW[self._channel](part.message_id, part.id, text, opens)
+        return GREW[self.channel](part.message_id, part.id, text, opens)
 
     def _replace_diverged(self, out: list[TurnEvent]) -> None:
         """Emit the whole channel again if the emitted text is not a prefix of the known text."""
-        emitted = self._emitted.get(self._channel)
+        emitted = self.emitted.get(self.channel)
         if emitted is None:
             return
         # The text that should have been emitted: final texts, and what was emitted of the first
@@ -248,4 +251,4 @@ class ChannelText:
             if part.emitted:
                 emitted.message_id = part.message_id
         emitted.parts = [(part.id, part.emitted) for part in self._parts if part.emitted]
-        out.append(ChannelReplaced(self._channel, emitted.message_id, list(wanted.items())))
+        out.append(ChannelReplaced(self.channel, emitted.message_id, list(wanted.items())))

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from opencode_a2a.events import (
-    Channel,
     Emitted,
+    Interrupted,
+    JsonObject,
     Progressed,
     Resolution,
     ToolChanged,
@@ -99,6 +100,7 @@ class Snapshot:
     directory: str | None = None
 
 
+@dataclass(slots=True)
 class TurnMessages:
     """The messages of the root session that belong to the turn.
 
@@ -106,31 +108,32 @@ class TurnMessages:
     assistant messages that answer any of them.
     """
 
-    def __init__(self, prompt: MessageId) -> None:
-        self.prompt = prompt
-        """The first prompt of the turn."""
-        self.prompt_seen = False
-        self.answers: dict[MessageId, AssistantMessage] = {}
-        """In order; the summaries that compactions write are among them."""
-        self.overtaken = False
-        """Whether a prompt that is not of this turn came into the session."""
-        self.user_messages = {prompt}
-        """Every user message of the session that is known."""
-        self.sent = [prompt]
-        """The prompts of the turn, in the order in which OpenCode gets them."""
-        self.foreign_answers: set[MessageId] = set()
-        """Assistant messages that answer the prompt of another turn."""
-        self.compactions: dict[MessageId, str] = {}
-        """The id of the compaction part in each user message that requests a compaction."""
-        self._own_prompts = {prompt}
-        """The prompts of the turn, including those that may not have been sent yet."""
-        self._answered_prompts = {prompt}
-        """The user messages whose answers belong to the turn."""
-        self._prompt_texts: set[str] = set()
-        self._files_changed = False
-        self._steps: set[MessageId] = set()
-        self._diff_updates = 0
-        """How often OpenCode has finished computing the diff of the turn."""
+    prompt: MessageId
+    """The first prompt of the turn."""
+    sent: list[MessageId]
+    """The prompts of the turn, in the order in which OpenCode gets them."""
+    user_messages: set[MessageId]
+    """Every user message of the session that is known, and the first prompt."""
+    prompt_seen: bool = False
+    answers: dict[MessageId, AssistantMessage] = field(
+        default_factory=dict[MessageId, AssistantMessage]
+    )
+    """In order; the summaries that compactions write are among them."""
+    overtaken: bool = False
+    """Whether a prompt that is not of this turn came into the session."""
+    foreign_answers: set[MessageId] = field(default_factory=set[MessageId])
+    """Assistant messages that answer the prompt of another turn."""
+    compactions: dict[MessageId, str] = field(default_factory=dict[MessageId, str])
+    """The id of the compaction part in each user message that requests a compaction."""
+    _claimed: set[MessageId] = field(default_factory=set[MessageId])
+    """The further prompts of the turn, including those that may not have been sent yet."""
+    _added_by_opencode: set[MessageId] = field(default_factory=set[MessageId])
+    """User messages that OpenCode wrote itself and whose answers belong to the turn."""
+    _prompt_texts: set[str] = field(default_factory=set[str])
+    _files_changed: bool = False
+    _steps: set[MessageId] = field(default_factory=set[MessageId])
+    _diff_updates: int = 0
+    """How often OpenCode has finished computing the diff of the turn."""
 
     @property
     def newest(self) -> AssistantMessage | None:
@@ -166,8 +169,7 @@ class TurnMessages:
 
     def claim(self, prompt: MessageId) -> None:
         """Count a prompt among those of the turn, whether or not OpenCode has it already."""
-        self._own_prompts.add(prompt)
-        self._answered_prompts.add(prompt)
+        self._claimed.add(prompt)
 
     def track_diff(self, event: PartUpdated | MessageUpdated) -> None:
         """Note what an event says about the diff, for ``diff_known``."""
@@ -191,9 +193,13 @@ class TurnMessages:
             case UserMessage():
                 self.user_messages.add(info.id)
                 self.prompt_seen |= info.id == self.prompt
-                if info.id in self._own_prompts and info.id not in self.sent:
+                if info.id in self._claimed and info.id not in self.sent:
                     self.sent.append(info.id)
-            case AssistantMessage(parent_id=parent) if parent in self._answered_prompts:
+            case AssistantMessage(parent_id=parent) if (
+                parent == self.prompt
+                or parent in self._claimed
+                or parent in self._added_by_opencode
+            ):
                 self.foreign_answers.discard(info.id)
                 self.answers[info.id] = info
             case AssistantMessage(parent_id=parent) if gapless or parent in self.user_messages:
@@ -204,7 +210,7 @@ class TurnMessages:
 
     def add_user_part(self, part: Part) -> None:
         """Learn from a part of a user message whether the message belongs to the turn."""
-        if part.message_id in self._own_prompts:
+        if part.message_id == self.prompt or part.message_id in self._claimed:
             self._prompt_texts.update([part.text] if isinstance(part, TextPart) else ())
             return
         if not self.prompt_seen:
@@ -212,7 +218,7 @@ class TurnMessages:
         match part:
             case CompactionPart() | TextPart(synthetic=True):
                 if not self.overtaken:
-                    self._answered_prompts.add(part.message_id)
+                    self._added_by_opencode.add(part.message_id)
                     if isinstance(part, CompactionPart):
                         self.compactions[part.message_id] = part.id
             case TextPart(text=text) if (
@@ -221,41 +227,46 @@ class TurnMessages:
                 and not self.overtaken
                 and (text in self._prompt_texts or text.startswith(ATTACHED))
             ):
-                self._answered_prompts.add(part.message_id)
+                self._added_by_opencode.add(part.message_id)
             case _:
                 self.overtaken = True
-                self._answered_prompts.discard(part.message_id)
+                self._added_by_opencode.discard(part.message_id)
 
     def since_prompt(self, stored: Sequence[MessageWithParts]) -> Sequence[MessageWithParts]:
         """Return the messages from the turn's prompt on; none if the store does not have it."""
         if stored and stored[0].info.id in self.answers:
             return stored
-        for place, message in enumerate(stored):
+        for index, message in enumerate(stored):
             if message.info.id == self.prompt:
-                return stored[place:]
+                return stored[index:]
         return ()
 
 
+@dataclass(slots=True)
 class SessionTree:
     """The root session of a turn and the sessions of its sub-agents."""
 
-    def __init__(self, root: SessionId) -> None:
-        self.root = root
-        self.info: SessionInfo | None = None
-        """Title and directory of the root session, once they are known."""
-        self.idle = False
-        """Whether the last known status of the root session is idle."""
-        self.retrying = False
-        """Whether the last status of the root session other than idle was a retry."""
-        self.last_error: TurnError | None = None
-        """The error of the root session, unless it has worked on since."""
-        self._retries: dict[SessionId, StatusRetry | None] = {root: None}
-        """Every session of the tree, with the retry that it waits for."""
-        self._step_costs: dict[MessageId, float] = {}
-        """The cost of each step of a sub-agent."""
+    root: SessionId
+    info: SessionInfo | None = None
+    """Title and directory of the root session, once they are known."""
+    idle: bool = False
+    """Whether the last known status of the root session is idle."""
+    status_fresh: bool = True
+    """Whether that status is of an event since the last gap: an older snapshot may lack it."""
+    retrying: bool = False
+    """Whether the last status of the root session other than idle was a retry."""
+    last_error: TurnError | None = None
+    """The error of the root session, unless it has worked on since."""
+    _retries: dict[SessionId, StatusRetry | None] = field(
+        default_factory=dict[SessionId, StatusRetry | None]
+    )
+    """The sub-agents' sessions, and the root once it had a status, each with the retry that it
+    waits for."""
+    _step_costs: dict[MessageId, float] = field(default_factory=dict[MessageId, float])
+    """The cost of each step of a sub-agent."""
 
     def __contains__(self, session: object) -> bool:
-        return session in self._retries
+        return session == self.root or session in self._retries
 
     @property
     def children(self) -> frozenset[SessionId]:
@@ -292,23 +303,23 @@ class SessionTree:
             self._retries[session] = None
             return None
         retry = status.model_copy(update={"message": redact(status.message)})
-        if retry == self._retries[session]:
+        if retry == self._retries.get(session):
             return None
         self._retries[session] = retry
         return retry
 
 
+@dataclass(slots=True)
 class TurnRequests:
     """The permissions and questions of a turn: which are pending, and how the others ended."""
 
-    def __init__(self, root: SessionId, emitted: Emitted) -> None:
-        self.pending = dict(emitted.open)
-        self.settled: dict[RequestId, Resolution] = dict.fromkeys(emitted.settled, "void")
-        self.refused_in: MessageId | None = None
-        """The newest message of the turn when a person last refused a request of its agent."""
-        self._root = root
-        self._calls: dict[str, ToolCall] = {}
-        """Tool calls of all sessions by call id: a request names the call that it is for."""
+    root: SessionId
+    pending: dict[RequestId, Interrupted] = field(default_factory=dict[RequestId, Interrupted])
+    settled: dict[RequestId, Resolution] = field(default_factory=dict[RequestId, Resolution])
+    refused_in: MessageId | None = None
+    """The newest message of the turn when a person last refused a request of its agent."""
+    _calls: dict[str, ToolCall] = field(default_factory=dict[str, ToolCall])
+    """Tool calls of all sessions by call id: a request names the call that it is for."""
 
     def add_call(self, part: ToolPart) -> None:
         if part.state.status != "pending":
@@ -330,7 +341,7 @@ class TurnRequests:
         """Note how a request ended; ``newest`` is the newest message of the turn."""
         self.settled[request_id] = resolution
         interrupt = self.pending.pop(request_id, None)
-        of_root = interrupt is not None and interrupt.session_id == self._root
+        of_root = interrupt is not None and interrupt.session_id == self.root
         if of_root and newest is not None and resolution == "rejected":
             self.refused_in = newest.id
 
@@ -339,41 +350,46 @@ class TurnRequests:
         return any(interrupt.call_id == call_id for interrupt in self.pending.values())
 
 
+@dataclass(slots=True)
 class TurnState:
     """Everything that is known about one turn, from events and from snapshots."""
 
-    def __init__(
-        self,
-        root: SessionId,
-        prompt: MessageId,
-        emitted: Emitted,
-        answer: Channel = Channel.TEXT,
-    ) -> None:
-        """Begin with the events that an earlier process emitted; ``emitted`` may be empty."""
-        self.messages = TurnMessages(prompt)
-        self.tree = SessionTree(root)
-        self.requests = TurnRequests(root, emitted)
-        self.texts = {
-            TextPart: ChannelText(answer, emitted.channels),
-            ReasoningPart: ChannelText(Channel.REASONING, emitted.channels),
-        }
-        """The channels, by the type of the parts that they consist of."""
-        self.tools = dict(emitted.tools)
+    messages: TurnMessages
+    tree: SessionTree
+    requests: TurnRequests
+    texts: dict[type[TextPart | ReasoningPart], ChannelText]
+    """The channels, by the type of the parts that they consist of."""
+    tools: dict[str, ToolChanged] = field(default_factory=dict[str, ToolChanged])
+    """By the ids of their parts."""
+    todos: list[JsonObject] | None = None
+    reports: list[ToolChanged | Progressed] = field(default_factory=list[ToolChanged | Progressed])
+    """News of tools, steps and the like; ``Reader._emit`` takes them and clears the list."""
+    needs_reconcile: bool = False
+    """Whether events may be missing, so that the store has to be read."""
+    _fresh: set[str] = field(default_factory=set[str])
+    """Ids of the messages and requests that events were about since the last gap. What is known of
+    them may be newer than the next snapshot. Also the requests that were pending in a snapshot:
+    without a gap, only an event or the end of the turn settles one."""
+    _steps: set[str | None] = field(default_factory=set[str | None])
+    _postponed: dict[MessageId, list[MessageEvent]] = field(
+        default_factory=dict[MessageId, list[MessageEvent]]
+    )
+    """Events that wait until it is known whether their message belongs to the turn."""
+
+    def resume(self, emitted: Emitted) -> None:
+        """Continue with the events that an earlier process emitted."""
+        self.requests.pending |= emitted.open
+        self.requests.settled |= dict.fromkeys(emitted.settled, "void")
+        self.tools |= emitted.tools
         for tool in self.tools.values():
             if (child := child_session(tool.tool, tool.metadata)) is not None:
                 self.tree.add(child)
         self.todos = emitted.todos
-        self.reports: list[ToolChanged | Progressed] = []
-        """News of tools, steps and the like; ``Reader._emit`` takes them and clears the list."""
-        self.needs_reconcile = False
-        """Whether events may be missing, so that the store has to be read."""
-        self._fresh: set[str] = {root}
-        """Ids of the messages, requests and sessions that events were about since the last gap.
-        What is known of them may be newer than the next snapshot. Also the requests that were
-        pending in a snapshot: without a gap, only an event or the end of the turn settles one."""
-        self._steps = {part_id for _, _, part_id in emitted.progress}
-        self._postponed: dict[MessageId, list[MessageEvent]] = {}
-        """Events that wait until it is known whether their message belongs to the turn."""
+        self._steps |= {part_id for _, _, part_id in emitted.progress}
+        for text in self.texts.values():
+            text.resume()
+        # Everything that the other process emitted may be out of date.
+        self.note_gap()
 
     @property
     def complete(self) -> bool:
@@ -419,6 +435,7 @@ class TurnState:
         """Note that events may be missing: the store has to be read before text continues."""
         self.needs_reconcile = True
         self._fresh.clear()
+        self.tree.status_fresh = False
         self._postponed.clear()
         for text in self.texts.values():
             text.freeze()
@@ -451,7 +468,7 @@ class TurnState:
             case _ if session not in tree:
                 pass
             case SessionStatusChanged():
-                self._fresh.add(session)
+                tree.status_fresh |= session == tree.root
                 self._apply_status(session, event.status)
             case PermissionAsked() | QuestionAsked():
                 self._fresh.add(event.id)
@@ -520,8 +537,9 @@ class TurnState:
         self.apply_children(stored.children)
         if final:
             self._fresh.clear()
+            tree.status_fresh = False
         self._apply_stored_messages(self.messages.since_prompt(stored.messages), final=final)
-        if tree.root not in self._fresh:
+        if not tree.status_fresh:
             self._apply_status(tree.root, stored.statuses.get(tree.root, StatusIdle()))
         for child in tree.children - set(stored.statuses):
             tree.set_status(child, StatusIdle())
@@ -576,7 +594,7 @@ class TurnState:
         own = self.messages
         # The order of the store decides what came before the prompt of another turn.
         overtaken_before, own.overtaken = own.overtaken, False
-        order: dict[type[TextPart | ReasoningPart], list[str]] = {kind: [] for kind in self.texts}
+        order = {kind: list[str]() for kind in self.texts}
         for message in messages:
             if message.info.id not in self._fresh:
                 self._apply_message(message.info, gapless=True)
@@ -607,11 +625,11 @@ class TurnState:
         # Parts before the latest start of a step belong to an attempt that failed.
         starts = [i for i, part in enumerate(message.parts) if part.type == "step-start"]
         latest = (starts or [0])[-1]
-        for place, part in enumerate(message.parts):
+        for index, part in enumerate(message.parts):
             if not isinstance(part, TextPart | ReasoningPart) or ended(part):
                 continue
             text = self.texts[type(part)]
-            if place < latest or (completed and not part.text):
+            if index < latest or (completed and not part.text):
                 text.void([part.id])
             elif completed:
                 # Before 1.2 a text is stored as it grows, and an abort does not end it.

@@ -304,7 +304,7 @@ class Attempt:
                 out.append(Finished(Outcome.FAILED, event.message_id, failure=FORGED))
             elif not turn.plans:
                 out.append(event)
-            elif not self._reader.answer.strip():
+            elif not self._reader.text.strip():
                 failed = Finished(Outcome.FAILED, event.message_id, event.finish, failure=NO_PLAN)
                 out.append(failed)
             else:
