@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.schema import CreateTable
 
+from opencode_a2a.clock import now_ms
 from opencode_a2a.config import LimitSettings, UpstreamEntry
 from opencode_a2a.errors import LimitExceededError, StreamEndedError, UpstreamUnreachableError
 from opencode_a2a.events import (
@@ -63,7 +64,6 @@ from opencode_a2a.tasks.readers import (
 from opencode_a2a.tasks.sending import Admission, SendCommand
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.tasks.state import TERMINAL, Cursor, Entry, Recovered, State, TaskRef
-from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.answers import Answer, PermissionReply
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.fleet import Fleet, Member, NotOwnerError

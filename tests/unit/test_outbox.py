@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import OperationalError
 
+from opencode_a2a.clock import now_ms
 from opencode_a2a.config import LimitSettings, PushSettings, SigningSettings, UpstreamEntry
 from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.events import Finished, Interrupted, Outcome, Resumed, Started, TextGrew
@@ -35,7 +36,6 @@ from opencode_a2a.tasks.outbox import Notification, Outbox, Receipt, RetryTimes
 from opencode_a2a.tasks.sending import SendCommand
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.tasks.state import TERMINAL, Entry
-from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.fleet import Fleet, Member
 from opencode_a2a.turns.interrupts import SharedInterrupts

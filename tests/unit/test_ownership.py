@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from opencode_a2a.clock import now_ms
 from opencode_a2a.config import UpstreamEntry
 from opencode_a2a.ids import MAIN, ContextId, Principal, TaskId
 from opencode_a2a.messages import Message
@@ -36,7 +37,6 @@ from opencode_a2a.tasks.state import (
     dump_entries,
     load_entries,
 )
-from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.fleet import Fleet, Member
 from opencode_a2a.turns.turn import SharedTurns

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from opencode_a2a.a2a.types import Version
 from opencode_a2a.app.report import ServiceReport
+from opencode_a2a.clock import now_ms
 from opencode_a2a.config import (
     Settings,
     UpstreamEntry,
@@ -60,7 +61,6 @@ from opencode_a2a.tasks.ownership import Ownership
 from opencode_a2a.tasks.readers import DurableReader
 from opencode_a2a.tasks.recovery import sweep
 from opencode_a2a.tasks.service import TaskService
-from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.fleet import Fleet, Member
 from opencode_a2a.turns.interrupts import SharedInterrupts

@@ -7,9 +7,10 @@ import click
 
 from opencode_a2a import __version__
 from opencode_a2a.cli.serve import config_option, load_settings
+from opencode_a2a.clock import now_ms
 from opencode_a2a.config import SETTINGS, SettingsError, show
 from opencode_a2a.signing import signing_keys
-from opencode_a2a.telemetry import mask_url, now_ms
+from opencode_a2a.telemetry import mask_url
 
 SHELLS = "bash zsh fish".split()  # noqa: SIM905 - a word alone would be OpenCode's permission
 

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from opencode_a2a.a2a import render
 from opencode_a2a.a2a.types import timestamp
+from opencode_a2a.clock import now_ms
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
     GrantNotFoundError,
@@ -32,7 +33,6 @@ from opencode_a2a.opencode.client import Location, well_formed
 from opencode_a2a.opencode.translate import interrupted
 from opencode_a2a.opencode.types import PermissionRequest, QuestionRequest
 from opencode_a2a.tasks.state import TERMINAL
-from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.answers import (
     Answer,
     PermissionReply,

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from pydantic import AliasPath, ConfigDict, Field, model_validator
 
+from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import (
     AuthorizationForbiddenError,
     BudgetExhaustedError,
@@ -45,7 +46,6 @@ from opencode_a2a.extensions.params import (
 from opencode_a2a.extensions.registry import Access, Condition, Extension, Rules, aliases
 from opencode_a2a.ids import MessageId, ModelRef, SessionId, scoped_id
 from opencode_a2a.opencode import types as wire
-from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 from opencode_a2a.validation import wrong
 

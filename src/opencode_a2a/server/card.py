@@ -25,6 +25,7 @@ from starlette.routing import BaseRoute, Route
 from opencode_a2a import __version__
 from opencode_a2a.a2a.signatures import sign_card, without_empty
 from opencode_a2a.a2a.types import VERSION_HEADER, Version
+from opencode_a2a.clock import now_ms
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import ServiceError
 from opencode_a2a.events import Json, JsonObject
@@ -45,7 +46,6 @@ from opencode_a2a.server.contracts import (
     spoken_versions,
 )
 from opencode_a2a.signing import JWKS_PATH, SigningKeys
-from opencode_a2a.telemetry import now_ms
 
 _Form = Literal["1.0", "0.3", "hybrid"]
 AGENT_SKILL, COMMAND_SKILL = "opencode.agent.", "opencode.command."

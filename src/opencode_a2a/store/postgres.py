@@ -30,6 +30,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import NullPool, QueuePool
 
 from opencode_a2a import metrics
+from opencode_a2a.clock import SHARED_CLOCK
 from opencode_a2a.databases import kind_of
 from opencode_a2a.store import replicas
 from opencode_a2a.store.engine import (
@@ -55,7 +56,6 @@ from opencode_a2a.store.schema import (
     migrate,
 )
 from opencode_a2a.store.statements import Prepared, run_group
-from opencode_a2a.telemetry import SHARED_CLOCK
 
 logger = structlog.get_logger(__name__)
 

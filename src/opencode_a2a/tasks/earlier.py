@@ -24,6 +24,7 @@ from pydantic.alias_generators import to_camel
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from opencode_a2a.clock import now_ms
 from opencode_a2a.databases import database_file
 from opencode_a2a.events import (
     GREW,
@@ -55,7 +56,6 @@ from opencode_a2a.tasks.state import (
     TaskState,
     dump_archive,
 )
-from opencode_a2a.telemetry import now_ms
 from opencode_a2a.validation import FREE, FREE_OBJECT
 
 _OWNER_UNKNOWN = (None, "", "legacy_v03_no_user_info")

@@ -27,6 +27,7 @@ import structlog
 from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
+from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import StoreUnavailableError, StreamEndedError
 from opencode_a2a.events import Grew, Usage, UsageCounted
 from opencode_a2a.ids import ContextId, Principal, TaskId
@@ -50,7 +51,7 @@ from opencode_a2a.tasks.state import (
     dump_entries,
     load_state,
 )
-from opencode_a2a.telemetry import ROUTINE, now_ms
+from opencode_a2a.telemetry import ROUTINE
 
 logger = structlog.get_logger(__name__)
 

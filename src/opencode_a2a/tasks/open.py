@@ -16,6 +16,7 @@ from dataclasses import replace
 import structlog
 
 from opencode_a2a import metrics
+from opencode_a2a.clock import now_ms
 from opencode_a2a.config import LimitSettings
 from opencode_a2a.errors import (
     InterruptNotFoundError,
@@ -43,7 +44,6 @@ from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks.log import LogWriter, TaskLog, load_task
 from opencode_a2a.tasks.remote import RemoteLogs
 from opencode_a2a.tasks.state import Entry, State, Status
-from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.answers import Answer
 from opencode_a2a.turns.fleet import Fleet, Member, NotOwnerError
 from opencode_a2a.turns.interrupts import CLOCK

@@ -28,6 +28,7 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
 from opencode_a2a.bounds import wait
+from opencode_a2a.clock import now_ms
 from opencode_a2a.config import PushSettings
 from opencode_a2a.errors import (
     LimitExceededError,
@@ -43,7 +44,7 @@ from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks.log import ChangesInStoreError, TaskLog, load_task
 from opencode_a2a.tasks.readers import Begin, DurableReader, stored_changes
 from opencode_a2a.tasks.state import Entry, TaskRef, TaskState
-from opencode_a2a.telemetry import AUDIT, now_ms
+from opencode_a2a.telemetry import AUDIT
 
 logger = structlog.get_logger(__name__)
 

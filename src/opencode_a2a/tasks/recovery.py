@@ -12,6 +12,7 @@ import orjson
 import structlog
 from sqlalchemy.engine import Connection
 
+from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import StoreUnavailableError
 from opencode_a2a.events import (
     Emitted,
@@ -42,7 +43,7 @@ from opencode_a2a.tasks.state import (
     dump_entries,
     load_request,
 )
-from opencode_a2a.telemetry import ROUTINE, now_ms
+from opencode_a2a.telemetry import ROUTINE
 from opencode_a2a.turns.fleet import Fleet
 from opencode_a2a.turns.turn import LoggedTurn
 

@@ -18,6 +18,7 @@ import structlog
 
 from opencode_a2a import metrics
 from opencode_a2a.bounds import wait
+from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import StoreUnavailableError, StreamEndedError
 from opencode_a2a.ids import Principal, TaskId
 from opencode_a2a.store import tasks as task_rows
@@ -25,7 +26,6 @@ from opencode_a2a.store.database import Database, Write
 from opencode_a2a.store.tasks import Segment, TaskRow
 from opencode_a2a.tasks.log import LogWriter, TaskLog, ref_of
 from opencode_a2a.tasks.state import Cursor, Entry, LogEvent, TaskState, load_entries
-from opencode_a2a.telemetry import now_ms
 
 logger = structlog.get_logger(__name__)
 

@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 import orjson
 from sqlalchemy.engine import Connection
 
+from opencode_a2a.clock import now_ms
 from opencode_a2a.config import LimitSettings
 from opencode_a2a.errors import (
     AuthorizationForbiddenError,
@@ -64,7 +65,6 @@ from opencode_a2a.tasks.state import (
     dump_entries,
     load_request,
 )
-from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.answers import (
     Answer,
     NotUnderstoodError,

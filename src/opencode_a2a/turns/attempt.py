@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from opencode_a2a.bounds import wait
+from opencode_a2a.clock import now_ms
 from opencode_a2a.config import Settings
 from opencode_a2a.errors import (
     ServiceError,
@@ -57,7 +58,6 @@ from opencode_a2a.opencode.types import (
 )
 from opencode_a2a.rights import STRUCTURED_OUTPUT
 from opencode_a2a.schemas import mismatches
-from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns.sessions import BoundSession, WiderWorkError
 
 if TYPE_CHECKING:  # each of the two files needs the other

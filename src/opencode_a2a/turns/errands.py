@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 
 import structlog
 
+from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import UpstreamError
 from opencode_a2a.events import Interrupted, Resumed, TurnEvent, Usage
 from opencode_a2a.ids import ContextId, MessageId, Owner, Principal, SessionId
@@ -30,7 +31,6 @@ from opencode_a2a.rights import FULL, Rights
 from opencode_a2a.store import spending
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.spending import Spent, day_of
-from opencode_a2a.telemetry import now_ms
 from opencode_a2a.turns import snapshot
 from opencode_a2a.turns.answers import Answer
 from opencode_a2a.turns.interrupts import SharedInterrupts, WorkInterrupts

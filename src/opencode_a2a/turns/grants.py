@@ -13,13 +13,14 @@ from uuid import uuid4
 import orjson
 from sqlalchemy.engine import Connection
 
+from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import GrantNotFoundError
 from opencode_a2a.events import Interrupted
 from opencode_a2a.ids import ContextId, Owner, Principal, RequestId, TaskId
 from opencode_a2a.store import grants as grant_rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.grants import GrantRow
-from opencode_a2a.telemetry import AUDIT, now_ms
+from opencode_a2a.telemetry import AUDIT
 
 Scope = Literal["task", "context"]
 

@@ -42,6 +42,7 @@ from sqlalchemy.engine import Connection
 
 from opencode_a2a import metrics
 from opencode_a2a.bounds import wait
+from opencode_a2a.clock import now_ms
 from opencode_a2a.config import InterruptSettings, Settings
 from opencode_a2a.errors import (
     AuthorizationForbiddenError,
@@ -63,7 +64,7 @@ from opencode_a2a.rights import NARROWEST, QUESTION, Action, Rights
 from opencode_a2a.store import interrupts as interrupt_rows
 from opencode_a2a.store.database import Database, Write
 from opencode_a2a.store.interrupts import InterruptRow
-from opencode_a2a.telemetry import AUDIT, now_ms
+from opencode_a2a.telemetry import AUDIT
 from opencode_a2a.turns import snapshot
 from opencode_a2a.turns.answers import (
     Answer,

@@ -29,6 +29,7 @@ from uuid import uuid4
 from weakref import WeakValueDictionary
 
 from opencode_a2a.bounds import Recent
+from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import (
     InvalidParamsError,
     SessionNotFoundError,
@@ -42,7 +43,6 @@ from opencode_a2a.rights import FULL, QUESTION, READING, SUBAGENT, Action, Right
 from opencode_a2a.store import links
 from opencode_a2a.store.database import Database, Write
 from opencode_a2a.store.links import Places
-from opencode_a2a.telemetry import now_ms
 
 SESSION_FIELD = "metadata.shared.session.id"
 DIRECTORY_FIELD = "metadata.opencode.directory"

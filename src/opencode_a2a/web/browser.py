@@ -29,12 +29,13 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Scope
 from structlog.typing import FilteringBoundLogger
 
+from opencode_a2a.clock import now_ms
 from opencode_a2a.config import StateError
 from opencode_a2a.errors import LimitExceededError, StoreUnavailableError, UnauthenticatedError
 from opencode_a2a.ids import SCOPE_KEY, Caller
 from opencode_a2a.store import sign_ins
 from opencode_a2a.store.database import Database
-from opencode_a2a.telemetry import AUDIT, now_ms
+from opencode_a2a.telemetry import AUDIT
 from opencode_a2a.web.auth import (
     CREDENTIAL,
     AcceptedCredential,

@@ -17,6 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from opencode_a2a import metrics
+from opencode_a2a.clock import now_ms
 from opencode_a2a.config import LimitSettings
 from opencode_a2a.errors import (
     ContentEncodingNotSupportedError,
@@ -30,7 +31,6 @@ from opencode_a2a.ids import SCOPE_KEY, Caller
 from opencode_a2a.server.contracts import PROBES
 from opencode_a2a.store import rates
 from opencode_a2a.store.database import Database
-from opencode_a2a.telemetry import now_ms
 from opencode_a2a.web.auth import peer_address
 
 BODY_SECONDS = 30.0
