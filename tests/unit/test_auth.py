@@ -111,10 +111,9 @@ async def test_a_bad_credential_is_refused_with_a_challenge(value: bytes) -> Non
 @given(st.binary(max_size=80))
 async def test_no_value_whatever_is_more_than_refused(value: bytes) -> None:
     app = Authentication(whoami, (SERVICE, ANN))
-    scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"authorization", value)]}
 
     with pytest.raises(ServiceError) as refused:
-        await app.admit(scope)
+        await app.admit([(b"authorization", value)], "192.0.2.1")
 
     assert refused.value.http in (401, 429)
 
@@ -219,7 +218,7 @@ async def test_requests_without_credential_do_not_count_as_guesses() -> None:
 
     for _ in range(5):
         with pytest.raises(UnauthenticatedError):
-            await app.admit({"type": "http", "method": "GET", "path": "/", "headers": []})
+            await app.admit([], "192.0.2.1")
 
     assert len(throttle) == 0
 

@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx2
 import orjson
@@ -16,8 +17,16 @@ from opencode_a2a.rights import FULL
 from opencode_a2a.telemetry import begin_trace, current_trace, trace_headers
 from opencode_a2a.web import server
 from opencode_a2a.web.auth import AcceptedCredential
-from opencode_a2a.web.edge import Boundary, Compression, Refusals, edge
-from opencode_a2a.web.limits import BodyGuard, RateLimit, RequestRates
+from opencode_a2a.web.browser import SignIns, StateRecords
+from opencode_a2a.web.edge import (
+    BodyGuard,
+    Boundary,
+    Compression,
+    RateLimit,
+    Refusals,
+    RequestRates,
+    edge,
+)
 from tests.support.running import answer, raw, running
 
 TOKEN = "a-token-that-nobody-can-guess"  # noqa: S105 - made up here
@@ -379,7 +388,9 @@ def test_a_trace_is_taken_up_or_begun() -> None:
 def service(app: ASGIApp = echo, *, most: int = 100) -> ASGIApp:
     limits = LimitSettings(max_request_body_bytes=1000, rate_limit_max_requests=most)
     settings = LOCAL.model_copy(update={"limits": limits})
-    return edge(app, settings, [AcceptedCredential.of_token(TOKEN, FULL)])
+    credentials = [AcceptedCredential.of_token(TOKEN, FULL)]
+    sign_ins = SignIns(credentials, StateRecords(Path("unused")))
+    return edge(app, settings, credentials, sign_ins, RequestRates(limits))
 
 
 @pytest.mark.requirement("CONTRACT-8.2-32")

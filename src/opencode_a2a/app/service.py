@@ -69,8 +69,7 @@ from opencode_a2a.turns.tools import Tools
 from opencode_a2a.turns.turn import SharedTurns
 from opencode_a2a.web.auth import accepted_credentials
 from opencode_a2a.web.browser import SharedRecords, SignIns, StateRecords
-from opencode_a2a.web.edge import edge
-from opencode_a2a.web.limits import RequestRates
+from opencode_a2a.web.edge import RequestRates, edge
 from opencode_a2a.web.observe import Readiness, pages
 from opencode_a2a.web.server import (
     listening_here,
@@ -237,7 +236,7 @@ class Service:
                 await stack.enter_async_context(self._beside(requests.run(database), "rates"))
         router = Router([*routes, *sign_ins.routes()], redirect_slashes=False)
         verify = self.issuer.verify if self.issuer else None
-        return edge(router, settings, credentials, sign_ins, verify, requests)
+        return edge(router, settings, credentials, sign_ins, requests, verify)
 
     async def _offer_tool(self, stack: AsyncExitStack) -> McpServer | None:
         """Return how OpenCode reaches the tool for asking other agents, if it is offered."""

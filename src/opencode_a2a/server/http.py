@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import orjson
 import structlog
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from structlog.typing import FilteringBoundLogger
 
@@ -28,7 +28,7 @@ from opencode_a2a.errors import (
     ServiceError,
     VersionNotSupportedError,
 )
-from opencode_a2a.events import Json, JsonObject
+from opencode_a2a.events import Json
 from opencode_a2a.ids import SCOPE_KEY, Caller
 from opencode_a2a.jsonguard import decode
 from opencode_a2a.peers.client import HOPS_HEADER
@@ -42,7 +42,7 @@ logger: FilteringBoundLogger = structlog.get_logger(__name__)
 OPERATION = "operation"
 """In the scope: the name of the operation or method, for the access log."""
 _JSON_TYPES = frozenset({"", "application/json", "application/a2a+json"})
-_REST_TYPES = {Version.V1: "application/a2a+json", Version.V03: "application/json"}
+REST_TYPES = {Version.V1: "application/a2a+json", Version.V03: "application/json"}
 _EXTENSION_HEADERS = {Version.V1: "A2A-Extensions", Version.V03: "X-A2A-Extensions"}
 
 
@@ -111,19 +111,14 @@ def success_headers(request: Request, version: Version, terms: "Terms") -> dict[
     return headers
 
 
-def rpc_response(body: JsonObject, headers: Mapping[str, str], status: int = 200) -> Response:
-    return Response(orjson.dumps(body), status, headers, "application/json")
-
-
-def rest_response(
-    body: Json, version: Version, headers: Mapping[str, str], status: int = 200
-) -> Response:
-    return Response(orjson.dumps(body), status, headers, _REST_TYPES[version])
+class OrjsonResponse(JSONResponse):
+    def render(self, content: Json) -> bytes:
+        return orjson.dumps(content)
 
 
 def rest_refusal(error: ServiceError, version: Version) -> Response:
-    headers = {VERSION_HEADER: version.value}
-    return rest_response(rest_error(error, version), version, headers, error.http)
+    body, headers = rest_error(error, version), {VERSION_HEADER: version.value}
+    return OrjsonResponse(body, error.http, headers, REST_TYPES[version])
 
 
 def as_service_error(error: Exception, where: str) -> ServiceError:
@@ -144,7 +139,7 @@ def refused(error: ServiceError, scope: Scope) -> Response:
     if path == RPC_PATH:
         version = refusal_version(Request(scope), scope.get(DEFAULT_VERSION, Version.V03))
         body = rpc_error(error, None, version)
-        return rpc_response(body, {VERSION_HEADER: version.value}, error.http)
+        return OrjsonResponse(body, error.http, {VERSION_HEADER: version.value})
     old = path.startswith(f"{PREFIXES[Version.V03]}/") or (path, Version.V03) in CARD_PATHS
     return rest_refusal(error, Version.V03 if old else Version.V1)
 

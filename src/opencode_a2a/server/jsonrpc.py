@@ -30,6 +30,7 @@ from opencode_a2a.ids import Caller
 from opencode_a2a.server.http import (
     OPERATION,
     Endpoint,
+    OrjsonResponse,
     Terms,
     as_service_error,
     asked_version,
@@ -37,7 +38,6 @@ from opencode_a2a.server.http import (
     event_stream,
     read_body,
     refusal_version,
-    rpc_response,
     success_headers,
 )
 from opencode_a2a.server.operations import HANDLERS, NOTIFIED, Operations, TaskStream
@@ -112,7 +112,8 @@ class RpcBinding:
             return Response(status_code=204, headers={VERSION_HEADER: version.value})
         headers = success_headers(request, version, self._terms)
         if not isinstance(result, TaskStream):
-            return rpc_response({"jsonrpc": "2.0", "id": envelope.id, "result": result}, headers)
+            body = {"jsonrpc": "2.0", "id": envelope.id, "result": result}
+            return OrjsonResponse(body, headers=headers)
         head = b'{"jsonrpc":"2.0","id":%b,"result":' % orjson.dumps(envelope.id)
         return event_stream(
             self._terms,
@@ -160,7 +161,7 @@ class RpcBinding:
         if operation and operation.streams and version is Version.V03:
             frame = rpc_error_frame(error, request_id, version)
             return Response(frame, headers=headers | EVENT_STREAM)
-        return rpc_response(rpc_error(error, request_id, version), headers)
+        return OrjsonResponse(rpc_error(error, request_id, version), headers=headers)
 
 
 # --- the envelope -----------------------------------------------------------------------------

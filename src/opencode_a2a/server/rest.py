@@ -35,7 +35,9 @@ from opencode_a2a.events import Json, JsonObject
 from opencode_a2a.server.card import Cards
 from opencode_a2a.server.http import (
     OPERATION,
+    REST_TYPES,
     Endpoint,
+    OrjsonResponse,
     Terms,
     as_service_error,
     asked_version,
@@ -43,7 +45,6 @@ from opencode_a2a.server.http import (
     event_stream,
     read_body,
     rest_refusal,
-    rest_response,
     success_headers,
 )
 from opencode_a2a.server.operations import HANDLERS, Operations, TaskStream
@@ -108,7 +109,8 @@ class RestBinding:
             result = await run(self._operations, call, encoding.read[operation.takes](params))
             headers = success_headers(request, version, self._terms)
             if not isinstance(result, TaskStream):
-                return rest_response(encoding.result(result), version, headers)
+                body = encoding.result(result)
+                return OrjsonResponse(body, headers=headers, media_type=REST_TYPES[version])
         except HTTPException:
             raise
         except Exception as raised:

@@ -1,6 +1,6 @@
 """How often each replica was called lately, by key of a rate limit: functions of a connection.
 
-A replica adds the counts of the others to its own (``web.limits``). There are rows only with
+A replica adds the counts of the others to its own (``web.edge``). There are rows only with
 PostgreSQL, while several replicas live.
 """
 

@@ -16,7 +16,7 @@ import secrets
 import stat
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import sha256
@@ -178,7 +178,7 @@ class Authentication:
         app: ASGIApp,
         credentials: Iterable[AcceptedCredential],
         throttle: Throttle | None = None,
-        find_issued: Callable[[bytes, Scope], AcceptedCredential | None] | None = None,
+        find_issued: Callable[[bytes, str], AcceptedCredential | None] | None = None,
         verify: Verify | None = None,
         metadata_url: str = "",
     ) -> None:
@@ -207,7 +207,8 @@ class Authentication:
         if scope["path"] not in OPEN_PATHS or scope["method"] not in ("GET", "HEAD"):
             address = peer_address(scope)
             try:
-                credential = await self.admit(scope)
+                target = f"{scope['method']} {scope['path']}"
+                credential = await self.admit(scope["headers"], address, target)
             except ServiceError as error:
                 metrics.AUTH_REJECTED.inc()
                 now = time.monotonic()
@@ -221,10 +222,16 @@ class Authentication:
             )
         await self._app(scope, receive, send)
 
-    async def admit(self, scope: Scope) -> AcceptedCredential:
-        """Return the accepted credential that a request was sent with, or raise."""
-        sent = [value for name, value in scope["headers"] if name == b"authorization"]
-        keys = [value for name, value in scope["headers"] if name == _API_KEY]
+    async def admit(
+        self, headers: Sequence[tuple[bytes, bytes]], address: str, target: str = ""
+    ) -> AcceptedCredential:
+        """Return the accepted credential among the headers of a request, or raise.
+
+        ``address`` is where the request comes from; ``target``, its method and path, tells whether
+        it may come with a one-time code.
+        """
+        sent = [value for name, value in headers if name == b"authorization"]
+        keys = [value for name, value in headers if name == _API_KEY]
         if keys and self._takes_keys:
             # With two credentials it is not clear who the caller is.
             single = len(keys) == 1 and not sent
@@ -240,7 +247,7 @@ class Authentication:
             if same & (credential.scheme.encode() == scheme):
                 found = credential
         if found is None and scheme == b"bearer" and self._find_issued is not None:
-            found = self._find_issued(secret, scope)
+            found = self._find_issued(secret, target)
         wrong = f"The credential is not valid; {self._remedy}"
         if found is None and scheme == b"bearer" and self._verify and secret.count(b".") == 2:
             try:
@@ -255,7 +262,7 @@ class Authentication:
         if found is not None and not found.guessable:
             return found
         # Failures are counted by address and name; the digest bounds the size of the key.
-        key = sha256(b"\0".join((peer_address(scope).encode(), scheme, name))).digest()
+        key = sha256(b"\0".join((address.encode(), scheme, name))).digest()
         if wait := self._throttle.wait(key):
             seconds = math.ceil(wait)
             raise TooManyFailuresError(

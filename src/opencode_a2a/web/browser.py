@@ -20,7 +20,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-import orjson
 import structlog
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -33,6 +32,7 @@ from opencode_a2a.clock import now_ms
 from opencode_a2a.config import StateError
 from opencode_a2a.errors import LimitExceededError, StoreUnavailableError, UnauthenticatedError
 from opencode_a2a.ids import SCOPE_KEY, Caller
+from opencode_a2a.server.http import OrjsonResponse
 from opencode_a2a.store import sign_ins
 from opencode_a2a.store.database import Database
 from opencode_a2a.telemetry import AUDIT
@@ -48,6 +48,8 @@ logger: FilteringBoundLogger = structlog.get_logger()
 CONSOLE = "/console"
 CODES = f"{CONSOLE}/codes"
 SESSION = f"{CONSOLE}/session"
+_EXCHANGE = f"POST {SESSION}"
+"""The request that exchanges a code for a session."""
 CODE_SECONDS = 60
 SESSION_SECONDS = 12 * 3600
 LOOK_SECONDS = 2.0
@@ -74,6 +76,7 @@ _HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
+_UNSTORED = {"cache-control": "no-store"}
 _REDIRECTS = {"/": "console", "/docs": "console#/docs", f"{CONSOLE}/": "../console"}
 """Where a browser is redirected to; relative, since a proxy may put the service below a path."""
 
@@ -237,13 +240,13 @@ class SignIns:
             Route(SESSION, self._end, methods=["DELETE"]),
         ]
 
-    def find(self, secret: bytes, scope: Scope) -> AcceptedCredential | None:
+    def find(self, secret: bytes, target: str) -> AcceptedCredential | None:
         """Return the credential behind a token of ours, or None.
 
-        Where codes are exchanged that is a code, everywhere else a session.
+        For the request that exchanges a code that is a code, for every other one a session.
         """
-        exchanging = scope["path"] == SESSION and scope["method"] == "POST"
-        kind, longest = (_CODE, CODE_SECONDS) if exchanging else (_SESSION, SESSION_SECONDS)
+        exchanges = target == _EXCHANGE
+        kind, longest = (_CODE, CODE_SECONDS) if exchanges else (_SESSION, SESSION_SECONDS)
         claims, _, signature = secret.rpartition(kind.mark)
         if not claims.startswith(kind.name) or sha256(secret).digest() in self._ended:
             return None
@@ -277,20 +280,20 @@ class SignIns:
             )
         self._issued_codes.append((now + CODE_SECONDS * 1000, credential))
         code = self._sign(credential, _CODE, CODE_SECONDS)
-        return _json({"code": code, "expires_in": CODE_SECONDS})
+        return OrjsonResponse({"code": code, "expires_in": CODE_SECONDS}, headers=_UNSTORED)
 
     async def _begin(self, request: Request) -> Response:
         code = request.headers.get("authorization", "").partition(" ")[2].strip()
-        credential = self.find(code.encode(), request.scope)
+        credential = self.find(code.encode(), _EXCHANGE)
         if credential is None or not await self._use_up(_CODE, code):
             raise UnauthenticatedError("Only a code of the command `console` is taken here, once")
         token = self._sign(credential, _SESSION, SESSION_SECONDS)
         AUDIT.info("console session begun", principal=credential.caller.principal)
-        return _json({"token": token, "expires_in": SESSION_SECONDS})
+        return OrjsonResponse({"token": token, "expires_in": SESSION_SECONDS}, headers=_UNSTORED)
 
     async def _end(self, request: Request) -> Response:
         session = request.headers.get("authorization", "").partition(" ")[2].strip()
-        if self.find(session.encode(), request.scope) is not None:
+        if self.find(session.encode(), f"DELETE {SESSION}") is not None:
             await self._use_up(_SESSION, session)
             caller: Caller = request.scope[SCOPE_KEY]
             AUDIT.info("console session ended", principal=caller.principal)
@@ -332,8 +335,3 @@ class _Kind(NamedTuple):
 _CODE = _Kind(b"code-", b"-", 32)
 """Short, since it is part of a link and a QR code, and valid for a minute only."""
 _SESSION = _Kind(b"console.", b".", 64)
-
-
-def _json(body: dict[str, str | int]) -> Response:
-    headers = {"cache-control": "no-store"}
-    return Response(orjson.dumps(body), headers=headers, media_type="application/json")

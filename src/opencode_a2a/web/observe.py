@@ -33,7 +33,7 @@ from opencode_a2a.server.contracts import (
     PROBES,
     READY_PATH,
 )
-from opencode_a2a.server.http import OPERATION
+from opencode_a2a.server.http import OPERATION, OrjsonResponse
 from opencode_a2a.telemetry import PAYLOADS, begin_trace, current_trace, redact
 from opencode_a2a.web.auth import peer_address
 
@@ -247,7 +247,7 @@ def pages(
     """Return the routes of the pages; ``health`` makes the body of ``/health`` for a caller."""
 
     def page(body: JsonObject, status: int = 200) -> Response:
-        return Response(orjson.dumps(body), status, _NEVER_CACHED, "application/json")
+        return OrjsonResponse(body, status, _NEVER_CACHED)
 
     async def livez(_: Request) -> Response:
         return page({"status": "ok"})

@@ -36,7 +36,7 @@ from opencode_a2a.web.tls import HANDSHAKE_SECONDS, ServerTls
 HEADER_SECONDS = 15.0
 HEADER_BYTES = 64 * 1024
 BODY_SECONDS = 60.0
-"""A last resort behind ``limits.BodyGuard``, which answers before it hangs up."""
+"""A last resort behind ``edge.BodyGuard``, which answers before it hangs up."""
 _M_MMAP_THRESHOLD = -3
 """The name of the setting in glibc's malloc.h."""
 
@@ -213,7 +213,6 @@ def server(
     *,
     tls: ServerTls | None = None,
     grace: float = 10.0,
-    loop: Literal["auto", "asyncio", "uvloop"] = "auto",
     lifespan: Literal["auto", "on", "off"] = "on",
 ) -> Server:
     """Return a server for the application.
@@ -226,7 +225,6 @@ def server(
         port=port,
         http=Connection,
         ws="none",
-        loop=loop,
         lifespan=lifespan,
         log_config=None,
         access_log=False,
