@@ -28,8 +28,7 @@ from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.schema import tasks
 from opencode_a2a.store.tasks import TaskRow
-from opencode_a2a.tasks.log import ref_of
-from opencode_a2a.tasks.readers import Replay
+from opencode_a2a.tasks.log import Replay, ref_of
 from tests.conftest import UNTRACKED, Stages
 from tests.live.conftest import KILLS, SEED
 from tests.support import stores

@@ -51,19 +51,21 @@ from opencode_a2a.store.database import Database
 from opencode_a2a.store.schema import tasks
 from opencode_a2a.store.tasks import TaskRow
 from opencode_a2a.tasks import log as live
-from opencode_a2a.tasks.log import ChangesInStoreError, LogWriter, TaskLog, ref_of
-from opencode_a2a.tasks.outbox import Outbox
-from opencode_a2a.tasks.readers import (
-    Begin,
-    DurableReader,
+from opencode_a2a.tasks.log import (
+    ChangesInStoreError,
     LogReader,
+    LogWriter,
+    ReadableLog,
     Replay,
+    TaskLog,
+    ref_of,
     stored_changes,
-    stored_task,
 )
+from opencode_a2a.tasks.outbox import Outbox
+from opencode_a2a.tasks.readers import Begin, DurableReader
 from opencode_a2a.tasks.sending import Admission, SendCommand
 from opencode_a2a.tasks.service import TaskService
-from opencode_a2a.tasks.state import TERMINAL, Cursor, Entry, Recovered, State, TaskRef
+from opencode_a2a.tasks.state import TERMINAL, Cursor, Entry, Recovered, State, TaskRef, TaskState
 from opencode_a2a.turns.answers import Answer, PermissionReply
 from opencode_a2a.turns.errands import Errands
 from opencode_a2a.turns.fleet import Fleet, Member, NotOwnerError
@@ -105,7 +107,9 @@ class Office:
         return await self.tasks.admissions.admit(command, self.member)
 
     async def task(self, message_id: str = "m1") -> TaskLog:
-        return (await self.admit(order(message_id))).log
+        task = (await self.admit(order(message_id))).task
+        assert task is not None
+        return task.log
 
     async def stored(self, log: TaskLog) -> list[Entry]:
         replay, entries = Replay(self.database, log.no, log.ref), list[Entry]()
@@ -185,6 +189,10 @@ async def read_and_write(texts: list[str], taps: list[int], seed: int) -> None:
         assert [seq for seq, *_ in stored] == list(range(1, len(stored) + 1))
         for task in readers:
             assert seen(task.result()) == stored[1:]
+
+
+async def stored_task(log: ReadableLog) -> TaskState:
+    return await Replay(log.database, log.no, log.ref).all()
 
 
 async def restless(log: TaskLog, start: asyncio.Event, patience: random.Random) -> list[Entry]:
@@ -541,6 +549,7 @@ async def test_what_followed_a_request_that_nobody_answered_is_shown_again_after
         await log.append([Started(), first])
         await log.append([Resumed(first.request_id, "permission", resolution, "alice"), second])
         again = TaskLog(log.no, log.state, it.writer, it.database)
+        again.seen.recover()
 
         assert again.seen_number == told  # else a late "yes" would approve what nobody was shown
 
@@ -625,7 +634,7 @@ class StateList(DurableReader):
         return lambda log: self._begin(task_no, ref, 0, log)
 
     async def recover(
-        self, logs: Mapping[int, TaskLog], handed_over: Mapping[str, bool] | None
+        self, logs: Mapping[int, ReadableLog], handed_over: Mapping[str, bool] | None
     ) -> None:
         for row, place in await self._database.read(self._unended, handed_over):
             if row.no not in self.following:
@@ -660,7 +669,7 @@ class StateList(DurableReader):
             following.cancel()
         await asyncio.gather(*stopping, return_exceptions=True)
 
-    def _begin(self, no: int, ref: TaskRef, place: int, log: TaskLog | None) -> None:
+    def _begin(self, no: int, ref: TaskRef, place: int, log: ReadableLog | None) -> None:
         # A log holds the whole task: a reader that is behind does not keep it in memory.
         find = (lambda: None) if log is None else weakref.ref(log)
         following = asyncio.create_task(self._follow(no, ref, place, find))
@@ -668,7 +677,7 @@ class StateList(DurableReader):
         following.add_done_callback(lambda _: self.following.pop(no, None))
 
     async def _follow(
-        self, no: int, ref: TaskRef, place: int, find: Callable[[], TaskLog | None]
+        self, no: int, ref: TaskRef, place: int, find: Callable[[], ReadableLog | None]
     ) -> None:
         ended = False
         while not ended:

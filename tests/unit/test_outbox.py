@@ -99,7 +99,9 @@ class Desk:
         message = Message(f"m-{next(self._numbers)}", "user", [Part("text", text="hello")])
         request = TurnRequest((PromptPart(text="hello"),))
         command = SendCommand(Principal("ann"), message, request, push=push)
-        return (await self.tasks.admissions.admit(command, self.member)).log
+        task = (await self.tasks.admissions.admit(command, self.member)).task
+        assert task is not None
+        return task.log
 
     async def row(self, log: TaskLog, state: str) -> HookRow:
         """Wait for a state of the one webhook of a task."""

@@ -29,8 +29,7 @@ from opencode_a2a.store.postgres import TIMEOUTS
 from opencode_a2a.store.tasks import Segment, TaskRow
 from opencode_a2a.tasks import log as live
 from opencode_a2a.tasks import remote as remote_module
-from opencode_a2a.tasks.log import LogWriter, TaskLog, ref_of
-from opencode_a2a.tasks.readers import LogReader, Replay
+from opencode_a2a.tasks.log import LogReader, LogWriter, Replay, TaskLog, ref_of
 from opencode_a2a.tasks.remote import KEPT_SECONDS, RemoteLogs
 from opencode_a2a.tasks.state import (
     Accepted,
@@ -70,7 +69,7 @@ class Both:
         self.link = link
         self.now = 0.0
         self.writer = LogWriter(database)
-        self.remote = RemoteLogs(database, self.writer, lambda: self.now)
+        self.remote = RemoteLogs(database, lambda: self.now)
 
     async def task(self, name: str = "task") -> tuple[TaskLog, TaskRow]:
         """Return the log of a new task as its writer has it, and its row."""

@@ -27,8 +27,7 @@ from opencode_a2a.events import (
 from opencode_a2a.ids import ContextId, MessageId, Principal, RequestId, SessionId, TaskId
 from opencode_a2a.messages import Answered, Message, Part
 from opencode_a2a.store.tasks import TaskRow
-from opencode_a2a.tasks.log import load_task
-from opencode_a2a.tasks.readers import resumable
+from opencode_a2a.tasks.log import load_task, resumable
 from opencode_a2a.tasks.state import (
     Cursor,
     Entry,

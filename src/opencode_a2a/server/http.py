@@ -34,7 +34,7 @@ from opencode_a2a.jsonguard import decode
 from opencode_a2a.peers.client import HOPS_HEADER
 from opencode_a2a.server.operations import OperationCall, TaskStream
 from opencode_a2a.server.sse import ErrorFrame, EventStream, Streams, WriteNow
-from opencode_a2a.tasks.readers import LogForgottenError
+from opencode_a2a.tasks.log import LogForgottenError
 from opencode_a2a.tasks.state import Entry
 
 logger: FilteringBoundLogger = structlog.get_logger(__name__)
@@ -184,7 +184,7 @@ def event_stream(
         return b"".join([_FRAME % (cursor, head, body, tail) for cursor, body in events])
 
     async def frames(write: WriteNow) -> AsyncGenerator[bytes, None]:
-        def push(entries: list[Entry]) -> bool:
+        def write_entries(entries: list[Entry]) -> bool:
             """Write entries at once; False if the socket is full, and ``next`` returns them."""
             chunk = encoded(entries)
             return not chunk or write(chunk)
@@ -198,7 +198,7 @@ def event_stream(
             yield chunk
             chunk = b""
         try:
-            while stream.follow and (entries := await reader.next(push)):
+            while stream.follow and (entries := await reader.next(write_entries)):
                 chunk = encoded(entries)
                 del entries
                 if chunk:

@@ -37,8 +37,8 @@ from opencode_a2a.peers.network import Fetch, lookups_of
 from opencode_a2a.server.card import Cards
 from opencode_a2a.server.content import read_metadata, read_output_modes, read_prompt
 from opencode_a2a.server.push import WebhookSender
+from opencode_a2a.tasks.log import LogReader
 from opencode_a2a.tasks.outbox import Outbox
-from opencode_a2a.tasks.readers import LogReader
 from opencode_a2a.tasks.sending import AnswerExpectedError, SendCommand, Submitted
 from opencode_a2a.tasks.service import TaskService
 from opencode_a2a.tasks.state import Cursor, Query, State, TaskState

@@ -1,5 +1,10 @@
 """The log of a task: its owner appends events, any number of readers follow it.
 
+``TaskLog`` is the log of a task that this process runs. Readers need no more of it than a
+``ReadableLog``, which is also what ``remote.RemoteLog`` is, the log of a task that another replica
+runs. ``LogReader`` is the position of one live reader; ``Replay`` reads a log that nobody has in
+memory; ``LogWriter`` stores the entries of all logs.
+
 The life of an entry:
 
 - *appended*: it has a number, is folded into the state of the task, stands in the tail, which holds
@@ -17,8 +22,7 @@ the task over: reading ends here, and clients come again.
 
 import asyncio
 import logging
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -39,7 +43,9 @@ from opencode_a2a.store.tasks import Move, Segment, TaskRow
 from opencode_a2a.tasks.state import (
     FIRM,
     OPEN,
+    STATE_CHANGES,
     TERMINAL,
+    Cursor,
     Entry,
     LogEvent,
     State,
@@ -49,6 +55,7 @@ from opencode_a2a.tasks.state import (
     TerminalError,
     dump_archive,
     dump_entries,
+    load_entries,
     load_state,
 )
 from opencode_a2a.telemetry import ROUTINE
@@ -72,19 +79,22 @@ UNREAD_SECONDS = 1.5
 answer to an earlier request."""
 DRAINED = "The service is shutting down. The task continues; fetch it later, or send it again."
 
+WriteEntries = Callable[[list[Entry]], bool]
+"""Writes entries to a client at once; False if the client cannot take them now."""
+
 _OPEN = {state: metrics.TASKS.labels(state) for state in OPEN}
 _ENDED = {state: metrics.TASKS_ENDED.labels(state) for state in TERMINAL}
 
 
 class ChangesInStoreError(Exception):
-    """More changes have followed than the log remembers: read them from the store.
-
-    See ``readers.stored_changes``.
-    """
+    """More changes have followed than the log remembers: ``stored_changes`` reads them."""
 
 
 class LiveReader(Protocol):
-    """A reader that has every entry that its log can give it so far: ``readers.LogReader``."""
+    """A reader that has every entry that its log can give it so far.
+
+    That is a ``LogReader``, or a ``RemoteLog`` whose task this replica has taken over.
+    """
 
     def offer(self, entries: list[Entry], /) -> None:
         """Take the next entries; without any, find out what has happened to the log."""
@@ -95,11 +105,11 @@ class LiveReader(Protocol):
         ...
 
 
+@dataclass(slots=True)
 class Waiters:
     """The coroutines that wait for something to happen in a log."""
 
-    def __init__(self) -> None:
-        self._futures: set[asyncio.Future[None]] = set()
+    _futures: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
 
     def __len__(self) -> int:
         return len(self._futures)
@@ -123,19 +133,26 @@ class Waiters:
                 future.set_exception(error)
 
 
+@dataclass(slots=True)
 class SeenRequests:
     """Which requests to a person (see ``Interrupted.number``) a reader of the task has seen."""
 
-    def __init__(self, state: TaskState) -> None:
-        self._state = state
-        # Assume that a request from before a restart was seen then. But if nobody answered the
-        # request before it in time, it must be seen again: a late answer to the earlier one may
-        # still arrive.
-        pending = (one.number or 0 for one in state.status.pending)
-        self.newest = self._newest_before = 0 if self._unanswered else max(pending, default=0)
-        """The highest number that a reader was given, and the one before it."""
-        self._at = -UNREAD_SECONDS
-        """When a reader was given the newest one, by the clock of the event loop."""
+    _state: TaskState
+    newest: int = 0
+    """The highest number that a reader was given."""
+    _newest_before: int = 0
+    _at: float = -UNREAD_SECONDS
+    """When a reader was given the newest one, by the clock of the event loop."""
+
+    def recover(self) -> None:
+        """After a restart, assume that what the task asks was seen before.
+
+        But if nobody answered the request before it in time, it must be seen again: a late answer
+        to the earlier one may still arrive.
+        """
+        if not self._unanswered:
+            pending = (one.number or 0 for one in self._state.status.pending)
+            self.newest = self._newest_before = max(pending, default=0)
 
     def note(self, number: int) -> bool:
         """Note that a reader was given the requests up to a number; False if it was known."""
@@ -162,127 +179,37 @@ class SeenRequests:
         return last is not None and last.resolution in ("expired", "void")
 
 
-class TaskLog:
-    """The log of one task, and the state that it leads to."""
+class ReadableLog:
+    """The log of one task as readers follow it, and the state that it leads to.
 
-    def __init__(self, no: int, state: TaskState, writer: "LogWriter", database: Database) -> None:
+    The log of an ended task is nothing else; others grow: see ``TaskLog`` and ``RemoteLog``.
+    """
+
+    def __init__(self, no: int, state: TaskState, database: Database) -> None:
         self.no = no
         """The number of the task in the database."""
         self.ref = state.ref
         self.state = state
         """The task after the last entry that was appended."""
         self.database = database
-        self._writer = writer
         self._tail: list[Entry] = []
         self._tail_seq = state.seq + 1
         """Sequence number of the first entry in the tail."""
         self._shown = self._stored = state.seq
         """Sequence numbers of the last entry that is shown, and of the last that is stored."""
         self._firm = 0
-        """Sequence number of the last firm entry."""
+        """Sequence number of the last firm entry that ``TaskLog`` has appended."""
         self._stopped_at = state.seq if state.status.state.interrupted else 0
         """Sequence number of the shown entry with which the task last stopped."""
-        self._stops, self._changes = Waiters(), Waiters()
-        """Who waits for the next stop to be shown, and for a change of state to be stored."""
+        self.stops, self._changes = Waiters(), Waiters()
+        """Who waits for the next stop to be shown, and for a change of state to be stored. Both
+        are woken when the log moves; when the service stops, the former are."""
         self._draining = self._moved = False
         self.readers: set[LiveReader] = set()
         """Readers that have every entry that is shown."""
         self.readers_of_stored: set[LiveReader] = set()
         """Readers that have every entry that is stored, and get the others once they are."""
-        self._seen = SeenRequests(state)
-
-    # Writing
-
-    @property
-    def end_shown(self) -> bool:
-        """Whether the end of the task is shown."""
-        return self.state.status.state.terminal and self._shown == self.state.seq
-
-    async def append(self, events: Sequence[LogEvent], also: Write | None = None) -> bool:
-        """Append events, and wait until firm ones are stored; False if the task had ended.
-
-        ``also`` is written in the same transaction.
-        """
-        if not events:
-            return True
-        if not self.append_now(events, also):
-            return False
-        if self._firm == self.state.seq:
-            await asyncio.shield(self._writer.commit())
-        return True
-
-    def append_now(self, events: Sequence[LogEvent], also: Write | None = None) -> bool:
-        """Append events without waiting; False if the task had ended."""
-        before, first, at = self.state.status, self.state.seq + 1, now_ms()
-        entries: list[Entry] = []
-        for event in events:
-            try:
-                entries.append(self.state.apply(event, at))
-            except TerminalError:
-                logger.info("event after the end", task_id=self.ref.id, what=type(event).__name__)
-                break
-        if not entries:
-            return False
-        self._tail += entries
-        self._writer.add(self, before, entries, also)
-        after = self.state.status
-        if after is not before:
-            if after.state is not before.state:
-                _OPEN[before.state].dec()
-                (_ENDED if after.state.terminal else _OPEN)[after.state].inc()
-            if after.state is not before.state or logger.is_enabled_for(logging.INFO):
-                _report(self.ref, before, after, at)
-        # Without the lease another replica may be writing this log: nothing is shown before it is
-        # stored. Written out here, and not a method of the database: this runs for each event.
-        holds_lease = time.monotonic() < self.database.lease_until
-        if (
-            after is before
-            and len(entries) == 1
-            and self._shown == first - 1
-            and isinstance(entries[0].event, Grew)
-            and holds_lease
-        ):
-            # Most appends are one piece of text. It stops nothing, so that of ``_show`` only this
-            # is left; it is written out here because it runs for each piece.
-            self._shown = first
-            for reader in self.readers:
-                reader.offer(entries)
-            return True
-        if also is not None or not FIRM.isdisjoint(type(entry.event) for entry in entries):
-            self._firm = entries[-1].seq
-        elif self._firm <= self._stored and holds_lease:
-            self._show(self.state.seq)
-        return True
-
-    def mark_stored(self, seq: int) -> None:
-        """Note that the log is stored up to an entry, and show what waited for it."""
-        before, self._stored = self._stored, seq
-        # Entries after the last firm one may be shown before they are stored.
-        self._show(self.state.seq if self._firm <= seq else seq)
-        if self.readers_of_stored:
-            entries = self._tail[before + 1 - self._tail_seq : seq + 1 - self._tail_seq]
-            for reader in self.readers_of_stored:
-                reader.offer(entries)
-        changes = self.state.state_changes
-        if changes and changes[-1].seq > before:
-            self._changes.wake()
-        spare = min(len(self._tail) - TAIL, seq + 1 - self._tail_seq)
-        if spare > 0:
-            del self._tail[:spare]
-            self._tail_seq += spare
-
-    def _show(self, seq: int) -> None:
-        """Show the entries up to a number."""
-        if seq <= self._shown:
-            return
-        entries = self._tail[self._shown + 1 - self._tail_seq : seq + 1 - self._tail_seq]
-        self._shown = seq
-        for entry in entries:
-            if entry.stops:
-                self._stopped_at = entry.seq
-                self._stops.wake()
-        for reader in self.readers:
-            reader.offer(entries)
+        self.seen = SeenRequests(state)
 
     # Reading
 
@@ -298,15 +225,15 @@ class TaskLog:
 
     async def firm_state(self) -> TaskState:
         """Return the state once every firm entry in it is stored; valid until the next await."""
-        while self._firm > self._stored or time.monotonic() >= self.database.lease_until:
-            try:
-                async with asyncio.timeout(STORE_SECONDS):
-                    if time.monotonic() >= self.database.lease_until:
-                        await self.database.wait_for_lease()
-                    await asyncio.shield(self._writer.commit())
-            except TimeoutError:
-                raise StoreUnavailableError(operation="loading") from None
         return self.state
+
+    async def reach(self, cursor: Cursor) -> None:
+        """Wait until the entry of a cursor is here, if it may still come."""
+
+    @property
+    def end_shown(self) -> bool:
+        """Whether the end of the task is shown."""
+        return self.state.status.state.terminal and self._shown == self.state.seq
 
     def stopped(self, since: int) -> bool:
         """Whether the task has ended, or waits for a person since an entry after ``since``."""
@@ -322,11 +249,7 @@ class TaskLog:
             self.check_moved()
             if self._draining:
                 raise StreamEndedError(DRAINED, cause="drained", task_id=self.ref.id)
-            await self._stops.wait()
-
-    async def next_stop(self) -> None:
-        """Wait until the task stops, the log moves, or the service stops."""
-        await self._stops.wait()
+            await self.stops.wait()
 
     async def next_change(self, after: int) -> Entry | None:
         """Wait until a change of state after an entry is stored, and return the first one.
@@ -356,44 +279,156 @@ class TaskLog:
 
     def note_seen_number(self, newest: int) -> None:
         """Note that a reader, here or in another replica, was given the requests up to a number."""
-        self._seen.note(newest)
+        self.seen.note(newest)
 
     @property
     def seen_number(self) -> int:
         """The highest number of a request that counts as seen."""
-        return self._seen.read
+        return self.seen.read
+
+    # Growing
+
+    def mark_stored(self, seq: int) -> None:
+        """Note that the log is stored up to an entry, and show what waited for it."""
+        before, self._stored = self._stored, seq
+        # Entries after the last firm one may be shown before they are stored.
+        self._show(self.state.seq if self._firm <= seq else seq)
+        if self.readers_of_stored:
+            entries = self._tail[before + 1 - self._tail_seq : seq + 1 - self._tail_seq]
+            for reader in self.readers_of_stored:
+                reader.offer(entries)
+        changes = self.state.state_changes
+        if changes and changes[-1].seq > before:
+            self._changes.wake()
+        spare = min(len(self._tail) - TAIL, seq + 1 - self._tail_seq)
+        if spare > 0:
+            del self._tail[:spare]
+            self._tail_seq += spare
+
+    def _show(self, seq: int) -> None:
+        """Show the entries up to a number."""
+        if seq <= self._shown:
+            return
+        entries = self._tail[self._shown + 1 - self._tail_seq : seq + 1 - self._tail_seq]
+        self._shown = seq
+        for entry in entries:
+            if entry.stops:
+                self._stopped_at = entry.seq
+                self.stops.wake()
+        for reader in self.readers:
+            reader.offer(entries)
 
     # Ending
 
     def stop_waiting(self) -> None:
         """Release everyone who waits for the task to stop: the service is stopping."""
         self._draining = True
-        self._stops.wake()
+        self.stops.wake()
 
     def move(self) -> None:
         """End all reading for good: another replica, or another log here, continues."""
         self._moved = True
-        self._stops.wake()
+        self.stops.wake()
         self._changes.wake()
         for reader in [*self.readers, *self.readers_of_stored]:
             reader.offer([])
-
-    def close(self, writer: "LogWriter") -> None:
-        """Leave the log to another replica; ``writer`` refuses entries that are still appended."""
-        self._writer = writer
-        self.move()
 
     def end_reading(self) -> None:
         """End all reading that is under way; a client may come again, here or elsewhere."""
         error = StreamEndedError(cause="moved", task_id=self.ref.id)
         for reader in [*self.readers, *self.readers_of_stored]:
             reader.end(error)
-        self._stops.wake(error)
+        self.stops.wake(error)
 
     def check_moved(self) -> None:
         """Raise StreamEndedError if the log has moved."""
         if self._moved:
             raise StreamEndedError(cause="moved", task_id=self.ref.id)
+
+
+class TaskLog(ReadableLog):
+    """The log of a task that this process runs, and therefore writes."""
+
+    def __init__(self, no: int, state: TaskState, writer: "LogWriter", database: Database) -> None:
+        super().__init__(no, state, database)
+        self._writer = writer
+        self._closed: Exception | None = None
+        """Raised for every further entry: another replica writes the log now."""
+
+    async def append(self, events: Sequence[LogEvent], also: Write | None = None) -> bool:
+        """Append events, and wait until firm ones are stored; False if the task had ended.
+
+        ``also`` is written in the same transaction.
+        """
+        if not events:
+            return True
+        if not self.append_now(events, also):
+            return False
+        if self._firm == self.state.seq:
+            await asyncio.shield(self._writer.commit())
+        return True
+
+    def append_now(self, events: Sequence[LogEvent], also: Write | None = None) -> bool:
+        """Append events without waiting; False if the task had ended."""
+        if self._closed is not None and not self.state.status.state.terminal:
+            raise self._closed
+        before, first, at = self.state.status, self.state.seq + 1, now_ms()
+        entries: list[Entry] = []
+        for event in events:
+            try:
+                entries.append(self.state.apply(event, at))
+            except TerminalError:
+                logger.info("event after the end", task_id=self.ref.id, what=type(event).__name__)
+                break
+        if not entries:
+            return False
+        self._tail += entries
+        self._writer.add(self, before, entries, also)
+        after = self.state.status
+        if after is not before:
+            if after.state is not before.state:
+                _OPEN[before.state].dec()
+                (_ENDED if after.state.terminal else _OPEN)[after.state].inc()
+            if after.state is not before.state or logger.is_enabled_for(logging.INFO):
+                _report(self.ref, before, after, at)
+        # Without the lease another replica may be writing this log: nothing is shown before it is
+        # stored.
+        holds_lease = self.database.holds_lease
+        if (
+            after is before
+            and len(entries) == 1
+            and self._shown == first - 1
+            and isinstance(entries[0].event, Grew)
+            and holds_lease
+        ):
+            # Most appends are one piece of text. It stops nothing, so that of ``_show`` only this
+            # is left; it is written out here because it runs for each piece.
+            self._shown = first
+            for reader in self.readers:
+                reader.offer(entries)
+            return True
+        if also is not None or not FIRM.isdisjoint(type(entry.event) for entry in entries):
+            self._firm = entries[-1].seq
+        elif self._firm <= self._stored and holds_lease:
+            self._show(self.state.seq)
+        return True
+
+    async def firm_state(self) -> TaskState:
+        """Return the state once every firm entry in it is stored; valid until the next await."""
+        while self._firm > self._stored or not self.database.holds_lease:
+            try:
+                async with asyncio.timeout(STORE_SECONDS):
+                    if not self.database.holds_lease:
+                        await self.database.wait_for_lease()
+                    await asyncio.shield(self._writer.commit())
+            except TimeoutError:
+                raise StoreUnavailableError(operation="loading") from None
+        return self.state
+
+    def close(self, error: Exception) -> None:
+        """Leave the log to another replica; ``error`` refuses entries that are still appended."""
+        self._closed = error
+        self.move()
 
 
 def _report(ref: TaskRef, before: Status, after: Status, at: int) -> None:
@@ -421,6 +456,177 @@ def _report(ref: TaskRef, before: Status, after: Status, at: int) -> None:
             cost=usage.cost if usage else 0.0,
             reason=after.failure and after.failure.message,
         )
+
+
+class LogForgottenError(Exception):
+    """The log of an ended task is no longer kept; its result is."""
+
+
+def resumable(state: TaskState, cursor: Cursor) -> bool:
+    """Whether a reader with this cursor has seen nothing but entries that still exist."""
+    if cursor.epoch > state.epoch or cursor.seq > state.seq:
+        return False
+    return cursor.epoch == state.epoch or cursor.seq < state.epochs[cursor.epoch]
+
+
+class LogReader:
+    """The place of one live reader in a log.
+
+    It begins after ``cursor``, the last entry that an earlier reader of the same client had, or
+    with the task as it is now. Render the task before the next await: entries that are appended
+    later follow.
+
+    It ends with the task; with ``until_asked`` also when the task begins to wait for a person.
+    With ``stored_only`` it gets entries once they are stored, so that no crash can take them back;
+    readers of A2A 1.1 will be such (``docs/architecture.md``), and until then only tests are.
+    Entries that are read with ``supervises`` do not count as seen by the person who may answer.
+    """
+
+    def __init__(
+        self,
+        log: ReadableLog,
+        cursor: Cursor | None = None,
+        *,
+        until_asked: bool = False,
+        stored_only: bool = False,
+        supervises: bool = False,
+    ) -> None:
+        self.log = log
+        self.state = log.state
+        self.resync = cursor is None or not resumable(log.state, cursor)
+        """Whether the client needs the task as it is before the entries that follow."""
+        self._supervises = supervises
+        if self.resync and not supervises:
+            log.note_seen(log.state.status)
+        self._after = log.state.seq if cursor is None or self.resync else cursor.seq
+        """Sequence number of the last entry that the client has."""
+        self._until_asked = until_asked
+        self._stored_only = stored_only
+        self._ended = False
+        self._write: WriteEntries | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        """Done when ``next`` has to look for entries again."""
+        self._replay: Replay | None = None
+
+    async def next(self, write: WriteEntries | None = None) -> list[Entry]:
+        """Return the next entries; none when there are no more.
+
+        While it waits, new entries go to ``write`` as they come: waking the reader's task for each
+        piece of text would cost more than writing it. Entries that ``write`` cannot take now are
+        returned.
+        """
+        while not self._ended:
+            entries = self.log.after(self._after, stored_only=self._stored_only)
+            if entries is None:
+                if self._replay is None:
+                    self._replay = Replay(self.log.database, self.log.no, self.log.ref)
+                entries = await self._replay.next(self._after)
+                if not entries:
+                    raise LogForgottenError(self.log.ref.id)
+            if entries:
+                self._after = entries[-1].seq
+                wanted = self._until_end(entries)
+                self._note_seen(wanted)
+                return wanted
+            if self.log.end_shown:
+                break
+            self.log.check_moved()
+            self._write, self._waiter = write, asyncio.get_running_loop().create_future()
+            readers = self.log.readers_of_stored if self._stored_only else self.log.readers
+            readers.add(self)
+            try:
+                await self._waiter
+            finally:
+                readers.discard(self)
+                self._waiter = None
+        return []
+
+    def offer(self, entries: list[Entry]) -> None:
+        """Write new entries, or wake ``next`` to get them."""
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return
+        try:
+            if self._write is not None and entries and entries[0].seq == self._after + 1:
+                # Most entries are text, one at a time, and end nothing.
+                text = len(entries) == 1 and entries[0].status is None
+                wanted = entries if text else self._until_end(entries)
+                if self._write(wanted):
+                    self._after = entries[-1].seq
+                    if not text:
+                        self._note_seen(wanted)
+                    if not self._ended:
+                        return
+                else:
+                    self._ended = False
+            waiter.set_result(None)
+        except Exception as error:  # a fault of this reader must not reach the others
+            waiter.set_exception(error)
+
+    def end(self, error: StreamEndedError) -> None:
+        """Have ``next`` raise an error if it waits."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(error)
+
+    def _until_end(self, entries: list[Entry]) -> list[Entry]:
+        """Return the entries up to the one that ends this reader, if it is among them."""
+        for count, entry in enumerate(entries, 1):
+            if entry.status is None or not entry.stops:
+                continue
+            # An interrupt that has been answered since, as in a replay, ends no reader.
+            asked = self._until_asked and self.state.status.state.interrupted
+            if entry.status.state.terminal or asked:
+                self._ended = True
+                return entries[:count]
+        return entries
+
+    def _note_seen(self, entries: list[Entry]) -> None:
+        """Note the requests in entries that the client has been given."""
+        if not self._supervises:
+            for entry in entries:
+                if entry.status is not None and entry.stops:
+                    self.log.note_seen(entry.status)
+
+
+class Replay:
+    """Reads a log from the store, folding it again to know the status at each entry."""
+
+    def __init__(self, database: Database, no: int, ref: TaskRef) -> None:
+        self._database = database
+        self._no = no
+        self.state = TaskState(ref)
+
+    async def next(self, after: int) -> list[Entry]:
+        """Return the next stored entries after a sequence number; none when there are no more."""
+        while True:
+            segments = await self._database.read(
+                task_rows.load_segments, self._no, self.state.seq + 1
+            )
+            entries = [
+                self.state.apply(event, at)
+                for segment in segments
+                for at, event in load_entries(segment.data)
+            ]
+            wanted = [entry for entry in entries if entry.seq > after]
+            if wanted or not segments:
+                return wanted
+
+    async def all(self) -> TaskState:
+        """Read the whole log, and return the task as it is stored."""
+        while await self.next(self.state.seq):
+            pass
+        return self.state
+
+
+async def stored_changes(database: Database, task_no: int, ref: TaskRef, after: int) -> list[Entry]:
+    """Return the next changes of state after an entry from the stored log.
+
+    The list is empty if there are no more, or if the log of an ended task is no longer kept.
+    """
+    replay, changes = Replay(database, task_no, ref), list[Entry]()
+    while len(changes) < STATE_CHANGES and (entries := await replay.next(replay.state.seq)):
+        changes += (entry for entry in entries if entry.changes_state and entry.seq > after)
+    return changes
 
 
 def ref_of(row: TaskRow) -> TaskRef:
@@ -535,7 +741,7 @@ class LogWriter:
 
     def _write(self) -> None:
         if self._writing is not None:
-            self._hurry = True  # ``_settle`` calls this again
+            self._hurry = True  # ``_written`` calls this again
             return
         if self._due is not None:
             self._due.cancel()
@@ -543,11 +749,11 @@ class LogWriter:
         self._writing = batch = _Batch(list(self._waiting.values()), self._done)
         self._waiting, self._done = {}, None
         if batch.shares:
-            self._database.submit(batch.write).done.add_done_callback(self._settle)
+            self._database.submit(batch.write).done.add_done_callback(self._written)
         else:
-            self._settle()
+            self._written()
 
-    def _settle(self, written: asyncio.Future[None] | None = None) -> None:
+    def _written(self, written: asyncio.Future[None] | None = None) -> None:
         """Mark the entries of the batch as stored, unless the database has refused them."""
         if written is not None and written.exception() is not None:
             self._refused.set()
@@ -576,4 +782,4 @@ class LogWriter:
             self._refused.clear()
             if self._writing is not None:
                 await self._database.write_until_stored(self._writing.write)
-                self._settle()
+                self._written()

@@ -41,9 +41,9 @@ from opencode_a2a.store import interrupts as interrupt_rows
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, Write
 from opencode_a2a.store.tasks import TaskRow
-from opencode_a2a.tasks.log import LogWriter, TaskLog, load_task
+from opencode_a2a.tasks.log import LogWriter, ReadableLog, TaskLog, load_task
 from opencode_a2a.tasks.remote import RemoteLogs
-from opencode_a2a.tasks.state import Entry, State, Status
+from opencode_a2a.tasks.state import State
 from opencode_a2a.turns.answers import Answer
 from opencode_a2a.turns.fleet import Fleet, Member, NotOwnerError
 from opencode_a2a.turns.interrupts import CLOCK
@@ -287,7 +287,7 @@ class OpenTask:
             if self._turn is None or self.log.state.status.paused:
                 await self.end(Finished(Outcome.CANCELED))
             else:
-                await self.log.next_stop()
+                await self.log.stops.wait()
 
     async def cancel_plan(self, message: Message, also: Write, plan: Interrupted) -> None:
         """Cancel a task because a message rejects its plan; ``also`` is stored with that.
@@ -377,7 +377,7 @@ class OpenTasks:
             raise TaskNotFoundError
         return row
 
-    async def log(self, principal: Principal, task_id: str) -> TaskLog:
+    async def log(self, principal: Principal, task_id: str) -> ReadableLog:
         """Return the log of any task, with nothing in its state that waits to be stored."""
         task = self.of(principal, task_id)
         if task is None:
@@ -385,7 +385,7 @@ class OpenTasks:
         await task.log.firm_state()
         return task.log
 
-    async def log_of(self, row: TaskRow) -> TaskLog:
+    async def log_of(self, row: TaskRow) -> ReadableLog:
         """Return the log of a task whose row was read."""
         task = self.get(row.id)
         if task is not None:
@@ -393,7 +393,7 @@ class OpenTasks:
             return task.log
         if not State(row.state).terminal:  # another replica runs it, or it has just ended
             return await self._remote_logs.log(row)
-        return TaskLog(row.no, load_task(row), self._writer, self._database)
+        return ReadableLog(row.no, load_task(row), self._database)
 
     def check_owned(self, row: TaskRow) -> None:
         """Raise NotOwnerError if another replica runs a task."""
@@ -484,7 +484,7 @@ class OpenTasks:
             self._remove(task)
             if not task.ended:
                 metrics.TASKS.labels(task.log.state.status.state).dec()
-            task.log.close(ClosedWriter(self._database, member.name))
+            task.log.close(NotOwnerError(member.name))
 
     async def close(self) -> None:
         """Store all tasks, and leave them open for the next start."""
@@ -517,16 +517,3 @@ class OpenTasks:
         for task in self._tasks.values():
             task.log.stop_waiting()
         self._remote_logs.stop_waiting()
-
-
-class ClosedWriter(LogWriter):
-    """Refuses every entry: another replica runs the OpenCode now, and writes the logs."""
-
-    def __init__(self, database: Database, upstream: str) -> None:
-        super().__init__(database)
-        self._upstream = upstream
-
-    def add(
-        self, log: TaskLog, before: Status, entries: Sequence[Entry], also: Write | None = None
-    ) -> None:
-        raise NotOwnerError(self._upstream)

@@ -41,8 +41,8 @@ from opencode_a2a.messages import PushConfig
 from opencode_a2a.store import tasks, webhooks
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.webhooks import HookRow
-from opencode_a2a.tasks.log import ChangesInStoreError, TaskLog, load_task
-from opencode_a2a.tasks.readers import Begin, DurableReader, stored_changes
+from opencode_a2a.tasks.log import ChangesInStoreError, ReadableLog, load_task, stored_changes
+from opencode_a2a.tasks.readers import Begin, DurableReader
 from opencode_a2a.tasks.state import Entry, TaskRef, TaskState
 from opencode_a2a.telemetry import AUDIT
 
@@ -181,7 +181,7 @@ class Delivery:
     row: HookRow
     """As it is stored; ``acked`` is its place in the log."""
     destination: Destination
-    log: Callable[[], TaskLog | None]
+    log: Callable[[], ReadableLog | None]
     """Returns the log; None if the task has ended and its log is no longer in memory."""
     ahead: deque[Entry] = field(default_factory=deque[Entry])
     """The next changes, if they were read from the store."""
@@ -258,7 +258,7 @@ class Outbox(DurableReader):
         )
         return webhooks.put(connection, row)
 
-    async def check_room(self, log: TaskLog, config: PushConfig) -> None:
+    async def check_room(self, log: ReadableLog, config: PushConfig) -> None:
         """Raise LimitExceededError if a message may not bring this webhook to its task."""
 
         def check(connection: Connection) -> None:
@@ -268,7 +268,7 @@ class Outbox(DurableReader):
 
         await self._database.read(check)
 
-    def storing(self, log: TaskLog, config: PushConfig) -> Callable[[Connection], Begin | None]:
+    def storing(self, log: ReadableLog, config: PushConfig) -> Callable[[Connection], Begin | None]:
         """Return the write that stores a webhook together with the message that brings it.
 
         The webhook is sent the changes after the message. The write returns the function that
@@ -303,7 +303,7 @@ class Outbox(DurableReader):
                 limit=self.settings.max_per_principal,
             )
 
-    async def put(self, log: TaskLog, config: PushConfig, *, anew: bool = True) -> HookRow:
+    async def put(self, log: ReadableLog, config: PushConfig, *, anew: bool = True) -> HookRow:
         """Set a webhook, and send it the changes of the task from now on.
 
         If the task has ended or waits for a person, its present state is sent at once: that may
@@ -332,15 +332,15 @@ class Outbox(DurableReader):
         serve(stored)
         return stored[0]
 
-    async def of_task(self, log: TaskLog) -> list[HookRow]:
+    async def of_task(self, log: ReadableLog) -> list[HookRow]:
         """Return the webhooks of a task, oldest first."""
         return await self._database.read(webhooks.of_task, log.no)
 
-    async def find(self, log: TaskLog, config_id: str | None) -> HookRow:
+    async def find(self, log: ReadableLog, config_id: str | None) -> HookRow:
         """Return a webhook of a task, or its oldest; raise TaskNotFoundError."""
         return _named(await self.of_task(log), config_id)
 
-    async def delete(self, log: TaskLog, config_id: str) -> None:
+    async def delete(self, log: ReadableLog, config_id: str) -> None:
         """Delete a webhook, if it is there, and stop sending to it."""
         if await self._database.write(webhooks.delete, log.no, config_id):
             AUDIT.info("webhook deleted", principal=log.ref.principal, task_id=log.ref.id)
@@ -362,7 +362,7 @@ class Outbox(DurableReader):
 
         return [(task_id, shown(row)) for task_id, row in found]
 
-    async def retry(self, log: TaskLog, config_id: str) -> None:
+    async def retry(self, log: ReadableLog, config_id: str) -> None:
         """Try a webhook at once that was given up, or waits for its next attempt."""
         delivery = self._deliveries.get((log.no, config_id))
         if delivery is not None and delivery.row.state == "active":
@@ -396,7 +396,7 @@ class Outbox(DurableReader):
         return lambda log: self._begin(row, log)
 
     async def recover(
-        self, logs: Mapping[int, TaskLog], handed_over: Mapping[str, bool] | None
+        self, logs: Mapping[int, ReadableLog], handed_over: Mapping[str, bool] | None
     ) -> None:
         if self.settings.enabled:
             for row in await self._database.read(webhooks.active, handed_over):
@@ -422,7 +422,7 @@ class Outbox(DurableReader):
 
     # Receipt
 
-    async def serve_stored(self, log: TaskLog) -> None:
+    async def serve_stored(self, log: ReadableLog) -> None:
         """Serve the webhooks of a task that are stored, and that nobody serves yet."""
         for row in await self.of_task(log):
             if row.state == "active" and not self._serves(row):
@@ -432,13 +432,13 @@ class Outbox(DurableReader):
         delivery = self._deliveries.get((row.task_no, row.config_id))
         return delivery is not None and delivery.row.no == row.no
 
-    def _begin(self, row: HookRow, log: TaskLog) -> None:
+    def _begin(self, row: HookRow, log: ReadableLog) -> None:
         """Serve a webhook that has just been set, in place of one with the same id."""
         host = urlsplit(row.url).hostname
         AUDIT.info("webhook set", principal=row.principal, task_id=log.ref.id, host=host)
         self._serve(row, log)
 
-    def _serve(self, row: HookRow, log: TaskLog | None) -> None:
+    def _serve(self, row: HookRow, log: ReadableLog | None) -> None:
         place = (row.task_no, row.config_id)
         if place in self._deliveries:
             self._deliveries[place].cancel()
@@ -632,7 +632,7 @@ def _last_change(state: TaskState) -> int:
     return state.state_changes[-1].seq if state.state_changes else state.unremembered
 
 
-def _served(connection: Connection, log: TaskLog, config: PushConfig) -> HookRow | None:
+def _served(connection: Connection, log: ReadableLog, config: PushConfig) -> HookRow | None:
     """Return the active webhook of a task that equals a configuration."""
     wanted = (config.version, config.url, config.scheme, config.credentials, config.token)
     for row in webhooks.of_task(connection, log.no):

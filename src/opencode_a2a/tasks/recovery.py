@@ -29,9 +29,9 @@ from opencode_a2a.store import interrupts, rates, replicas, sign_ins, spending
 from opencode_a2a.store import tasks as task_rows
 from opencode_a2a.store.database import Database, claim_work
 from opencode_a2a.store.tasks import Move, Segment, TaskRow
-from opencode_a2a.tasks.log import LogWriter, TaskLog, ref_of
+from opencode_a2a.tasks.log import LogWriter, Replay, TaskLog, ref_of
 from opencode_a2a.tasks.open import UPSTREAM_LOST, OpenTasks
-from opencode_a2a.tasks.readers import DurableReader, Replay
+from opencode_a2a.tasks.readers import DurableReader
 from opencode_a2a.tasks.state import (
     OPEN,
     TERMINAL,
@@ -95,6 +95,7 @@ async def recover(
         request = load_request(row.request) if row.request is not None else None
         member = fleet.members.get(row.upstream)
         log = TaskLog(row.no, state, writer, database)
+        log.seen.recover()
         task = tasks.adopt(log, member or fleet.first, request.routing if request else ANYWHERE)
         # Unless they were handed over, entries that were shown may be lost, and their numbers are
         # given to others: a reader that has such a number is given the task anew.
@@ -169,15 +170,8 @@ async def end_unowned(database: Database, row: TaskRow) -> bool:
         return True
 
     while True:
-        replay = Replay(database, row.no, ref_of(row))
-        while await replay.next(replay.state.seq):
-            pass
-        state, before, first, now = (
-            replay.state,
-            replay.state.status,
-            replay.state.seq + 1,
-            now_ms(),
-        )
+        state = await Replay(database, row.no, ref_of(row)).all()
+        before, first, now = state.status, state.seq + 1, now_ms()
         if before.state.terminal:
             return True
         # The last owner may have shown entries that it did not store: these numbers begin anew.

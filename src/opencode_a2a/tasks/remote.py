@@ -22,9 +22,9 @@ from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import StoreUnavailableError, StreamEndedError
 from opencode_a2a.ids import Principal, TaskId
 from opencode_a2a.store import tasks as task_rows
-from opencode_a2a.store.database import Database, Write
+from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import Segment, TaskRow
-from opencode_a2a.tasks.log import LogWriter, TaskLog, ref_of
+from opencode_a2a.tasks.log import ReadableLog, TaskLog, ref_of
 from opencode_a2a.tasks.state import Cursor, Entry, LogEvent, TaskState, load_entries
 
 logger = structlog.get_logger(__name__)
@@ -44,15 +44,15 @@ LOGS = 500
 """Logs that one query is about."""
 
 
-class RemoteLog(TaskLog):
+class RemoteLog(ReadableLog):
     """The log of a task that another replica writes: every entry is stored before it is here.
 
     When this replica takes the task over, the task gets a log that is written here. This one
     continues for the readers that it has: it becomes a reader of the new log's stored entries.
     """
 
-    def __init__(self, row: TaskRow, logs: "RemoteLogs", writer: LogWriter) -> None:
-        super().__init__(row.no, TaskState(ref_of(row)), writer, logs.database)
+    def __init__(self, row: TaskRow, logs: "RemoteLogs") -> None:
+        super().__init__(row.no, TaskState(ref_of(row)), logs.database)
         self._logs = logs
         self.kept_until = 0.0
         """When it is released if it is not in use, by the clock of ``RemoteLogs``."""
@@ -60,9 +60,6 @@ class RemoteLog(TaskLog):
         """The segment that was read last, unless ``own`` has given later entries."""
         self.own: TaskLog | None = None
         """The log that this replica writes, since it took the task over."""
-
-    def append_now(self, events: Iterable[LogEvent], also: Write | None = None) -> bool:
-        raise AssertionError("only the replica that runs a task writes its log")
 
     def extend(self, events: Iterable[tuple[int, LogEvent]]) -> None:
         """Append the next stored events, each with its time, and show them."""
@@ -93,13 +90,13 @@ class RemoteLog(TaskLog):
         """Note it, and tell the replica that runs the task: the answer may come there."""
         if self.own is not None:  # a notification reaches other replicas only
             self.own.note_seen_number(newest)
-        if self._seen.note(newest):
+        if self.seen.note(newest):
             self.database.notify(f"t,{newest},{self.ref.id}")
 
     @property
     def in_use(self) -> bool:
         """Whether a reader or a caller waits for further entries."""
-        return bool(self.readers or self.readers_of_stored or self._stops or self._changes)
+        return bool(self.readers or self.readers_of_stored or self.stops or self._changes)
 
     async def firm_state(self) -> TaskState:
         """Return the state with every entry that is stored by now; valid until the next await."""
@@ -124,11 +121,9 @@ class RemoteLogs:
     def __init__(
         self,
         database: Database,
-        writer: LogWriter,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.database = database
-        self._writer = writer
         self._clock = clock
         self.logs: WeakValueDictionary[int, RemoteLog] = WeakValueDictionary()
         """All remote logs that anything refers to, by the number of the task."""
@@ -146,7 +141,7 @@ class RemoteLogs:
         """Return the log of a task, with every entry that is stored by now."""
         log = self.logs.get(row.no)
         if log is None:
-            log = self.logs[row.no] = RemoteLog(row, self, self._writer)
+            log = self.logs[row.no] = RemoteLog(row, self)
             if self._draining:
                 log.stop_waiting()
         self._keep(log)

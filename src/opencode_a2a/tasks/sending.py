@@ -51,7 +51,7 @@ from opencode_a2a.store.database import Database, Write
 from opencode_a2a.store.tasks import Segment, TaskRow
 from opencode_a2a.tasks import budget
 from opencode_a2a.tasks.budget import Budgets
-from opencode_a2a.tasks.log import LogWriter, TaskLog, load_task
+from opencode_a2a.tasks.log import LogWriter, ReadableLog, TaskLog, load_task
 from opencode_a2a.tasks.mailbox import known_fields
 from opencode_a2a.tasks.open import ENDED, WORKING, OpenTask, OpenTasks
 from opencode_a2a.tasks.outbox import Outbox
@@ -155,7 +155,7 @@ class SendCommand:
 class Submitted:
     """The task that a message led to, and where its log was before the message."""
 
-    log: TaskLog
+    log: ReadableLog
     seq: int
     repeat: bool = False
     """The message was here before; nothing was done for it now."""
@@ -193,7 +193,7 @@ FINAL_REFUSALS = tuple(REFUSALS.values())
 
 def record(
     command: SendCommand,
-    log: TaskLog,
+    log: ReadableLog,
     request: TurnRequest | None = None,
     refusal: ServiceError | None = None,
 ) -> Write:
@@ -237,7 +237,7 @@ ALL_TASKS = "The service has {} tasks that have not ended, the most at once; try
 class Admission:
     """What became of a message that was to start a task."""
 
-    log: TaskLog
+    log: ReadableLog
     task: OpenTask | None
     """The task that was stored for it; None for a repeat, whose task exists already."""
 
@@ -482,13 +482,13 @@ class Sending:
 
     async def _waiting(
         self, command: SendCommand, elsewhere: Sequence[tuple[TaskRow, Routing]]
-    ) -> list[TaskLog]:
+    ) -> list[ReadableLog]:
         """Return the logs of the tasks whose answer a message that names no task may be.
 
         They are the caller's own and wait in the context that the message names, in the session
         that it names, or are named among its references. Of several, a reference decides.
         """
-        waiting = [
+        waiting: list[ReadableLog] = [
             task.log
             for task in self._open.waiting()
             if self._awaits(command, task.log.state, task.routing)
@@ -517,7 +517,7 @@ class Sending:
         return not names_place or sessions.same_place(routing, task_routing)
 
     async def _refuse_ambiguous(
-        self, command: SendCommand, waiting: Sequence[TaskLog]
+        self, command: SendCommand, waiting: Sequence[ReadableLog]
     ) -> Submitted:
         """Refuse a message that may answer several tasks; a repeat gets what the first got."""
         earlier = await self._earlier(command)

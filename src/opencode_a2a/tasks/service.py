@@ -27,13 +27,13 @@ from opencode_a2a.store.database import Database
 from opencode_a2a.store.tasks import Key, TaskRow
 from opencode_a2a.store.webhooks import HookRow
 from opencode_a2a.tasks.budget import Budgets
-from opencode_a2a.tasks.log import LogWriter, TaskLog, load_task
+from opencode_a2a.tasks.log import LogReader, LogWriter, ReadableLog, load_task
 from opencode_a2a.tasks.mailbox import Mailbox, OwnerCall, SessionSearch, known_fields, load_fields
 from opencode_a2a.tasks.open import OpenTasks
 from opencode_a2a.tasks.outbox import SNAPSHOTS, Outbox
-from opencode_a2a.tasks.readers import DurableReader, LogReader
+from opencode_a2a.tasks.readers import DurableReader
 from opencode_a2a.tasks.recovery import end_unowned
-from opencode_a2a.tasks.remote import RemoteLog, RemoteLogs
+from opencode_a2a.tasks.remote import RemoteLogs
 from opencode_a2a.tasks.sending import Admissions, SendCommand, Sending, Submitted
 from opencode_a2a.tasks.state import Cursor, Query, State, TaskState
 from opencode_a2a.telemetry import ROUTINE
@@ -93,7 +93,7 @@ class TaskService:
         self._writer = writer
         self._fleet = fleet
         self._outbox = outbox
-        self.remote_logs = RemoteLogs(database, writer)
+        self.remote_logs = RemoteLogs(database)
         """The logs of tasks that other replicas run, as far as they are read here."""
         self.open = OpenTasks(database, writer, fleet, self.remote_logs)
         """The open tasks that this process runs."""
@@ -243,11 +243,11 @@ class TaskService:
     ) -> LogReader:
         """Return a reader of a task's log; see ``LogReader``."""
         log = await self.open.log(principal, task_id)
-        if isinstance(log, RemoteLog) and after is not None:
+        if after is not None:
             await log.reach(after)
         return LogReader(log, after, until_asked=until_asked, supervises=supervised)
 
-    async def log(self, principal: Principal, task_id: str) -> TaskLog:
+    async def log(self, principal: Principal, task_id: str) -> ReadableLog:
         """Return the log of a task, with nothing in its state that waits to be stored."""
         return await self.open.log(principal, task_id)
 
