@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from opencode_a2a.events import JsonObject
+from opencode_a2a.store.database import Database
 from tests.support.answers import PARAMS, UNSUPPORTED
 from tests.support.caller import Caller
 from tests.support.front import Serve, started
@@ -308,6 +309,36 @@ async def test_a_late_yes_is_not_for_what_is_asked_next(
     assert refused.refuses(UNSUPPORTED) == []
     assert again.content == refused.content
     assert (await caller.get(begun.id)).state == "input_required"
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.requirement("I9")
+async def test_a_request_that_is_settled_while_its_answer_waits_is_too_late_to_answer(
+    opencode: FakeOpenCode, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another replica may have shown the request, and its notice may be on the way."""
+    opencode.play("permission-once")
+    caller, waits = Caller(await serve()), asyncio.Event()
+    begun = await caller.begin("run it")
+    waiting: list[Any] = []
+    while not waiting:
+        waiting = (await caller.method("opencode.permissions.list"))["items"]
+
+    def has_others(_: Database) -> bool:
+        waits.set()
+        return True
+
+    monkeypatch.setattr("opencode_a2a.tasks.sending.SEEN_SECONDS", 60)
+    monkeypatch.setattr(Database, "has_other_replicas", property(has_others), raising=False)
+    late = asyncio.create_task(caller.ask("send", caller.message("1 yes", taskId=begun.id)))
+    async with asyncio.timeout(60):
+        await waits.wait()
+    monkeypatch.undo()
+    reply = {"request_id": waiting[0]["request_id"], "reply": "once"}
+    await caller.method("a2a.interrupt.permission.reply", reply)
+
+    assert (await late).refuses(UNSUPPORTED) == []
+    assert (await caller.ended(begun.id)).history == ["run it"]
 
 
 @pytest.mark.requirement("I23")

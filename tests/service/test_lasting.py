@@ -299,6 +299,91 @@ async def test_what_an_always_settles_while_the_service_is_away_is_not_forged(
     assert (ended.state, ended.error_type) == ("completed", None)
 
 
+def crashing(
+    monkeypatch: pytest.MonkeyPatch, request: int = 1, *, stored: bool = False
+) -> asyncio.Event:
+    """Stop the service where it settles its nth interrupt, before or after that is stored."""
+    crashed, settle, settled = asyncio.Event(), SharedInterrupts.settle, list[object]()
+
+    async def crash(interrupts: SharedInterrupts, *how: Any) -> Any:
+        settled.append(how)
+        result = None
+        if len(settled) < request or stored:
+            result = await settle(interrupts, *how)
+        if len(settled) == request:
+            crashed.set()
+            await asyncio.get_running_loop().create_future()
+        return result
+
+    monkeypatch.setattr(SharedInterrupts, "settle", crash)
+    return crashed
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.requirement("I15")
+@pytest.mark.parametrize("answered_by", ["rule", "bearer"])
+async def test_an_interrupt_leaves_one_record_if_the_service_dies_when_it_is_settled(
+    opencode: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answered_by: str
+) -> None:
+    opencode.play("permission-once")
+    by_rule, settings = answered_by == "rule", {**STORED, "A2A_CONSOLE_ANSWERS": "false"}
+    if by_rule:
+        settings["A2A_PERMISSION_RULES"] = '[{"permission": "bash", "action": "allow"}]'
+    crashed = crashing(monkeypatch, stored=not by_rule)
+    with capture_logs() as records:
+        async with started(opencode, tmp_path, **settings) as service:
+            caller = Caller(service)
+            begun = await caller.begin("run it")
+            answering: list[asyncio.Task[Answer]] = []
+            if not by_rule:
+                await caller.wait(begun.id, "input_required")
+                yes = caller.message("yes", taskId=begun.id)
+                answering.append(asyncio.create_task(caller.ask("send", yes)))
+            await crashed.wait()
+        await asyncio.gather(*answering, return_exceptions=True)
+        monkeypatch.undo()
+        async with started(opencode, tmp_path, **settings) as service:
+            ended = await Caller(service).ended(begun.id)
+
+    settled = [one for one in records if one["event"] == "interrupt settled"]
+    assert [(one["resolution"], one["by"].split(":")[0]) for one in settled] == [
+        ("once", answered_by)
+    ]
+    assert (ended.state, ended.error_type) == ("completed", None)
+    assert ended.history == (["run it"] if by_rule else ["run it", "yes"])
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.requirement("I23")
+async def test_what_a_refusal_settles_while_the_service_is_away_is_not_forged(
+    opencode: FakeOpenCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opencode.play("permission-two-parallel-reject-first")
+    hold = opencode.hold("permission.replied", 2)
+    settings = {**STORED, "A2A_CONSOLE_ANSWERS": "false"}
+    crashed = crashing(monkeypatch, request=2)
+    async with started(opencode, tmp_path, **settings) as service:
+        caller = Caller(service)
+        begun = await caller.begin("run both")
+        async with caller.subscribe(begun.id) as following:
+            await following.until(lambda update: "2 requests" in str(update.raw))
+        second = [one["request_id"] for one in (await _pending(caller)) if one["number"] == 2]
+        await caller.begin("1 no", task=begun.id)
+        # OpenCode refuses the other one by itself, and goes on.
+        async with httpx2.AsyncClient(trust_env=False) as http:
+            await http.post(f"{opencode.url}/permission/{second[0]}/reply", json={})
+        await crashed.wait()
+    monkeypatch.undo()
+    await hold.reached.wait()
+    async with started(opencode, tmp_path, **settings) as service:
+        caller = Caller(service)
+        await caller.wait(begun.id, "working")
+        opencode.release()
+        ended = await caller.ended(begun.id)
+
+    assert (ended.state, ended.error_type) == ("rejected", "UPSTREAM_REQUEST_REJECTED")
+
+
 async def _pending(caller: Caller) -> list[Any]:
     return (await caller.method("opencode.permissions.list"))["items"]
 

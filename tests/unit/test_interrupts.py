@@ -1,13 +1,16 @@
 """Interrupts: when they are answered, and whose answer settled them."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from opencode_a2a.config import Settings
-from opencode_a2a.events import Interrupted, Resolution, Resumed
+from opencode_a2a.errors import SessionNotFoundError, UpstreamUnreachableError
+from opencode_a2a.events import Emitted, Interrupted, Resolution, Resumed
 from opencode_a2a.ids import ContextId, Owner, Principal, RequestId, SessionId, TaskId
+from opencode_a2a.messages import Answered, Message, Part
 from opencode_a2a.opencode.client import Location, OpenCode
 from opencode_a2a.store.database import Database
 from opencode_a2a.turns import interrupts
@@ -19,8 +22,10 @@ from opencode_a2a.turns.interrupts import (
     Settlement,
     SharedInterrupts,
     Stage,
+    StoredInterrupt,
     WorkInterrupts,
     settlement,
+    unlogged,
 )
 
 ASKED = Interrupted(
@@ -40,7 +45,7 @@ def settle(
     answer: Answer | None = None,
     *,
     implied: Answer | None = None,
-    stage: Stage = Stage.DELIVERED,
+    stage: Stage = Stage.GIVEN,
     ran: bool = False,
     ending: bool = False,
     busy: bool = True,
@@ -67,7 +72,7 @@ def test_a_confirmation_of_another_answer_is_not_ours() -> None:
     assert settle("once") == expected
 
 
-@pytest.mark.parametrize("stage", [Stage.SENDING, Stage.DELIVERED])
+@pytest.mark.parametrize("stage", [Stage.SENDING, Stage.GIVEN])
 def test_a_request_that_vanished_has_taken_the_answer_that_was_on_its_way(stage: Stage) -> None:
     assert settle("void", YES, stage=stage) == Settlement(ended("once", "ann"), YES)
 
@@ -110,11 +115,17 @@ class ReplyingOpenCode:
     def __init__(self) -> None:
         self.replies: list[str] = []
         self.free, self.asked = asyncio.Event(), asyncio.Event()
+        self.away = False
 
     async def reply_permission(self, _id: str, reply: str, *_: object, at: Location) -> None:
+        if self.away:
+            raise UpstreamUnreachableError
         self.asked.set()
         await self.free.wait()
         self.replies.append(reply)
+
+    async def messages(self, *_: object, **__: object) -> None:
+        raise SessionNotFoundError
 
 
 OWNER = Owner(TaskId("task"), ContextId("context"), Principal("ann"))
@@ -131,13 +142,12 @@ async def test_a_deadline_from_before_a_restart_is_kept(monkeypatch: pytest.Monk
         shared = SharedInterrupts(database, cast(OpenCode, opencode), Settings())
         with monkeypatch.context() as earlier:
             earlier.setattr(interrupts, "now_ms", lambda: 1)
-            await shared.store_asked(OWNER, PENDING, numbered=True)
+            await shared.store_asked(OWNER, PENDING)
         work = WorkInterrupts(shared, OWNER, lambda: None)
-        work.connect(Location())
 
         await work.ask_and_settle([PENDING])
         await asyncio.sleep(0)
-        await work.give_due_answers()
+        await work.attend()
 
     assert opencode.replies == ["reject"]
 
@@ -147,7 +157,6 @@ async def test_a_stored_answer_is_given_though_its_caller_left() -> None:
     async with Database("sqlite://") as database:
         shared = SharedInterrupts(database, cast(OpenCode, opencode), Settings())
         work = WorkInterrupts(shared, OWNER, lambda: None)
-        work.connect(Location())
         await work.ask_and_settle([PENDING])
         answering = asyncio.create_task(work.answer([PENDING.request_id], YES))
         await opencode.asked.wait()
@@ -155,6 +164,86 @@ async def test_a_stored_answer_is_given_though_its_caller_left() -> None:
         answering.cancel()
         await asyncio.wait([answering])
         opencode.free.set()
-        await work.give_due_answers()
+        await work.attend()
 
     assert opencode.replies == ["once"]
+
+
+async def test_a_sub_agent_whose_session_is_deleted_right_after_it_asked_is_asked_for() -> None:
+    async with Database("sqlite://") as database:
+        shared = SharedInterrupts(database, cast(OpenCode, ReplyingOpenCode()), Settings())
+        work = WorkInterrupts(shared, OWNER, lambda: None)
+
+        (asked,) = await work.ask_and_settle([replace(PENDING, call_id="call")])
+
+    assert isinstance(asked, Interrupted)
+    assert (asked.number, asked.tool_input, [*work.open]) == (1, None, [PENDING.request_id])
+
+
+def stored(
+    asked: Interrupted, answer: Answer | None = None, resumed: Resumed | None = None
+) -> StoredInterrupt:
+    return StoredInterrupt(asked, answer, resumed, None if resumed is None else 1)
+
+
+def test_the_log_is_completed_from_the_table_after_a_crash() -> None:
+    message = Message("m", "user", [Part("text", text="yes")])
+    yes, numbered = replace(YES, message=message), replace(ASKED, number=1)
+    logged, empty = Emitted(open={ASKED.request_id: ASKED}), Emitted()
+
+    # Asked, and killed before the log said so: nothing is missing if a rule has answered it.
+    assert unlogged(empty, [stored(numbered)]) == [numbered]
+    assert unlogged(empty, [stored(ASKED, YES)]) == []
+    assert unlogged(empty, [stored(numbered, YES, ended("once", "ann"))]) == []
+    assert unlogged(Emitted(settled={ASKED.request_id}), [stored(numbered)]) == []
+    # Settled, and killed before the log said so.
+    by_yes = stored(ASKED, yes, ended("once", "ann"))
+    assert unlogged(logged, [by_yes]) == [Answered(message), ended("once", "ann")]
+    by_another = stored(ASKED, None, ended("rejected", "ann"))
+    assert unlogged(logged, [by_another]) == [ended("rejected", "ann")]
+    # What it means for the turn has to be found out again.
+    for resumed in (ended("void"), ended("once", ELSEWHERE), ended("expired", CLOCK)):
+        assert unlogged(logged, [stored(ASKED, None, resumed)]) == []
+    assert unlogged(logged, [stored(ASKED)]) == []
+
+
+@pytest.mark.parametrize("asked_at", [1, 3])
+async def test_a_refusal_before_a_restart_explains_only_what_was_asked_before_it_counted(
+    asked_at: int,
+) -> None:
+    other = replace(PENDING, request_id=RequestId("per_2"), asked_at=asked_at)
+    refused = StoredInterrupt(PENDING, NO, ended("rejected", "ann"), settled_at=2)
+    async with Database("sqlite://") as database:
+        shared = SharedInterrupts(database, cast(OpenCode, ReplyingOpenCode()), Settings())
+        work = WorkInterrupts(shared, OWNER, lambda: None)
+
+        work.restore([stored(other), refused], [other.request_id])
+        work.close()
+
+    assert work.open[other.request_id].implied == (NO if asked_at == 1 else None)
+
+
+async def test_a_grant_does_not_overrule_a_refusal_that_could_not_be_delivered() -> None:
+    opencode = ReplyingOpenCode()
+    opencode.free.set()
+    first = replace(PENDING, always=["*"], patterns=["ls"])
+    second = replace(first, request_id=RequestId("per_2"))
+    granted = Answer(PermissionReply("once", scope="task"), "ann")
+    async with Database("sqlite://") as database:
+        shared = SharedInterrupts(database, cast(OpenCode, opencode), Settings())
+        work = WorkInterrupts(shared, OWNER, lambda: None)
+        await work.ask_and_settle([first, second])
+        opencode.away = True
+        with pytest.raises(UpstreamUnreachableError):
+            await work.answer([second.request_id], NO)
+        opencode.away = False
+
+        answering = asyncio.create_task(work.answer([first.request_id], granted))
+        await opencode.asked.wait()
+        await work.ask_and_settle([Resumed(first.request_id, "permission", "once")])
+        work.note_logged()
+        await answering
+        await work.attend()
+        work.close()
+
+    assert (opencode.replies, work.open[second.request_id].answer) == (["once"], NO)

@@ -41,6 +41,7 @@ from opencode_a2a.turns.answers import (
     Reply,
 )
 from opencode_a2a.turns.grants import Scope
+from opencode_a2a.turns.interrupts import record_settled
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT
 from opencode_a2a.validation import FREE_OBJECT
 
@@ -309,7 +310,7 @@ async def _answer_stray(call: Call, request_id: str, answer: Answer) -> None:
     except UpstreamNotFoundError:
         raise missing from None
     resumed = Resumed(asked.request_id, asked.type, answer.resolution, answer.by)
-    await call.interrupts.settle(_owner(call, asked), asked, resumed)
+    record_settled(_owner(call, asked), asked, resumed)
 
 
 def _owner(call: Call, asked: Interrupted) -> Owner:

@@ -1,12 +1,13 @@
 """Queries of interrupts. A row keeps the deadline over a restart, and stays as a record."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.sql import ColumnElement
 
+from opencode_a2a.events import Resolution
 from opencode_a2a.ids import Principal
 from opencode_a2a.store.schema import interrupts, owners, tasks
 
@@ -21,7 +22,7 @@ class InterruptRow:
     type: str
     asked: bytes
     expires_at: int
-    resolution: str | None = None
+    resolution: Resolution | None = None
     settled_at: int | None = None
     settled_by: str | None = None
     answer: bytes | None = None
@@ -38,29 +39,19 @@ def add(connection: Connection, row: InterruptRow, *, numbered: bool) -> Interru
     """
     earlier = find(connection, row.request_id)
     number = earlier and earlier.number
+    answer = row.answer or (earlier and earlier.answer)
     if numbered and number is None:
         highest = sa.select(sa.func.max(interrupts.c.number)).where(
             interrupts.c.task_id == row.task_id
         )
         number = (connection.scalar(highest) or 0) + 1
     if earlier is not None:
-        if number != earlier.number:  # of an earlier version, or answered by a rule at first
-            connection.execute(_unsettled(row.request_id).values(number=number))
-        return replace(earlier, number=number)
+        # Before the restart it was asked by an earlier version, or a rule decided otherwise.
+        if (number, answer) != (earlier.number, earlier.answer):
+            connection.execute(_unsettled(row.request_id).values(number=number, answer=answer))
+        return replace(earlier, number=number, answer=answer)
     row = replace(row, number=number)
-    connection.execute(
-        interrupts.insert().values(
-            request_id=row.request_id,
-            task_id=row.task_id,
-            context_id=row.context_id,
-            principal=row.principal,
-            type=row.type,
-            asked=row.asked,
-            expires_at=row.expires_at,
-            number=row.number,
-            rights=row.rights,
-        )
-    )
+    connection.execute(interrupts.insert().values(asdict(row)))
     return row
 
 
@@ -70,9 +61,10 @@ def store_answer(connection: Connection, request_id: str, answer: bytes) -> None
 
 def settle(
     connection: Connection, request_id: str, resolution: str, at: int, by: str | None
-) -> None:
+) -> bool:
+    """Settle an interrupt; False if it is settled already."""
     values = {"resolution": resolution, "settled_at": at, "settled_by": by}
-    connection.execute(_unsettled(request_id).values(values))
+    return connection.execute(_unsettled(request_id).values(values)).rowcount > 0
 
 
 def void(connection: Connection, task_id: str, at: int) -> None:
@@ -108,10 +100,10 @@ def upstream(connection: Connection, request_id: str, derived: str) -> str | Non
     return connection.scalar(query.select_from(where).where(*waits))
 
 
-def answered(connection: Connection, task_id: str, context_id: str) -> Sequence[InterruptRow]:
-    """Return the interrupts of a task, or of work without a task, that have an answer."""
+def of_work(connection: Connection, task_id: str, context_id: str) -> Sequence[InterruptRow]:
+    """Return the interrupts of the turns of a task, or of work without a task."""
     mine = (interrupts.c.task_id == task_id, interrupts.c.context_id == context_id)
-    return _select(connection, *mine, interrupts.c.answer.is_not(None))
+    return _select(connection, *mine, interrupts.c.type != "plan")
 
 
 def left(connection: Connection) -> Sequence[InterruptRow]:

@@ -45,6 +45,7 @@ from opencode_a2a.tasks.state import (
 )
 from opencode_a2a.telemetry import ROUTINE
 from opencode_a2a.turns.fleet import Fleet
+from opencode_a2a.turns.interrupts import SharedInterrupts, unlogged
 from opencode_a2a.turns.turn import LoggedTurn
 
 logger = structlog.get_logger(__name__)
@@ -91,7 +92,9 @@ async def recover(
     for row in rows:
         if row.no in running:  # taken up by an earlier try, which the database cut short
             continue
-        state, logged_turn = await _replay(database, row)
+        state, unlogged_events, logged_turn = await _replay(
+            database, row, fleet.first.turns.interrupts
+        )
         request = load_request(row.request) if row.request is not None else None
         member = fleet.members.get(row.upstream)
         log = TaskLog(row.no, state, writer, database)
@@ -116,7 +119,7 @@ async def recover(
             task.pause()
             continue
 
-        storing = asyncio.ensure_future(task.log.append(new_epoch))
+        storing = asyncio.ensure_future(task.log.append([*new_epoch, *unlogged_events]))
         if request is None:
             await storing
             await task.end(Finished(Outcome.FAILED, failure=LOST))
@@ -127,8 +130,10 @@ async def recover(
     return len(rows)
 
 
-async def _replay(database: Database, row: TaskRow) -> tuple[TaskState, LoggedTurn]:
-    """Return a task as it is stored, and what its log has of the turn that was running."""
+async def _replay(
+    database: Database, row: TaskRow, interrupts: SharedInterrupts
+) -> tuple[TaskState, list[Interrupted | Answered | Resumed], LoggedTurn]:
+    """Return a task as its log has it, what the log lacks, and the turn that was running."""
     replay = Replay(database, row.no, ref_of(row))
     emitted, added = Emitted(), list[Added]()
     while entries := await replay.next(replay.state.seq):
@@ -146,7 +151,12 @@ async def _replay(database: Database, row: TaskRow) -> tuple[TaskState, LoggedTu
                     pass
                 case event:
                     emitted.add(event)
-    return replay.state, LoggedTurn(emitted, added)
+    stored = await interrupts.stored(row.id, row.context_id)
+    missing = [] if replay.state.status.paused else unlogged(emitted, stored)
+    for event in missing:
+        if not isinstance(event, Answered):
+            emitted.add(event)
+    return replay.state, missing, LoggedTurn(emitted, added, stored)
 
 
 async def end_unowned(database: Database, row: TaskRow) -> bool:

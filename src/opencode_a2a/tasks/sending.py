@@ -596,10 +596,11 @@ class Sending:
                 raise UnsupportedOperationError(ENDED)
             task.check_owned()
             await task.member.turns.reachable()
+            seen = await self._seen_number(command, task.log)
             state = await task.log.firm_state()
             match state.status.state:
                 case State.INPUT_REQUIRED:
-                    return await self._answer(command, task)
+                    return await self._answer(command, task, seen)
                 case State.AUTH_REQUIRED:
                     return await self._try_again(command, task)
                 case _:
@@ -616,16 +617,20 @@ class Sending:
             raise InterruptNotFoundError(SETTLED)
         return Submitted(log, 0, repeat=True)
 
-    async def _answer(self, command: SendCommand, task: OpenTask) -> Submitted:
-        """Take a message as the answer to what a task asks: its interrupts, or its plan."""
-        state, log = task.log.state, task.log
-        newest = max((one.number or 0 for one in state.status.pending), default=0)
+    async def _seen_number(self, command: SendCommand, log: TaskLog) -> int:
+        """Return the highest number of a request of a task that the sender may have been shown."""
+        newest = max((one.number or 0 for one in log.state.status.pending), default=0)
         until = time.monotonic() + SEEN_SECONDS
         while (seen := max(log.seen_number, command.seen.get(log.ref.id, 0))) < newest:
             # Another replica notifies this one of what it has shown; that may be on its way.
             if not self._database.has_other_replicas or time.monotonic() > until:
                 break
             await asyncio.sleep(SEEN_SECONDS / 20)
+        return seen
+
+    async def _answer(self, command: SendCommand, task: OpenTask, seen: int) -> Submitted:
+        """Take a message as the answer to what a task asks: its interrupts, or its plan."""
+        state, log = task.log.state, task.log
         task.check_owned()
         try:
             if (plan := state.status.plan) is not None:

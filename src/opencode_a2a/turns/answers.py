@@ -151,7 +151,7 @@ def understand(message: Message, pending: Sequence[Interrupted], seen: int) -> M
             int(number) for number in re.findall(r"\d+", said["before"] or said["after"] or "")
         ]
         # To a question that accepts free text, "12 no" may be an answer in itself.
-        if numbers and min(numbers) <= max(seen, *(asked.number or 0 for asked in pending)):
+        if numbers and min(numbers) <= max((seen, *(asked.number or 0 for asked in pending))):
             named = _with_numbers(numbers, pending)
         elif said["all_before"] or said["all_after"] or said["all_last"]:
             named = _every_permission(pending, seen)

@@ -58,6 +58,7 @@ from opencode_a2a.opencode.types import (
 )
 from opencode_a2a.rights import STRUCTURED_OUTPUT
 from opencode_a2a.schemas import mismatches
+from opencode_a2a.turns.interrupts import Next
 from opencode_a2a.turns.sessions import BoundSession, WiderWorkError
 
 if TYPE_CHECKING:  # each of the two files needs the other
@@ -135,6 +136,7 @@ class Attempt:
         self._turn = turn
         self._shared = turn.shared
         self._interrupts = turn.interrupts
+        self._interrupts.location = session.location
         self._session = session
         self._log = log
         self._reader = self._new_reader(turn.emitted if turn.recovered else None)
@@ -184,7 +186,6 @@ class Attempt:
         turn, session = self._turn, self._session
         bound = turn.bound(session)
         if not turn.recovered:
-            self._interrupts.connect(session.location)
             events: list[TurnEvent] = [bound, Started()]
             if session.replaces:
                 events.append(REPLACED)
@@ -192,9 +193,9 @@ class Attempt:
             if not turn.canceled:
                 self._prompts.send(turn.request)
         else:
-            answers = await self._shared.interrupts.stored_answers(turn.owner)
-            stopping = turn.canceled or turn.refusal is not None
-            self._interrupts.connect(session.location, answers, answering=not stopping)
+            # The answers of a turn that is about to be stopped wait until it has ended.
+            if self._interrupts.connected and not turn.canceled and turn.refusal is None:
+                self._interrupts.connected.set()
             await self._log.append([bound], session.link)
         self._tick()
         while not self._reader.finished:
@@ -300,7 +301,7 @@ class Attempt:
         for event in events:
             if not isinstance(event, Finished) or event.outcome is not Outcome.COMPLETED:
                 out.append(event)
-            elif self._interrupts.forged is not None:
+            elif self._interrupts.forged:
                 out.append(Finished(Outcome.FAILED, event.message_id, failure=FORGED))
             elif not turn.plans:
                 out.append(event)
@@ -311,9 +312,7 @@ class Attempt:
                 # The id is the same after a crash, so that the stored row and its number are found.
                 request_id = RequestId(f"plan_{turn.request.user_message_id}")
                 asked = Interrupted(request_id, "plan", self._session.session_id)
-                out.append(
-                    await self._shared.interrupts.store_asked(turn.owner, asked, numbered=True)
-                )
+                out.append(await self._shared.interrupts.store_asked(turn.owner, asked))
         return out
 
     # Decide
@@ -344,13 +343,15 @@ class Attempt:
             return await self._abort(None)
         if self._turn.refusal is not None:
             return await self._abort(self._turn.refusal)
-        if self._interrupts.forged is not None:
-            return await self._abort(FORGED)
-        if not await self._interrupts.give_due_answers():
-            return await self._abort(EXPIRED)
-        if self._interrupts.stale:
-            self._interrupts.stale = False
-            self._doubt()
+        match await self._interrupts.attend():
+            case Next.STOP_FORGED:
+                return await self._abort(FORGED)
+            case Next.STOP_EXPIRED:
+                return await self._abort(EXPIRED)
+            case Next.COMPARE:
+                self._doubt()
+            case Next.GO_ON:
+                pass
         if reader.state.needs_reconcile and shared.feed.up.is_set():
             events = await self._reconcile()
             if events or self._reader.finished:

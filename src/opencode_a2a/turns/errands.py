@@ -14,7 +14,7 @@ import structlog
 
 from opencode_a2a.clock import now_ms
 from opencode_a2a.errors import UpstreamError
-from opencode_a2a.events import Interrupted, Resumed, TurnEvent, Usage
+from opencode_a2a.events import Resumed, TurnEvent, Usage
 from opencode_a2a.ids import ContextId, MessageId, Owner, Principal, SessionId
 from opencode_a2a.opencode.client import Location
 from opencode_a2a.opencode.events import (
@@ -32,8 +32,12 @@ from opencode_a2a.store import spending
 from opencode_a2a.store.database import Database
 from opencode_a2a.store.spending import Spent, day_of
 from opencode_a2a.turns import snapshot
-from opencode_a2a.turns.answers import Answer
-from opencode_a2a.turns.interrupts import SharedInterrupts, WorkInterrupts
+from opencode_a2a.turns.interrupts import (
+    Next,
+    SharedInterrupts,
+    StoredInterrupt,
+    WorkInterrupts,
+)
 from opencode_a2a.turns.sessions import DERIVED_CONTEXT, SessionRights, Work
 
 logger = structlog.get_logger(__name__)
@@ -68,8 +72,7 @@ class Errand:
         self._used: dict[MessageId, Usage] = {}
         """What each step has used so far, sub-agents' steps included."""
         self.subscription = feed.follow(root)
-        self.interrupts = WorkInterrupts(interrupts, owner, self.subscription.wake)
-        self.interrupts.connect(location)
+        self.interrupts = WorkInterrupts(interrupts, owner, self.subscription.wake, location)
         self.expect()
 
     def conclude(self) -> None:
@@ -99,15 +102,15 @@ class Errand:
                         async with asyncio.timeout(TICK_SECONDS):
                             items = await self.subscription.batch(lambda _: None)
                     compare = await self._hear(items) or not items
-                    if (
-                        not await self.interrupts.give_due_answers()
-                        or self.interrupts.forged is not None
-                    ):
-                        self.interrupts.forged = None
-                        await self._opencode.abort_session(self._root)
-                        compare = True
-                    if self.interrupts.stale:
-                        self.interrupts.stale, compare = False, True
+                    match await self.interrupts.attend():
+                        case Next.STOP_EXPIRED | Next.STOP_FORGED:
+                            await self._opencode.abort_session(self._root)
+                            self.interrupts.forged = False  # of what the session is given next
+                            compare = True
+                        case Next.COMPARE:
+                            compare = True
+                        case Next.GO_ON:
+                            pass
                 except UpstreamError as error:
                     logger.warning(
                         "could not read OpenCode's state; will retry", error=error.message
@@ -235,22 +238,19 @@ class Errands:
         errands = (errand for errand, _ in self._running.values())
         return sum(one.principal == principal and not one.interrupts.waiting for one in errands)
 
-    def recover(
-        self, owner: Owner, asked: Interrupted, answers: Sequence[tuple[Interrupted, Answer]]
-    ) -> None:
-        """Follow a session again in which an interrupt was open when the service stopped.
-
-        ``answers`` are those that are stored for the errand.
-        """
+    def recover(self, owner: Owner, stored: Sequence[StoredInterrupt]) -> None:
+        """Follow a session again in which interrupts were open when the service stopped."""
         root = SessionId(owner.context_id.removeprefix(DERIVED_CONTEXT))
-        errand = self._follow(root, asked.directory, owner)
+        left = {one.asked.request_id: one.asked for one in stored if one.resumed is None}
+        directory = next((asked.directory for asked in left.values()), None)
+        errand = self._follow(root, directory, owner)
         if not errand.works:
             work = self._rights.register(root, FULL)
             work.begun = FULL  # other work may have joined it; no narrower prompt may
             errand.works.append(work)
-        errand.subscription.adopt(asked.session_id)
-        errand.interrupts.restore(asked)
-        errand.interrupts.connect(errand.location, answers)
+        for asked in left.values():
+            errand.subscription.adopt(asked.session_id)
+        errand.interrupts.restore(stored, left)
         errand.subscription.wake()
 
     async def close(self) -> None:

@@ -309,14 +309,14 @@ class Fleet:
 
     async def recover_errands(self, members: Collection[Member]) -> None:
         """Take up work without a task, which was asking something when its process ended."""
-        for owner, asked in await self.first.turns.interrupts.of_errands():
+        for owner in await self.first.turns.interrupts.errand_owners():
             session = SessionId(owner.context_id.removeprefix(DERIVED_CONTEXT))
             member = None
             with suppress(NotOwnerError):
                 member = self.first if self.alone else await self._find_session(session)
             if member is not None and member in members:
-                answered = await self.first.turns.interrupts.stored_answers(owner)
-                member.errands.recover(owner, asked, answered)
+                stored = await self.first.turns.interrupts.stored("", owner.context_id)
+                member.errands.recover(owner, stored)
 
     async def watch(self, lose: Callable[[Member], None]) -> None:
         """Notice which members are away, and call ``lose`` for one that was away for too long."""

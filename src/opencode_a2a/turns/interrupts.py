@@ -5,36 +5,55 @@ request to its end. It calls ``SharedInterrupts``, which all turns and errands s
 that are open now, the table, and the way to OpenCode. ``tasks`` and ``extensions`` bring the answer
 of a person to the ``WorkInterrupts`` that asked. An ``Interrupt`` goes through these stages:
 
-=========  ============================================================  ====================
-stage      what happens                                                  next stage
-=========  ============================================================  ====================
-NEW        it is stored with number and deadline: a person is asked      WAITING
-           it is stored: a rule or a grant has the answer                DUE
-WAITING    a person answers                                              SENDING
-           a person gives a grant that covers it                         DUE
-           the deadline passes: a person's answer that could not be
-           delivered is given, otherwise the default answer              SENDING
-           the deadline passes, and the default is to end the turn       EXPIRED
-DUE        the turn gives the answers that are due                       SENDING
-           a person answers before that, if OpenCode was given nothing   SENDING
-SENDING    OpenCode takes the answer, or does not know the request       DELIVERED
-           OpenCode cannot be reached with a person's answer             WAITING
-           its caller leaves before OpenCode has taken it                DUE
-           OpenCode cannot be reached with an answer that was due        DUE
-DELIVERED  OpenCode does not confirm a person's answer in time           WAITING
-any        OpenCode says that it is settled, or no longer lists it       SETTLED
-=========  ============================================================  ====================
+=======  ==============================================================  =======================
+stage    what happens                                                    next stage
+=======  ==============================================================  =======================
+NEW      it is stored with number and deadline: a person is asked        WAITING
+         it is stored with the answer of a rule or a grant               DUE
+WAITING  a person answers                                                SENDING
+         a person gives a grant that covers it                           DUE
+         the deadline passes: a person's answer that could not be
+         delivered is given, otherwise the default answer                SENDING
+         the deadline passes, and the default is to end the turn         EXPIRED
+DUE      the turn gives the answer                                       SENDING
+RETRY    the turn gives the answer again, or its sender repeats it       SENDING
+SENDING  OpenCode takes the answer, or does not know the request         GIVEN
+         OpenCode cannot be reached with a person's answer               WAITING
+         the sender leaves before OpenCode has taken the answer          RETRY
+         OpenCode cannot be reached with an answer that was due          RETRY
+GIVEN    OpenCode does not confirm a person's answer in time             WAITING
+any      OpenCode says that it is settled, or no longer lists it         SETTLED
+=======  ==============================================================  =======================
 
-An answer is stored before OpenCode is given it, and counts when OpenCode confirms it. After a
-restart an interrupt is WAITING, with the rest of its time, or DUE if an answer is stored. Each
+An answer is stored before OpenCode is given it, and counts when OpenCode confirms it. Each
 interrupt leaves one audit record when it is settled.
+
+A request that is open is known in these places. After a crash, each is filled from the log of the
+task or from the row:
+
+==========================  ============================  =====================  ===============
+place                       added by                      removed by             after a crash
+==========================  ============================  =====================  ===============
+the row in the table        ``store_asked``               ``settle`` marks it    is kept
+``Status.pending``          an entry of the log           an entry of the log    by the log
+``Emitted.open``            ``Reader._emit``              ``Reader._emit``       by the log [1]_
+``TurnRequests.pending``    an event or a snapshot        an event, a snapshot   ``Emitted.open``
+``WorkInterrupts.open``     ``ask_and_settle``            ``ask_and_settle``     by the row
+``SharedInterrupts.open``   together with the one above   with the one above     by the row
+==========================  ============================  =====================  ===============
+
+.. [1] Requests that a rule or a grant answers are not in the log: they are added by the row.
+
+The row is written first and the log last, when a request is asked and when it is settled. What a
+crash kept from the log is written to it after the restart (``unlogged``).
 """
 
 import asyncio
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from fnmatch import fnmatchcase
+from typing import Literal
 
 import orjson
 import structlog
@@ -50,12 +69,21 @@ from opencode_a2a.errors import (
     InterruptTypeMismatchError,
     InvalidParamsError,
     ServiceError,
+    SessionNotFoundError,
     UpstreamError,
     UpstreamNotFoundError,
     UpstreamPayloadError,
     UpstreamUnreachableError,
 )
-from opencode_a2a.events import Finished, Interrupted, Progressed, Resumed, ToolChanged, TurnEvent
+from opencode_a2a.events import (
+    Emitted,
+    Finished,
+    Interrupted,
+    Progressed,
+    Resumed,
+    ToolChanged,
+    TurnEvent,
+)
 from opencode_a2a.ids import ContextId, Owner, Principal, RequestId, SessionId
 from opencode_a2a.messages import Answered, Message
 from opencode_a2a.opencode.client import Location, OpenCode
@@ -97,14 +125,26 @@ class Stage(Enum):
     NEW = auto()
     WAITING = auto()
     DUE = auto()
+    """Its answer is known, and OpenCode has not been given it."""
+    RETRY = auto()
+    """OpenCode may have been given its answer, and is given it once more."""
     SENDING = auto()
-    DELIVERED = auto()
+    GIVEN = auto()
+    """OpenCode will say no more about it except that it is settled."""
     EXPIRED = auto()
     SETTLED = auto()
 
 
-ANSWERABLE = (Stage.WAITING, Stage.DUE)
-"""Stages in which OpenCode is being given no answer."""
+class Next(Enum):
+    """What the work that asks has to do next."""
+
+    GO_ON = auto()
+    COMPARE = auto()
+    """Read OpenCode's state: OpenCode does not know an interrupt that is open here."""
+    STOP_EXPIRED = auto()
+    """Stop OpenCode: nobody answered in time."""
+    STOP_FORGED = auto()
+    """Stop OpenCode: an interrupt was answered past this service, where that is not allowed."""
 
 
 @dataclass(eq=False, slots=True)
@@ -117,10 +157,9 @@ class Interrupt:
     stage: Stage = Stage.NEW
     for_person: bool = True
     """Whether a person is asked, since neither a rule nor a grant had the answer."""
-    due: Answer | None = None
-    """The answer to give in the stage DUE."""
     answer: Answer | None = None
-    """The latest answer that OpenCode may have; when SETTLED, the one that counted, if any."""
+    """In the stage DUE the answer to give. When SETTLED, the one that counted, if any. In all other
+    stages the latest that OpenCode may have: also in WAITING, if it could not be delivered."""
     implied: Answer | None = None
     """An answer to another request by which OpenCode may settle this one too."""
     timer: asyncio.TimerHandle | None = None
@@ -131,6 +170,12 @@ class Interrupt:
     def waits(self) -> bool:
         """Whether it stops the turn until a person has answered."""
         return self.for_person and self.stage not in (Stage.NEW, Stage.SETTLED)
+
+    def answerable(self, answer: Answer) -> bool:
+        """Whether a person may answer it now, with this answer."""
+        # One that OpenCode is given once more can only be repeated: OpenCode may have acted on it.
+        repeats = self.stage is Stage.RETRY and self.answer == answer
+        return self.for_person and (self.stage is Stage.WAITING or repeats)
 
     @property
     def name(self) -> str:
@@ -192,15 +237,19 @@ def settlement(
     the turn ends at the deadline (EXPIRED)                  expired, by the clock
     reported, and our answer says the same                   by our answer
     void, it ran, and our answer is not a refusal            by our answer
-    void, and our answer was DELIVERED or the turn goes on   by our answer
+    void, and our answer was GIVEN or the turn goes on       by our answer
     an answer to another request explains it                 by that answer
     void, but a permission whose call ran                    once, past us
     void, while OpenCode is busy and the turn goes on        void, past us
     void                                                     void, by nobody
     reported                                                 as reported, past us
     =======================================================  =====================================
+
+    An answer that is only DUE is not ours yet: OpenCode was not given it.
     """
     answer, implied, void = interrupt.answer, interrupt.implied, event.resolution == "void"
+    if interrupt.stage is Stage.DUE:
+        answer = None
     if interrupt.stage is Stage.EXPIRED:
         return Settlement(replace(event, by=CLOCK, resolution="expired"))
     # A call that has asked and was carried out was allowed to by somebody.
@@ -212,7 +261,7 @@ def settlement(
             taken = True
         else:
             # A request that vanished has taken the answer that was on its way to it.
-            taken = interrupt.stage is Stage.DELIVERED or not ending
+            taken = interrupt.stage is Stage.GIVEN or not ending
         if taken:
             resolution = "expired" if answer.by == CLOCK else answer.resolution
             return Settlement(replace(event, by=answer.by, resolution=resolution), answer)
@@ -225,6 +274,41 @@ def settlement(
         # It was dropped with the end of the turn, or, while OpenCode works on, answered.
         return Settlement(event, answered_past_us=busy and not ending)
     return Settlement(replace(event, by=ELSEWHERE), answered_past_us=True)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredInterrupt:
+    """An interrupt of a turn or an errand as the table has it."""
+
+    asked: Interrupted
+    answer: Answer | None
+    """The latest answer, if it has settled the interrupt or may yet do so."""
+    resumed: Resumed | None
+    """How it was settled; None if it is not."""
+    settled_at: int | None
+
+
+def unlogged(
+    emitted: Emitted, stored: Iterable[StoredInterrupt]
+) -> list[Interrupted | Answered | Resumed]:
+    """Return what the table has and the log lacks of a turn whose process was killed.
+
+    An end that names no answer of ours is left out: OpenCode's state says what it means.
+    """
+    missing: list[Interrupted | Answered | Resumed] = []
+    for one in stored:
+        resumed, request_id = one.resumed, one.asked.request_id
+        if request_id not in emitted.open:
+            # Only requests that a person is asked have a number.
+            if resumed is None and one.asked.number and request_id not in emitted.settled:
+                missing.append(one.asked)
+        elif resumed is not None and resumed.by not in (None, ELSEWHERE):
+            if one.answer is None and resumed.by == CLOCK:
+                continue  # the turn has to end because of it
+            if one.answer is not None and one.answer.message is not None:
+                missing.append(Answered(one.answer.message))
+            missing.append(resumed)
+    return missing
 
 
 class SharedInterrupts:
@@ -295,8 +379,13 @@ class SharedInterrupts:
             case QuestionRejection():
                 await self.opencode.reject_question(asked.request_id, at=at)
 
-    async def store_asked(self, owner: Owner, asked: Interrupted, *, numbered: bool) -> Interrupted:
-        """Store an interrupt; return it with its number, its deadline and the default then."""
+    async def store_asked(
+        self, owner: Owner, asked: Interrupted, known: Answer | None = None
+    ) -> Interrupted:
+        """Store an interrupt; return it with its number, its deadline and the default then.
+
+        If its answer is ``known``, that is stored with it, and nobody is asked.
+        """
         settings, now = self.settings, now_ms()
         default = "the request is rejected and the turn continues"
         if expiry(settings, asked) is None:
@@ -321,8 +410,11 @@ class SharedInterrupts:
             asked.type,
             orjson.dumps(asked),
             expires_at,
+            answer=None if known is None else known.dump(),
             rights=orjson.dumps(owner.rights),
         )
+        # Only a request that a task puts to a person has a number: nobody has to name others.
+        numbered = known is None and owner.task_id is not None
         # One that was asked before a restart keeps its deadline.
         row = await self._database.write_until_stored(interrupt_rows.add, new, numbered=numbered)
         metrics.INTERRUPT_REQUESTS.labels(asked.type).inc()
@@ -359,13 +451,17 @@ class SharedInterrupts:
         """
         now = now_ms()
 
-        def write(connection: Connection) -> Grant | None:
-            interrupt_rows.settle(
+        def write(connection: Connection) -> tuple[bool, Grant | None]:
+            settled = interrupt_rows.settle(
                 connection, resumed.request_id, resumed.resolution, now, resumed.by
             )
-            return give(connection, owner, asked, scope, now) if scope else None
+            if not settled or scope is None:
+                return settled, None
+            return settled, give(connection, owner, asked, scope, now)
 
-        grant = await self._database.write_until_stored(write)
+        settled, grant = await self._database.write_until_stored(write)
+        if not settled:  # an earlier process did, and recorded it
+            return None
         if grant is not None and grant.request_id == asked.request_id:
             AUDIT.info(
                 "grant given",
@@ -377,47 +473,35 @@ class SharedInterrupts:
                 patterns=[*grant.patterns],
                 request_id=grant.request_id,
             )
-        metrics.INTERRUPT_RESOLVED.labels(resumed.resolution).inc()
-        AUDIT.info(
-            "interrupt settled",
-            request_id=asked.request_id,
-            type=asked.type,
-            task_id=owner.task_id,
-            principal=owner.principal,
-            permission=asked.permission,
-            patterns=asked.patterns,
-            asked_at=asked.asked_at,
-            resolution=resumed.resolution,
-            by=resumed.by,
-            settled_at=now,
-        )
+        record_settled(owner, asked, resumed)
         return grant
 
-    async def stored_answers(self, owner: Owner) -> list[tuple[Interrupted, Answer]]:
-        """Return the interrupts of a task or an errand whose stored answer counts, or may yet.
-
-        That includes answers which have settled their interrupt: the service may have been killed
-        before the log of the task said so, or before others were settled by them too.
-        """
-        where = (owner.task_id or "", owner.context_id)
-        found: list[tuple[Interrupted, Answer]] = []
+    async def stored(self, task_id: str, context_id: str) -> list[StoredInterrupt]:
+        """Return all interrupts of a task, or of an errand, for which the task id is empty."""
+        found: list[StoredInterrupt] = []
         # The work may be running, and cannot go on without: wait for a database that is away.
-        for row in await self._database.read_until_available(interrupt_rows.answered, *where):
-            answer = Answer.load(row.answer) if row.answer else None
-            if answer and (row.resolution is None or row.settled_by == answer.by):
-                found.append((Interrupted.load(orjson.loads(row.asked)), answer))
+        for row in await self._database.read_until_available(
+            interrupt_rows.of_work, task_id, context_id
+        ):
+            asked = Interrupted.load(orjson.loads(row.asked))
+            asked = replace(asked, expires_at=row.expires_at, number=row.number)
+            resumed, answer = None, Answer.load(row.answer) if row.answer else None
+            if row.resolution is not None:
+                resumed = Resumed(asked.request_id, asked.type, row.resolution, row.settled_by)
+                answer = answer if answer and answer.by == row.settled_by else None
+            found.append(StoredInterrupt(asked, answer, resumed, row.settled_at))
         return found
 
-    async def of_errands(self) -> list[tuple[Owner, Interrupted]]:
-        """Return the interrupts of errands that an earlier process left open, and their owners."""
-        found: list[tuple[Owner, Interrupted]] = []
+    async def errand_owners(self) -> list[Owner]:
+        """Return the owners of the errands whose interrupts an earlier process left open."""
+        owners: dict[str, Owner] = {}
         for row in await self._database.read(interrupt_rows.left):
             # An earlier version did not store the rights; the deployment may allow less now.
             rights = Rights(**orjson.loads(row.rights)) if row.rights else NARROWEST
             context_id, principal = ContextId(row.context_id), Principal(row.principal)
             owner = Owner(None, context_id, principal, rights & self._rights)
-            found.append((owner, Interrupted.load(orjson.loads(row.asked))))
-        return found
+            owners.setdefault(row.context_id, owner)
+        return [*owners.values()]
 
     async def pending(self, principal: Principal | None, kind: str) -> list[Interrupt]:
         """Return the interrupts that a principal is asked now, or everybody; most urgent first."""
@@ -430,88 +514,97 @@ class SharedInterrupts:
         return await self._database.read(interrupt_rows.find, request_id)
 
 
+def record_settled(owner: Owner, asked: Interrupted, resumed: Resumed) -> None:
+    """Record in the audit log how an interrupt ended."""
+    metrics.INTERRUPT_RESOLVED.labels(resumed.resolution).inc()
+    AUDIT.info(
+        "interrupt settled",
+        request_id=asked.request_id,
+        type=asked.type,
+        task_id=owner.task_id,
+        principal=owner.principal,
+        permission=asked.permission,
+        patterns=asked.patterns,
+        asked_at=asked.asked_at,
+        resolution=resumed.resolution,
+        by=resumed.by,
+        settled_at=now_ms(),
+    )
+
+
+@dataclass(eq=False, slots=True)
 class WorkInterrupts:
     """The interrupts of one turn, or of one errand.
 
-    The turn begins with ``restore`` and ``connect``, and ends with ``close``. In between it passes
-    all events of the session through ``ask_and_settle``, says with ``note_logged`` that they are in
-    the log, has due answers given with ``give_due_answers``, and looks at ``stale`` and ``forged``
-    afterwards. If it stops OpenCode, it says so with ``refuse_all``, ``go_on`` and
-    ``reject_leftovers``. Other tasks of asyncio call ``answer`` and ``repeat`` for a person.
+    The turn passes all events of the session through ``ask_and_settle``, says with ``note_logged``
+    that they are in the log, and calls ``attend`` whenever it is woken. If it stops OpenCode, it
+    says so with ``refuse_all``, ``go_on`` and ``reject_leftovers``. One that an earlier process
+    began starts with ``restore``; ``close`` ends it. Other tasks of asyncio call ``answer`` and
+    ``repeat`` for a person.
     """
 
-    def __init__(
-        self, interrupts: SharedInterrupts, owner: Owner, wake: Callable[[], None]
-    ) -> None:
-        self._interrupts = interrupts
-        self.owner = owner
-        self.changed = asyncio.Event()
-        """Set when the turn begins or ceases to wait for a person, and replaced by a new event."""
-        self._wake = wake
-        self._location = Location()
-        self._connected = asyncio.Event()
-        """Set once answers can be given, or when the work ends without that."""
-        self._closed = False
-        self.open: dict[RequestId, Interrupt] = {}
-        """Interrupts that are not settled, whether a person is asked or not."""
-        self._settled: list[Interrupt] = []
-        """Interrupts that are settled, but not yet in the log."""
-        self._refusing: Answer | None = None
-        """The refusal by the person who has the turn stopped; it is also for requests that are
-        heard of only afterwards."""
-        self.busy = False
-        """Whether OpenCode was at work when its state was last read."""
-        self.stale = False
-        """OpenCode does not know an interrupt that is open here: its state has to be read."""
-        self.forged: Interrupted | None = None
-        """An interrupt that was answered past this service, where that is not allowed: the turn
-        has to be stopped."""
+    shared: SharedInterrupts
+    owner: Owner
+    wake: Callable[[], None]
+    """Has the work call ``attend``."""
+    location: Location = field(default_factory=Location)
+    """Where the session runs."""
+    connected: asyncio.Event | None = None
+    """For work of an earlier process: set once answers can be given, or when it ends before that.
+    New work needs none."""
+    busy: bool = False
+    """Whether OpenCode was at work when its state was last read, by the turn or errand."""
+    forged: bool = False
+    """Whether an interrupt was answered past this service, where that is not allowed."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the turn begins or ceases to wait for a person, and replaced by a new event."""
+    open: dict[RequestId, Interrupt] = field(default_factory=dict[RequestId, Interrupt])
+    """Interrupts that are not settled, whether a person is asked or not."""
+    _settled: list[Interrupt] = field(default_factory=list[Interrupt])
+    """Interrupts that are settled, but not yet in the log."""
+    _refusing: Answer | None = None
+    """The refusal by the person who has the turn stopped; it is also for requests that are heard of
+    only afterwards."""
+    _unknown: bool = False
+    """Whether OpenCode does not know an interrupt that is open here."""
+    _closed: bool = False
 
     @property
     def waiting(self) -> bool:
         """Whether the turn is waiting for a person."""
         return any(interrupt.waits for interrupt in self.open.values())
 
-    def restore(self, asked: Interrupted) -> None:
-        """Reopen an interrupt from before a restart, with the rest of its time."""
-        interrupt = Interrupt(asked, self, Stage.WAITING)
-        self.open[asked.request_id] = self._interrupts.open[asked.request_id] = interrupt
-        self._arm(interrupt)
+    def restore(self, stored: Sequence[StoredInterrupt], asked: Container[RequestId]) -> None:
+        """Take over the interrupts of an earlier process: those that a person was ``asked``, with
+        the rest of their time, and those that a rule or a grant has answered.
 
-    def connect(
-        self,
-        location: Location,
-        stored_answers: Sequence[tuple[Interrupted, Answer]] = (),
-        *,
-        answering: bool = True,
-    ) -> None:
-        """Begin to give answers, first those that an earlier process stored.
-
-        Nobody knows whether OpenCode got these. They are given once more, to the same requests:
-        OpenCode refuses an answer to a request that is not pending. Without ``answering`` the turn
-        is about to be stopped: no answer is given, and callers of ``answer`` wait until it has
-        ended.
+        Nobody knows whether OpenCode got the answers that are stored. They are given once more, to
+        the same requests: OpenCode refuses an answer to a request that is not pending.
         """
-        self._location = location
-        for asked, answer in stored_answers:
-            interrupt = self.open.get(asked.request_id)
-            if interrupt is not None and interrupt.stage is Stage.WAITING:
-                interrupt.answer = answer
-                self._make_due(interrupt, answer)
-            if answer.resolution == "always":
-                self._note_implied(asked, answer)
-        if answering:
-            self._connected.set()
+        for one in stored:
+            request_id, for_person = one.asked.request_id, one.asked.request_id in asked
+            # Without an answer it is judged anew if OpenCode still asks.
+            if not for_person and (one.resumed is not None or one.answer is None):
+                continue
+            interrupt = Interrupt(one.asked, self, Stage.WAITING, for_person=for_person)
+            self.open[request_id] = self.shared.open[request_id] = interrupt
+            self._arm(interrupt)
+            if one.answer is not None:
+                self._make_due(interrupt, one.answer, Stage.RETRY)
+        for one in stored:
+            if one.answer is not None and one.settled_at is not None:
+                self._note_implied(one.asked, one.answer, one.settled_at)
 
     def close(self) -> None:
         """Stop; interrupts that are open stay open in OpenCode, and for the next process."""
         self._closed = True
         for request_id, interrupt in self.open.items():
-            self._interrupts.open.pop(request_id, None)
+            self.shared.open.pop(request_id, None)
             if interrupt.timer is not None:
                 interrupt.timer.cancel()
         # Nothing will confirm the answers that callers of ``answer`` wait for.
-        self._connected.set()
+        if self.connected is not None:
+            self.connected.set()
         for interrupt in (*self._settled, *self.open.values()):
             interrupt.logged.set()
         self.changed.set()
@@ -532,7 +625,7 @@ class WorkInterrupts:
         for event in events:
             match event:
                 case Interrupted():
-                    if event.request_id not in self._interrupts.open:  # else it is asked already
+                    if event.request_id not in self.shared.open:  # else it is asked already
                         out.append(await self._ask(event))
                 case Resumed():
                     interrupt = self.open.pop(event.request_id, None)
@@ -555,26 +648,23 @@ class WorkInterrupts:
     async def _ask(self, asked: Interrupted) -> TurnEvent:
         """Ask a person, unless the answer is known; return the event for the log."""
         # A grant is for one directory, so that it has to be known.
-        asked = replace(asked, directory=asked.directory or self._location.directory)
+        asked = replace(asked, directory=asked.directory or self.location.directory)
         interrupt = Interrupt(asked, self, implied=self._refusing)
         # Before anything is awaited: an errand in the same session must not ask it as well.
-        self._interrupts.open[asked.request_id] = interrupt
+        self.open[asked.request_id] = self.shared.open[asked.request_id] = interrupt
         known = await self._known_answer(asked)
         if asked.call_id is not None and asked.tool_input is None:
             # OpenCode stores the input of the tool call a moment after it asks.
             try:
                 called = await snapshot.tool_call(
-                    self._interrupts.opencode, asked.session_id, asked.call_id
+                    self.shared.opencode, asked.session_id, asked.call_id
                 )
                 if called is not None:
                     asked = replace(asked, tool=called.tool, tool_input=called.state.input)
-            except UpstreamError as error:
+            except (UpstreamError, SessionNotFoundError) as error:  # a sub-agent's may be deleted
                 logger.warning("input of a tool call not known", error=error.message)
-        # Only a request that a task puts to a person has a number: nobody has to name others.
-        interrupt.for_person = known is None
-        numbered = interrupt.for_person and self.owner.task_id is not None
-        asked = await self._interrupts.store_asked(self.owner, asked, numbered=numbered)
-        interrupt.asked, self.open[asked.request_id] = asked, interrupt
+        asked = await self.shared.store_asked(self.owner, asked, known)
+        interrupt.asked, interrupt.for_person = asked, known is None
         if known is None:
             interrupt.stage = Stage.WAITING
             self._arm(interrupt)
@@ -592,10 +682,10 @@ class WorkInterrupts:
 
     async def _known_answer(self, asked: Interrupted) -> Answer | None:
         """Return the answer by a rule, the rights of the work, or a grant; None asks a person."""
-        rights, action = self.owner.rights, rule_action(self._interrupts.settings, asked)
+        rights, action = self.owner.rights, rule_action(self.shared.settings, asked)
         action = rights.narrow(asked.permission or QUESTION, action)
         if action == "ask":
-            grant = await self._interrupts.grants.covering(self.owner, asked)
+            grant = await self.shared.grants.covering(self.owner, asked)
             return None if grant is None else Answer(PermissionReply("once"), grant.by)
         if asked.type == "question":
             return Answer(QuestionReply([[UNATTENDED_MESSAGE] for _ in asked.questions]), RULE)
@@ -609,37 +699,47 @@ class WorkInterrupts:
         left = ((interrupt.asked.expires_at or 0) - now_ms()) / 1000
         if not self.owner.rights.waits:
             left = 0.0
-        interrupt.timer = asyncio.get_running_loop().call_later(max(0.0, left), self._wake)
+        interrupt.timer = asyncio.get_running_loop().call_later(max(0.0, left), self.wake)
 
-    def _make_due(self, interrupt: Interrupt, answer: Answer) -> None:
-        interrupt.stage, interrupt.due = Stage.DUE, answer
-        self._wake()
+    def _make_due(
+        self,
+        interrupt: Interrupt,
+        answer: Answer,
+        stage: Literal[Stage.DUE, Stage.RETRY] = Stage.DUE,
+    ) -> None:
+        """Have the turn give an answer that is stored."""
+        interrupt.stage, interrupt.answer = stage, answer
+        self.wake()
 
     # Answered
 
-    async def give_due_answers(self) -> bool:
-        """Give OpenCode the answers that are due; False if the turn has to end instead.
+    async def attend(self) -> Next:
+        """Give OpenCode the answers that are due; return what the work has to do next.
 
         At the deadline, a person's answer that could not be delivered goes before the default.
         """
         now = asyncio.get_running_loop().time()
+        if self.forged:
+            return Next.STOP_FORGED
         for interrupt in [*self.open.values()]:
-            asked, before, answer = interrupt.asked, interrupt.stage, interrupt.due
-            if before is Stage.WAITING and interrupt.timer and interrupt.timer.when() <= now:
-                answer = interrupt.answer  # of a person, which could not be delivered
-                if answer is None:
-                    reply = expiry(self._interrupts.settings, asked)
-                    if reply is None:
-                        interrupt.stage = Stage.EXPIRED
-                        return False
+            asked, before, answer = interrupt.asked, interrupt.stage, interrupt.answer
+            late = before is Stage.WAITING and interrupt.timer and interrupt.timer.when() <= now
+            if late and answer is None:
+                reply = expiry(self.shared.settings, asked)
+                if reply is None:
+                    interrupt.stage = Stage.EXPIRED
+                else:
                     answer = Answer(reply, CLOCK)
-            elif before is not Stage.DUE:
-                continue
-            if answer is None:
+            if interrupt.stage is Stage.EXPIRED:
+                return Next.STOP_EXPIRED
+            if answer is None or not (late or before in (Stage.DUE, Stage.RETRY)):
                 continue
             interrupt.stage = Stage.SENDING
+            if before is Stage.DUE:
+                interrupt.answer = None  # OpenCode does not have it yet
             try:
-                await self._interrupts.store_answer([asked.request_id], answer, insist=True)
+                if late:
+                    await self.shared.store_answer([asked.request_id], answer, insist=True)
                 await self._send(interrupt, answer)
             except UpstreamNotFoundError:
                 pass  # OpenCode's state, which is read next, says why
@@ -649,8 +749,11 @@ class WorkInterrupts:
                 )
             finally:
                 if interrupt.stage is Stage.SENDING:
-                    interrupt.stage = before
-        return True
+                    interrupt.stage = Stage.WAITING if late else Stage.RETRY
+        if self._unknown:
+            self._unknown = False
+            return Next.COMPARE
+        return Next.GO_ON
 
     async def answer(
         self, request_ids: Sequence[str], answer: Answer, also: Write | None = None
@@ -663,18 +766,15 @@ class WorkInterrupts:
         found: list[Interrupt] = []
         for request_id in request_ids:
             interrupt = self.open.get(RequestId(request_id))
-            if interrupt is None or not interrupt.waits or interrupt.stage not in ANSWERABLE:
+            if interrupt is None or not interrupt.answerable(answer):
                 raise InterruptNotFoundError(request_id=request_id[:128])
-            if interrupt.stage is Stage.DUE and interrupt.answer not in (None, answer):
-                # OpenCode may have acted on that one already, and gets it once more.
-                raise InterruptNotFoundError(request_id=request_id[:128])
-            self._interrupts.check(self.owner, interrupt.asked, answer)
+            self.shared.check(self.owner, interrupt.asked, answer)
             found.append(interrupt)
         before = [(interrupt, interrupt.stage) for interrupt in found]
         for interrupt in found:
             interrupt.stage = Stage.SENDING  # from here on nobody else can answer
         try:
-            await self._interrupts.store_answer(request_ids, answer, also)
+            await self.shared.store_answer(request_ids, answer, also)
         except BaseException:
             for interrupt, stage in before:
                 if interrupt.stage is Stage.SENDING:
@@ -690,8 +790,8 @@ class WorkInterrupts:
         finally:
             for interrupt in found:
                 if interrupt.stage is Stage.SENDING:  # the turn gives it, since it is stored
-                    self._make_due(interrupt, answer)
-            self._wake()  # the deadline may have passed meanwhile
+                    self._make_due(interrupt, answer, Stage.RETRY)
+            self.wake()  # the deadline may have passed meanwhile
         if failed:
             raise _outcome(found, failed)
 
@@ -700,11 +800,10 @@ class WorkInterrupts:
         await self._wait_connected()
         # Those that are settled but not in the log yet are no longer open; wait for these too.
         for interrupt in (*self._settled, *self.open.values()):
-            known = (interrupt.answer, interrupt.due)
-            answer = next((one for one in known if one and one.message == message), None)
-            if answer is None:
+            answer = interrupt.answer
+            if answer is None or answer.message != message:
                 continue
-            if interrupt.stage in ANSWERABLE:
+            if interrupt.stage in (Stage.WAITING, Stage.RETRY):
                 interrupt.stage = Stage.SENDING
                 await self._send_and_confirm(interrupt, answer)
             else:
@@ -712,7 +811,7 @@ class WorkInterrupts:
 
     async def _wait_connected(self) -> None:
         """Wait until answers can be given, which takes a moment after a restart of the service."""
-        if not await wait(self._connected, CONNECT_SECONDS):
+        if self.connected is not None and not await wait(self.connected, CONNECT_SECONDS):
             raise UpstreamUnreachableError("The turn is not connected to OpenCode yet; try again")
         if self._closed and self.open:
             raise UpstreamUnreachableError(STOPPED_MESSAGE)
@@ -731,7 +830,7 @@ class WorkInterrupts:
             raise
         except BaseException:  # the caller has left; the answer is stored, and has to be given
             if interrupt.stage is Stage.SENDING:
-                self._make_due(interrupt, answer)
+                self._make_due(interrupt, answer, Stage.RETRY)
             raise
         await self._wait_confirmed(interrupt, answer)
 
@@ -740,24 +839,24 @@ class WorkInterrupts:
         asked, earlier, interrupt.answer = interrupt.asked, interrupt.answer, answer
         self._note_implied(asked, answer)
         try:
-            await self._interrupts.reply(asked, answer.reply, self._at(asked))
+            await self.shared.reply(asked, answer.reply, self._at(asked))
         except UpstreamNotFoundError:
             # It is not pending: OpenCode took an earlier try, or an answer from elsewhere.
             if interrupt.stage is Stage.SENDING:
-                interrupt.answer, interrupt.stage = earlier, Stage.DELIVERED
+                interrupt.answer, interrupt.stage = earlier, Stage.GIVEN
             for other in self.open.values():
                 if earlier is None and other.implied is answer and answer.resolution == "always":
                     other.implied = None
-            self.stale = True
-            self._wake()
+            self._unknown = True
+            self.wake()
             raise
         if interrupt.stage is Stage.SENDING:
-            interrupt.stage = Stage.DELIVERED
+            interrupt.stage = Stage.GIVEN
 
     async def _wait_confirmed(self, interrupt: Interrupt, answer: Answer) -> None:
         """Wait until an interrupt is settled; raise an error if not by this answer."""
         if not await wait(interrupt.logged, CONFIRM_SECONDS):
-            if interrupt.stage is Stage.DELIVERED:
+            if interrupt.stage is Stage.GIVEN:
                 interrupt.stage = Stage.WAITING
             raise UpstreamPayloadError(
                 "OpenCode accepted the answer but did not confirm it. Try again."
@@ -774,13 +873,13 @@ class WorkInterrupts:
     ) -> list[TurnEvent | Answered]:
         """Record how an interrupt ended, and its consequences; return the events for the log."""
         asked, resumed, counted = interrupt.asked, settled.resumed, settled.answer
-        self._interrupts.open.pop(asked.request_id, None)
+        self.shared.open.pop(asked.request_id, None)
         if interrupt.timer is not None:
             interrupt.timer.cancel()
         if counted is not None and counted is interrupt.answer:
             self._note_implied(asked, counted)  # also for requests that came since it was sent
-        if settled.answered_past_us and not self._interrupts.console_answers:
-            self.forged = asked
+        if settled.answered_past_us and not self.shared.console_answers:
+            self.forged = True
             AUDIT.warning(
                 "interrupt answered past the service",
                 request_id=asked.request_id,
@@ -797,10 +896,21 @@ class WorkInterrupts:
         scope = None
         if counted is not None and isinstance(counted.reply, PermissionReply):
             scope = counted.reply.scope
-        grant = await self._interrupts.settle(self.owner, asked, resumed, scope)
-        for other in self.open.values() if grant is not None else ():
-            if other.stage is Stage.WAITING and grant and grant.covers(self.owner, other.asked):
-                self._make_due(other, Answer(PermissionReply("once"), grant.by))
+        grant = await self.shared.settle(self.owner, asked, resumed, scope)
+        if grant is not None:
+            covered = [
+                other
+                for other in self.open.values()
+                # An answer that could not be delivered yet is that person's word on it.
+                if other.stage is Stage.WAITING
+                and other.answer is None
+                and grant.covers(self.owner, other.asked)
+            ]
+            allowed = Answer(PermissionReply("once"), grant.by)
+            requests = [other.asked.request_id for other in covered]
+            await self.shared.store_answer(requests, allowed, insist=True)
+            for other in covered:
+                self._make_due(other, allowed)
         if not interrupt.for_person:
             return []
         message = counted and counted.message
@@ -812,17 +922,20 @@ class WorkInterrupts:
             interrupt.logged.set()
         self._settled.clear()
 
-    def _note_implied(self, asked: Interrupted, answer: Answer) -> None:
+    def _note_implied(
+        self, asked: Interrupted, answer: Answer, settled_at: int | None = None
+    ) -> None:
         """Note which other interrupts OpenCode may settle with the answer to one.
 
         After a refusal OpenCode refuses all that is pending in the session; after its own "always"
-        it allows what that covers.
+        it allows what that covers. Neither is for requests that came after it was settled.
         """
         if answer.resolution not in ("rejected", "always"):
             return
         for other in self.open.values():
             same = answer.resolution == "rejected" or other.asked.permission == asked.permission
-            if same and other.asked.session_id == asked.session_id:
+            later = settled_at is not None and (other.asked.asked_at or 0) > settled_at
+            if same and other.asked.session_id == asked.session_id and not later:
                 other.implied = answer
 
     # Stopped
@@ -841,20 +954,20 @@ class WorkInterrupts:
         """Reject the requests that are pending after the turn was stopped: OpenCode does not."""
         for interrupt in [*self.open.values()]:
             await self._reject(interrupt.asked)
-        permissions, questions = await snapshot.pending(self._interrupts.opencode, self._location)
+        permissions, questions = await snapshot.pending(self.shared.opencode, self.location)
         for request in (*(permissions or ()), *(questions or ())):
             if request.session_id in sessions:  # asked at the last moment, and not heard of
-                await self._reject(interrupted(request, None, self._location.directory))
+                await self._reject(interrupted(request, None, self.location.directory))
 
     async def _reject(self, asked: Interrupted) -> None:
         reply = PermissionReply("reject") if asked.type == "permission" else QuestionRejection()
         try:
-            await self._interrupts.reply(asked, reply, self._at(asked))
+            await self.shared.reply(asked, reply, self._at(asked))
         except UpstreamError as error:
             logger.debug("leftover not rejected", error=error.message)
 
     def _at(self, asked: Interrupted) -> Location:
-        return Location(directory=asked.directory) if asked.directory else self._location
+        return Location(directory=asked.directory) if asked.directory else self.location
 
 
 def _outcome(found: Sequence[Interrupt], failed: dict[Interrupt, ServiceError]) -> ServiceError:

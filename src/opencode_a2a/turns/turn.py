@@ -45,7 +45,7 @@ from opencode_a2a.turns.attempt import (
     Attempt,
     SessionGoneError,
 )
-from opencode_a2a.turns.interrupts import SharedInterrupts, WorkInterrupts
+from opencode_a2a.turns.interrupts import SharedInterrupts, StoredInterrupt, WorkInterrupts
 from opencode_a2a.turns.sessions import KNOWN_SESSIONS, PLAN_AGENT, BoundSession, Sessions, TurnLock
 from opencode_a2a.turns.snapshot import Snapshots
 from opencode_a2a.turns.tools import Tools
@@ -140,6 +140,8 @@ class LoggedTurn:
 
     emitted: Emitted
     added: Sequence[Added] = ()
+    interrupts: Sequence[StoredInterrupt] = ()
+    """All interrupts of the task."""
 
 
 @dataclass(eq=False, slots=True)
@@ -257,8 +259,12 @@ class Turn:
         """The turn lock of the session, while this turn holds it."""
         self.interrupts = WorkInterrupts(shared.interrupts, owner, self._wake)
         # A person can answer them at once; OpenCode gets the answers when it is connected.
-        for asked in self.emitted.open.values():
-            self.interrupts.restore(asked)
+        if logged is not None:
+            self.interrupts.connected = asyncio.Event()
+            self.interrupts.restore(logged.interrupts, self.emitted.open)
+            # Those that a rule or a grant has answered are not in the log.
+            for request_id, interrupt in self.interrupts.open.items():
+                self.emitted.open[request_id] = interrupt.asked
 
     def cancel(self) -> None:
         """Ask the turn to stop; it then writes its end to the log."""
