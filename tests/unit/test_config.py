@@ -24,6 +24,7 @@ from opencode_a2a.config import (
     provider_configured,
     show,
 )
+from opencode_a2a.config.groups import Group
 
 TOKEN = "a-token-that-nobody-can-guess"  # noqa: S105 - made up here
 
@@ -46,7 +47,7 @@ def test_the_documented_defaults_hold() -> None:
     assert settings.opencode.base_url == "http://127.0.0.1:4096"
     assert settings.opencode.startup_timeout == 20
     assert settings.opencode.timeout == 120
-    assert settings.opencode.timeout_stream is None
+    assert settings.opencode.timeout_stream == 0
     assert settings.limits.max_request_body_bytes == 1048576
     assert settings.log.level is None
     assert settings.tasks.task_store_database_url is None
@@ -972,3 +973,16 @@ def test_no_file_of_ours_may_be_inside_the_workspace(tmp_path: Path, variable: s
 
     why = f"is in the workspace {workspace}, where the agent can read and change it"
     assert f"{variable}: {file} {why}; move it elsewhere" in found
+
+
+def test_a_variable_of_two_settings_is_refused() -> None:
+    with pytest.raises(TypeError, match="A2A_PORT: two settings have the same variable"):
+
+        class Again(  # pyright: ignore[reportUnusedClass] - it is refused
+            Group, prefix="A2A_"
+        ):
+            port: int = 1
+
+
+def test_zero_is_no_limit_for_a_turn_too() -> None:
+    assert load({}, {"OPENCODE_TIMEOUT_STREAM": "0"}).opencode.timeout_stream == 0

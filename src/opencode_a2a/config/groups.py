@@ -1,11 +1,15 @@
 """The settings, in groups: each is declared once, with its type, its default and what it does.
 
 Names of variables, flags and keys of the settings file, their help and `docs/settings.md` follow
-from these declarations. To add a setting, add a field here and use it.
+from these declarations. To add a setting, add a field here and use it. If it contradicts another
+setting of its group, say so in the group's ``conflicts``.
 """
 
-from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal, NamedTuple, TypeVar
+import importlib.util
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, Field
 
@@ -17,15 +21,16 @@ from opencode_a2a.config.values import (
     Bindings,
     CapabilityScopes,
     Count,
-    CountOrOff,
+    CountOrZero,
     Credentials,
     DatabaseUrl,
     Host,
+    Hours,
     HttpUrl,
     IssuerUrl,
     Level,
     LocalPath,
-    Money,
+    MoneyOrZero,
     PathPrefix,
     Paths,
     PeerEntries,
@@ -34,9 +39,10 @@ from opencode_a2a.config.values import (
     ProfileScopes,
     ProtocolVersion,
     ProtocolVersions,
+    ReplicaName,
     Scopes,
     Seconds,
-    SecondsOrOff,
+    SecondsOrZero,
     Secret,
     SecureUrl,
     SentToken,
@@ -58,15 +64,45 @@ def setting(default: T, description: str) -> T:
     return Field(default=default, description=description)
 
 
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A problem with a setting; ``name`` is its variable, and its source if that is another."""
+
+    name: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.text}"
+
+
 class Group(BaseModel):
     """Related settings. The variable of a field is the prefix and the field's name in capitals."""
 
     model_config = STRICT
     prefix: ClassVar[str]
+    _taken: ClassVar[set[str]] = set()
+    """The variables of all groups."""
 
     def __init_subclass__(cls, *, prefix: str) -> None:
         super().__init_subclass__()
         cls.prefix = prefix
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        variables = {cls.prefix + field.upper() for field in cls.model_fields}
+        if twice := variables & Group._taken:
+            raise TypeError(f"{', '.join(sorted(twice))}: two settings have the same variable")
+        Group._taken |= variables
+
+    def conflicts(self) -> Iterator[Problem]:
+        """Yield the conflicts between settings of this group that are each valid."""
+        yield from ()
+
+
+def _repeated(values: Iterable[object]) -> list[object]:
+    """Return the values that occur more than once."""
+    found = Counter(value for value in values if value is not None)
+    return [value for value, number in found.items() if number > 1]
 
 
 class ServiceSettings(Group, prefix="A2A_"):
@@ -143,7 +179,7 @@ class ServiceSettings(Group, prefix="A2A_"):
     peers_wait_seconds: Annotated[float, Field(gt=0, le=280)] = setting(
         240, "How long the tool waits for an agent before it returns a handle to the model."
     )
-    http_gzip_minimum_size: CountOrOff = setting(
+    http_gzip_minimum_size: CountOrZero = setting(
         8192, "Compress responses of at least this many bytes; 0 = never."
     )
     metrics_enabled: bool = setting(True, "Offer `/metrics`.")
@@ -152,9 +188,15 @@ class ServiceSettings(Group, prefix="A2A_"):
         "File to which audit records are appended as lines of JSON, in addition to the log. "
         "It may be renamed at any time; a new file is then started.",
     )
-    shutdown_grace_seconds: SecondsOrOff = setting(
+    shutdown_grace_seconds: SecondsOrZero = setting(
         10, "How long a shutdown waits for open work to settle."
     )
+
+    def conflicts(self) -> Iterator[Problem]:
+        if self.protocol_version not in self.supported_protocol_versions:
+            yield Problem("A2A_PROTOCOL_VERSION", "is not among A2A_SUPPORTED_PROTOCOL_VERSIONS")
+        for name in _repeated(peer.name for peer in self.peers):
+            yield Problem("A2A_PEERS", f"has the same name twice, {name}; give each its own")
 
 
 class AcceptedSecret(NamedTuple):
@@ -191,6 +233,15 @@ class AccessSettings(Group, prefix="A2A_"):
         (), "Browser origins that may call (CORS), in addition to that of the public URL."
     )
     allowed_hosts: Texts = setting((), "Host names that requests may use; empty = any.")
+
+    def conflicts(self) -> Iterator[Problem]:
+        entries, variable = self.static_auth_credentials or (), "A2A_STATIC_AUTH_CREDENTIALS"
+        if entries and not any(entry.enabled for entry in entries):
+            yield Problem(variable, "should have at least one enabled entry")
+        if _repeated(entry.credential_id for entry in entries):
+            yield Problem(variable, "has the same credential_id twice")
+        if _repeated(entry.username or entry.token for entry in entries):
+            yield Problem(variable, "has the same token or username twice")
 
     @property
     def rights(self) -> Rights:
@@ -230,6 +281,16 @@ class TlsSettings(Group, prefix="A2A_TLS_"):
         "certificate from one of them, in addition to the credential of each request.",
     )
 
+    def conflicts(self) -> Iterator[Problem]:
+        alone = {
+            "A2A_TLS_KEY_FILE": self.key_file,
+            "A2A_TLS_KEY_PASSWORD": self.key_password,
+            "A2A_TLS_CLIENT_CA_FILE": self.client_ca_file,
+        }
+        for variable, given in alone.items():
+            if given and not self.cert_file:
+                yield Problem(variable, "should come with A2A_TLS_CERT_FILE")
+
 
 class SigningSettings(Group, prefix="A2A_SIGNING_"):
     """The key that signs cards and webhooks; needs the extra `security`."""
@@ -242,6 +303,10 @@ class SigningSettings(Group, prefix="A2A_SIGNING_"):
     previous_key_files: Paths = setting(
         (), "Earlier keys, public or private, that stay published there."
     )
+
+    def conflicts(self) -> Iterator[Problem]:
+        if self.previous_key_files and not self.key_file:
+            yield Problem("A2A_SIGNING_PREVIOUS_KEY_FILES", "should come with A2A_SIGNING_KEY_FILE")
 
 
 class OidcSettings(Group, prefix="A2A_OIDC_"):
@@ -287,6 +352,21 @@ class OidcSettings(Group, prefix="A2A_OIDC_"):
         None, "Token endpoint for client credentials, published in the card."
     )
 
+    def conflicts(self) -> Iterator[Problem]:
+        if self.issuer and not self.audience:
+            yield Problem(
+                "A2A_OIDC_AUDIENCE",
+                "should be set with A2A_OIDC_ISSUER: a token for another service must not be good "
+                "here",
+            )
+        needed = ("jwt", "cryptography")
+        if self.issuer and any(importlib.util.find_spec(name) is None for name in needed):
+            yield Problem(
+                "A2A_OIDC_ISSUER",
+                "needs packages that are not installed; install this program with its extra "
+                "`security`, or run `pip install 'pyjwt[crypto]'`",
+            )
+
     def granting(self, capability: Capability) -> list[str]:
         """Return the scopes that grant a capability."""
         return [scope for scope, what in self.capability_scopes.items() if what == capability]
@@ -319,7 +399,7 @@ class OpenCodeSettings(Group, prefix="OPENCODE_"):
         "(how many to start); also `directories`, `max_turns` and `drain`. See "
         "[scaling](scaling.md).",
     )
-    upstream_lost_seconds: SecondsOrOff = setting(
+    upstream_lost_seconds: SecondsOrZero = setting(
         120,
         "Seconds that one of several OpenCodes may be unreachable before its tasks fail and its "
         "conversations continue in another; 0 = wait forever.",
@@ -358,17 +438,48 @@ class OpenCodeSettings(Group, prefix="OPENCODE_"):
     system: Text | None = setting(None, "System text added to every turn.")
     variant: Text | None = setting(None, "Model variant used by every turn.")
     timeout: Seconds = setting(120, "Time limit for one request to OpenCode, in seconds.")
-    timeout_stream: Seconds | None = setting(
-        None,
+    timeout_stream: SecondsOrZero = setting(
+        0,
         "Time limit for a whole turn, in seconds; a restart of the service begins it again. "
-        "Default: no limit.",
+        "0 = no limit.",
     )
-    max_concurrent_requests: CountOrOff = setting(
+    max_concurrent_requests: CountOrZero = setting(
         0, "Maximum concurrent requests to OpenCode; more are refused. 0 = no limit."
     )
-    max_concurrent_streams: CountOrOff = setting(
+    max_concurrent_streams: CountOrZero = setting(
         0, "Maximum concurrent turns in OpenCode; more are refused. 0 = no limit."
     )
+
+    def conflicts(self) -> Iterator[Problem]:
+        if self.provider_id and not self.model_id:
+            yield Problem("OPENCODE_PROVIDER_ID", "should be given together with OPENCODE_MODEL_ID")
+        if self.model_id and not self.provider_id:
+            yield Problem("OPENCODE_MODEL_ID", "should be given together with OPENCODE_PROVIDER_ID")
+        if self.ask is not None and not self.managed_server:
+            remedy = "so start it with --managed, or set `permission` in its configuration"
+            yield Problem("OPENCODE_ASK", f"is for an OpenCode that this program starts, {remedy}")
+        entries, variable, root = self.upstreams, "OPENCODE_UPSTREAMS", self.workspace_root
+        # An entry that starts several names each with a number.
+        names = [
+            f"{one.name}-{number}" if (one.managed or 1) > 1 else one.name
+            for one in entries
+            for number in range(1, (one.managed or 1) + 1)
+        ]
+        for name in _repeated(names):
+            yield Problem(variable, f"has the same name twice, {name}; give each its own")
+        if _repeated(one.url and one.url.rstrip("/") for one in entries):
+            text = "has the same url twice, but an OpenCode is run by one entry; remove one"
+            yield Problem(variable, text)
+        if entries and all(one.drain for one in entries):
+            yield Problem(variable, "drains every entry, so that no conversation could begin")
+        if self.managed_server_port and sum(one.managed or 0 for one in entries) > 1:
+            text = "is one port, and OPENCODE_UPSTREAMS starts several; leave it out"
+            yield Problem("OPENCODE_MANAGED_SERVER_PORT", text)
+        served = (directory for one in entries for directory in one.directories)
+        if outside := [one for one in served if root and not one.is_relative_to(root)]:
+            yield Problem(variable, f"{outside[0]} is outside of OPENCODE_WORKSPACE_ROOT")
+        if self.managed_server and root and not root.is_dir():
+            yield Problem("OPENCODE_WORKSPACE_ROOT", "is not a directory")
 
     @property
     def model(self) -> ModelRef | None:
@@ -399,7 +510,7 @@ class TaskSettings(Group, prefix="A2A_"):
         "URL of the same PostgreSQL that bypasses the pooler, for the one connection that "
         "receives notifications from other replicas. Without it, the database is polled.",
     )
-    task_retention_days: CountOrOff = setting(30, "Days to keep a finished task; 0 = forever.")
+    task_retention_days: CountOrZero = setting(30, "Days to keep a finished task; 0 = forever.")
     pending_session_claim_ttl_seconds: Seconds = setting(
         30, "How long a session that a request names stays reserved for its caller."
     )
@@ -416,7 +527,7 @@ class PushSettings(Group, prefix="A2A_PUSH_"):
         False, "Allow webhooks on loopback and private addresses, and over plain http."
     )
     timeout_seconds: Seconds = setting(15, "Time limit for one notification.")
-    give_up_hours: Seconds = setting(
+    give_up_hours: Hours = setting(
         24, "Hours of failed attempts after which a webhook is given up."
     )
     max_per_task: Count = setting(10, "Maximum webhooks of one task.")
@@ -426,7 +537,7 @@ class PushSettings(Group, prefix="A2A_PUSH_"):
 class ReplicaSettings(Group, prefix="A2A_REPLICA_"):
     """This process among the replicas that share a PostgreSQL."""
 
-    name: Text | None = setting(
+    name: ReplicaName | None = setting(
         None,
         "Name of this replica. Default: HOSTNAME:PORT. A service that restarts under the same "
         "name replaces its predecessor at once.",
@@ -445,7 +556,7 @@ class InterruptSettings(Group, prefix="A2A_"):
     interrupt_request_ttl_seconds: Seconds = setting(
         10800, "Time limit for answering a permission or question, or approving a plan."
     )
-    interrupt_request_tombstone_ttl_seconds: SecondsOrOff = setting(
+    interrupt_request_tombstone_ttl_seconds: SecondsOrZero = setting(
         600, "How long an expired request is reported as expired, rather than as not found."
     )
     interrupt_default_action: Literal["reject-and-continue", "end-turn"] = setting(
@@ -475,7 +586,9 @@ class TurnSettings(Group, prefix="A2A_TURN_"):
         600, "Seconds of silence from OpenCode after which a turn is checked and ended."
     )
     max_steps: Count = setting(200, "Maximum number of model calls in one turn.")
-    max_cost: Money = setting(0, "Maximum cost of one turn, by OpenCode's prices; 0 = no limit.")
+    max_cost: MoneyOrZero = setting(
+        0, "Maximum cost of one turn, by OpenCode's prices; 0 = no limit."
+    )
     max_retry_wait_seconds: Seconds = setting(
         600, "Longest retry delay of a provider that a turn waits for."
     )
@@ -487,11 +600,13 @@ class StreamSettings(Group, prefix="A2A_STREAM_"):
     keepalive_seconds: Seconds = setting(
         3, "Seconds of silence after which a comment is sent to keep the stream open."
     )
-    max_bytes: CountOrOff = setting(64 * 2**20, "Maximum size of a stream, in bytes; 0 = no limit.")
-    max_duration_seconds: SecondsOrOff = setting(
+    max_bytes: CountOrZero = setting(
+        64 * 2**20, "Maximum size of a stream, in bytes; 0 = no limit."
+    )
+    max_duration_seconds: SecondsOrZero = setting(
         3600, "Maximum duration of a stream; 0 = no limit."
     )
-    idle_timeout_seconds: SecondsOrOff = setting(
+    idle_timeout_seconds: SecondsOrZero = setting(
         0, "Time without an event after which a stream ends; 0 = no limit."
     )
 
@@ -499,7 +614,7 @@ class StreamSettings(Group, prefix="A2A_STREAM_"):
 class LimitSettings(Group, prefix="A2A_"):
     """Limits for each caller and for all callers together."""
 
-    max_request_body_bytes: CountOrOff = setting(
+    max_request_body_bytes: CountOrZero = setting(
         2**20, "Maximum size of a request body, in bytes; 0 = no limit."
     )
     rate_limit_enabled: bool = setting(True, "Limit the number of requests of each caller.")
@@ -507,13 +622,13 @@ class LimitSettings(Group, prefix="A2A_"):
     rate_limit_max_requests: Count = setting(6000, "Maximum requests of one caller in that window.")
     max_tasks_per_principal: Count = setting(1000, "Maximum open tasks of one caller.")
     max_open_tasks: Count = setting(2000, "Maximum open tasks of all callers together.")
-    max_turns_per_principal: CountOrOff = setting(
+    max_turns_per_principal: CountOrZero = setting(
         0, "Maximum turns of one caller at the same time; more are refused. 0 = no limit."
     )
-    budget_cost_per_day: Money = setting(
+    budget_cost_per_day: MoneyOrZero = setting(
         0, "Maximum cost of one caller per day (UTC), by OpenCode's prices; 0 = no limit."
     )
-    budget_tokens_per_day: CountOrOff = setting(
+    budget_tokens_per_day: CountOrZero = setting(
         0, "Maximum tokens of one caller per day (UTC); 0 = no limit."
     )
 
@@ -534,7 +649,7 @@ class LogSettings(Group, prefix="A2A_LOG_"):
     payloads: bool = setting(
         False, "Log the bodies of requests and responses at every level. They may be confidential."
     )
-    body_limit: CountOrOff = setting(0, "Maximum number of characters logged of a body; 0 = all.")
+    body_limit: CountOrZero = setting(0, "Maximum number of characters logged of a body; 0 = all.")
 
 
 class ClientSettings(Group, prefix="A2A_CLIENT_"):
@@ -566,10 +681,10 @@ class ClientSettings(Group, prefix="A2A_CLIENT_"):
     protocol_version: ProtocolVersion | None = setting(
         None, "Protocol version to use. Default: the newest that the agent supports."
     )
-    cache_ttl_seconds: SecondsOrOff = setting(
+    cache_ttl_seconds: SecondsOrZero = setting(
         900, "How long an agent's connection and card are cached."
     )
-    cache_maxsize: CountOrOff = setting(256, "Maximum number of cached agents; 0 = no cache.")
+    cache_maxsize: CountOrZero = setting(256, "Maximum number of cached agents; 0 = no cache.")
     allowed_hosts: Texts = setting(
         (),
         "Hosts that may be called: names or `*.suffix`; empty = any. The `a2a_call` tool may "
@@ -585,6 +700,14 @@ class ClientSettings(Group, prefix="A2A_CLIENT_"):
         setting(2, "Factor by which the polling interval grows.")
     )
     polling_fallback_timeout_seconds: Seconds = setting(10, "Time after which polling stops.")
+
+    def conflicts(self) -> Iterator[Problem]:
+        first = self.polling_fallback_initial_interval_seconds
+        if self.polling_fallback_max_interval_seconds < first:
+            yield Problem(
+                "A2A_CLIENT_POLLING_FALLBACK_MAX_INTERVAL_SECONDS",
+                "should not be below A2A_CLIENT_POLLING_FALLBACK_INITIAL_INTERVAL_SECONDS",
+            )
 
 
 class EnvironmentSettings(Group, prefix="A2A_"):
@@ -620,3 +743,8 @@ class EnvironmentSettings(Group, prefix="A2A_"):
     write_access_outside_workspace: Literal["unknown", "allowed", "disallowed", "custom"] = setting(
         "unknown", "Whether the agent can change files outside the workspace."
     )
+
+    def conflicts(self) -> Iterator[Problem]:
+        if self.sandbox_writable_roots and self.write_access_scope == "none":
+            text = "should be empty when A2A_WRITE_ACCESS_SCOPE is none"
+            yield Problem("A2A_SANDBOX_WRITABLE_ROOTS", text)

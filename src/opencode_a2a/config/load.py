@@ -14,26 +14,22 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr, ValidationError
 
-from opencode_a2a.config.groups import (
-    Group,
-)
+from opencode_a2a.config.groups import Group, Problem
 from opencode_a2a.config.settings import (
     CONFIG_VARIABLE,
     GROUPS,
     SETTINGS,
     VARIABLES,
-    Problem,
     Settings,
     SettingsError,
-    client_conflicts,
     conflicts,
     exposed,
     within,
 )
 from opencode_a2a.config.values import (
     UNGUESSABLE,
-    UpstreamEntry,
     default_state_dir,
+    is_loopback,
     loopback,
     sendable,
 )
@@ -148,7 +144,10 @@ class _Loading:
                     if inner and inner[0].isdecimal():
                         inner[0] = f"entry {int(inner[0]) + 1}"
                     where = f"{', '.join(inner)}: " if inner else ""
-                    self.problem(f"{name}.{field}", where + _plain(detail["msg"]))
+                    text = detail["msg"].removeprefix("Value error, ").removeprefix("Input ")
+                    text = text.partition(", unable to parse")[0]
+                    text = "is missing" if text == "Field required" else text[:1].lower() + text[1:]
+                    self.problem(f"{name}.{field}", where + text)
                     given.pop(field, None)
                 groups[name] = kind.model_validate(given)
         settings = Settings.model_construct(None, **groups, sources=self.sources)
@@ -157,36 +156,36 @@ class _Loading:
             started = any(entry.managed for entry in opencode.upstreams)
             if opencode.managed_server and not started:
                 self.problem("opencode.managed_server", "OPENCODE_UPSTREAMS says what is started")
-            entries = tuple(map(self._with_password, opencode.upstreams))
-            opencode = opencode.model_copy(update={"managed_server": started, "upstreams": entries})
+            entries = list(opencode.upstreams)
+            for index, entry in enumerate(entries):
+                password = self.secret("opencode.upstreams", entry.name, entry.password_variable)
+                if password is not None:
+                    entries[index] = entry.model_copy(update={"password": password})
+            opencode = opencode.model_copy(
+                update={"managed_server": started, "upstreams": tuple(entries)}
+            )
         if opencode.managed_server is None:
             managed = a2a.demo or "opencode.base_url" not in self.sources
             opencode = opencode.model_copy(update={"managed_server": managed})
         peers = list(a2a.peers)
         for index, peer in enumerate(peers):
-            if not peer.credential:
-                continue
-            variable = f"{peer.name}: the variable {peer.credential}"
-            token = self.environ.get(peer.credential)
-            if not token:
-                self.problem("a2a.peers", f"{variable} is not set")
-                continue
+            token = self.secret("a2a.peers", peer.name, peer.credential)
             try:
-                peers[index] = peer.model_copy(update={"token": sendable(SecretStr(token))})
+                if token is not None:
+                    peers[index] = peer.model_copy(update={"token": sendable(token)})
             except ValueError as error:
-                self.problem("a2a.peers", f"{variable} {error}")
+                self.problem("a2a.peers", f"{peer.name}: the variable {peer.credential} {error}")
         a2a = a2a.model_copy(update={"peers": tuple(peers)})
         return settings.model_copy(update={"opencode": opencode, "a2a": a2a})
 
-    def _with_password(self, entry: UpstreamEntry) -> UpstreamEntry:
-        if entry.password_variable is None:
-            return entry
-        password = self.environ.get(entry.password_variable)
-        if not password:
-            where = f"{entry.name}: the variable {entry.password_variable}"
-            self.problem("opencode.upstreams", f"{where} is not set")
-            return entry
-        return entry.model_copy(update={"password": SecretStr(password)})
+    def secret(self, key: str, owner: str, variable: str | None) -> SecretStr | None:
+        """Return the secret in the variable that an entry of a setting names, if it names one."""
+        if variable is None:
+            return None
+        if not self.environ.get(variable):
+            self.problem(key, f"{owner}: the variable {variable} is not set")
+            return None
+        return SecretStr(self.environ[variable])
 
     def check(self, settings: Settings, file: Path | None) -> None:
         """Report the conflicts between settings that are each valid."""
@@ -198,8 +197,12 @@ class _Loading:
             if not any(name in str(conflict) for name in wrong):
                 self.problem(VARIABLES[conflict.name].key, conflict.text)
 
-    def advice(self, settings: Settings, file: Path | None) -> Iterator[str]:
+    def advice(self, settings: Settings) -> Iterator[str]:
         """Yield warnings about settings that work but may not be intended."""
+        rules = [rule.permission for rule in settings.interrupts.permission_rules]
+        for name, meant in unmatched(rules):
+            if meant is not None:  # else it may be an external tool: OpenCode is asked
+                yield f"A2A_PERMISSION_RULES: {never_asked(name, meant)}"
         level = self.values.get("log.level")
         if isinstance(level, str) and level.upper() != settings.log.level:
             yield "A2A_LOG_LEVEL: not a level, WARNING is used"
@@ -208,10 +211,24 @@ class _Loading:
         if settings.offers_peers and not settings.opencode_is_here:
             yield "A2A_PEERS: unused, since OpenCode is on another machine"
         for peer in settings.a2a.peers:
-            here = loopback(urlsplit(peer.url).hostname or "")
-            if here and not settings.client.allow_private_hosts:
+            if is_loopback(peer.url) and not settings.client.allow_private_hosts:
                 remedy = "so set A2A_CLIENT_ALLOW_PRIVATE_HOSTS"
                 yield f"A2A_PEERS: {peer.name} is on this machine, {remedy}"
+        if settings.tls.cert_file and settings.public_url.startswith("http:"):
+            yield "A2A_PUBLIC_URL: begins with http:, though the service speaks https"
+        if not loopback(settings.a2a.host):
+            if not settings.a2a.public_url:
+                yield "A2A_PUBLIC_URL: not set, the card names the bind address"
+            if not settings.auth.allowed_hosts:
+                yield "A2A_ALLOWED_HOSTS: not set, any Host header is accepted"
+        pooled, listen_url = settings.tasks.task_store_pooled, settings.tasks.task_store_listen_url
+        if (pooled or listen_url) and not is_shared(settings.database_url):
+            kept = kind_of(settings.database_url).name
+            unused = "POOLED" if pooled else "LISTEN_URL"
+            yield f"A2A_TASK_STORE_{unused}: unused, since tasks are kept in {kept}"
+
+    def secret_advice(self, settings: Settings, file: Path | None) -> Iterator[str]:
+        """Yield warnings about secrets that can be guessed or seen."""
         for secret in settings.auth.secrets:
             if secret.length < UNGUESSABLE:
                 whose = f" of {secret.owner}" if secret.owner else ""
@@ -219,7 +236,6 @@ class _Loading:
                     f"{secret.variable}: the {secret.kind}{whose} is shorter than {UNGUESSABLE} "
                     "characters: it can be guessed, and guessing slows its owner down"
                 )
-        yield from _address_advice(settings)
         secrets = {key for key, setting in SETTINGS.items() if setting.secret}
         tasks = settings.tasks
         urls = {
@@ -227,39 +243,20 @@ class _Loading:
             "task_store_listen_url": tasks.task_store_listen_url,
         }
         for name, url in urls.items():
-            if url and _has_password(url):
+            try:
+                has_password = url and is_shared(url) and urlsplit(url).password is not None
+            except ValueError:  # opening the database will say what is wrong
+                continue
+            if has_password:
                 secrets.add(key := f"tasks.{name}")
                 if self.sources[key].startswith("--"):
                     others = "which everybody on this machine can see; give it as a variable"
                     yield f"A2A_{name.upper()}: has a password and is a flag, {others}"
-        if (tasks.task_store_pooled or tasks.task_store_listen_url) and not is_shared(
-            settings.database_url
-        ):
-            unused = "POOLED" if tasks.task_store_pooled else "LISTEN_URL"
-            kept = kind_of(settings.database_url).name
-            yield f"A2A_TASK_STORE_{unused}: unused, since tasks are kept in {kept}"
         if file and os.name == "posix":
             from_file = [key for key, source in self.sources.items() if source == str(file)]
             # Others may read the file unless it holds a secret.
             if not secrets.isdisjoint(from_file) and file.stat().st_mode & 0o077:
                 yield f"A2A_CONFIG: {file} holds secrets and others can read it"
-
-
-def _address_advice(settings: Settings) -> Iterator[str]:
-    if settings.tls.cert_file and settings.public_url.startswith("http:"):
-        yield "A2A_PUBLIC_URL: begins with http:, though the service speaks https"
-    if not loopback(settings.a2a.host):
-        if not settings.a2a.public_url:
-            yield "A2A_PUBLIC_URL: not set, the card names the bind address"
-        if not settings.auth.allowed_hosts:
-            yield "A2A_ALLOWED_HOSTS: not set, any Host header is accepted"
-
-
-def _has_password(url: str) -> bool:
-    try:
-        return is_shared(url) and urlsplit(url).password is not None
-    except ValueError:  # opening it will say what is wrong
-        return False
 
 
 def load(
@@ -283,14 +280,9 @@ def load(
     loading.check(settings, path)
     if loading.problems:
         raise SettingsError(tuple(loading.problems))
-    rules = [rule.permission for rule in settings.interrupts.permission_rules]
-    ineffective = [
-        f"A2A_PERMISSION_RULES: {never_asked(name, meant)}"
-        for name, meant in unmatched(rules)
-        if meant is not None  # else it may be an external tool: OpenCode is asked
-    ]
-    warnings = (*loading.warnings, *ineffective, *loading.advice(settings, path))
-    return settings.model_copy(update={"warnings": warnings})
+    loading.warnings += loading.advice(settings)
+    loading.warnings += loading.secret_advice(settings, path)
+    return settings.model_copy(update={"warnings": tuple(loading.warnings)})
 
 
 def load_for_calls(environ: Mapping[str, str]) -> Settings:
@@ -309,7 +301,7 @@ def load_for_calls(environ: Mapping[str, str]) -> Settings:
     loading.read_environment()
     settings = loading.build()
     loading.report_strangers(())
-    for conflict in client_conflicts(settings.client):
+    for conflict in settings.client.conflicts():
         loading.problem(VARIABLES[conflict.name].key, conflict.text)
     if loading.problems:
         raise SettingsError(tuple(loading.problems))
@@ -380,12 +372,3 @@ def _distance(one: str, other: str) -> int:
                 best = min(best, before[j - 2] + 1)
             row.append(best)
     return row[-1]
-
-
-def _plain(message: str) -> str:
-    """Return a pydantic message as the second half of ``NAME: …``."""
-    message = message.removeprefix("Value error, ").removeprefix("Input ")
-    message = message.partition(", unable to parse")[0]
-    if message == "Field required":
-        return "is missing"
-    return message[:1].lower() + message[1:]

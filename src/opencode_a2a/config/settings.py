@@ -5,14 +5,12 @@ messages and the reference page are made from ``SETTINGS``. Nothing here reads t
 """
 
 import hashlib
-import importlib.util
 import json
 import os
 import re
 import shlex
 import socket
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -32,6 +30,7 @@ from opencode_a2a.config.groups import (
     LogSettings,
     OidcSettings,
     OpenCodeSettings,
+    Problem,
     PushSettings,
     ReplicaSettings,
     ServiceSettings,
@@ -42,11 +41,11 @@ from opencode_a2a.config.groups import (
     TurnSettings,
 )
 from opencode_a2a.config.values import (
-    MOST_NAME,
     STRICT,
     UNGUESSABLE,
     Ask,
     UpstreamEntry,
+    is_loopback,
     loopback,
 )
 from opencode_a2a.databases import database_file, is_shared
@@ -87,6 +86,10 @@ class Settings(BaseModel):
         return self
 
     @property
+    def groups(self) -> dict[str, Group]:
+        return {name: value for name, value in self if isinstance(value, Group)}
+
+    @property
     def public_url(self) -> str:
         """The base URL in the card: with the path prefix, without a trailing slash."""
         url, prefix = self.a2a.public_url or self._url(self.a2a.host), self.a2a.path_prefix
@@ -115,7 +118,7 @@ class Settings(BaseModel):
             for number in range(1, count + 1):
                 name = f"{entry.name}-{number}" if count > 1 else entry.name
                 # Only this replica can reach it, also after a restart: its name says so.
-                here = entry.managed or (not entry.shared and _is_loopback(entry.url or ""))
+                here = entry.managed or (not entry.shared and is_loopback(entry.url or ""))
                 if here and is_shared(self.database_url):
                     name = f"{name}@{self.replica_name}"
                 opencode = own.model_copy(
@@ -142,7 +145,7 @@ class Settings(BaseModel):
     def opencode_is_here(self) -> bool:
         """Whether OpenCode runs on this machine and so can call a loopback address."""
         urls = [one.url for one in self.opencode.upstreams] or [self.opencode.base_url]
-        return self.opencode.managed_server or any(_is_loopback(url or "") for url in urls)
+        return self.opencode.managed_server or any(is_loopback(url or "") for url in urls)
 
     @property
     def offers_peers(self) -> bool:
@@ -309,17 +312,6 @@ CONFIG_VARIABLE = "A2A_CONFIG"
 # Checks that need more than one setting
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A problem with a setting; ``name`` is its variable, and its source if that is another."""
-
-    name: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.text}"
-
-
 class SettingsError(Exception):
     """The settings are wrong; ``problems`` lists every problem."""
 
@@ -337,187 +329,73 @@ class StateError(Exception):
     """A file of the state directory cannot be used; the text names it and the remedy."""
 
 
+ISSUED_PRINCIPAL = "oidc:"
+"""Prefix of the principals of an identity provider."""
+
+
 def conflicts(settings: Settings) -> Iterator[Problem]:
     """Yield the conflicts between settings that are each valid."""
+    a2a, opencode = settings.a2a, settings.opencode
+    for group in settings.groups.values():
+        yield from group.conflicts()
     yield from _access_conflicts(settings)
-    yield from _oidc_conflicts(settings)
-    public = urlsplit(settings.public_url).hostname or ""
-    only_here = loopback(settings.a2a.host) and loopback(public)
-    if not only_here and not settings.auth.allow_short_tokens:
-        for secret in settings.auth.secrets:
-            if secret.kind == "token" and secret.length < UNGUESSABLE:
-                whose = f"{secret.owner}: " if secret.owner else ""
-                yield Problem(
-                    secret.variable,
-                    f"{whose}a token of {secret.length} characters can be guessed; use "
-                    f"{UNGUESSABLE} or more, or set A2A_ALLOW_SHORT_TOKENS",
-                )
-    yield from _signing_conflicts(settings.a2a, settings.signing)
-    tls = settings.tls
-    alone = {
-        "A2A_TLS_KEY_FILE": tls.key_file,
-        "A2A_TLS_KEY_PASSWORD": tls.key_password,
-        "A2A_TLS_CLIENT_CA_FILE": tls.client_ca_file,
-    }
-    for variable, given in alone.items():
-        if given and not tls.cert_file:
-            yield Problem(variable, "should come with A2A_TLS_CERT_FILE")
-    yield from _opencode_conflicts(settings.a2a, settings.opencode)
+    if a2a.demo and not opencode.managed_server:
+        yield Problem("A2A_DEMO", "starts OpenCode, so leave OPENCODE_MANAGED_SERVER on")
+    if a2a.demo and opencode.provider_id:
+        yield Problem("A2A_DEMO", "uses its own model, so leave OPENCODE_PROVIDER_ID out")
+    if a2a.demo and not all(entry.managed for entry in opencode.upstreams):
+        text = "should have only managed entries when A2A_DEMO is on"
+        yield Problem("OPENCODE_UPSTREAMS", text)
     workspace = settings.workspace
-    if workspace and _is_root(workspace) and not settings.opencode.allow_root_workspace:
+    if workspace and _is_root(workspace) and not opencode.allow_root_workspace:
         yield Problem(
             "OPENCODE_WORKSPACE_ROOT",
             "the agent could change every file of this machine; choose a directory, or set "
             "OPENCODE_ALLOW_ROOT_WORKSPACE",
         )
-    declared, variable = settings.environment, "A2A_SANDBOX_WRITABLE_ROOTS"
-    roots = declared.sandbox_writable_roots
-    if roots and declared.write_access_scope == "none":
-        yield Problem(variable, "should be empty when A2A_WRITE_ACCESS_SCOPE is none")
+    declared = settings.environment
     confined = "workspace_only" in (declared.write_access_scope, declared.sandbox_filesystem_scope)
+    roots = declared.sandbox_writable_roots
     if confined and workspace and not all(root.is_relative_to(workspace) for root in roots):
         scope = "when the declared scope is workspace_only"
-        yield Problem(variable, f"should lie in the workspace {scope}")
+        yield Problem("A2A_SANDBOX_WRITABLE_ROOTS", f"should lie in the workspace {scope}")
     if settings.guarded_workspace:
         yield from misplaced(settings, settings.guarded_workspace)
-    yield from client_conflicts(settings.client)
-
-
-def client_conflicts(client: ClientSettings) -> Iterator[Problem]:
-    first = client.polling_fallback_initial_interval_seconds
-    if client.polling_fallback_max_interval_seconds < first:
-        yield Problem(
-            "A2A_CLIENT_POLLING_FALLBACK_MAX_INTERVAL_SECONDS",
-            "should not be below A2A_CLIENT_POLLING_FALLBACK_INITIAL_INTERVAL_SECONDS",
-        )
 
 
 def _access_conflicts(settings: Settings) -> Iterator[Problem]:
-    a2a, auth = settings.a2a, settings.auth
-    entries, variable = auth.static_auth_credentials or (), "A2A_STATIC_AUTH_CREDENTIALS"
-    if entries and not any(entry.enabled for entry in entries):
-        yield Problem(variable, "should have at least one enabled entry")
-    if _repeated(entry.credential_id for entry in entries):
-        yield Problem(variable, "has the same credential_id twice")
-    if _repeated(entry.username or entry.token for entry in entries):
-        yield Problem(variable, "has the same token or username twice")
+    a2a, auth, oidc = settings.a2a, settings.auth, settings.oidc
     if not loopback(a2a.host) and not settings.knows_callers:
-        remedy = f"so set A2A_BEARER_TOKEN, {variable} or A2A_OIDC_ISSUER"
+        remedy = "so set A2A_BEARER_TOKEN, A2A_STATIC_AUTH_CREDENTIALS or A2A_OIDC_ISSUER"
         yield Problem("A2A_HOST", f"can be reached from other machines, {remedy}")
-    if a2a.protocol_version not in a2a.supported_protocol_versions:
-        yield Problem("A2A_PROTOCOL_VERSION", "is not among A2A_SUPPORTED_PROTOCOL_VERSIONS")
-    for name in _repeated(peer.name for peer in a2a.peers):
-        yield Problem("A2A_PEERS", f"has the same name twice, {name}; give each its own")
-    name = settings.replica.name or ""
-    if not name.isprintable() or " " in name or len(name) > MOST_NAME:
-        yield Problem(
-            "A2A_REPLICA_NAME", f"should have at most {MOST_NAME} characters, without spaces"
-        )
-
-
-def _signing_conflicts(a2a: ServiceSettings, signing: SigningSettings) -> Iterator[Problem]:
-    if signing.key_file and not loopback(a2a.host) and not a2a.public_url:
-        # A signature must not vouch for a guessed address.
-        remedy = "set it to the URL that clients use"
-        yield Problem("A2A_PUBLIC_URL", f"is part of what A2A_SIGNING_KEY_FILE signs; {remedy}")
-    if signing.previous_key_files and not signing.key_file:
-        yield Problem("A2A_SIGNING_PREVIOUS_KEY_FILES", "should come with A2A_SIGNING_KEY_FILE")
-
-
-def _is_loopback(url: str) -> bool:
-    return loopback(urlsplit(url).hostname or "")
-
-
-ISSUED_PRINCIPAL = "oidc:"
-"""Prefix of the principals of an identity provider."""
-
-
-def _oidc_conflicts(settings: Settings) -> Iterator[Problem]:
-    oidc = settings.oidc
-    if oidc.issuer is None:
-        for key in settings.sources:
-            if key.startswith("oidc."):
-                yield Problem(SETTINGS[key].variable, "has no effect without A2A_OIDC_ISSUER")
-        return
-    if not oidc.audience:
-        yield Problem(
-            "A2A_OIDC_AUDIENCE",
-            "should be set with A2A_OIDC_ISSUER: a token for another service must not be good here",
-        )
-    if importlib.util.find_spec("jwt") is None or importlib.util.find_spec("cryptography") is None:
-        yield Problem(
-            "A2A_OIDC_ISSUER",
-            "needs packages that are not installed; install this program with its extra "
-            "`security`, or run `pip install 'pyjwt[crypto]'`",
-        )
-    for entry in settings.auth.static_auth_credentials or ():
+    public = urlsplit(settings.public_url).hostname or ""
+    only_here = loopback(a2a.host) and loopback(public)
+    for secret in auth.secrets if not only_here and not auth.allow_short_tokens else ():
+        if secret.kind == "token" and secret.length < UNGUESSABLE:
+            whose = f"{secret.owner}: " if secret.owner else ""
+            yield Problem(
+                secret.variable,
+                f"{whose}a token of {secret.length} characters can be guessed; use "
+                f"{UNGUESSABLE} or more, or set A2A_ALLOW_SHORT_TOKENS",
+            )
+    for key in settings.sources if oidc.issuer is None else ():
+        if key.startswith("oidc."):
+            yield Problem(SETTINGS[key].variable, "has no effect without A2A_OIDC_ISSUER")
+    for entry in auth.static_auth_credentials or () if oidc.issuer else ():
         if entry.owner.startswith(ISSUED_PRINCIPAL):
             yield Problem(
                 "A2A_STATIC_AUTH_CREDENTIALS",
                 f"{entry.owner}: names that begin with {ISSUED_PRINCIPAL} belong to the callers of "
                 "A2A_OIDC_ISSUER",
             )
+    if settings.signing.key_file and not loopback(a2a.host) and not a2a.public_url:
+        # A signature must not vouch for a guessed address.
+        remedy = "set it to the URL that clients use"
+        yield Problem("A2A_PUBLIC_URL", f"is part of what A2A_SIGNING_KEY_FILE signs; {remedy}")
 
 
 def _is_root(directory: Path) -> bool:
     return directory.resolve() == Path(directory.anchor)
-
-
-def _repeated(values: Iterable[object]) -> list[object]:
-    """Return the values that occur more than once."""
-    found = Counter(value for value in values if value is not None)
-    return [value for value, number in found.items() if number > 1]
-
-
-def _opencode_conflicts(a2a: ServiceSettings, opencode: OpenCodeSettings) -> Iterator[Problem]:
-    if opencode.provider_id and not opencode.model_id:
-        yield Problem("OPENCODE_PROVIDER_ID", "should be given together with OPENCODE_MODEL_ID")
-    if opencode.model_id and not opencode.provider_id:
-        yield Problem("OPENCODE_MODEL_ID", "should be given together with OPENCODE_PROVIDER_ID")
-    if a2a.demo and not opencode.managed_server:
-        yield Problem("A2A_DEMO", "starts OpenCode, so leave OPENCODE_MANAGED_SERVER on")
-    if a2a.demo and opencode.provider_id:
-        yield Problem("A2A_DEMO", "uses its own model, so leave OPENCODE_PROVIDER_ID out")
-    if opencode.ask is not None and not opencode.managed_server:
-        remedy = "so start it with --managed, or set `permission` in its configuration"
-        yield Problem("OPENCODE_ASK", f"is for an OpenCode that this program starts, {remedy}")
-    if opencode.upstreams:
-        yield from _fleet_conflicts(a2a, opencode)
-    root = opencode.workspace_root
-    if opencode.managed_server and root and not root.is_dir():
-        yield Problem("OPENCODE_WORKSPACE_ROOT", "is not a directory")
-
-
-def _fleet_conflicts(a2a: ServiceSettings, opencode: OpenCodeSettings) -> Iterator[Problem]:
-    entries, variable = opencode.upstreams, "OPENCODE_UPSTREAMS"
-    # An entry that starts several names each with a number.
-    names = [
-        f"{one.name}-{number}" if (one.managed or 1) > 1 else one.name
-        for one in entries
-        for number in range(1, (one.managed or 1) + 1)
-    ]
-    for name in _repeated(names):
-        yield Problem(variable, f"has the same name twice, {name}; give each its own")
-    if _repeated(one.url and one.url.rstrip("/") for one in entries):
-        yield Problem(
-            variable, "has the same url twice, but an OpenCode is run by one entry; remove one"
-        )
-    if all(one.drain for one in entries):
-        yield Problem(variable, "drains every entry, so that no conversation could begin")
-    if opencode.managed_server_port and sum(one.managed or 0 for one in entries) > 1:
-        text = "is one port, and OPENCODE_UPSTREAMS starts several; leave it out"
-        yield Problem("OPENCODE_MANAGED_SERVER_PORT", text)
-    if a2a.demo and not all(one.managed for one in entries):
-        yield Problem(variable, "should have only managed entries when A2A_DEMO is on")
-    root = opencode.workspace_root
-    outside = [
-        str(directory)
-        for one in entries
-        for directory in one.directories
-        if root and not directory.is_relative_to(root)
-    ]
-    if outside:
-        yield Problem(variable, f"{outside[0]} is outside of OPENCODE_WORKSPACE_ROOT")
 
 
 def within(path: Path, directory: Path) -> bool:
@@ -529,14 +407,14 @@ def within(path: Path, directory: Path) -> bool:
     if Path(os.path.abspath(path)).is_relative_to(os.path.abspath(directory)):
         return True
     real = path.resolve()
-    return any(_same(parent, directory) for parent in (real, *real.parents))
-
-
-def _same(one: Path, other: Path) -> bool:
-    try:
-        return os.path.samefile(one, other)
-    except OSError:  # one of them is not there yet
-        return one == other.resolve()
+    for parent in (real, *real.parents):
+        try:
+            if os.path.samefile(parent, directory):
+                return True
+        except OSError:  # one of them is not there yet
+            if parent == directory.resolve():
+                return True
+    return False
 
 
 def import_command(settings: Settings, file: Path) -> str:
@@ -566,8 +444,8 @@ def misplaced(settings: Settings, workspace: Path) -> Iterator[Problem]:
         "A2A_STATE_DIR": "serve the directory of one project (OPENCODE_WORKSPACE_ROOT), "
         "or set A2A_STATE_DIR to a directory outside"
     }
-    for group, values in settings:
-        for field, value in values if isinstance(values, Group) else ():
+    for group, values in settings.groups.items():
+        for field, value in values:
             variable = SETTINGS[f"{group}.{field}"].variable
             if variable in _AGENT_DIRECTORIES:
                 continue

@@ -10,10 +10,11 @@ import ipaddress
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeAlias, cast, get_args
+from typing import Annotated, Any, Literal, Self, TypeAlias, cast, get_args
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -36,6 +37,11 @@ def loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def is_loopback(url: str) -> bool:
+    """Whether only this machine can reach the host of a URL."""
+    return loopback(urlsplit(url).hostname or "")
 
 
 def _split(value: object) -> object:
@@ -61,22 +67,13 @@ def _asks(value: object) -> object:
     return asks
 
 
-def _decode(value: object) -> object:
+def _decode(value: object, kind: Literal["array", "object"] = "array") -> object:
     if not isinstance(value, str):
         return value
     try:
         return json.loads(value)
     except ValueError:
-        raise ValueError("should be a JSON array") from None  # the parser's text quotes the value
-
-
-def _decode_object(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError:
-        raise ValueError("should be a JSON object") from None
+        raise ValueError(f"should be a JSON {kind}") from None  # the parser's text quotes the value
 
 
 def _http_url(value: str) -> str:
@@ -90,21 +87,6 @@ def _http_url(value: str) -> str:
     if "@" in urlsplit(value).netloc:
         raise ValueError("should not hold a user name or password; there are settings for these")
     return value.rstrip("/")
-
-
-def _secure_url(value: str) -> str:
-    """Return the URL unchanged; unless it is on this machine, it must be https."""
-    _http_url(value)
-    parts = urlsplit(value)
-    if parts.scheme != "https" and not loopback(parts.hostname or ""):
-        raise ValueError("should be an https:// URL; http:// is for this machine only")
-    return value
-
-
-def _issuer(value: str) -> str:
-    if {"?", "#"} & set(value):
-        raise ValueError("should be the issuer's URL, without a query or fragment")
-    return value
 
 
 def _host(value: str) -> str:
@@ -147,10 +129,6 @@ def _path_prefix(value: str) -> str:
     return path
 
 
-def _major_minor(value: object) -> object:
-    return ".".join(value.split(".")[:2]) if isinstance(value, str) else value
-
-
 class Binding(StrEnum):
     """A binding of A2A that this program supports, as server and as client."""
 
@@ -163,9 +141,9 @@ class Binding(StrEnum):
         known = {"JSONRPC": cls.JSONRPC, "HTTPJSON": cls.HTTP_JSON, "REST": cls.HTTP_JSON}
         return known.get(re.sub(r"[^A-Z]", "", text.upper()))
 
-
-def _binding(value: object) -> object:
-    return (Binding.spelled(value) or value) if isinstance(value, str) else value
+    @classmethod
+    def _missing_(cls, value: object) -> "Binding | None":
+        return cls.spelled(value) if isinstance(value, str) else None
 
 
 def _token(value: SecretStr) -> SecretStr:
@@ -181,12 +159,6 @@ def sendable(value: SecretStr) -> SecretStr:
     plain = value.get_secret_value().strip()
     if not plain or not plain.isprintable() or not plain.isascii():
         raise ValueError("should be one line of printable ASCII")
-    return value
-
-
-def _basic_user(value: str) -> str:
-    if ":" in value:
-        raise ValueError("should not contain a colon")
     return value
 
 
@@ -207,39 +179,72 @@ def _basic_auth(value: SecretStr) -> SecretStr:
 UNGUESSABLE = 20
 """Characters from which on a secret counts as unguessable."""
 
-LogLevel: TypeAlias = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
+
+def _must(text: str, holds: Callable[[Any], bool]) -> AfterValidator:
+    """Refuse values for which ``holds`` is false; ``text`` says how a value should be."""
+
+    def check(value: Any) -> Any:
+        if not holds(value):
+            raise ValueError(text)
+        return value
+
+    return AfterValidator(check)
+
+
+# Numbers. A limit that can be switched off is of a type that ends in OrZero: 0 is no limit, and the
+# description of the setting says so ("0 = no limit", "0 = forever"). If it does not mention 0, that
+# is a number like any other. None never means "no limit": it is a setting that was not given.
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-SecondsOrOff = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+SecondsOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Hours = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
-CountOrOff = Annotated[int, Field(ge=0)]
-Money = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+CountOrZero = Annotated[int, Field(ge=0)]
+MoneyOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Text = Annotated[str, Field(min_length=1)]
-MOST_NAME = 100
-"""Maximum characters in the name of a replica, which is part of the names of its OpenCodes."""
+ReplicaName = Annotated[
+    Text,  # it is part of the names of the replica's OpenCodes
+    _must(
+        "should have at most 100 characters, without spaces",
+        lambda name: name.isprintable() and " " not in name and len(name) <= 100,
+    ),
+]
 Secret = Annotated[SecretStr, Field(min_length=1)]
 Token = Annotated[Secret, AfterValidator(_token)]
 SentToken = Annotated[Secret, AfterValidator(sendable)]
 BasicAuth = Annotated[Secret, AfterValidator(_basic_auth), AfterValidator(sendable)]
 DatabaseUrl = Annotated[str, AfterValidator(databases.normalize)]
+LogLevel: TypeAlias = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 Level = Annotated[LogLevel, BeforeValidator(_log_level)]
 Host = Annotated[str, AfterValidator(_host)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
-SecureUrl = Annotated[str, AfterValidator(_secure_url)]
-IssuerUrl = Annotated[SecureUrl, AfterValidator(_issuer), Field(max_length=512)]
+SecureUrl = Annotated[
+    str,
+    _must(
+        "should be an https:// URL; http:// is for this machine only",
+        lambda url: urlsplit(_http_url(url)).scheme == "https" or is_loopback(url),
+    ),
+]
+IssuerUrl = Annotated[
+    SecureUrl,
+    _must(
+        "should be the issuer's URL, without a query or fragment",
+        lambda url: "?" not in url and "#" not in url,
+    ),
+    Field(max_length=512),
+]
 PathPrefix = Annotated[str, AfterValidator(_path_prefix)]
 LocalPath = Annotated[Path, AfterValidator(_path)]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_split)]
 Paths = Annotated[tuple[LocalPath, ...], BeforeValidator(_split)]
-ProtocolVersion = Annotated[Literal["0.3", "1.0"], BeforeValidator(_major_minor)]
+ProtocolVersion = Annotated[
+    Literal["0.3", "1.0"],
+    BeforeValidator(lambda text: ".".join(text.split(".")[:2]) if isinstance(text, str) else text),
+]
 ProtocolVersions = Annotated[
     tuple[ProtocolVersion, ...], BeforeValidator(_split), Field(min_length=1)
 ]
-Bindings = Annotated[
-    tuple[Annotated[Binding, BeforeValidator(_binding)], ...],
-    BeforeValidator(_split),
-    Field(min_length=1),
-]
+Bindings = Annotated[tuple[Binding, ...], BeforeValidator(_split), Field(min_length=1)]
 TokenAlgorithm: TypeAlias = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
 ]
@@ -250,8 +255,9 @@ Granted: TypeAlias = Literal[Capability, "supervise"]
 Scopes = Annotated[
     tuple[Annotated[str, Field(pattern=r"^[ !#-\[\]-~]+$")], ...], BeforeValidator(_split)
 ]
-CapabilityScopes = Annotated[dict[Text, Granted], BeforeValidator(_decode_object)]
-ProfileScopes = Annotated[dict[Text, Profile], BeforeValidator(_decode_object)]
+_decode_object = BeforeValidator(partial(_decode, kind="object"))
+CapabilityScopes = Annotated[dict[Text, Granted], _decode_object]
+ProfileScopes = Annotated[dict[Text, Profile], _decode_object]
 Ask: TypeAlias = Literal["bash", "edit", "webfetch"]
 Asks = Annotated[tuple[Ask, ...], BeforeValidator(_asks)]
 
@@ -263,8 +269,8 @@ class BudgetEntry(BaseModel):
 
     model_config = STRICT
 
-    cost_per_day: Money | None = None
-    tokens_per_day: CountOrOff | None = None
+    cost_per_day: MoneyOrZero | None = None
+    tokens_per_day: CountOrZero | None = None
 
 
 class CredentialEntry(BaseModel):
@@ -276,7 +282,9 @@ class CredentialEntry(BaseModel):
     credential_id: Text | None = None
     principal: Text | None = None
     token: Token | None = None
-    username: Annotated[Text, AfterValidator(_basic_user)] | None = None
+    username: (
+        Annotated[Text, _must("should not contain a colon", lambda name: ":" not in name)] | None
+    ) = None
     password: Secret | None = None
     capabilities: frozenset[Granted] | None = None
     profile: Profile = "auto"
@@ -351,7 +359,7 @@ class UpstreamEntry(BaseModel):
     """Whether all replicas reach the same OpenCode at the URL, though it is a loopback address."""
     directories: Paths = ()
     """The directories that it serves; empty = all."""
-    max_turns: CountOrOff = 0
+    max_turns: CountOrZero = 0
     drain: bool = False
     """Whether existing conversations continue there while new ones start elsewhere."""
 

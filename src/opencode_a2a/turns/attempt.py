@@ -877,6 +877,6 @@ class TurnLimits:
             self._retry = retry
             if retry.next - now_ms() > self._settings.max_retry_wait_seconds * 1000:
                 return Failure(FailureType.UPSTREAM_QUOTA_EXCEEDED, RETRY_FAR.format(retry.message))
-        if self._longest is not None and self.now() - self._began > self._longest:
+        if self._longest and self.now() - self._began > self._longest:
             return Failure(FailureType.UPSTREAM_TIMEOUT, LONG.format(self._longest))
         return None
