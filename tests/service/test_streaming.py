@@ -240,3 +240,44 @@ async def test_a_reader_that_does_not_read_slows_nobody(
             await following.rest()
 
     assert following.task.text == "one two three four"
+
+
+async def test_todos_that_were_written_during_a_gap_are_told(
+    service: Running, opencode: FakeOpenCode
+) -> None:
+    opencode.play("todo")
+    hold = opencode.hold("todo.updated")
+
+    async with Caller(service).stream("hello") as following:
+        async with asyncio.timeout(60):
+            await hold.reached.wait()
+        opencode.cut()
+        opencode.release()
+        updates = await following.rest()
+
+    told = [u.progress["todos"] for u in updates if u.progress and u.progress["type"] == "todo"]
+    assert [[todo["status"] for todo in todos] for todos in told][-1:] == [
+        ["completed", "in_progress"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "recorded", "field"),
+    [
+        ("tool-error-read-missing", b"File not found: /workspace/nope.txt", "error"),
+        ("tool-completed", b"out1\\nout2\\n", "output"),
+    ],
+)
+async def test_a_tool_that_says_too_much_is_cut_short_with_a_mark(
+    service: Running, opencode: FakeOpenCode, name: str, recorded: bytes, field: str
+) -> None:
+    opencode.play(name)
+    opencode.said = {recorded: b"x" * 1_000_000}
+
+    task = await Caller(service).send("hello")
+
+    (tool,) = task.tools
+    head, _, mark = tool[field].partition("\n")
+    assert set(head) == {"x"}
+    assert len(head) == 256 * 1024
+    assert mark.startswith("[cut short by opencode-a2a: ")

@@ -373,6 +373,12 @@ class FakeOpenCode:
         except TimeoutError:
             return orjson.dumps(self._envelope("server.heartbeat", {}))
 
+    def cut(self) -> None:
+        """End all streams of events; what is told until their readers return is lost to them."""
+        for reader in self._readers:
+            reader.put_nowait(b"")
+        self._readers.clear()
+
     def leave(self) -> None:
         """End all turns and streams of events, as a server that stops does."""
         for turn in self._turns.values():

@@ -16,6 +16,7 @@ from opencode_a2a.events import (
     Failure,
     Finished,
     Interrupted,
+    JsonObject,
     Outcome,
     Progressed,
     ReasoningGrew,
@@ -25,8 +26,14 @@ from opencode_a2a.events import (
     TurnEvent,
     UsageCounted,
 )
-from opencode_a2a.opencode.events import PartDelta, PermissionAsked, SessionStatusChanged
+from opencode_a2a.opencode.events import (
+    PartDelta,
+    PartUpdated,
+    PermissionAsked,
+    SessionStatusChanged,
+)
 from opencode_a2a.opencode.reader import Reader, merged
+from opencode_a2a.opencode.translate import tool_changed
 from opencode_a2a.opencode.types import AssistantMessage, ToolCompleted, ToolFailed, ToolPart
 from tests.support.opencode_state import NAMES, OLDER, Recording, recording, recordings
 
@@ -124,6 +131,18 @@ def text(emitted: Sequence[TurnEvent], channel: Channel) -> str:
     return whole
 
 
+def assert_todos(emitted: Sequence[TurnEvent], stored: Recording) -> None:
+    """Assert that no todo list came twice or late, and that the last one came."""
+    done = [part.state for part in stored.tools().values() if part.tool == "todowrite"]
+    written = [
+        (state.metadata or {})["todos"] for state in done if isinstance(state, ToolCompleted)
+    ]
+    told = [event.todos for event in emitted if isinstance(event, Progressed)]
+    told = [todos for todos in told if todos is not None]
+    assert told == [todos for todos in written if todos in told]
+    assert told[-1:] == written[-1:]
+
+
 def assert_law(play: Play) -> None:
     emitted, stored = play.emitted, play.recording
     assert [e for e in emitted if isinstance(e, Finished)] == emitted[-1:]
@@ -137,6 +156,7 @@ def assert_law(play: Play) -> None:
     if not stored.dead_parts() and not stored.name.startswith(OLDER):
         assert not [event for event in emitted if isinstance(event, ChannelReplaced)]
     assert_tools(emitted, stored)
+    assert_todos(emitted, stored)
     assert_interrupts(play)
     assert_end(emitted, stored)
 
@@ -573,3 +593,20 @@ def test_growth_of_one_part_in_a_batch_is_one_event() -> None:
     play.move(("play", 1000))
 
     assert len([event for event in play.emitted if isinstance(event, TextGrew)]) == 1
+
+
+def test_metadata_of_a_tool_that_is_too_large_is_left_out_and_named() -> None:
+    part = next(
+        event.part
+        for event in recording("write-edit").events
+        if isinstance(event, PartUpdated) and isinstance(event.part, ToolPart)
+        if isinstance(event.part.state, ToolCompleted) and event.part.tool == "edit"
+    )
+    large: JsonObject = {**(part.state.metadata or {}), "diff": "+" * 300_000, "count": 2**70}
+    state = part.state.model_copy(update={"metadata": large})
+
+    tool = tool_changed(part.model_copy(update={"state": state}))
+
+    assert tool.metadata is not None
+    assert tool.metadata["omitted"] == ["diff", "count"]
+    assert set(tool.metadata) & {"diff", "count", "filediff"} == {"filediff"}

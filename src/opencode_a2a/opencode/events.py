@@ -22,7 +22,6 @@ from opencode_a2a.opencode.types import (
     StatusBusy,
     StatusIdle,
     StatusRetry,
-    Todo,
     TurnError,
     Wire,
 )
@@ -118,10 +117,6 @@ class QuestionAsked(QuestionRequest, SessionEvent):
     pass
 
 
-class TodoUpdated(SessionEvent):
-    todos: list[Todo]
-
-
 Validated = (
     PartUpdated
     | PartRemoved
@@ -131,7 +126,6 @@ Validated = (
     | SessionFailed
     | PermissionAsked
     | QuestionAsked
-    | TodoUpdated
 )
 Event = PartDelta | SessionStatusChanged | SessionChanged | RequestSettled | Validated
 
@@ -144,7 +138,6 @@ EVENTS: dict[str, type[Validated]] = {
     "session.error": SessionFailed,
     "permission.asked": PermissionAsked,
     "question.asked": QuestionAsked,
-    "todo.updated": TodoUpdated,
 }
 
 BY_HAND = frozenset(

@@ -7,12 +7,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+import orjson
+from pydantic import ValidationError
+
 from opencode_a2a.events import (
     DiffChanged,
     Failure,
     FailureType,
     FileChange,
     Interrupted,
+    Json,
     JsonObject,
     Outcome,
     ToolChanged,
@@ -29,6 +33,7 @@ from opencode_a2a.opencode.types import (
     ToolPending,
     ToolRunning,
     TurnError,
+    WrittenTodos,
 )
 
 _RANK = {"pending": 0, "running": 1, "completed": 2, "error": 2}
@@ -36,6 +41,10 @@ _HIDDEN_METADATA = frozenset({"output", "outputPath"})
 """Shown as the output of the call, or meaningless outside the machine that OpenCode runs on."""
 MAX_PATCH = 256 * 1024
 """Characters of a diff that are emitted."""
+MAX_TOOL_TEXT = 256 * 1024
+"""Characters of the output or the error of a tool call that are emitted, and of each value in its
+metadata as JSON. OpenCode (1.18) cuts the output itself, at 50 KB, but neither the error nor the
+metadata, which for an edit includes a diff."""
 
 ToolCall = tuple[str, JsonObject]
 """A tool and its input."""
@@ -90,7 +99,21 @@ def tool_changed(part: ToolPart) -> ToolChanged:
             pass
         case ToolPending():
             pass
-    shown = {k: v for k, v in (state.metadata or {}).items() if k not in _HIDDEN_METADATA}
+    shown: JsonObject = {}
+    omitted: list[Json] = []
+    for name, value in (state.metadata or {}).items():
+        if name in _HIDDEN_METADATA:
+            continue
+        try:
+            fits = len(orjson.dumps(value)) <= MAX_TOOL_TEXT
+        except TypeError:  # nested too deeply, or a number too large, to be stored
+            fits = False
+        if fits:
+            shown[name] = value
+        else:
+            omitted.append(name)
+    if omitted:
+        shown["omitted"] = omitted
     return ToolChanged(
         part.message_id,
         part.id,
@@ -99,10 +122,27 @@ def tool_changed(part: ToolPart) -> ToolChanged:
         state.status,
         title=title or None,
         input=None if state.status == "pending" else state.input,
-        output=output,
-        error=error,
+        output=_cut(output),
+        error=_cut(error),
         metadata=shown or None,
     )
+
+
+def _cut(text: str | None) -> str | None:
+    if text is None or len(text) <= MAX_TOOL_TEXT:
+        return text
+    return f"{text[:MAX_TOOL_TEXT]}\n[cut short by opencode-a2a: {len(text):,} characters in all]"
+
+
+def todos_written(part: ToolPart) -> list[JsonObject] | None:
+    """Return the todo list that a call of the tool ``todowrite`` has written, if it is one."""
+    if part.tool != "todowrite" or not isinstance(part.state, ToolCompleted):
+        return None
+    try:
+        written = WrittenTodos.model_validate(part.state.metadata)
+    except ValidationError:
+        return None
+    return [todo.model_dump(exclude_none=True) for todo in written.todos]
 
 
 def is_outdated(new: ToolChanged, known: ToolChanged) -> bool:

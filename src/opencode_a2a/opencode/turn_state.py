@@ -34,7 +34,6 @@ from opencode_a2a.opencode.events import (
     SessionFailed,
     SessionInfo,
     SessionStatusChanged,
-    TodoUpdated,
     child_session,
 )
 from opencode_a2a.opencode.text import ChannelText, ended
@@ -44,6 +43,7 @@ from opencode_a2a.opencode.translate import (
     interrupted,
     is_outdated,
     redact,
+    todos_written,
     tool_changed,
 )
 from opencode_a2a.opencode.types import (
@@ -362,6 +362,7 @@ class TurnState:
     tools: dict[str, ToolChanged] = field(default_factory=dict[str, ToolChanged])
     """By the ids of their parts."""
     todos: list[JsonObject] | None = None
+    """As the latest call of the tool ``todowrite`` left them."""
     reports: list[ToolChanged | Progressed] = field(default_factory=list[ToolChanged | Progressed])
     """News of tools, steps and the like; ``Reader._emit`` takes them and clears the list."""
     needs_reconcile: bool = False
@@ -455,7 +456,7 @@ class TurnState:
                 return grew
         return None
 
-    def apply_event(self, event: Event) -> None:  # noqa: C901 - a case for each kind of event
+    def apply_event(self, event: Event) -> None:
         session, tree = event.session_id, self.tree
         match event:
             case PartUpdated() | MessageUpdated() if session == tree.root:
@@ -489,8 +490,6 @@ class TurnState:
             case SessionDeleted():
                 # Reading the store will fail because the session is gone, which ends the turn.
                 self.needs_reconcile = True
-            case TodoUpdated():
-                self.todos = [todo.model_dump(exclude_none=True) for todo in event.todos]
             case PartRemoved() | MessageRemoved():
                 self._apply_message_event(event)
             case _:
@@ -676,6 +675,9 @@ class TurnState:
                 if known is None or not (tool == known or is_outdated(tool, known)):
                     self.tools[part.id] = known = tool
                     self.reports.append(tool)
+                    # Not from the event ``todo.updated``, which a gap may hide for good.
+                    if (todos := todos_written(part)) is not None:
+                        self.todos = todos
                 if child_session(part.tool, part.state.metadata) is not None:
                     described = (known.input or {}).get("description")
                     title = known.title or (str(described) if described is not None else None)

@@ -176,6 +176,12 @@ class Todo(Wire):
     id: str | None = None
 
 
+class WrittenTodos(Wire):
+    """The metadata of a completed call of the tool ``todowrite``."""
+
+    todos: list[Annotated[Todo, Lenient]]
+
+
 # Messages
 
 
